@@ -1,0 +1,32 @@
+# Everything runs in .venv, which the first target that needs it creates.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: demo test lint format bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/digits_hessian.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build *.egg-info
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(INSTALLED)
