@@ -1,0 +1,1 @@
+"""Faster arrangements of torch kernels, behind the public functions of hodiff."""

@@ -1,0 +1,126 @@
+"""CPU kernels for batches of narrow matrices, where the ones that torch calls run far below the machine's speed.
+
+A Hessian's directions go through a network together, so `X @ V` with one `X` and many `V` reaches the batched matrix
+product as an expanded operand, and a softmax over ten classes is differentiated for hundreds of directions at once.
+Both kernels were measured (AMD EPYC with AVX-512, MKL, two threads, float32): the batched product runs at 20 to 30
+GFLOP/s when its results have fewer than 16 columns and at 170 from 16 on, the same numbers as one large product at
+about 115; the softmax derivatives take six times as long over 10 classes as the same formula in four elementwise
+operations, and less from 16 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+# Below this many columns (classes) the vectorised kernels of MKL and torch fall back to slow paths.
+NARROW = 16
+
+
+def batched_product(a: Tensor, b: Tensor) -> Tensor:
+    """`torch.bmm(a, b)` for `a` (k, m, p), `b` (k, p, n): as one product where `a` is shared and `b` is narrow.
+
+    Args:
+        a: Left factors; shared means expanded, with stride 0 along the batch.
+        b: Right factors.
+
+    Returns:
+        The products (k, m, n), contiguous.
+
+    Example:
+        >>> a, b = torch.ones(2, 3).expand(4, 2, 3), torch.ones(4, 3, 5)
+        >>> torch.equal(batched_product(a, b), torch.bmm(a, b))
+        True
+    """
+    batch, inner, columns = b.shape
+    if not (batch > 1 and a.stride(0) == 0 and columns < NARROW and a.device.type == "cpu"):
+        return aten.bmm.default(a, b)
+    rows = b.transpose(1, 2).reshape(batch * columns, inner)
+    return (rows @ a[0].t()).view(batch, columns, -1).transpose(1, 2).contiguous()
+
+
+def log_softmax_derivative(cotangent: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """`cotangent - exp(output) * sum(cotangent)`, the pullback of `output = log_softmax(x, dim)`.
+
+    Args:
+        cotangent: Gradient of the output.
+        output: The log-probabilities.
+        dim: The dimension of the classes.
+        dtype: The dtype of the input.
+
+    Returns:
+        The gradient of the input.
+
+    Example:
+        >>> output = torch.zeros(1, 2, dtype=torch.float64).log_softmax(1)
+        >>> cotangent = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+        >>> log_softmax_derivative(cotangent, output, 1, torch.float64)
+        tensor([[ 0.5000, -0.5000]], dtype=torch.float64)
+    """
+    if not _narrow_classes(cotangent, output, dim, dtype):
+        return aten._log_softmax_backward_data.default(cotangent, output, dim, dtype)
+    return cotangent - _unexpanded(output).exp() * cotangent.sum(dim, keepdim=True)
+
+
+def softmax_derivative(cotangent: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """`output * (cotangent - sum(output * cotangent))`, the pullback of `output = softmax(x, dim)`.
+
+    Args:
+        cotangent: Gradient of the output.
+        output: The probabilities.
+        dim: The dimension of the classes.
+        dtype: The dtype of the input.
+
+    Returns:
+        The gradient of the input.
+
+    Example:
+        >>> output = torch.full((1, 2), 0.5, dtype=torch.float64)
+        >>> cotangent = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+        >>> softmax_derivative(cotangent, output, 1, torch.float64)
+        tensor([[ 0.2500, -0.2500]], dtype=torch.float64)
+    """
+    if not _narrow_classes(cotangent, output, dim, dtype):
+        return aten._softmax_backward_data.default(cotangent, output, dim, dtype)
+    weighted = output * cotangent
+    return weighted - output * weighted.sum(dim, keepdim=True)
+
+
+def _narrow_classes(cotangent: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> bool:
+    # Half precision accumulates in float32 inside torch's kernel, so it stays there.
+    exact = cotangent.dtype == output.dtype == dtype and dtype in (torch.float32, torch.float64)
+    return exact and cotangent.device.type == "cpu" and cotangent.dim() > 1 and cotangent.shape[dim] < NARROW
+
+
+def _unexpanded(tensor: Tensor) -> Tensor:
+    """One copy of what repeats along the first dimension."""
+    return tensor[:1] if tensor.stride(0) == 0 and tensor.shape[0] > 1 else tensor
+
+
+KERNELS: dict[Any, Callable[..., Tensor]] = {
+    aten.bmm.default: batched_product,
+    aten._log_softmax_backward_data.default: log_softmax_derivative,
+    aten._softmax_backward_data.default: softmax_derivative,
+}
+
+
+class NarrowKernels(TorchDispatchMode):
+    """Runs this file's kernels in place of torch's while active.
+
+    It works below autograd and `torch.func`, which therefore record and differentiate what they always do.
+
+    Example:
+        >>> with NarrowKernels():
+        ...     torch.bmm(torch.ones(1, 1, 2).expand(3, 1, 2), torch.ones(3, 2, 1)).flatten()
+        tensor([2., 2., 2.])
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look the operator up, and run torch's where there is none of ours."""
+        return KERNELS.get(func, func)(*args, **(kwargs or {}))
