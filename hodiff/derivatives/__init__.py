@@ -1,0 +1,9 @@
+"""Derivatives of plain functions: products, dense Hessians, Jacobians, diagonals, directional derivatives."""
+
+from hodiff.derivatives.dense import hessian as hessian
+from hodiff.derivatives.dense import hessian_matrix as hessian_matrix
+from hodiff.derivatives.diagonal import hessian_diagonal as hessian_diagonal
+from hodiff.derivatives.directional import directional_derivatives as directional_derivatives
+from hodiff.derivatives.jacobian import jacobian as jacobian
+from hodiff.derivatives.products import hvp as hvp
+from hodiff.derivatives.routes import ROUTES as ROUTES

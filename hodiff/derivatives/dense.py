@@ -1,0 +1,151 @@
+"""Dense Hessians: as nested pytrees, and as one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.derivatives.blocks import block, hessian_blocks
+from hodiff.derivatives.chunks import validate_chunk_size
+from hodiff.derivatives.functions import bind
+from hodiff.derivatives.routes import validate_route
+from hodiff.derivatives.trees import PyTree
+from hodiff.errors import InputError
+
+
+def hessian(
+    f: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: bool = False,
+    route: str = "auto",
+    chunk_size: int | str | None = "auto",
+    randomness: str = "error",
+    progress: bool = False,
+) -> Callable[..., PyTree]:
+    r"""Function that computes the dense Hessian of a scalar function; a drop-in for `torch.func.hessian`.
+
+    $$ H_{ij} = \frac{\partial^2 f}{\partial x_i\, \partial x_j} $$
+
+    The gradient is linearized once, and groups of unit directions are pulled back through it together. Only one of
+    each pair of mirrored blocks is computed, so the result is symmetric to the last bit.
+
+    Args:
+        f: Function that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`.
+        argnums: Which positional arguments to differentiate: an int, or a tuple of ints.
+        has_aux: Whether `f` returns `(value, aux)`, aux a pytree of tensors.
+        route: One of `hodiff.ROUTES`, or "auto" as in `hodiff.hvp`. All but "reverse-over-reverse" evaluate `f` anew
+            for each group of directions.
+        chunk_size: Directions a group: a positive int, None for all at once, or "auto" for as many as keep the
+            intermediate results of a group within 64 MiB on a CPU and 1 GiB on a GPU (never less than one). A
+            result that carries a graph keeps every group's intermediates; call under `torch.no_grad()` to bound memory
+            when `f` closes over tensors that require gradients.
+        randomness: What random operations in `f` mean where a route evaluates `f` several times: "error", or "same" to
+            share one draw among all directions.
+        progress: Whether to show a progress bar over the directions.
+
+    Returns:
+        Function of the arguments of `f`. For a tensor `x` it returns a tensor of shape `(*x.shape, *x.shape)`; for
+        pytrees, a tree of trees whose entry `[i][j]` has shape `(*x_i.shape, *x_j.shape)` and the dtype of `x_i`;
+        with `has_aux`, the pair of that and aux. It raises what `hodiff.hvp` raises.
+
+    Raises:
+        InputError: If the route, chunk size or randomness is unknown.
+
+    Example:
+        >>> import torch, hodiff
+        >>> hodiff.hessian(lambda x: x[0] ** 2 * x[1])(torch.tensor([1.0, 2.0]))
+        tensor([[4., 2.],
+                [2., 0.]])
+
+    Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., section 8.2.
+    """
+    validate_options("hessian", route, chunk_size, randomness)
+
+    def hessian_of_f(*args: Any, **kwargs: Any) -> PyTree:
+        function = bind("hessian", f, args, kwargs, argnums, has_aux=has_aux)
+        blocks, aux = hessian_blocks(function, route, chunk_size, randomness, progress)
+        leaves = function.leaves
+        result = function.unflatten([
+            function.unflatten([
+                block(blocks, i, j).reshape(*rows.shape, *columns.shape).to(rows.dtype)
+                for j, columns in enumerate(leaves)
+            ])
+            for i, rows in enumerate(leaves)
+        ])
+        return (result, aux) if has_aux else result
+
+    return hessian_of_f
+
+
+def hessian_matrix(
+    f: Callable[..., Any],
+    x: PyTree,
+    *args: Any,
+    has_aux: bool = False,
+    route: str = "auto",
+    chunk_size: int | str | None = "auto",
+    randomness: str = "error",
+    progress: bool = False,
+) -> Tensor | tuple[Tensor, PyTree]:
+    r"""The dense Hessian of a scalar function as one matrix, the leaves of `x` flattened in pytree order.
+
+    $$ H = \nabla^2 f(x) \in \mathbb{R}^{n \times n}, \qquad H = H^\top \text{ to the last bit} $$
+
+    Args:
+        f: Function `f(x, *args)` that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`.
+        x: Where to differentiate: a tensor or a pytree of tensors, n numbers in all.
+        *args: Further arguments of `f`, taken as constants.
+        has_aux: Whether `f` returns `(value, aux)`.
+        route: As in `hodiff.hessian`.
+        chunk_size: As in `hodiff.hessian`.
+        randomness: As in `hodiff.hessian`.
+        progress: Whether to show a progress bar over the directions.
+
+    Returns:
+        Tensor of shape `(n, n)` in the dtype that the leaves promote to; with `has_aux`, the pair of it and aux.
+
+    Raises:
+        InputError: If an argument is not what it should be, as for `hodiff.hvp`.
+        RouteError: If torch does not implement the route, or for "auto" any.
+
+    Example:
+        >>> import torch, hodiff
+        >>> parameters = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
+        >>> hodiff.hessian_matrix(lambda p: p["b"] * p["w"].prod(), parameters)
+        tensor([[0., 3., 2.],
+                [3., 0., 1.],
+                [2., 1., 0.]])
+
+    Source: as `hodiff.hessian`.
+    """
+    validate_options("hessian_matrix", route, chunk_size, randomness)
+    function = bind("hessian_matrix", f, (x, *args), has_aux=has_aux, name="x")
+    blocks, aux = hessian_blocks(function, route, chunk_size, randomness, progress)
+    count = range(len(function.leaves))
+    matrix = torch.cat([torch.cat([block(blocks, i, j) for j in count], 1) for i in count])
+    return (matrix, aux) if has_aux else matrix
+
+
+def validate_options(caller: str, route: str, chunk_size: int | str | None, randomness: str) -> None:
+    """Refuse options that no dense derivative takes.
+
+    Args:
+        caller: The public function, for the error message.
+        route: The route.
+        chunk_size: The chunk size.
+        randomness: The treatment of random operations.
+
+    Raises:
+        InputError: If one of them is unknown.
+    """
+    validate_route(route, caller)
+    validate_chunk_size(chunk_size, caller)
+    if randomness not in ("error", "same"):
+        raise InputError(
+            f"{caller}: randomness must be 'error' or 'same', got {randomness!r}; with a draw of its own for each "
+            "direction the rows would belong to different functions."
+        )

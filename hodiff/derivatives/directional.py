@@ -1,0 +1,59 @@
+"""Directional derivatives to any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hodiff.derivatives.functions import bind
+from hodiff.derivatives.routes import Leaves, follow
+from hodiff.derivatives.transforms import push
+from hodiff.derivatives.trees import PyTree, flatten_tangents
+from hodiff.errors import InputError
+
+
+def directional_derivatives(f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, order: int) -> tuple[PyTree, ...]:
+    r"""Value and directional derivatives of a function up to an order, by nested forward mode.
+
+    $$ \left(f(x),\ Df(x)[v],\ D^2 f(x)[v, v],\ \dots,\ D^k f(x)[v, \dots, v]\right), \qquad
+       D^j f(x)[v, \dots, v] = \left.\frac{d^j}{dt^j} f(x + t v)\right|_{t=0} $$
+
+    Args:
+        f: Function `f(x, *args)` that returns a tensor or a pytree of tensors.
+        x: Where to differentiate: a tensor or a pytree of tensors, real and floating-point.
+        v: The direction, with the structure, shapes, dtypes and devices of `x`.
+        *args: Further arguments of `f`, taken as constants.
+        order: The highest order k, 0 or more. Time and memory grow as 2^k.
+
+    Returns:
+        Tuple of k + 1 entries, each in the structure of what `f` returns; zeros where `f` does not depend on `x`.
+
+    Raises:
+        InputError: If `order` is no non-negative int, a leaf of `x` cannot be differentiated, or `v` does not match.
+        RouteError: If torch has no forward rule for an operator in `f`.
+
+    Example:
+        >>> import torch, hodiff
+        >>> x, v = torch.tensor(2.0), torch.tensor(1.0)
+        >>> hodiff.directional_derivatives(lambda x: x**3, x, v, order=3)
+        (tensor(8.), tensor(12.), tensor(12.), tensor(6.))
+
+    Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., chapter 13.
+    """
+    if not isinstance(order, int) or isinstance(order, bool) or order < 0:
+        raise InputError(f"directional_derivatives: order must be an int of 0 or more, got {order!r}.")
+    function = bind("directional_derivatives", f, (x, *args), name="x")
+    tangents = flatten_tangents(v, function.leaves, function.user_spec, "directional_derivatives")
+
+    def tower(height: int) -> Callable[[Leaves], tuple[tuple[PyTree, ...], PyTree]]:
+        """Value and derivatives up to an order, as a function that the next order differentiates."""
+        if height == 0:
+            return lambda leaves: ((function(leaves)[0],), ())
+
+        def taller(leaves: Leaves) -> tuple[tuple[PyTree, ...], PyTree]:
+            values, slopes, _ = push(tower(height - 1), (leaves,), (tangents,))
+            return (*values, slopes[-1]), ()
+
+        return taller
+
+    return follow("forward", "directional_derivatives", lambda _: tower(order)(function.leaves)[0])

@@ -1,0 +1,153 @@
+"""The user's function as hodiff differentiates it: flat leaves in, output and aux out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.derivatives.trees import PyTree, describe, flatten_primals, tensors_in
+from hodiff.errors import InputError
+
+
+@dataclass(frozen=True)
+class BoundFunction:
+    """A function with its constants bound, seen as one of the leaves it is differentiated in."""
+
+    caller: str
+    f: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    argnums: tuple[int, ...]
+    leaves: tuple[Tensor, ...] = field(repr=False)
+    spec: pytree.TreeSpec
+    user_spec: pytree.TreeSpec
+    has_aux: bool
+
+    def __call__(self, leaves: Sequence[Tensor]) -> tuple[PyTree, PyTree]:
+        """Evaluate at other leaves; aux is `()` where the function has none."""
+        trees = pytree.tree_unflatten(list(leaves), self.spec)
+        args = list(self.args)
+        for argnum, tree in zip(self.argnums, trees, strict=True):
+            args[argnum] = tree
+        result = self.f(*args, **self.kwargs)
+        if not self.has_aux:
+            return result, ()
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise InputError(
+                f"{self.caller}: has_aux=True needs a function that returns (output, aux), "
+                f"got {type(result).__name__}; return a pair, or drop has_aux."
+            )
+        return result
+
+    def scalar(self, leaves: Sequence[Tensor]) -> tuple[Tensor, PyTree]:
+        """Evaluate a function that must return one real number."""
+        value, aux = self(leaves)
+        if not isinstance(value, Tensor):
+            hint = "; pass has_aux=True if it returns (value, aux)" if isinstance(value, tuple) else ""
+            raise InputError(
+                f"{self.caller}: the function must return a scalar tensor, got {type(value).__name__}{hint}."
+            )
+        if value.shape != () or not value.is_floating_point():
+            remedy = (
+                "take its real part or its squared modulus"
+                if value.is_complex()
+                else "reduce it with .sum() or .mean(), pick one component, or use hodiff.jacobian"
+            )
+            raise InputError(
+                f"{self.caller}: the function must return one real number, a tensor of shape (), "
+                f"got {describe(value)}; {remedy}."
+            )
+        return value, aux
+
+    def constants(self) -> list[Tensor]:
+        """Tensors among the arguments that are not differentiated."""
+        others = [argument for i, argument in enumerate(self.args) if i not in self.argnums]
+        return tensors_in((others, self.kwargs))
+
+    def unflatten(self, leaves: Sequence[Any]) -> PyTree:
+        """Leaves back in the structure that the user sees: of the one argument, or a tuple of several."""
+        return pytree.tree_unflatten(list(leaves), self.user_spec)
+
+    def independent(self) -> InputError:
+        """The error for an output that autograd cannot trace back to the input."""
+        return InputError(
+            f"{self.caller}: the output does not depend on the differentiated argument: expected a differentiable "
+            "path from it to the output; look for .detach(), .item(), NumPy code, torch.no_grad(), or parameters "
+            "read from the module instead of the argument (use torch.func.functional_call)."
+        )
+
+
+def bind(
+    caller: str,
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: bool = False,
+    name: str | None = None,
+) -> BoundFunction:
+    """Validate a function and its arguments, and bind them.
+
+    Args:
+        caller: The public function, for error messages.
+        f: The user's function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments, constants all.
+        argnums: Which positional arguments are differentiated.
+        has_aux: Whether `f` returns `(output, aux)`.
+        name: What error messages call the differentiated argument; by default its position.
+
+    Returns:
+        The bound function.
+
+    Raises:
+        InputError: If `f` is not callable, `argnums` does not fit, or a leaf cannot be differentiated.
+    """
+    if not callable(f):
+        raise InputError(f"{caller}: f must be callable, got {describe(f)}.")
+    positions = argnums if isinstance(argnums, tuple) else (argnums,)
+    for position in positions:
+        if not isinstance(position, int) or isinstance(position, bool):
+            raise InputError(f"{caller}: argnums must be an int or a tuple of ints, got {argnums!r}.")
+        if not -len(args) <= position < len(args):
+            raise InputError(
+                f"{caller}: argnums={argnums!r} does not fit {len(args)} positional argument(s); "
+                "differentiated arguments must be passed by position."
+            )
+    positions = tuple(position % len(args) for position in positions)
+    if not positions or len(set(positions)) != len(positions):
+        raise InputError(f"{caller}: argnums must name each argument once and at least one, got {argnums!r}.")
+    for position in positions:
+        flatten_primals(args[position], caller, name or f"argument {position}")
+    primals = tuple(args[position] for position in positions)
+    leaves, spec = pytree.tree_flatten(primals)
+    user_spec = spec if isinstance(argnums, tuple) else pytree.tree_flatten(primals[0])[1]
+    return BoundFunction(caller, f, args, kwargs or {}, positions, tuple(leaves), spec, user_spec, has_aux)
+
+
+def in_plain_eager(tensors: Sequence[Tensor]) -> bool:
+    """Whether nothing but ordinary reverse-mode autograd is at work.
+
+    Inside a `torch.func` transform, a forward-AD level, `torch.inference_mode` or a compiled region, a graph
+    recorded by `torch.autograd` would miss what the surroundings do.
+
+    Args:
+        tensors: Everything that goes in.
+
+    Returns:
+        True if a graph recorded here sees all there is.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return (
+        torch._C._functorch.peek_interpreter_stack() is None
+        and torch.autograd.forward_ad._current_level < 0
+        and not torch.is_inference_mode_enabled()
+        and not any(tensor.is_inference() for tensor in tensors)
+    )

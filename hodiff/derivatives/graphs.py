@@ -1,0 +1,59 @@
+"""What an autograd graph tells before it is differentiated again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Every Function marked once_differentiable runs the same wrapper, so its code identifies the mark.
+_ONCE = once_differentiable(lambda ctx: None).__code__
+
+
+def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
+    """Walk the graph that computed a tensor.
+
+    A Function marked `once_differentiable` hands out constants when differentiated under `create_graph`; its second
+    derivative would come out as zero without a word, so whoever differentiates twice has to look for it.
+
+    Args:
+        output: The tensor whose history is walked.
+
+    Returns:
+        The leaf tensors that gradients would accumulate into, and the name of a Function marked
+        `once_differentiable`, if one took part.
+    """
+    leaves: list[Tensor] = []
+    once: str | None = None
+    stack: list[Any] = [output.grad_fn]
+    seen = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            leaves.append(leaf)
+        function = getattr(node, "_forward_cls", None)
+        if once is None and function is not None and _is_once_differentiable(function):
+            once = node.name().removesuffix("Backward").removesuffix("Generated")
+        stack.extend(parent for parent, _ in node.next_functions)
+    return leaves, once
+
+
+def _is_once_differentiable(function: type) -> bool:
+    backward = function.backward  # type: ignore[attr-defined]
+    if backward.__code__ is _ONCE:
+        return True
+    # Under a torch.func transform the node belongs to a class made for one level, which closes over the user's class.
+    cells = (cell.cell_contents for cell in backward.__closure__ or ())
+    return any(
+        isinstance(content, type)
+        and issubclass(content, torch.autograd.Function)
+        and content is not function
+        and _is_once_differentiable(content)
+        for content in cells
+    )

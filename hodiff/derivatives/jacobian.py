@@ -1,0 +1,203 @@
+"""Jacobians, with the mode picked from the shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+from tqdm.auto import tqdm
+
+from hodiff.derivatives.chunks import ByteCount, resolve_chunk_size, spans
+from hodiff.derivatives.dense import validate_options
+from hodiff.derivatives.functions import BoundFunction, bind
+from hodiff.derivatives.routes import Leaves, follow
+from hodiff.derivatives.transforms import pull, push
+from hodiff.derivatives.trees import PyTree, describe, leaf_names, one_hot_rows
+from hodiff.errors import InputError
+
+MODES = ("reverse", "forward")
+
+# A tangent costs more than a cotangent in eager torch (dual tensors, and the primal once a group), so forward mode
+# has to save directions before it pays.
+_FORWARD_PAYS_BELOW = 0.5
+
+
+def jacobian(
+    f: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    mode: str = "auto",
+    chunk_size: int | str | None = "auto",
+    has_aux: bool = False,
+    randomness: str = "error",
+    progress: bool = False,
+) -> Callable[..., PyTree]:
+    r"""Function that computes the Jacobian of a function; results as those of `torch.func.jacrev`.
+
+    $$ J_{ij} = \frac{\partial f_i}{\partial x_j} $$
+
+    Args:
+        f: Function that returns a tensor or a pytree of tensors, or `(output, aux)` with `has_aux`.
+        argnums: Which positional arguments to differentiate: an int, or a tuple of ints.
+        mode: "reverse" pulls one cotangent back for each output number, from one recorded primal; "forward" pushes one
+            tangent for each input number, with the primal computed once a group; "auto" takes forward mode where
+            the inputs number less than half the outputs, and the other mode where torch does not implement the first.
+        chunk_size: Directions a group, as in `hodiff.hessian`.
+        has_aux: Whether `f` returns `(output, aux)`, aux a pytree of tensors.
+        randomness: As in `hodiff.hessian`; matters in forward mode only.
+        progress: Whether to show a progress bar over the directions.
+
+    Returns:
+        Function of the arguments of `f` that returns, for each output tensor, a tree in the structure of the
+        differentiated argument with entries of shape `(*output.shape, *input.shape)`; with `has_aux`, the pair of that
+        and aux. It raises `InputError` for leaves that cannot be differentiated and outputs that depend on none of
+        them, and `RouteError` where torch implements neither mode.
+
+    Raises:
+        InputError: If the mode, chunk size or randomness is unknown.
+
+    Example:
+        >>> import torch, hodiff
+        >>> hodiff.jacobian(lambda x: torch.stack([x.prod(), x.sum()]))(torch.tensor([2.0, 3.0]))
+        tensor([[3., 2.],
+                [1., 1.]])
+
+    Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., sections 3.1 and 3.2.
+    """
+    if mode not in ("auto", *MODES):
+        raise InputError(f"jacobian: unknown mode {mode!r}; expected 'auto', 'forward' or 'reverse'.")
+    validate_options("jacobian", "auto", chunk_size, randomness)
+
+    def jacobian_of_f(*args: Any, **kwargs: Any) -> PyTree:
+        function = bind("jacobian", f, args, kwargs, argnums, has_aux=has_aux)
+        linearized = _Linearized(function)
+        inputs = sum(leaf.numel() for leaf in function.leaves)
+        outputs = sum(output.numel() for output in linearized.outputs)
+        order = MODES[::-1] if inputs < _FORWARD_PAYS_BELOW * outputs else MODES
+
+        def assemble(name: str) -> list[list[Tensor]]:
+            columns = linearized.by_reverse if name == "reverse" else linearized.by_forward
+            return columns(chunk_size, randomness, progress)
+
+        blocks = follow(mode, "jacobian", assemble, order)
+        result = pytree.tree_unflatten([function.unflatten(row) for row in blocks], linearized.output_spec)
+        return (result, linearized.aux) if has_aux else result
+
+    return jacobian_of_f
+
+
+class _Linearized:
+    """A function's output at a point with its pullback, and either way to its Jacobian's blocks."""
+
+    def __init__(self, function: BoundFunction):
+        self.function = function
+        self.traced = torch.compiler.is_compiling()
+        specs: list[pytree.TreeSpec] = []
+
+        def flat(leaves: Leaves) -> tuple[list[Tensor], PyTree]:
+            output, aux = function(leaves)
+            outputs, spec = pytree.tree_flatten(output)
+            specs.append(spec)
+            for index, leaf in enumerate(outputs):
+                if not (isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())):
+                    where = f"output{leaf_names(output)[index]}"
+                    raise InputError(
+                        f"jacobian: {where} must be a floating-point tensor, got {describe(leaf)}; "
+                        "return it as aux with has_aux=True."
+                    )
+            return outputs, aux
+
+        def checked(leaves: Leaves) -> tuple[list[Tensor], PyTree]:
+            outputs, aux = flat(leaves)
+            if not self.traced and not any(output.requires_grad for output in outputs):
+                raise function.independent()
+            return outputs, aux
+
+        self.flat = flat
+        if self.traced:
+            self.outputs, self.pullback, self.aux = pull(checked, function.leaves)
+            self.bytes_each = 0
+        else:
+            with ByteCount() as count:
+                self.outputs, self.pullback, self.aux = pull(checked, function.leaves)
+            self.bytes_each = count.bytes
+        self.output_spec = specs[0]
+
+    def by_reverse(self, chunk_size: int | str | None, randomness: str, progress: bool) -> list[list[Tensor]]:
+        """Rows: unit cotangents of each output, pulled back to every leaf."""
+        leaves = self.function.leaves
+
+        def pulled(index: int) -> Callable[[Tensor], Leaves]:
+            def along(direction: Tensor) -> Leaves:
+                zeros = [torch.zeros_like(output) for output in self.outputs]
+                zeros[index] = direction
+                return self.pullback(zeros)[0]
+
+            return along
+
+        parts = self._in_groups(self.outputs, pulled, leaves, chunk_size, randomness, progress)
+        return [
+            [
+                torch.cat(rows).view(*output.shape, *leaf.shape)
+                if rows
+                else output.new_zeros((*output.shape, *leaf.shape))
+                for rows, leaf in zip(row, leaves, strict=True)
+            ]
+            for row, output in zip(parts, self.outputs, strict=True)
+        ]
+
+    def by_forward(self, chunk_size: int | str | None, randomness: str, progress: bool) -> list[list[Tensor]]:
+        """Columns: unit tangents of each leaf, pushed to every output."""
+        leaves = self.function.leaves
+
+        def pushed(index: int) -> Callable[[Tensor], list[Tensor]]:
+            def along(direction: Tensor) -> list[Tensor]:
+                tangents = tuple(direction if i == index else torch.zeros_like(p) for i, p in enumerate(leaves))
+                return push(self.flat, (leaves,), (tangents,))[1]
+
+            return along
+
+        parts = self._in_groups(leaves, pushed, self.outputs, chunk_size, randomness, progress)
+        return [
+            [
+                torch.cat(column[position]).movedim(0, -1).reshape(*output.shape, *leaf.shape)
+                if column[position]
+                else output.new_zeros((*output.shape, *leaf.shape))
+                for column, leaf in zip(parts, leaves, strict=True)
+            ]
+            for position, output in enumerate(self.outputs)
+        ]
+
+    def _in_groups(
+        self,
+        sources: Sequence[Tensor],
+        along: Callable[[int], Callable[[Tensor], Sequence[Tensor]]],
+        targets: Sequence[Tensor],
+        chunk_size: int | str | None,
+        randomness: str,
+        progress: bool,
+    ) -> list[list[list[Tensor]]]:
+        """Unit directions of every source in groups; entry [source][target] lists what came out, group by group."""
+        parts: list[list[list[Tensor]]] = [[[] for _ in targets] for _ in sources]
+        if self.traced:
+            chunk_size, progress = (None if chunk_size == "auto" else chunk_size), False
+        state = torch.get_rng_state() if randomness == "same" and not self.traced else None
+        bar = tqdm(total=sum(source.numel() for source in sources), unit=" directions") if progress else None
+        for index, source in enumerate(sources):
+            bytes_each = self.bytes_each + sum(target.nbytes for target in targets) if chunk_size == "auto" else 0
+            size = resolve_chunk_size(chunk_size, source.numel(), bytes_each, source.device)
+            for start, stop in spans(source.numel(), size):
+                if state is not None:
+                    torch.set_rng_state(state)
+                results = vmap(along(index), randomness=randomness)(one_hot_rows(start, stop, source))
+                for part, result in zip(parts[index], results, strict=True):
+                    part.append(result)
+                if bar is not None:
+                    bar.update(stop - start)
+        if bar is not None:
+            bar.close()
+        return parts

@@ -1,0 +1,145 @@
+"""A Hessian at a point as something that yields rows for groups of directions, by any route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from tqdm.auto import tqdm
+
+from hodiff.derivatives.chunks import ByteCount, resolve_chunk_size, spans
+from hodiff.derivatives.functions import BoundFunction, in_plain_eager
+from hodiff.derivatives.recorded import RecordedGradient
+from hodiff.derivatives.routes import PRODUCTS, ROUTES, Leaves, _reverse
+from hodiff.derivatives.transforms import gradient, pull
+from hodiff.derivatives.trees import PyTree, one_hot_rows
+from hodiff.kernels.narrow import NarrowKernels
+
+
+class RowSource(Protocol):
+    """What a dense Hessian is assembled from."""
+
+    aux: PyTree
+    connected: bool
+
+    def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
+        """Rows for directions `basis` (k, *leaf shape) in one leaf, for the wanted leaves; None is zero."""
+
+
+class RoutedRows:
+    """Rows by `torch.func` transforms.
+
+    "reverse-over-reverse" linearizes the gradient once and shares it among all directions. The other routes have no
+    such point to stop at in eager torch, so they compute the primal once a group, and random numbers would be drawn
+    anew there: `randomness="same"` replays one draw.
+    """
+
+    def __init__(self, function: BoundFunction, route: str, randomness: str):
+        self.leaves = function.leaves
+        self.connected = True
+        self.randomness = randomness
+        self._generator_state = None
+        if randomness == "same" and not torch.compiler.is_compiling():
+            self._generator_state = torch.get_rng_state()
+        self.aux: PyTree = ()
+        if route == ROUTES[0]:
+            _, pullback, self.aux = pull(gradient(_reverse(function)), self.leaves)
+            self._product = lambda tangents: pullback(tangents)[0]
+        else:
+            product = PRODUCTS[route]
+            if function.has_aux:
+                self.aux = function.scalar(self.leaves)[1]
+            self._product = lambda tangents: product(function, self.leaves, tangents)[0]
+
+    def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
+        """See `RowSource.rows`."""
+        if self._generator_state is not None:
+            torch.set_rng_state(self._generator_state)
+
+        def product(direction: Tensor) -> Leaves:
+            tangents = tuple(direction if i == index else torch.zeros_like(p) for i, p in enumerate(self.leaves))
+            return self._product(tangents)
+
+        rows = vmap(product, randomness=self.randomness)(basis)
+        return tuple(rows[i] for i in wanted)
+
+
+class LinearizedHessian:
+    """Rows of a Hessian in groups, from one linearization of the gradient where the route allows.
+
+    Attributes:
+        source: Where the rows come from.
+        plain: Whether no transform surrounds the call, so that results may be written in place.
+    """
+
+    def __init__(
+        self,
+        function: BoundFunction,
+        route: str,
+        *,
+        chunk_size: int | str | None,
+        randomness: str,
+        progress: bool,
+    ):
+        self.function = function
+        self.chunk_size = chunk_size
+        self.progress = progress
+        self.source: RowSource
+        self.traced = torch.compiler.is_compiling()
+        if self.traced:
+            # A graph holds the loop over groups unrolled; one group keeps it small.
+            self.chunk_size = None if chunk_size == "auto" else chunk_size
+            self.plain = False
+            self.source = RoutedRows(function, route, randomness)
+            self.bytes_each = 0
+            return
+        with ByteCount() as count:
+            if route == ROUTES[0] and in_plain_eager((*function.leaves, *function.constants())):
+                self.source = RecordedGradient(function)
+            else:
+                self.source = RoutedRows(function, route, randomness)
+                if route != ROUTES[0]:
+                    # Nothing is computed ahead on these routes; a gradient has the intermediates of their primal.
+                    gradient(function.scalar)(function.leaves)
+        self.plain = isinstance(self.source, RecordedGradient) and not self.source.connected
+        self.bytes_each = count.bytes
+
+    def groups(self, plan: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int, int, tuple[Tensor, ...]]]:
+        """Rows for all unit directions of the planned leaves.
+
+        Args:
+            plan: Pairs of a leaf whose unit directions to push, and the leaves wanted in their rows.
+
+        Yields:
+            Leaf, first and last direction, and rows (k, *shape) for each wanted leaf.
+        """
+        if self.traced:
+            yield from self._groups(plan)
+            return
+        total = sum(self.function.leaves[index].numel() for index, _ in plan)
+        with NarrowKernels(), tqdm(total=total, unit=" directions", disable=not self.progress) as bar:
+            for index, start, stop, rows in self._groups(plan):
+                yield index, start, stop, rows
+                bar.update(stop - start)
+
+    def _groups(self, plan: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int, int, tuple[Tensor, ...]]]:
+        leaves = self.function.leaves
+        for index, wanted in plan:
+            leaf = leaves[index]
+            bytes_each = self.bytes_each + sum(leaves[i].nbytes for i in wanted)
+            for start, stop in spans(
+                leaf.numel(), resolve_chunk_size(self.chunk_size, leaf.numel(), bytes_each, leaf.device)
+            ):
+                rows = self.source.rows(index, one_hot_rows(start, stop, leaf), wanted)
+                yield (
+                    index,
+                    start,
+                    stop,
+                    tuple(
+                        leaf.new_zeros((stop - start, *leaves[i].shape)) if row is None else row
+                        for i, row in zip(wanted, rows, strict=True)
+                    ),
+                )

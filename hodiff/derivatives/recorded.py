@@ -1,0 +1,93 @@
+"""Reverse-over-reverse by torch.autograd itself: record the gradient once, pull any number of cotangents back.
+
+Less overhead than the same composition of `torch.func` transforms, and it reaches what those refuse: modules that
+update buffers in place, saved-tensor hooks, Functions without `setup_context`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.derivatives.functions import BoundFunction
+from hodiff.derivatives.graphs import inspect_graph
+
+
+class RecordedGradient:
+    """The gradient of a scalar function at a point, with the graph that computed it.
+
+    Attributes:
+        aux: The function's auxiliary output.
+        connected: Whether products carry a graph of their own, because something outside may differentiate them.
+    """
+
+    def __init__(self, function: BoundFunction, tangents: Sequence[Tensor] = ()):
+        outside = torch.is_grad_enabled()
+        given = (*function.leaves, *function.constants(), *tangents)
+        self.connected = outside and any(tensor.requires_grad for tensor in given)
+        with torch.enable_grad():
+            # An alias keeps a primal apart from the same tensor where the function closes over it as a constant.
+            self.primals = tuple(
+                leaf.view_as(leaf) if self.connected and leaf.requires_grad else leaf.detach().requires_grad_()
+                for leaf in function.leaves
+            )
+            value, aux = function.scalar(self.primals)
+            if not value.requires_grad:
+                raise function.independent()
+            found, once = inspect_graph(value)
+            if once is not None:
+                raise NotImplementedError(
+                    f"{once}.backward is marked once_differentiable, so its derivative is not recorded"
+                )
+            mine = {id(primal) for primal in self.primals}
+            self.connected = self.connected or (outside and any(id(leaf) not in mine for leaf in found))
+            self.gradient = torch.autograd.grad(value, self.primals, create_graph=True, allow_unused=True)
+        if all(leaf is None for leaf in self.gradient):
+            raise function.independent()
+        self.aux = aux if self.connected else pytree.tree_map_only(Tensor, Tensor.detach, aux)
+
+    def product(self, tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The one product `H v`; it frees the graph, so ask for nothing after it."""
+        live = [(g, v) for g, v in zip(self.gradient, tangents, strict=True) if g is not None and g.requires_grad]
+        products = self._pull([g for g, _ in live], [v for _, v in live], self.primals, retain_graph=False)
+        return tuple(
+            torch.zeros_like(primal) if p is None else p for p, primal in zip(products, self.primals, strict=True)
+        )
+
+    def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
+        """Rows of the Hessian: `basis` (k, *leaf shape) pulled back from one leaf's gradient to the wanted leaves."""
+        gradient = self.gradient[index]
+        primals = [self.primals[i] for i in wanted]
+        if gradient is None or not gradient.requires_grad:
+            return (None,) * len(primals)
+        try:
+            return self._pull([gradient], [basis], primals, batched=True)
+        except RuntimeError as error:
+            if "vmap" not in str(error) and "atching rule" not in str(error):
+                raise
+        each = [self._pull([gradient], [row], primals) for row in basis]
+        return tuple(None if column[0] is None else torch.stack(column) for column in zip(*each, strict=True))
+
+    def _pull(
+        self,
+        outputs: Sequence[Tensor],
+        cotangents: Sequence[Tensor],
+        primals: Sequence[Tensor],
+        *,
+        retain_graph: bool = True,
+        batched: bool = False,
+    ) -> tuple[Tensor | None, ...]:
+        if not outputs:
+            return (None,) * len(primals)
+        return torch.autograd.grad(
+            outputs,
+            primals,
+            cotangents,
+            retain_graph=retain_graph or self.connected,
+            create_graph=self.connected,
+            allow_unused=True,
+            is_grads_batched=batched,
+        )

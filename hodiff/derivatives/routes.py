@@ -1,0 +1,192 @@
+r"""The four second-order routes as compositions of `torch.func` transforms, and the choice among them.
+
+For scalar $f$ and directions $v$, each computes $\nabla^2 f(x)\, v$ (Griewank & Walther, *Evaluating Derivatives*,
+2nd ed., ch. 5): reverse mode pulls cotangents back, forward mode pushes tangents on, and "X-over-Y" applies X to what
+Y computes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import vmap
+
+from hodiff.derivatives.functions import BoundFunction
+from hodiff.derivatives.graphs import inspect_graph
+from hodiff.derivatives.transforms import gradient, pull, push
+from hodiff.derivatives.trees import PyTree, one_hot_rows
+from hodiff.errors import HodiffError, InputError, RouteError
+
+Leaves = tuple[Tensor, ...]
+T = TypeVar("T")
+
+# Reverse mode inside first: torch's own rules are right there for nearly every operator, while its forward rules for
+# layer_norm, batch_norm, solve, det and others are constants to a second derivative, silently.
+ROUTES = (
+    "reverse-over-reverse",
+    "forward-over-reverse",
+    "reverse-over-forward",
+    "forward-over-forward",
+)
+
+
+def reverse_over_reverse(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
+    """Pull the direction back through the gradient."""
+    _, pullback, aux = pull(gradient(_reverse(f)), primals)
+    return pullback(tuple(tangents))[0], aux
+
+
+def forward_over_reverse(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
+    """Push the direction through the gradient."""
+    _, product, aux = push(gradient(_reverse(f)), (primals,), (tangents,))
+    return product, aux
+
+
+def reverse_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
+    """Take the gradient of the directional derivative."""
+
+    def slope(point: Leaves) -> tuple[Tensor, PyTree]:
+        _, tangent, aux = push(_forward(f), (point,), (tangents,))
+        return tangent, aux
+
+    return gradient(slope)(primals)
+
+
+def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
+    """Push every unit vector through the directional derivative: n passes where the other routes take one."""
+
+    def slope(point: Leaves) -> tuple[Tensor, PyTree]:
+        _, tangent, aux = push(_forward(f), (point,), (tangents,))
+        return tangent, aux
+
+    def second(index: int) -> Callable[[Tensor], Tensor]:
+        def along(direction: Tensor) -> Tensor:
+            directions = tuple(direction if i == index else torch.zeros_like(p) for i, p in enumerate(primals))
+            return push(slope, (primals,), (directions,))[1]
+
+        return along
+
+    product = tuple(
+        vmap(second(index))(one_hot_rows(0, leaf.numel(), leaf)).view(leaf.shape)
+        if leaf.numel()
+        else torch.zeros_like(leaf)
+        for index, leaf in enumerate(primals)
+    )
+    return product, slope(primals)[1] if f.has_aux else ()
+
+
+PRODUCTS: dict[str, Callable[[BoundFunction, Leaves, Leaves], tuple[Leaves, PyTree]]] = {
+    "reverse-over-reverse": reverse_over_reverse,
+    "forward-over-reverse": forward_over_reverse,
+    "reverse-over-forward": reverse_over_forward,
+    "forward-over-forward": forward_over_forward,
+}
+
+
+def _reverse(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
+    """The function as the innermost reverse pass sees it, refusing what that pass would silently take for zero."""
+
+    def checked(point: Leaves) -> tuple[Tensor, PyTree]:
+        value, aux = f.scalar(point)
+        if not torch.compiler.is_compiling():
+            if not value.requires_grad:
+                raise f.independent()
+            _, once = inspect_graph(value)
+            if once is not None:
+                raise NotImplementedError(f"{once}.backward is marked once_differentiable")
+        return value, aux
+
+    return checked
+
+
+def _forward(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
+    """The same for the innermost forward pass."""
+
+    def checked(point: Leaves) -> tuple[Tensor, PyTree]:
+        value, aux = f.scalar(point)
+        if not torch.compiler.is_compiling() and forward_ad.unpack_dual(value).tangent is None:
+            raise f.independent()
+        return value, aux
+
+    return checked
+
+
+def validate_route(route: str, caller: str) -> None:
+    """Refuse a name that is no route.
+
+    Args:
+        route: The route's name, or "auto".
+        caller: The public function, for the error message.
+
+    Raises:
+        InputError: If the name is unknown.
+    """
+    if route not in ("auto", *ROUTES):
+        known = ", ".join(repr(name) for name in ("auto", *ROUTES))
+        raise InputError(f"{caller}: unknown route {route!r}; expected one of {known}.")
+
+
+# How torch words that a derivative does not exist by some route, as opposed to a mistake in the user's function.
+_UNAVAILABLE = re.compile(
+    r"not implemented|not yet implemented|does not support|n't (yet )?support|once_differentiable"
+    r"|must override the setup_context|must implement the (jvp|backward|vjp)|vmap support|atching rule"
+    r"|mutate a captured Tensor|inplace arithmetic|not possible because there exists a Tensor",
+    re.IGNORECASE,
+)
+_RANDOM = "randomness error mode"
+
+
+def unavailable(error: Exception) -> bool:
+    """Whether an exception says that torch lacks the derivative on this route."""
+    if isinstance(error, HodiffError):
+        return False
+    return isinstance(error, NotImplementedError) or (
+        isinstance(error, RuntimeError) and bool(_UNAVAILABLE.search(str(error)) or _RANDOM in str(error))
+    )
+
+
+def _reason(error: Exception) -> str:
+    if _RANDOM in str(error):
+        return (
+            "the function draws random numbers, and this route would draw anew for each group of directions; "
+            "call model.eval(), pass randomness='same' to share one draw, or use 'reverse-over-reverse'"
+        )
+    return str(error).strip().split("\n")[0]
+
+
+def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence[str] = ROUTES) -> T:
+    """Run one attempt by the named route; for "auto", by the first route of the order that torch implements.
+
+    Args:
+        route: A route, or "auto".
+        caller: The public function, for the error message.
+        attempt: What to do, given a route's name.
+        order: The routes that "auto" tries, in this order.
+
+    Returns:
+        What the attempt returned.
+
+    Raises:
+        RouteError: If the route, or under "auto" every route, is not implemented.
+    """
+    candidates = order if route == "auto" else (route,)
+    if torch.compiler.is_compiling():
+        return attempt(candidates[0])
+    said = {}
+    for name in candidates:
+        try:
+            return attempt(name)
+        except Exception as error:
+            if not unavailable(error):
+                raise
+            said[name] = error
+    listing = "\n".join(f"  {name}: {_reason(error)}" for name, error in said.items())
+    remedy = "" if route == "auto" else '\nroute="auto" tries the others.'
+    raise RouteError(f"{caller}: torch has no second derivative here.\n{listing}{remedy}") from next(
+        iter(said.values())
+    )

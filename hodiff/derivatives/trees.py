@@ -1,0 +1,117 @@
+"""Pytrees of tensors at the boundary: flatten, name the leaves, and compare structure and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.errors import InputError
+
+PyTree = Any
+
+
+def describe(leaf: object) -> str:
+    """A leaf in a few words: shape and dtype of a tensor, type and value of anything else."""
+    if isinstance(leaf, Tensor):
+        device = "" if leaf.device.type == "cpu" else f" on {leaf.device}"
+        return f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}{device}"
+    return f"{type(leaf).__name__} {leaf!r:.40}"
+
+
+def leaf_names(tree: PyTree) -> list[str]:
+    """Where each leaf of a tree sits, as Python would index it; a bare tensor is `''`."""
+    return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
+
+
+def flatten_primals(tree: PyTree, caller: str, argument: str) -> tuple[tuple[Tensor, ...], pytree.TreeSpec]:
+    """Leaves of the differentiated argument, all of them real floating-point tensors.
+
+    Args:
+        tree: The argument as the user passed it.
+        caller: The public function, for the error message.
+        argument: The argument's name, for the error message.
+
+    Returns:
+        The leaves and the structure that puts them back.
+
+    Raises:
+        InputError: If there is no leaf, or a leaf cannot be differentiated.
+    """
+    leaves, spec = pytree.tree_flatten(tree)
+    if not leaves:
+        raise InputError(f"{caller}: {argument} holds no tensor: expected a tensor or a pytree of tensors.")
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            continue
+        where = f"{argument}{leaf_names(tree)[index]}"
+        if isinstance(leaf, Tensor) and leaf.is_complex():
+            remedy = "split it with torch.view_as_real and join it again inside the function"
+        elif isinstance(leaf, Tensor):
+            remedy = "convert it with .to(torch.float64), or pass it as a constant argument"
+        else:
+            remedy = "pass torch.tensor(...), or make it a constant argument"
+        raise InputError(
+            f"{caller}: cannot differentiate with respect to {where}: expected a real floating-point tensor, "
+            f"got {describe(leaf)}; {remedy}."
+        )
+    return tuple(leaves), spec
+
+
+def flatten_tangents(
+    tangents: PyTree, primals: Sequence[Tensor], spec: pytree.TreeSpec, caller: str
+) -> tuple[Tensor, ...]:
+    """Leaves of a tangent, which must match its primal in structure, shape, dtype and device.
+
+    Args:
+        tangents: The tangent as the user passed it.
+        primals: Leaves of the primal.
+        spec: Structure of the primal.
+        caller: The public function, for the error message.
+
+    Returns:
+        The leaves of the tangent.
+
+    Raises:
+        InputError: If the tangent does not match; the message names the first leaf at fault.
+    """
+    leaves, tangent_spec = pytree.tree_flatten(tangents)
+    if tangent_spec != spec:
+        expected = set(leaf_names(pytree.tree_unflatten(list(primals), spec)))
+        got = set(leaf_names(tangents))
+        differences = [f"missing {name or 'a tensor'}" for name in sorted(expected - got)]
+        differences += [f"unexpected {name or 'a tensor'}" for name in sorted(got - expected)]
+        detail = ", ".join(differences[:5]) or f"expected {spec}, got {tangent_spec}"
+        raise InputError(
+            f"{caller}: v does not have the structure of x: {detail}; pass one tangent for each leaf of x."
+        )
+    for index, (leaf, primal) in enumerate(zip(leaves, primals, strict=True)):
+        if (
+            isinstance(leaf, Tensor)
+            and leaf.shape == primal.shape
+            and leaf.dtype == primal.dtype
+            and leaf.device == primal.device
+        ):
+            continue
+        where = leaf_names(tangents)[index]
+        at = f" at {where}" if where else ""
+        raise InputError(
+            f"{caller}: v does not match x{at}: expected {describe(primal)}, got {describe(leaf)}; "
+            "make v with torch.zeros_like or torch.randn_like of the leaf."
+        )
+    return tuple(leaves)
+
+
+def tensors_in(tree: PyTree) -> list[Tensor]:
+    """All tensors of a tree."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def one_hot_rows(start: int, stop: int, like: Tensor) -> Tensor:
+    """Rows `start` to `stop` of the identity on the space of `like`, each in its shape: (stop - start, *like.shape)."""
+    rows = torch.zeros(stop - start, like.numel(), dtype=like.dtype, device=like.device)
+    rows.diagonal(offset=start).fill_(1)
+    return rows.view(stop - start, *like.shape)
