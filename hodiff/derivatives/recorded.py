@@ -6,14 +6,19 @@ update buffers in place, saved-tensor hooks, Functions without `setup_context`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from hodiff.derivatives.functions import BoundFunction
 from hodiff.derivatives.graphs import inspect_graph
+
+# How torch words that an operator or a Function has no batching rule.
+_BATCHING = re.compile("vmap|batching rule", re.IGNORECASE)
 
 
 class RecordedGradient:
@@ -63,13 +68,26 @@ class RecordedGradient:
         primals = [self.primals[i] for i in wanted]
         if gradient is None or not gradient.requires_grad:
             return (None,) * len(primals)
+
+        used: list[int] = []
+
+        def pull(row: Tensor) -> list[Tensor]:
+            pulled = self._pull([gradient], [row], primals)
+            used[:] = [i for i, p in enumerate(pulled) if p is not None]
+            return [p for p in pulled if p is not None]
+
+        # Not is_grads_batched=True: it leaves torch's batching rules for tanh, log_softmax and others unloaded, and
+        # loops over the directions there.
         try:
-            return self._pull([gradient], [basis], primals, batched=True)
+            pulled = vmap(pull)(basis)
         except RuntimeError as error:
-            if "vmap" not in str(error) and "atching rule" not in str(error):
+            if not _BATCHING.search(str(error)):
                 raise
-        each = [self._pull([gradient], [row], primals) for row in basis]
-        return tuple(None if column[0] is None else torch.stack(column) for column in zip(*each, strict=True))
+            pulled = [torch.stack(column) for column in zip(*(pull(row) for row in basis), strict=True)]
+        rows: list[Tensor | None] = [None] * len(primals)
+        for i, row in zip(used, pulled, strict=True):
+            rows[i] = row
+        return tuple(rows)
 
     def _pull(
         self,
@@ -78,7 +96,6 @@ class RecordedGradient:
         primals: Sequence[Tensor],
         *,
         retain_graph: bool = True,
-        batched: bool = False,
     ) -> tuple[Tensor | None, ...]:
         if not outputs:
             return (None,) * len(primals)
@@ -89,5 +106,4 @@ class RecordedGradient:
             retain_graph=retain_graph or self.connected,
             create_graph=self.connected,
             allow_unused=True,
-            is_grads_batched=batched,
         )
