@@ -36,18 +36,26 @@ def hessian_blocks(
     order = sorted(range(len(function.leaves)), key=lambda i: function.leaves[i].numel())
     plan = [(index, order[position:]) for position, index in enumerate(order)]
 
-    def assemble(name: str) -> tuple[Blocks, PyTree]:
+    def assemble(name: str) -> tuple[Blocks, list[Tensor], PyTree]:
         linearized = LinearizedHessian(function, name, chunk_size=chunk_size, randomness=randomness, progress=progress)
-        blocks = _fill(linearized, plan) if linearized.plain else _stack(linearized, plan)
+        if linearized.plain:
+            blocks = _fill(linearized, plan)
+            gaps = [_symmetrize_in_place(blocks[index, index]) for index in order]
+            return blocks, gaps, linearized.source.aux
+        blocks = _stack(linearized, plan)
         for index in order:
             square = blocks[index, index]
-            if linearized.plain:
-                _symmetrize_in_place(square, function, index)
-            else:
-                blocks[index, index] = (square + square.mT) / 2
-        return blocks, linearized.source.aux
+            blocks[index, index] = (square + square.mT) / 2
+        return blocks, [], linearized.source.aux
 
-    return follow(route, function.caller, assemble)
+    blocks, gaps, aux = follow(route, function.caller, assemble)
+    if gaps:
+        squares = [blocks[index, index] for index in order if blocks[index, index].numel()]
+        scale = max((float(square.abs().amax()) for square in squares), default=0.0)
+        for index, gap in zip(order, gaps, strict=True):
+            if float(gap) > torch.finfo(gap.dtype).eps ** 0.5 * scale:
+                _warn_of_asymmetry(function, index, float(gap) / scale)
+    return blocks, aux
 
 
 def _fill(linearized: LinearizedHessian, plan: list[tuple[int, list[int]]]) -> Blocks:
@@ -89,26 +97,25 @@ def block(blocks: Blocks, i: int, j: int) -> Tensor:
     return blocks[i, j] if (i, j) in blocks else blocks[j, i].mT
 
 
-def _symmetrize_in_place(square: Tensor, function: BoundFunction, index: int) -> None:
-    """Average a block with its transpose, tile by tile, and warn if the two differ by more than rounding."""
-    size = len(square)
-    if not size:
-        return
+def _symmetrize_in_place(square: Tensor) -> Tensor:
+    """Average a block with its transpose, tile by tile; the largest difference between the two."""
     gap = square.new_zeros(())
-    for i in range(0, size, _TILE):
+    for i in range(0, len(square), _TILE):
         for j in range(0, i + 1, _TILE):
             lower, upper = square[i : i + _TILE, j : j + _TILE], square[j : j + _TILE, i : i + _TILE]
-            gap = torch.maximum(gap, (lower - upper.mT).abs().max())
+            gap = torch.maximum(gap, (lower - upper.mT).abs().amax())
             mean = (lower + upper.mT) / 2
             lower.copy_(mean)
             upper.copy_(mean.mT)
-    scale = square.abs().max()
-    if gap > torch.finfo(square.dtype).eps ** 0.5 * scale:
-        where = leaf_names(function.unflatten(function.leaves))[index] or "x"
-        warnings.warn(
-            f"{function.caller}: the block of {where} is not symmetric: |H - Hᵀ| reaches {gap / scale:.1e} of the "
-            "largest entry. Either the function is not twice differentiable there, or a derivative rule is wrong; "
-            "hodiff.check(f, x) finds which.",
-            HodiffWarning,
-            stacklevel=5,
-        )
+    return gap
+
+
+def _warn_of_asymmetry(function: BoundFunction, index: int, size: float) -> None:
+    where = leaf_names(function.unflatten(function.leaves))[index]
+    warnings.warn(
+        f"{function.caller}: the block of {where or 'the argument'} is not symmetric: |H - Hᵀ| reaches {size:.1e} of "
+        "the largest entry. Either the function is not twice differentiable there, or a derivative rule is wrong; "
+        "hodiff.check(f, x) finds which.",
+        HodiffWarning,
+        stacklevel=4,
+    )

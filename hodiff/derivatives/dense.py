@@ -71,7 +71,7 @@ def hessian(
         leaves = function.leaves
         result = function.unflatten([
             function.unflatten([
-                block(blocks, i, j).reshape(*rows.shape, *columns.shape).to(rows.dtype)
+                block(blocks, i, j).reshape(rows.shape + columns.shape).to(rows.dtype)
                 for j, columns in enumerate(leaves)
             ])
             for i, rows in enumerate(leaves)

@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from hodiff.derivatives.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.derivatives.dense import validate_options
 from hodiff.derivatives.functions import BoundFunction, bind
+from hodiff.derivatives.randomness import Replay
 from hodiff.derivatives.routes import Leaves, follow
 from hodiff.derivatives.transforms import pull, push
 from hodiff.derivatives.trees import PyTree, describe, leaf_names, one_hot_rows
@@ -185,14 +186,14 @@ class _Linearized:
         parts: list[list[list[Tensor]]] = [[[] for _ in targets] for _ in sources]
         if self.traced:
             chunk_size, progress = (None if chunk_size == "auto" else chunk_size), False
-        state = torch.get_rng_state() if randomness == "same" and not self.traced else None
+        draw = Replay(sources)
         bar = tqdm(total=sum(source.numel() for source in sources), unit=" directions") if progress else None
         for index, source in enumerate(sources):
             bytes_each = self.bytes_each + sum(target.nbytes for target in targets) if chunk_size == "auto" else 0
             size = resolve_chunk_size(chunk_size, source.numel(), bytes_each, source.device)
             for start, stop in spans(source.numel(), size):
-                if state is not None:
-                    torch.set_rng_state(state)
+                if randomness == "same":
+                    draw.rewind()
                 results = vmap(along(index), randomness=randomness)(one_hot_rows(start, stop, source))
                 for part, result in zip(parts[index], results, strict=True):
                     part.append(result)

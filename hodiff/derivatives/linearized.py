@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from hodiff.derivatives.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.derivatives.functions import BoundFunction, in_plain_eager
+from hodiff.derivatives.randomness import Replay
 from hodiff.derivatives.recorded import RecordedGradient
 from hodiff.derivatives.routes import PRODUCTS, ROUTES, Leaves, _reverse
 from hodiff.derivatives.transforms import gradient, pull
@@ -41,9 +42,7 @@ class RoutedRows:
         self.leaves = function.leaves
         self.connected = True
         self.randomness = randomness
-        self._generator_state = None
-        if randomness == "same" and not torch.compiler.is_compiling():
-            self._generator_state = torch.get_rng_state()
+        self._draw = Replay(self.leaves)
         self.aux: PyTree = ()
         if route == ROUTES[0]:
             _, pullback, self.aux = pull(gradient(_reverse(function)), self.leaves)
@@ -56,8 +55,8 @@ class RoutedRows:
 
     def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
         """See `RowSource.rows`."""
-        if self._generator_state is not None:
-            torch.set_rng_state(self._generator_state)
+        if self.randomness == "same":
+            self._draw.rewind()
 
         def product(direction: Tensor) -> Leaves:
             tangents = tuple(direction if i == index else torch.zeros_like(p) for i, p in enumerate(self.leaves))

@@ -18,6 +18,7 @@ from torch.func import vmap
 
 from hodiff.derivatives.functions import BoundFunction
 from hodiff.derivatives.graphs import inspect_graph
+from hodiff.derivatives.randomness import Replay
 from hodiff.derivatives.transforms import gradient, pull, push
 from hodiff.derivatives.trees import PyTree, one_hot_rows
 from hodiff.errors import HodiffError, InputError, RouteError
@@ -71,13 +72,17 @@ def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
 
         return along
 
-    product = tuple(
-        vmap(second(index))(one_hot_rows(0, leaf.numel(), leaf)).view(leaf.shape)
-        if leaf.numel()
-        else torch.zeros_like(leaf)
-        for index, leaf in enumerate(primals)
-    )
-    return product, slope(primals)[1] if f.has_aux else ()
+    draw = Replay(primals)
+    product = []
+    for index, leaf in enumerate(primals):
+        if not leaf.numel():
+            product.append(torch.zeros_like(leaf))
+            continue
+        draw.rewind()
+        rows = one_hot_rows(0, leaf.numel(), leaf)
+        product.append(vmap(second(index), randomness="same")(rows).view(leaf.shape))
+    draw.rewind()
+    return tuple(product), slope(primals)[1] if f.has_aux else ()
 
 
 PRODUCTS: dict[str, Callable[[BoundFunction, Leaves, Leaves], tuple[Leaves, PyTree]]] = {
@@ -133,12 +138,21 @@ def validate_route(route: str, caller: str) -> None:
 
 # How torch words that a derivative does not exist by some route, as opposed to a mistake in the user's function.
 _UNAVAILABLE = re.compile(
-    r"not implemented|not yet implemented|does not support|n't (yet )?support|once_differentiable"
+    r"not implemented|not yet implemented|not (currently )?support|n't (yet )?support|once_differentiable"
     r"|must override the setup_context|must implement the (jvp|backward|vjp)|vmap support|atching rule"
-    r"|mutate a captured Tensor|inplace arithmetic|not possible because there exists a Tensor",
+    r"|inplace arithmetic|not possible because there exists a Tensor",
     re.IGNORECASE,
 )
-_RANDOM = "randomness error mode"
+
+# The same, where a user can do more about it than torch's words say.
+_EXPLAINED = {
+    "randomness error mode": "the function draws random numbers, and this way would draw anew for each group of "
+    "directions; call model.eval(), pass randomness='same' to share one draw, or use the route "
+    "'reverse-over-reverse' (for a Jacobian, the mode 'reverse'), which draws once",
+    "mutate a captured Tensor": "the function changes a tensor in place, which torch.func refuses (batch norm updates "
+    "its buffers so in training mode); call model.eval(), pass copies of the buffers through functional_call, or use "
+    "the route 'reverse-over-reverse'",
+}
 
 
 def unavailable(error: Exception) -> bool:
@@ -146,16 +160,15 @@ def unavailable(error: Exception) -> bool:
     if isinstance(error, HodiffError):
         return False
     return isinstance(error, NotImplementedError) or (
-        isinstance(error, RuntimeError) and bool(_UNAVAILABLE.search(str(error)) or _RANDOM in str(error))
+        isinstance(error, RuntimeError)
+        and (_UNAVAILABLE.search(str(error)) is not None or any(words in str(error) for words in _EXPLAINED))
     )
 
 
 def _reason(error: Exception) -> str:
-    if _RANDOM in str(error):
-        return (
-            "the function draws random numbers, and this route would draw anew for each group of directions; "
-            "call model.eval(), pass randomness='same' to share one draw, or use 'reverse-over-reverse'"
-        )
+    for words, explanation in _EXPLAINED.items():
+        if words in str(error):
+            return explanation
     return str(error).strip().split("\n")[0]
 
 
@@ -186,7 +199,7 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
                 raise
             said[name] = error
     listing = "\n".join(f"  {name}: {_reason(error)}" for name, error in said.items())
-    remedy = "" if route == "auto" else '\nroute="auto" tries the others.'
-    raise RouteError(f"{caller}: torch has no second derivative here.\n{listing}{remedy}") from next(
+    remedy = "" if route == "auto" else '\n"auto" tries the others.'
+    raise RouteError(f"{caller}: torch does not implement this derivative.\n{listing}{remedy}") from next(
         iter(said.values())
     )
