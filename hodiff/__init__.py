@@ -1,5 +1,8 @@
 """Higher-order differentiation in PyTorch: right, fast and easy to check."""
 
+from hodiff.checks import Finding as Finding
+from hodiff.checks import Report as Report
+from hodiff.checks import check as check
 from hodiff.derivatives import ROUTES as ROUTES
 from hodiff.derivatives import directional_derivatives as directional_derivatives
 from hodiff.derivatives import hessian as hessian

@@ -1,0 +1,107 @@
+"""Every composition of reverse and forward passes, to any order.
+
+Griewank & Walther, *Evaluating Derivatives*, 2nd ed., 2008, chapters 3 and 5.
+"""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+
+MODES = ("reverse", "forward")
+
+TensorFunction = Callable[..., Any]
+
+
+def route_names(order: int) -> tuple[str, ...]:
+    """Name all ``2**order`` routes to the derivative of an order.
+
+    ``"X-over-Y"`` applies X to the result of Y, so the last word is the innermost pass.
+
+    Args:
+        order: Order of the derivative, at least 1.
+
+    Returns:
+        The names; routes with the same inner passes stand side by side.
+
+    Raises:
+        InputError: If ``order`` is not a positive integer.
+
+    Example:
+        >>> route_names(1)
+        ('reverse', 'forward')
+        >>> route_names(2)
+        ('reverse-over-reverse', 'forward-over-reverse', 'reverse-over-forward', 'forward-over-forward')
+    """
+    if not isinstance(order, int) or isinstance(order, bool) or order < 1:
+        raise InputError(f"route_names: order: expected a positive integer, got {order!r}.")
+    return tuple("-over-".join(reversed(modes)) for modes in product(MODES, repeat=order))
+
+
+def derivative(f: TensorFunction, route: str) -> TensorFunction:
+    r"""Compose passes into one derivative of a scalar function of a vector, with one free index.
+
+    .. math:: (x, v_1, \dots, v_{k-1}) \mapsto D^k f(x)[v_1, \dots, v_{k-1}, \cdot] \in \mathbb{R}^n
+
+    The free index is taken by the outermost reverse pass. A route without a reverse pass has none to give,
+    so its innermost-to-outermost passes run once for each basis vector.
+
+    Args:
+        f: Maps a tensor of shape (n,) to a tensor of shape ().
+        route: One of `route_names`, such as ``"forward-over-reverse"``; its words count the order k.
+
+    Returns:
+        A function of x, shape (n,), and k - 1 directions, each of shape (n,); it returns shape (n,).
+
+    Raises:
+        InputError: If a word of the route is neither ``"reverse"`` nor ``"forward"``.
+
+    Example:
+        >>> import torch
+        >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])
+        >>> derivative(lambda x: x[0] ** 2 * x[1], "forward-over-reverse")(x, v)
+        tensor([4., 2.])
+    """
+    modes = route.split("-over-")[::-1]
+    if not set(modes) <= set(MODES):
+        raise InputError(f"derivative: route: expected words from {MODES} joined by '-over-', got {route!r}.")
+    if "reverse" not in modes:
+        return _by_basis(f, modes)
+    free = len(modes) - 1 - modes[::-1].index("reverse")
+
+    def evaluate(x: Tensor, *directions: Tensor) -> Tensor:
+        remaining = iter(directions)
+        function = f
+        for level, mode in enumerate(modes):
+            function = torch.func.grad(function) if level == free else _ALONG[mode](function, next(remaining))
+        return function(x)
+
+    return evaluate
+
+
+def _by_basis(f: TensorFunction, modes: list[str]) -> TensorFunction:
+    def evaluate(x: Tensor, *directions: Tensor) -> Tensor:
+        entries = []
+        for basis in torch.eye(x.numel(), dtype=x.dtype, device=x.device):
+            function = f
+            for mode, direction in zip(modes, (*directions, basis), strict=True):
+                function = _ALONG[mode](function, direction)
+            entries.append(function(x))
+        return torch.stack(entries)
+
+    return evaluate
+
+
+def _along_forward(f: TensorFunction, direction: Tensor) -> TensorFunction:
+    return lambda x: torch.func.jvp(f, (x,), (direction,))[1]
+
+
+def _along_reverse(f: TensorFunction, direction: Tensor) -> TensorFunction:
+    return lambda x: torch.func.grad(f)(x) @ direction
+
+
+_ALONG = {"forward": _along_forward, "reverse": _along_reverse}

@@ -1,0 +1,123 @@
+"""SciPy's adaptive finite differences as an oracle that shares no code with automatic differentiation."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+
+from hodiff.errors import InputError
+
+
+@dataclass(frozen=True)
+class HessianEstimate:
+    """A Hessian by finite differences.
+
+    Attributes:
+        matrix: Shape (n, n), float64: the leaves of ``x`` flattened and joined in pytree order.
+        error: Shape (n, n), float64: SciPy's estimate of each element's absolute error.
+        success: True if every element met SciPy's tolerances. An element whose true value is zero seldom
+            meets a relative one; look at ``error`` before distrusting ``matrix``.
+        evaluations: How many points ``f`` was evaluated at.
+    """
+
+    matrix: Tensor
+    error: Tensor
+    success: bool
+    evaluations: int
+
+
+def scipy_hessian(
+    f: Callable[[Any], Any],
+    x: Any,
+    *,
+    initial_step: float = 0.5,
+    order: int = 8,
+    maxiter: int = 10,
+    tolerances: Mapping[str, float] | None = None,
+) -> HessianEstimate:
+    r"""Take a Hessian by adaptive finite differences, without automatic differentiation.
+
+    .. math:: H_{ij} = \frac{\partial^2 f}{\partial x_i \, \partial x_j}
+
+    ``f`` is called on one float64 point at a time under ``torch.no_grad()``, so it may detach, use NumPy, or
+    call code that has no derivative at all. The number of points grows as n squared, near 100 a pair.
+
+    Args:
+        f: Maps ``x`` to a float64 scalar: a tensor of one element, a NumPy scalar or a Python float.
+        x: Tensor or pytree of real tensors, n elements in all; cast to float64.
+        initial_step: First absolute step. Lower it near the edge of f's domain.
+        order: Order of the difference formula.
+        maxiter: Most refinements of the step.
+        tolerances: ``{"atol": ..., "rtol": ...}``, at which SciPy stops refining.
+
+    Returns:
+        The matrix, an error estimate for each element, and what it cost.
+
+    Raises:
+        InputError: If ``x`` has no elements or is not real, or ``f`` does not return a float64 scalar.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([1.0, 2.0], dtype=torch.float64)
+        >>> estimate = scipy_hessian(lambda x: x[0] ** 2 * x[1] ** 2, x)
+        >>> estimate.matrix.round(decimals=6)
+        tensor([[8., 8.],
+                [8., 2.]], dtype=torch.float64)
+
+    Source:
+        ``scipy.differentiate.hessian`` (SciPy 1.15 and later).
+    """
+    from scipy.differentiate import hessian
+
+    leaves, structure = tree_flatten(x)
+    _require_real(x)
+    sizes = [leaf.numel() for leaf in leaves]
+    evaluations = 0
+
+    def evaluate(point: np.ndarray) -> float:
+        nonlocal evaluations
+        evaluations += 1
+        parts = torch.from_numpy(point.copy()).split(sizes)
+        placed = [p.reshape(a.shape).to(a.device) for p, a in zip(parts, leaves, strict=True)]
+        return _scalar(f(tree_unflatten(placed, structure)))
+
+    def vectorized(points: np.ndarray) -> np.ndarray:
+        columns = points.reshape(len(points), -1).T
+        return np.array([evaluate(column) for column in columns]).reshape(points.shape[1:])
+
+    flat = torch.cat([leaf.detach().to("cpu", torch.float64).reshape(-1) for leaf in leaves]).numpy()
+    with torch.no_grad(), np.errstate(all="ignore"):
+        result = hessian(
+            vectorized, flat, initial_step=initial_step, order=order, maxiter=maxiter, tolerances=tolerances
+        )
+    return HessianEstimate(
+        matrix=torch.from_numpy(np.asarray(result.ddf)),
+        error=torch.from_numpy(np.asarray(result.error)),
+        success=bool(np.all(result.success)),
+        evaluations=evaluations,
+    )
+
+
+def _require_real(x: Any) -> None:
+    leaves, _ = tree_flatten_with_path(x)
+    for path, leaf in leaves:
+        if not isinstance(leaf, Tensor) or leaf.is_complex():
+            got = str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise InputError(f"scipy_hessian: x{keystr(path)}: expected a real tensor, got {got}.")
+    if not sum(leaf.numel() for _, leaf in leaves):
+        raise InputError("scipy_hessian: x: expected at least one element, got none.")
+
+
+def _scalar(value: Any) -> float:
+    """Refuse lower precision: differences of float32 values have no correct digit at second order."""
+    array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if array.dtype != np.float64 or array.size != 1:
+        raise InputError(
+            f"scipy_hessian: f(x): expected a float64 scalar, got {array.dtype} of shape {array.shape}. "
+            "Convert what f holds to float64 (module.double(), tensor.double()) and reduce its output."
+        )
+    return float(array.reshape(()))

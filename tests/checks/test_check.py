@@ -1,0 +1,173 @@
+"""What `check` says of ordinary functions, at smooth and at other points."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hodiff import InputError
+from hodiff.checks import check
+
+GENERATOR = torch.Generator().manual_seed(7)
+
+
+def normal(*shape, dtype=torch.float64):
+    return torch.randn(shape, generator=GENERATOR, dtype=torch.float64).to(dtype)
+
+
+def test_module():
+    module = torch.nn.Linear(3, 2).double()
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    report = check(
+        lambda p, x: F.softplus(torch.func.functional_call(module, p, (x,))), (parameters, normal(4, 3)), order=3
+    )
+    assert report.ok, str(report)
+    assert "float64[2, 3], float64[2], float64[4, 3]" in report.title
+
+
+RIGHT = {
+    "sin": (torch.sin, (normal(3),)),
+    "quadratic form": (lambda A, x: x @ A @ x, (normal(3, 3), normal(3))),
+    "logsumexp": (lambda x: torch.logsumexp(x, -1), (normal(4, 5, dtype=torch.float32),)),
+    "softmax in bfloat16": (lambda x: x.softmax(-1), (normal(3, 4, dtype=torch.bfloat16),)),
+    "zero but for rounding": (lambda x: x.softmax(-1).sum(-1), (normal(3, 4, dtype=torch.float32),)),
+    "linear": (lambda x: 3 * x, (normal(3),)),
+    "constant at second order, far from one": (lambda x: 1e6 + 1e-3 * x**2, (normal(2),)),
+    "steep": (lambda x: torch.exp(1e3 * x), (1e-3 * normal(3),)),
+    "near the edge": (torch.log, (1e-2 * normal(3).abs() + 1e-3,)),
+    "raises beyond the edge": (lambda x: torch.linalg.cholesky(x @ x.T), (torch.eye(2).double(),)),
+    "scalars": (lambda x: x**3, (torch.tensor(0.7),)),
+    "complex output": (lambda x: torch.fft.fft(x) ** 2, (normal(4),)),
+    "several outputs": (lambda x: {"a": x.sin(), "n": x.argmax(), "none": None}, (normal(3),)),
+    "index and constant": (lambda x, i, p: x[i] ** p, (normal(5), torch.tensor([0, 2]), 3)),
+    "mixed dtypes": (lambda x, y: x.double() * y**2, (normal(3, dtype=torch.float32), normal(3))),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right(name):
+    f, inputs = RIGHT[name]
+    report = check(f, inputs)
+    assert report.ok, str(report)
+
+
+def test_torch_operator_that_is_silently_wrong():
+    x = torch.eye(3, dtype=torch.float64) + 0.1 * normal(3, 3)
+    report = check(lambda x: torch.logdet(x + x.T), x)
+    wrong = {entry.route for entry in report.entries if entry.status in {"zero", "wrong"}}
+    assert wrong == {"reverse-over-forward", "forward-over-forward"}
+
+
+KINKS = [
+    (torch.abs, [0.0, 1.0], 1, "non-smooth"),
+    (torch.relu, [0.0, 1.0], 1, "non-smooth"),
+    (lambda x: x.relu() ** 2, [0.0, 1.0], 2, "non-smooth"),
+    (torch.sqrt, [0.0, 1.0], 1, "non-finite"),
+    (lambda x: x * x.abs().sqrt(), [0.0, 1.0], 1, "non-finite"),
+]
+
+
+@pytest.mark.parametrize(("f", "x", "order", "kind"), KINKS)
+def test_bad_points(f, x, order, kind):
+    report = check(f, torch.tensor(x, dtype=torch.float64))
+    assert (order, kind) in {(finding.order, finding.kind) for finding in report.findings}, str(report)
+    rows = [entry for entry in report.entries if entry.order >= order and entry.quantity == "vs differences"]
+    assert rows
+    assert "ok" not in {entry.status for entry in rows}
+
+
+def test_nan_never_agrees():
+    report = check(lambda x: x * math.nan, normal(2))
+    rows = [entry for entry in report.entries if entry.quantity == "vs differences"]
+    assert {entry.status for entry in rows} <= {"non-finite", "skipped"}
+    assert not report.ok
+
+
+def test_imprecise_in_float32():
+    """1 - cos(x) cancels in float32 near zero, and 1/(...) makes every digit of it count."""
+    report = check(lambda x: 1 / (1 - torch.cos(x)), torch.tensor([2e-3]))
+    assert {finding.kind for finding in report.findings} == {"imprecise"}, str(report)
+
+
+def test_weights_in_float32_are_a_finding():
+    report = check(torch.nn.Linear(3, 2), normal(3, dtype=torch.float32))
+    assert [finding.kind for finding in report.findings] == ["float64"], str(report)
+    assert "module.double()" in report.findings[0].remedy
+
+
+def test_custom_op_without_tangent():
+    @torch.library.custom_op("hodiff_test::cube", mutates_args=())
+    def cube(x: torch.Tensor) -> torch.Tensor:
+        return x**3
+
+    kinds = {finding.kind for finding in check(cube, normal(2), vmap=False).findings}
+    assert {"zero", "raises"} <= kinds
+
+
+def test_control_flow_is_a_finding_of_vmap():
+    report = check(lambda x: x.sin() if x.sum() > 0 else x.cos(), normal(2))
+    assert {finding.route for finding in report.findings} >= {"vmap of values"}
+
+
+def test_is_reproducible_and_leaves_global_randomness_alone():
+    x = normal(20)
+    state = torch.get_rng_state()
+    first, second = check(torch.tanh, x), check(torch.tanh, x)
+    assert torch.equal(state, torch.get_rng_state())
+    assert first == second
+    assert check(torch.tanh, x, seed=1) != first
+
+
+def test_inputs_are_left_alone():
+    x = normal(3).requires_grad_()
+    before = x.detach().clone()
+    check(torch.sin, x)
+    assert torch.equal(x, before)
+    assert x.grad is None
+
+
+def test_fourth_order():
+    report = check(lambda x: x.exp().sum(), normal(2), order=4, vmap=False)
+    assert report.ok, str(report)
+    assert sum(e.order == 4 and e.quantity == "vs differences" for e in report.entries) == 16
+
+
+def test_derivative_that_vanishes_near_kinks():
+    report = check(lambda x: F.max_pool2d(x, 2) ** 2, normal(1, 1, 6, 6), order=3, vmap=False)
+    assert report.ok, str(report)
+
+
+def test_switches():
+    report = check(torch.sin, normal(2), order=1, vmap=False, scipy=False)
+    assert {entry.route for entry in report.entries} == {"reverse", "forward", "gradcheck"}
+
+
+def test_compile_by_a_named_backend():
+    report = check(lambda x: torch.tanh(x) * x, normal(3), compile="aot_eager", vmap=False)
+    rows = [entry for entry in report.entries if entry.route == "compile"]
+    assert {entry.quantity for entry in rows} >= {"value", "reverse", "forward-over-reverse"}
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(
+    ("f", "inputs", "options", "message"),
+    [
+        (torch.ones(2), normal(2), {}, "check: f: expected a callable .* got Tensor"),
+        (torch.sin, normal(2), {"order": 0}, "check: order: expected a positive integer, got 0"),
+        (torch.sin, normal(2), {"order": True}, "check: order: .* got True"),
+        (torch.sin, (torch.arange(3),), {}, "check: inputs: .* got torch.int64"),
+        (torch.sin, (), {}, "check: inputs: .* got nothing"),
+        (torch.sin, torch.zeros(0), {}, "check: inputs: .* with elements"),
+        (torch.sin, ({"w": normal(2).cfloat()},), {}, r"check: inputs\[0\]\['w'\]: expected a real tensor"),
+        (lambda x: x.numpy(), normal(2), {}, r"check: f\(\*inputs\): expected tensors, got ndarray"),
+        (lambda x: x.argmax(), normal(2), {}, r"check: f\(\*inputs\): expected a floating-point tensor"),
+        (lambda x: torch.ones(2), normal(2), {}, "expected an output that depends"),
+        (lambda x: torch.ones(2, requires_grad=True), normal(2), {}, "expected an output that depends"),
+        (torch.sin, (normal(2), normal(2)), {}, "check: f: expected sin.* to run with 2 arguments, got TypeError"),
+        (torch.rand_like, normal(2), {}, "expected the same output from the same inputs"),
+    ],
+)
+def test_refuses(f, inputs, options, message):
+    with pytest.raises(InputError, match=message):
+        check(f, inputs, **options)

@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from hodiff import InputError
+from hodiff.checks import derivative, route_names
+
+X = torch.tensor([0.3, -0.8, 1.2], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_every_route_gives_the_closed_form(order):
+    """f = exp(a.x): the derivative along directions is exp(a.x) times their products with a, times a."""
+    a = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    directions = torch.randn(order - 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(order))
+    expected = (a @ X).exp() * (directions @ a).prod() * a
+    assert len(route_names(order)) == 2**order
+    for route in route_names(order):
+        torch.testing.assert_close(derivative(lambda x: (a @ x).exp(), route)(X, *directions), expected)
+
+
+def test_each_route_calls_its_own_rules():
+    """The passes that a Function sees, innermost first, are those that the route names."""
+    calls = []
+
+    class Spy(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x**2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            calls.append("reverse")
+            return 2 * ctx.saved_tensors[0] * g
+
+        @staticmethod
+        def jvp(ctx, t):
+            calls.append("forward")
+            return 2 * ctx.saved_tensors[0] * t
+
+    for route in route_names(1):
+        calls.clear()
+        derivative(lambda x: Spy.apply(x).sum(), route)(X)
+        assert set(calls) == {route}
+
+
+@pytest.mark.parametrize("order", [0, -1, 1.0, True, "2"])
+def test_refuses_an_order(order):
+    with pytest.raises(InputError, match="order: expected a positive integer"):
+        route_names(order)
+
+
+def test_refuses_a_route():
+    with pytest.raises(InputError, match="got 'backward'"):
+        derivative(torch.sum, "backward")

@@ -1,0 +1,75 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import rosen_hess_prod
+
+from hodiff import InputError
+from hodiff.checks import central_differences, hvp_differences
+
+X = torch.tensor([-0.4, 0.7, 1.1], dtype=torch.float64)
+V = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+
+
+def rosen(x):
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+def test_hvp_of_rosenbrock_within_its_own_error():
+    estimate = hvp_differences(rosen, X, V)
+    expected = torch.from_numpy(rosen_hess_prod(X.numpy(), V.numpy()))
+    actual = (estimate.value - expected).abs().max()
+    assert actual <= max(10 * estimate.error, 1e-9)
+    assert estimate.error < 1e-6
+    assert estimate.smooth
+
+
+def test_hvp_keeps_the_structure_of_a_pytree():
+    x = {"w": torch.ones(2, 2, dtype=torch.float64), "b": torch.tensor(2.0, dtype=torch.float64)}
+    v = {"w": torch.eye(2, dtype=torch.float64), "b": torch.tensor(0.0, dtype=torch.float64)}
+    value = hvp_differences(lambda p: p["b"] * (p["w"] ** 2).sum(), x, v).value
+    torch.testing.assert_close(value["w"], 4 * torch.eye(2, dtype=torch.float64))
+    torch.testing.assert_close(value["b"], torch.tensor(4.0, dtype=torch.float64))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(-6.0, 6.0), st.floats(-5.0, 5.0))
+def test_error_estimate_holds_over_scales(exponent, point):
+    """The scale of the function runs over twelve orders of magnitude."""
+    rate = 10.0 ** (exponent / 2)
+    x = torch.tensor([point / rate], dtype=torch.float64)
+    estimate = central_differences(lambda x: torch.sin(rate * x), x, torch.ones_like(x))
+    actual = abs(float(estimate.value) - rate * math.cos(rate * float(x)))
+    assert actual <= 10 * estimate.error + 1e-9 * rate
+
+
+def test_noise_shows_in_the_error_estimate():
+    estimate = central_differences(lambda x: torch.sin(x.float()).double(), X, V)
+    assert 1e-9 < estimate.error < 1e-2
+
+
+@pytest.mark.parametrize(("f", "smooth"), [(torch.abs, False), (torch.relu, False), (torch.sinh, True)])
+def test_kinks(f, smooth):
+    zero = torch.zeros(1, dtype=torch.float64)
+    assert central_differences(f, zero, zero + 1).smooth is smooth
+
+
+def test_outside_the_domain_counts_as_unknown():
+    x = torch.tensor([1e-3], dtype=torch.float64)
+    assert abs(float(central_differences(torch.log, x, x / x).value) - 1e3) < 1e-5
+    assert central_differences(torch.sqrt, 0 * x, x / x).error == math.inf
+
+    def raising(x):
+        if x < 0:
+            raise ValueError("negative")
+        return x.sqrt()
+
+    assert abs(float(central_differences(raising, x, x / x).value) - 0.5 / 1e-3**0.5) < 1e-6
+
+
+@pytest.mark.parametrize("v", [torch.zeros(2, dtype=torch.float64), [V]])
+def test_refuses_a_direction_that_does_not_match(v):
+    with pytest.raises(InputError, match="central_differences: v"):
+        central_differences(torch.sin, X, v)
