@@ -36,12 +36,11 @@ def hessian_blocks(
     order = sorted(range(len(function.leaves)), key=lambda i: function.leaves[i].numel())
     plan = [(index, order[position:]) for position, index in enumerate(order)]
 
-    def assemble(name: str) -> tuple[Blocks, list[Tensor], PyTree]:
+    def assemble(name: str) -> tuple[Blocks, list[tuple[float, float]], PyTree]:
         linearized = LinearizedHessian(function, name, chunk_size=chunk_size, randomness=randomness, progress=progress)
         if linearized.plain:
             blocks = _fill(linearized, plan)
-            gaps = [_symmetrize_in_place(blocks[index, index]) for index in order]
-            return blocks, gaps, linearized.source.aux
+            return blocks, [_symmetrize_in_place(blocks[index, index]) for index in order], linearized.source.aux
         blocks = _stack(linearized, plan)
         for index in order:
             square = blocks[index, index]
@@ -49,12 +48,10 @@ def hessian_blocks(
         return blocks, [], linearized.source.aux
 
     blocks, gaps, aux = follow(route, function.caller, assemble)
-    if gaps:
-        squares = [blocks[index, index] for index in order if blocks[index, index].numel()]
-        scale = max((float(square.abs().amax()) for square in squares), default=0.0)
-        for index, gap in zip(order, gaps, strict=True):
-            if float(gap) > torch.finfo(gap.dtype).eps ** 0.5 * scale:
-                _warn_of_asymmetry(function, index, float(gap) / scale)
+    scale = max((size for _, size in gaps), default=0.0)
+    for index, (gap, _) in zip(order, gaps, strict=False):
+        if gap > torch.finfo(function.leaves[index].dtype).eps ** 0.5 * scale:
+            _warn_of_asymmetry(function, index, gap / scale)
     return blocks, aux
 
 
@@ -97,17 +94,18 @@ def block(blocks: Blocks, i: int, j: int) -> Tensor:
     return blocks[i, j] if (i, j) in blocks else blocks[j, i].mT
 
 
-def _symmetrize_in_place(square: Tensor) -> Tensor:
-    """Average a block with its transpose, tile by tile; the largest difference between the two."""
-    gap = square.new_zeros(())
+def _symmetrize_in_place(square: Tensor) -> tuple[float, float]:
+    """Average a block with its transpose, tile by tile; the largest difference of the two, and the largest entry."""
+    gap, size = square.new_zeros(()), square.new_zeros(())
     for i in range(0, len(square), _TILE):
         for j in range(0, i + 1, _TILE):
             lower, upper = square[i : i + _TILE, j : j + _TILE], square[j : j + _TILE, i : i + _TILE]
             gap = torch.maximum(gap, (lower - upper.mT).abs().amax())
+            size = torch.maximum(size, torch.maximum(lower.abs().amax(), upper.abs().amax()))
             mean = (lower + upper.mT) / 2
             lower.copy_(mean)
             upper.copy_(mean.mT)
-    return gap
+    return float(gap), float(size)
 
 
 def _warn_of_asymmetry(function: BoundFunction, index: int, size: float) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.trees import PyTree, describe, flatten_primals, tensors_in
+from hodiff.derivatives.trees import PyTree, dense, describe, flatten_primals, tensors_in
 from hodiff.errors import InputError
 
 
@@ -128,7 +128,8 @@ def bind(
     primals = tuple(args[position] for position in positions)
     leaves, spec = pytree.tree_flatten(primals)
     user_spec = spec if isinstance(argnums, tuple) else pytree.tree_flatten(primals[0])[1]
-    return BoundFunction(caller, f, args, kwargs or {}, positions, tuple(leaves), spec, user_spec, has_aux)
+    dense_leaves = tuple(dense(leaf) for leaf in leaves)
+    return BoundFunction(caller, f, args, kwargs or {}, positions, dense_leaves, spec, user_spec, has_aux)
 
 
 def in_plain_eager(tensors: Sequence[Tensor]) -> bool:

@@ -104,11 +104,12 @@ class _Linearized:
             outputs, spec = pytree.tree_flatten(output)
             specs.append(spec)
             for index, leaf in enumerate(outputs):
-                if not (isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())):
-                    where = f"output{leaf_names(output)[index]}"
+                if not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
+                    is_complex = isinstance(leaf, Tensor) and leaf.is_complex()
+                    remedy = "return torch.view_as_real of it" if is_complex else "return it as aux with has_aux=True"
                     raise InputError(
-                        f"jacobian: {where} must be a floating-point tensor, got {describe(leaf)}; "
-                        "return it as aux with has_aux=True."
+                        f"jacobian: output{leaf_names(output)[index]} must be a real floating-point tensor, "
+                        f"got {describe(leaf)}; {remedy}."
                     )
             return outputs, aux
 
@@ -143,9 +144,7 @@ class _Linearized:
         parts = self._in_groups(self.outputs, pulled, leaves, chunk_size, randomness, progress)
         return [
             [
-                torch.cat(rows).view(*output.shape, *leaf.shape)
-                if rows
-                else output.new_zeros((*output.shape, *leaf.shape))
+                torch.cat(rows).view(output.shape + leaf.shape) if rows else output.new_zeros(output.shape + leaf.shape)
                 for rows, leaf in zip(row, leaves, strict=True)
             ]
             for row, output in zip(parts, self.outputs, strict=True)
@@ -165,9 +164,9 @@ class _Linearized:
         parts = self._in_groups(leaves, pushed, self.outputs, chunk_size, randomness, progress)
         return [
             [
-                torch.cat(column[position]).movedim(0, -1).reshape(*output.shape, *leaf.shape)
+                torch.cat(column[position]).movedim(0, -1).reshape(output.shape + leaf.shape)
                 if column[position]
-                else output.new_zeros((*output.shape, *leaf.shape))
+                else output.new_zeros(output.shape + leaf.shape)
                 for column, leaf in zip(parts, leaves, strict=True)
             ]
             for position, output in enumerate(self.outputs)

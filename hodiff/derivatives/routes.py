@@ -80,7 +80,7 @@ def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
             continue
         draw.rewind()
         rows = one_hot_rows(0, leaf.numel(), leaf)
-        product.append(vmap(second(index), randomness="same")(rows).view(leaf.shape))
+        product.append(vmap(second(index), randomness="same")(rows).view(leaf.shape).to(leaf.dtype))
     draw.rewind()
     return tuple(product), slope(primals)[1] if f.has_aux else ()
 

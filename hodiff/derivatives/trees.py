@@ -102,12 +102,18 @@ def flatten_tangents(
             f"{caller}: v does not match x{at}: expected {describe(primal)}, got {describe(leaf)}; "
             "make v with torch.zeros_like or torch.randn_like of the leaf."
         )
-    return tuple(leaves)
+    return tuple(dense(leaf) for leaf in leaves)
 
 
 def tensors_in(tree: PyTree) -> list[Tensor]:
     """All tensors of a tree."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def dense(leaf: Tensor) -> Tensor:
+    """The tensor without shared memory among its elements, which forward mode refuses in expanded tensors."""
+    shared = any(stride == 0 and size > 1 for stride, size in zip(leaf.stride(), leaf.shape, strict=True))
+    return leaf.contiguous() if shared else leaf
 
 
 def one_hot_rows(start: int, stop: int, like: Tensor) -> Tensor:
