@@ -45,6 +45,11 @@ class Finding:
             ``"float64"`` or ``"fails"``.
         message: What was measured.
         remedy: What to do about it.
+
+    Example:
+        >>> print(Finding("forward", 1, "wrong", "relative error 1.0e+00", "Compare jvp with backward."))
+        [wrong] forward, order 1: relative error 1.0e+00
+            remedy: Compare jvp with backward.
     """
 
     route: str

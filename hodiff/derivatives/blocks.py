@@ -36,23 +36,20 @@ def hessian_blocks(
     order = sorted(range(len(function.leaves)), key=lambda i: function.leaves[i].numel())
     plan = [(index, order[position:]) for position, index in enumerate(order)]
 
-    def assemble(name: str) -> tuple[Blocks, list[tuple[float, float]], PyTree]:
+    def assemble(name: str) -> tuple[Blocks, PyTree]:
         linearized = LinearizedHessian(function, name, chunk_size=chunk_size, randomness=randomness, progress=progress)
         if linearized.plain:
             blocks = _fill(linearized, plan)
-            return blocks, [_symmetrize_in_place(blocks[index, index]) for index in order], linearized.source.aux
+            gaps = {index: _symmetrize_in_place(blocks[index, index]) for index in order}
+            _warn_of_asymmetry(linearized, gaps)
+            return blocks, linearized.source.aux
         blocks = _stack(linearized, plan)
         for index in order:
             square = blocks[index, index]
             blocks[index, index] = (square + square.mT) / 2
-        return blocks, [], linearized.source.aux
+        return blocks, linearized.source.aux
 
-    blocks, gaps, aux = follow(route, function.caller, assemble)
-    scale = max((size for _, size in gaps), default=0.0)
-    for index, (gap, _) in zip(order, gaps, strict=False):
-        if gap > torch.finfo(function.leaves[index].dtype).eps ** 0.5 * scale:
-            _warn_of_asymmetry(function, index, gap / scale)
-    return blocks, aux
+    return follow(route, function.caller, assemble)
 
 
 def _fill(linearized: LinearizedHessian, plan: list[tuple[int, list[int]]]) -> Blocks:
@@ -108,12 +105,19 @@ def _symmetrize_in_place(square: Tensor) -> tuple[float, float]:
     return float(gap), float(size)
 
 
-def _warn_of_asymmetry(function: BoundFunction, index: int, size: float) -> None:
-    where = leaf_names(function.unflatten(function.leaves))[index]
-    warnings.warn(
-        f"{function.caller}: the block of {where or 'the argument'} is not symmetric: |H - Hᵀ| reaches {size:.1e} of "
-        "the largest entry. Either the function is not twice differentiable there, or a derivative rule is wrong; "
-        "hodiff.check(f, x) finds which.",
-        HodiffWarning,
-        stacklevel=4,
-    )
+def _warn_of_asymmetry(linearized: LinearizedHessian, gaps: dict[int, tuple[float, float]]) -> None:
+    """Warn of blocks whose two halves differ by more than rounding, of the matrix or of the function's value."""
+    function = linearized.function
+    largest = max(size for _, size in gaps.values())
+    for index, (gap, _) in gaps.items():
+        eps = torch.finfo(function.leaves[index].dtype).eps
+        if gap <= max(eps**0.5 * largest, eps * linearized.magnitude):
+            continue
+        where = leaf_names(function.unflatten(function.leaves))[index]
+        warnings.warn(
+            f"{function.caller}: the block of {where or 'the argument'} is not symmetric: |H - Hᵀ| reaches "
+            f"{gap / largest:.1e} of the largest entry. Either the function is not twice differentiable there, or a "
+            "derivative rule is wrong; hodiff.check(f, x) finds which.",
+            HodiffWarning,
+            stacklevel=6,
+        )

@@ -42,6 +42,12 @@ class BoundFunction:
                 f"{self.caller}: has_aux=True needs a function that returns (output, aux), "
                 f"got {type(result).__name__}; return a pair, or drop has_aux."
             )
+        for leaf in pytree.tree_leaves(result[1]):
+            if not isinstance(leaf, Tensor):
+                raise InputError(
+                    f"{self.caller}: aux must be a pytree of tensors, got {describe(leaf)} in it; "
+                    "return torch.tensor(...) of it."
+                )
         return result
 
     def scalar(self, leaves: Sequence[Tensor]) -> tuple[Tensor, PyTree]:

@@ -75,7 +75,7 @@ def jacobian(
 
     def jacobian_of_f(*args: Any, **kwargs: Any) -> PyTree:
         function = bind("jacobian", f, args, kwargs, argnums, has_aux=has_aux)
-        linearized = _Linearized(function)
+        linearized = follow("reverse", "jacobian", lambda _: _Linearized(function))
         inputs = sum(leaf.numel() for leaf in function.leaves)
         outputs = sum(output.numel() for output in linearized.outputs)
         order = MODES[::-1] if inputs < _FORWARD_PAYS_BELOW * outputs else MODES
@@ -96,6 +96,7 @@ class _Linearized:
 
     def __init__(self, function: BoundFunction):
         self.function = function
+        self.draw = Replay(function.leaves)
         self.traced = torch.compiler.is_compiling()
         specs: list[pytree.TreeSpec] = []
 
@@ -182,18 +183,24 @@ class _Linearized:
         progress: bool,
     ) -> list[list[list[Tensor]]]:
         """Unit directions of every source in groups; entry [source][target] lists what came out, group by group."""
+        redraws = sources is self.function.leaves
         parts: list[list[list[Tensor]]] = [[[] for _ in targets] for _ in sources]
         if self.traced:
             chunk_size, progress = (None if chunk_size == "auto" else chunk_size), False
-        draw = Replay(sources)
         bar = tqdm(total=sum(source.numel() for source in sources), unit=" directions") if progress else None
         for index, source in enumerate(sources):
             bytes_each = self.bytes_each + sum(target.nbytes for target in targets) if chunk_size == "auto" else 0
             size = resolve_chunk_size(chunk_size, source.numel(), bytes_each, source.device)
             for start, stop in spans(source.numel(), size):
                 if randomness == "same":
-                    draw.rewind()
-                results = vmap(along(index), randomness=randomness)(one_hot_rows(start, stop, source))
+                    self.draw.rewind()
+                rows = one_hot_rows(start, stop, source)
+                if stop - start == 1 and not redraws:
+                    # A single cotangent needs no batching rule, and torch's for layer_norm and batch_norm are constants
+                    # to a second derivative.
+                    results: Sequence[Tensor] = [result[None] for result in along(index)(rows[0])]
+                else:
+                    results = vmap(along(index), randomness=randomness)(rows)
                 for part, result in zip(parts[index], results, strict=True):
                     part.append(result)
                 if bar is not None:

@@ -72,6 +72,7 @@ class LinearizedHessian:
     Attributes:
         source: Where the rows come from.
         plain: Whether no transform surrounds the call, so that results may be written in place.
+        magnitude: Size of the function's value, where it is known.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class LinearizedHessian:
                     # Nothing is computed ahead on these routes; a gradient has the intermediates of their primal.
                     gradient(function.scalar)(function.leaves)
         self.plain = isinstance(self.source, RecordedGradient) and not self.source.connected
+        self.magnitude = abs(float(self.source.value)) if isinstance(self.source, RecordedGradient) else 0.0
         self.bytes_each = count.bytes
 
     def groups(self, plan: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int, int, tuple[Tensor, ...]]]:

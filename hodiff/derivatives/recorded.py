@@ -25,6 +25,7 @@ class RecordedGradient:
     """The gradient of a scalar function at a point, with the graph that computed it.
 
     Attributes:
+        value: The function's value.
         aux: The function's auxiliary output.
         connected: Whether products carry a graph of their own, because something outside may differentiate them.
     """
@@ -52,6 +53,7 @@ class RecordedGradient:
             self.gradient = torch.autograd.grad(value, self.primals, create_graph=True, allow_unused=True)
         if all(leaf is None for leaf in self.gradient):
             raise function.independent()
+        self.value = value.detach()
         self.aux = aux if self.connected else pytree.tree_map_only(Tensor, Tensor.detach, aux)
 
     def product(self, tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:

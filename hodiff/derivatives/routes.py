@@ -140,7 +140,7 @@ def validate_route(route: str, caller: str) -> None:
 _UNAVAILABLE = re.compile(
     r"not implemented|not yet implemented|not (currently )?support|n't (yet )?support|once_differentiable"
     r"|must override the setup_context|must implement the (jvp|backward|vjp)|vmap support|atching rule"
-    r"|inplace arithmetic|not possible because there exists a Tensor",
+    r"|inplace arithmetic|not possible because there exists a Tensor|Inference tensors cannot be saved",
     re.IGNORECASE,
 )
 

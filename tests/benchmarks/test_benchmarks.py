@@ -1,0 +1,44 @@
+"""The command line of the benchmarks, and that it times only what is right."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def benchmarks(*arguments: str | Path) -> str:
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_list_names_the_workloads() -> None:
+    listed = [line.split()[0] for line in benchmarks("--list").splitlines()]
+    assert listed == ["hvp", "dense", "overhead"]
+
+
+def test_quick_overhead_saves_finite_ratios(tmp_path: Path) -> None:
+    printed = benchmarks("--quick", "--only", "overhead", "--save", tmp_path)
+    saved = json.loads((tmp_path / "overhead.json").read_text(encoding="utf-8"))
+    assert saved["machine"]["torch"]
+    (problem,) = saved["problems"]
+    assert [row["group"] for row in problem["rows"]].count("unit") == 1
+    for row in problem["rows"]:
+        assert row["name"] in printed
+        assert math.isfinite(row["gradients"])
+        assert row["gradients"] > 0
+        assert row["milliseconds"] > 0
+        assert row["group"] == "unit" or row["relative_error"] <= problem["tolerance"]
+    assert printed.startswith((tmp_path / "overhead.md").read_text(encoding="utf-8")[:200])

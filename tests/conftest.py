@@ -1,0 +1,46 @@
+"""What every test runs under: one thread a worker, seeded generators, reproducible property tests."""
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# xdist's workers share the cores, and the tensors are tiny: more threads only wait for each other.
+torch.set_num_threads(1)
+
+with warnings.catch_warnings():
+    # torch's first forward-mode derivative imports TorchScript decompositions, which announce their deprecation.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    torch.func.jvp(torch.sin, (torch.ones(()),), (torch.ones(()),))
+
+settings.register_profile(
+    "hodiff",
+    deadline=None,
+    derandomize=True,
+    max_examples=25,
+    database=None,
+    # The first examples compile nothing but import a lot; that is no sign of a slow strategy.
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("hodiff")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _global_state_is_left_alone() -> Iterator[None]:
+    """A transform that forgets to restore a mode of torch would change every later test."""
+    before = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype())
+    yield
+    after = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype())
+    assert after == before
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

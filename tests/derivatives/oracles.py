@@ -1,0 +1,117 @@
+"""Second derivatives from function values alone, and the reference of every case.
+
+Nothing here differentiates by torch: a nested derivative of a fused operator is no oracle for itself.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, Case, case, ravel, unravel
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+
+def extrapolate(estimate: Callable[[float], Tensor], step: float, levels: int = 7) -> tuple[Tensor, Tensor]:
+    """The limit at step 0 of estimates whose errors are even in the step, and an estimate of its error.
+
+    Steps are halved; of each number's table the entry that agrees best with its neighbours is returned (Ridders,
+    Advances in Engineering Software 4 (1982), 75-76).
+    """
+    coarser: list[Tensor] = []
+    for level in range(levels):
+        finer = [estimate(step / 2**level)]
+        if level == 0:
+            best, error = finer[0], torch.full_like(finer[0], torch.inf)
+        for k, previous in enumerate(coarser, start=1):
+            finer.append((4**k * finer[-1] - previous) / (4**k - 1))
+            disagreement = torch.maximum((finer[k] - finer[k - 1]).abs(), (finer[k] - previous).abs())
+            better = disagreement < error
+            best, error = torch.where(better, finer[k], best), torch.where(better, disagreement, error)
+        coarser = finer
+    return best, error
+
+
+def second_differences(
+    function: Callable[[Tensor], Tensor], x: Tensor, directions: Tensor, step: float = 0.1
+) -> tuple[Tensor, Tensor]:
+    """d²/dt² function(x + t d) at t = 0 for each row d, and an estimate of its error."""
+    values = torch.func.vmap(function, chunk_size=4096)
+    centre = function(x)
+    return extrapolate(lambda h: (values(x + h * directions) - 2 * centre + values(x - h * directions)) / h**2, step)
+
+
+def third_differences(
+    function: Callable[[Tensor], Tensor], x: Tensor, directions: Tensor, step: float = 0.1
+) -> tuple[Tensor, Tensor]:
+    """d³/dt³ function(x + t d) at t = 0 for each row d, and an estimate of its error."""
+    values = torch.func.vmap(function, chunk_size=4096)
+
+    def odd(h: float) -> Tensor:
+        return values(x + h * directions) - values(x - h * directions)
+
+    return extrapolate(lambda h: (odd(2 * h) - 2 * odd(h)) / (2 * h**3), step)
+
+
+def difference_hessian(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, float]:
+    """The (n, n) Hessian of a function of a vector by polarisation, and an estimate of its largest error."""
+    n, unit = x.numel(), torch.eye(x.numel(), dtype=x.dtype)
+    rows, columns = torch.triu_indices(n, n, offset=1)
+    second, error = second_differences(function, x, torch.cat([unit, unit[rows] + unit[columns]]))
+    hessian = torch.diag(second[:n])
+    hessian[rows, columns] = hessian[columns, rows] = (second[n:] - second[rows] - second[columns]) / 2
+    return hessian, 1.5 * error.max().item()
+
+
+def flat_function(each: Case, x: Any, args: tuple[Any, ...]) -> Callable[[Tensor], Tensor]:
+    """The case as a function of one vector."""
+    return lambda flat: each.function(unravel(flat, x), *args)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The Hessian of a case at its float64 inputs, and how far a right answer may be from it."""
+
+    hessian: Tensor
+    tolerance: float
+
+    def check(self, actual: Tensor, expected: Tensor, scale: float = 1.0) -> None:
+        torch.testing.assert_close(actual, expected, rtol=0, atol=self.tolerance * max(1.0, scale))
+
+
+@functools.cache
+def reference(name: str) -> Reference:
+    """The closed form of a case where there is one, differences of its values where not."""
+    each = case(name)
+    x, args = each.inputs()
+    if each.hessian is not None:
+        hessian = torch.from_numpy(each.hessian(x, args))
+        return Reference(hessian, 1e-12 * max(1.0, hessian.abs().max().item()))
+    hessian, error = difference_hessian(flat_function(each, x, args), ravel(x))
+    # An estimate that is the least of many is too small now and then: hence the floor.
+    return Reference(hessian, max(10 * error, 1e-8 * hessian.abs().max().item()))
+
+
+def route_table(routes: Iterable[str]) -> list[Any]:
+    """Every case by every route that exists; where torch is known to be wrong, a failure is expected and told.
+
+    The mark is strict: a route that comes right has to leave the record.
+    """
+    wrong = pytest.mark.xfail(raises=AssertionError, strict=True, reason="torch's own rule is wrong")
+    return [
+        pytest.param(each, route, id=f"{each.name}-{route}", marks=[wrong] if route in each.wrong_in_torch else [])
+        for each in CASES
+        for route in routes
+        if route not in each.missing_in_torch
+    ]
+
+
+def assert_same_structure(actual: Any, expected: Any) -> None:
+    """Same pytree, and leaf by leaf the same shape, dtype and device."""
+    (actual_leaves, actual_spec), (expected_leaves, expected_spec) = tree_flatten(actual), tree_flatten(expected)
+    assert actual_spec == expected_spec
+    for a, b in zip(actual_leaves, expected_leaves, strict=True):
+        assert (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)

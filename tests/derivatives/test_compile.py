@@ -1,0 +1,89 @@
+"""torch.compile(fullgraph=True) around hodiff. Compilation is slow, so each test compiles one small thing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cases import case as named
+from cases import ravel
+from torch import Tensor
+
+from hodiff import ROUTES, hessian, hessian_diagonal, hessian_matrix, hvp, jacobian
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache() -> None:
+    torch.compiler.reset()
+
+
+def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> Callable[..., Any]:
+    """aot_eager captures and differentiates as the default backend does, and leaves out the C++ compiler."""
+    return torch.compile(function, fullgraph=True, backend=backend)
+
+
+@pytest.mark.parametrize("route", ["auto", *ROUTES])
+def test_hvp(route: str) -> None:
+    case = named("mlp")
+    x, args = case.inputs()
+    v = case.vector()
+    function = compiled(lambda x, v, *args: hvp(case.function, x, v, *args, route=route))
+    torch.testing.assert_close(function(x, v, *args), hvp(case.function, x, v, *args))
+    # A second point with the same graph: nothing of the first may have been kept as a constant.
+    other, other_v = case.inputs(seed=5)[0], case.vector(seed=6)
+    torch.testing.assert_close(function(other, other_v, *args), hvp(case.function, other, other_v, *args))
+
+
+# Inductor imports TorchScript, which announces its deprecation.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_hvp_by_the_default_backend() -> None:
+    case = named("tied")
+    x, args = case.inputs()
+    v = case.vector()
+    function = compiled(lambda x, v, *args: hvp(case.function, x, v, *args), backend="inductor")
+    torch.testing.assert_close(function(x, v, *args), hvp(case.function, x, v, *args))
+
+
+@pytest.mark.parametrize("name", ["logistic_regression", "nested"])
+def test_dense(name: str) -> None:
+    case = named(name)
+    x, args = case.inputs()
+
+    def everything(x: Any, *args: Any) -> tuple[Any, ...]:
+        return (
+            hessian(case.function)(x, *args),
+            hessian_matrix(case.function, x, *args),
+            hessian_diagonal(case.function)(x, *args),
+        )
+
+    torch.testing.assert_close(compiled(everything)(x, *args), everything(x, *args))
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_jacobian(mode: str) -> None:
+    def function(x: Tensor) -> Tensor:
+        return jacobian(lambda y: torch.tanh(y).cumsum(0), mode=mode)(x)
+
+    x = torch.linspace(-1, 1, 4, dtype=torch.float64)
+    torch.testing.assert_close(compiled(function)(x), function(x))
+
+
+def test_compiled_function_inside() -> None:
+    """The user compiles the model, not the product: it has to be right, or to say that it cannot."""
+    case = named("softmax_regression")
+    x, args = case.inputs()
+    v = case.vector()
+    model = torch.compile(case.function, backend="eager")
+    torch.testing.assert_close(hvp(model, x, v, *args), hvp(case.function, x, v, *args))
+
+
+def test_third_order_through_a_compiled_product() -> None:
+    case = named("log_sum_exp")
+    x, _ = case.inputs()
+    v = case.vector()
+
+    def curvature(x: Tensor) -> Tensor:
+        return ravel(hvp(case.function, x, v)) @ v
+
+    function = compiled(lambda x: torch.func.grad(curvature)(x))
+    torch.testing.assert_close(function(x), torch.func.grad(curvature)(x))

@@ -1,0 +1,390 @@
+"""Bad input: the exact type of the error, and a message that names the argument, what was expected and what came."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hodiff import (
+    ROUTES,
+    HodiffError,
+    HodiffWarning,
+    InputError,
+    RouteError,
+    directional_derivatives,
+    hessian,
+    hessian_diagonal,
+    hessian_matrix,
+    hvp,
+    jacobian,
+)
+
+X = torch.tensor([1.0, 2.0, 3.0])
+TREE = {"layer.weight": torch.ones(2, 3), "layer.bias": torch.ones(3)}
+
+
+def cubes(x: Tensor) -> Tensor:
+    return (x**3).sum()
+
+
+def tree_cubes(x: dict[str, Tensor]) -> Tensor:
+    return sum((leaf**3).sum() for leaf in x.values())
+
+
+def changed(**leaves: Any) -> dict[str, Any]:
+    return {**TREE, **{f"layer.{name}": leaf for name, leaf in leaves.items()}}
+
+
+BAD_DIRECTIONS = {
+    "shape": (
+        lambda: hvp(tree_cubes, TREE, changed(weight=torch.ones(3, 2))),
+        ["hvp", "v", "['layer.weight']", "expected (2, 3) float32", "got (3, 2) float32"],
+    ),
+    "shape that would broadcast": (
+        lambda: hvp(cubes, X, torch.ones(())),
+        ["hvp", "v", "expected (3,) float32", "got () float32"],
+    ),
+    "dtype": (
+        lambda: hvp(tree_cubes, TREE, changed(bias=torch.ones(3, dtype=torch.float64))),
+        ["hvp", "v", "['layer.bias']", "expected (3,) float32", "got (3,) float64"],
+    ),
+    "device": (
+        lambda: hvp(tree_cubes, TREE, changed(bias=torch.ones(3, device="meta"))),
+        ["hvp", "v", "['layer.bias']", "expected (3,) float32", "got (3,) float32 on meta"],
+    ),
+    "missing leaf": (
+        lambda: hvp(tree_cubes, TREE, {"layer.weight": torch.ones(2, 3)}),
+        ["hvp", "v", "['layer.bias']"],
+    ),
+    "additional leaf": (
+        lambda: hvp(tree_cubes, TREE, changed(scale=torch.ones(()))),
+        ["hvp", "v", "['layer.scale']"],
+    ),
+    "tensor for a tree": (lambda: hvp(tree_cubes, TREE, torch.ones(9)), ["hvp", "v", "['layer.weight']"]),
+    "no tensor": (lambda: hvp(cubes, X, [1.0, 0.0, 0.0]), ["hvp", "v"]),
+    "NumPy array": (lambda: hvp(cubes, X, np.ones(3)), ["hvp", "v", "expected (3,) float32", "ndarray"]),
+    "of directional derivatives": (
+        lambda: directional_derivatives(tree_cubes, TREE, changed(weight=torch.ones(3, 2)), order=2),
+        ["directional_derivatives", "v", "['layer.weight']", "expected (2, 3) float32", "got (3, 2) float32"],
+    ),
+}
+
+# Each transform as a function of f and x, for the faults that all of them can meet.
+TRANSFORMS: dict[str, Callable[[Callable[..., Any], Any], Any]] = {
+    "hvp": lambda f, x: hvp(f, x, torch.utils._pytree.tree_map(torch.ones_like, x)),
+    "hessian": lambda f, x: hessian(f)(x),
+    "hessian_matrix": lambda f, x: hessian_matrix(f, x),
+    "hessian_diagonal": lambda f, x: hessian_diagonal(f)(x),
+    "jacobian": lambda f, x: jacobian(f)(x),
+    "directional_derivatives": lambda f, x: directional_derivatives(
+        f, x, torch.utils._pytree.tree_map(torch.ones_like, x), order=2
+    ),
+}
+OF_SCALARS = [name for name in TRANSFORMS if name not in {"jacobian", "directional_derivatives"}]
+
+
+def raises(call: Callable[[], Any], parts: list[str], error: type[Exception] = InputError) -> str:
+    """Call, and check type and message; every part has to be in it."""
+    with pytest.raises(error) as caught:
+        call()
+    assert type(caught.value) is error
+    message = str(caught.value)
+    assert [part for part in parts if part not in message] == [], message
+    return message
+
+
+@pytest.mark.parametrize("fault", BAD_DIRECTIONS)
+def test_direction_does_not_match(fault: str) -> None:
+    raises(*BAD_DIRECTIONS[fault])
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize(
+    ("leaf", "parts"),
+    [
+        (torch.arange(3), ["(3,) int64", "floating-point", ".to("]),
+        (torch.ones(3, dtype=torch.bool), ["(3,) bool", "floating-point"]),
+        (torch.ones(3, dtype=torch.complex64), ["(3,) complex64", "real", "view_as_real"]),
+    ],
+    ids=["integer", "bool", "complex"],
+)
+def test_leaf_that_has_no_derivative(leaf: Tensor, parts: list[str], name: str) -> None:
+    raises(lambda: TRANSFORMS[name](lambda x: x["good"].sum(), {"good": X, "bad": leaf}), [name, "['bad']", *parts])
+
+
+@pytest.mark.parametrize("name", ["hessian", "hessian_matrix", "hessian_diagonal", "jacobian"])
+def test_leaf_that_is_no_tensor(name: str) -> None:
+    call = TRANSFORMS[name]
+    raises(lambda: call(lambda x: x["good"].sum(), {"good": X, "rate": 0.1}), [name, "['rate']", "float", "0.1"])
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_no_leaf_at_all(name: str) -> None:
+    raises(lambda: TRANSFORMS[name](lambda x: torch.ones(()), {}), [name, "tensor"])
+
+
+@pytest.mark.parametrize("name", OF_SCALARS)
+@pytest.mark.parametrize(
+    ("f", "parts"),
+    [
+        (lambda x: x**2, ["()", "(3,) float32"]),
+        (lambda x: (x**2).sum(0, keepdim=True), ["()", "(1,) float32"]),
+        (lambda x: (x**2).sum().to(torch.complex64), ["real", "complex64"]),
+        (lambda x: (x**2).sum().long(), ["int64"]),
+        (lambda x: float((x.detach() ** 2).sum()), ["float"]),
+        (lambda x: None, ["NoneType"]),
+        (lambda x: ((x**2).sum(), x), ["tuple", "has_aux"]),
+    ],
+    ids=["vector", "one element", "complex", "integer", "float", "None", "pair"],
+)
+def test_output_that_is_no_scalar(f: Callable[[Tensor], Any], parts: list[str], name: str) -> None:
+    raises(lambda: TRANSFORMS[name](f, X), [name, *parts])
+
+
+FROZEN = nn.Linear(3, 1)
+
+# What each of these returns does not depend on x as far as autograd can tell; zeros would be a silent lie.
+INDEPENDENT: dict[str, Callable[[Tensor], Tensor]] = {
+    "constant": lambda x: torch.ones(()),
+    "detached": lambda x: (x.detach() ** 2).sum(),
+    "item": lambda x: torch.tensor((x**2).sum().detach().item()),
+    "module's own parameters": lambda x: FROZEN(torch.ones(3)).sum(),
+}
+
+
+@pytest.mark.parametrize("fault", INDEPENDENT)
+@pytest.mark.parametrize("route", ["auto", *ROUTES])
+def test_output_that_does_not_depend_on_the_input(route: str, fault: str) -> None:
+    f = INDEPENDENT[fault]
+    parts = ["does not depend", "detach", "functional_call"]
+    raises(lambda: hvp(f, X, X, route=route), ["hvp", *parts])
+    raises(lambda: hessian_matrix(f, X, route=route), ["hessian_matrix", *parts])
+    raises(lambda: hessian(f, route=route)(X), ["hessian", *parts])
+    raises(lambda: hessian_diagonal(f, route=route)(X), ["hessian_diagonal", *parts])
+
+
+def test_numpy_inside_the_function() -> None:
+    """Under a torch.func transform a tensor has no .numpy(), and torch says so itself."""
+
+    def f(x: Tensor) -> Tensor:
+        return torch.as_tensor(np.sum(x.detach().numpy() ** 2))
+
+    for name in ("hvp", "hessian_matrix"):
+        raises(lambda name=name: TRANSFORMS[name](f, X), [name, "does not depend", "NumPy"])
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_an_error_of_the_function_is_its_own(name: str) -> None:
+    """hodiff neither hides nor renames what the user's code raises."""
+
+    def f(x: Tensor) -> Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        TRANSFORMS[name](f, X)
+
+    def mismatched(x: Tensor) -> Tensor:
+        return (x @ torch.ones(4, 2)).sum()
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        TRANSFORMS[name](mismatched, X)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("f", [None, 3.0, X], ids=["None", "float", "tensor"])
+def test_function_that_is_not_callable(f: Any, name: str) -> None:
+    raises(lambda: TRANSFORMS[name](f, X), [name, "callable"])
+
+
+WITH_ROUTE: dict[str, Callable[[Any], Any]] = {
+    "hvp": lambda route: hvp(cubes, X, X, route=route),
+    "hessian": lambda route: hessian(cubes, route=route)(X),
+    "hessian_matrix": lambda route: hessian_matrix(cubes, X, route=route),
+    "hessian_diagonal": lambda route: hessian_diagonal(cubes, route=route)(X),
+}
+
+
+@pytest.mark.parametrize("name", WITH_ROUTE)
+@pytest.mark.parametrize("route", ["forward", "reverse_over_reverse", "", None, 2, ["auto"]])
+def test_unknown_route(route: Any, name: str) -> None:
+    raises(lambda: WITH_ROUTE[name](route), [name, "route", repr(route), "'auto'", *map(repr, ROUTES)])
+
+
+@pytest.mark.parametrize("mode", ["fwd", "", None, 1, "reverse-over-reverse"])
+def test_unknown_mode(mode: Any) -> None:
+    raises(lambda: jacobian(cubes, mode=mode)(X), ["jacobian", "mode", repr(mode), "'auto'", "'forward'", "'reverse'"])
+
+
+WITH_OPTIONS: dict[str, Callable[..., Any]] = {
+    "hessian": lambda **options: hessian(cubes, **options)(X),
+    "hessian_matrix": lambda **options: hessian_matrix(cubes, X, **options),
+    "hessian_diagonal": lambda **options: hessian_diagonal(cubes, **options)(X),
+    "jacobian": lambda **options: jacobian(cubes, **options)(X),
+}
+
+
+@pytest.mark.parametrize("name", WITH_OPTIONS)
+@pytest.mark.parametrize("chunk_size", [0, -1, 2.5, "big", True, [3]])
+def test_bad_chunk_size(chunk_size: Any, name: str) -> None:
+    raises(lambda: WITH_OPTIONS[name](chunk_size=chunk_size), [name, "chunk_size", "positive int", repr(chunk_size)])
+
+
+@pytest.mark.parametrize("name", WITH_OPTIONS)
+@pytest.mark.parametrize("randomness", ["different", "none", None])
+def test_bad_randomness(randomness: Any, name: str) -> None:
+    raises(
+        lambda: WITH_OPTIONS[name](randomness=randomness), [name, "randomness", repr(randomness), "'error'", "'same'"]
+    )
+
+
+@pytest.mark.parametrize("transform", [hessian, hessian_diagonal, jacobian])
+@pytest.mark.parametrize("argnums", [1, -2, (0, 1), (), (0, 0), (0, -1), 0.0, "x", True, [0], None])
+def test_bad_argnums(argnums: Any, transform: Callable[..., Any]) -> None:
+    raises(lambda: transform(cubes, argnums)(X), [transform.__name__, "argnums", repr(argnums)])
+
+
+@pytest.mark.parametrize("transform", [hessian, hessian_diagonal, jacobian])
+def test_differentiated_argument_by_keyword(transform: Callable[..., Any]) -> None:
+    raises(lambda: transform(cubes)(x=X), [transform.__name__, "position"])
+
+
+@pytest.mark.parametrize("order", [-1, 1.5, "2", None, True])
+def test_bad_order(order: Any) -> None:
+    raises(lambda: directional_derivatives(cubes, X, X, order=order), ["directional_derivatives", "order", repr(order)])
+
+
+WITH_AUX: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "hvp": lambda f: hvp(f, X, X, has_aux=True),
+    "hessian": lambda f: hessian(f, has_aux=True)(X),
+    "hessian_matrix": lambda f: hessian_matrix(f, X, has_aux=True),
+    "hessian_diagonal": lambda f: hessian_diagonal(f, has_aux=True)(X),
+    "jacobian": lambda f: jacobian(f, has_aux=True)(X),
+}
+
+
+@pytest.mark.parametrize("name", WITH_AUX)
+@pytest.mark.parametrize(
+    "f", [cubes, lambda x: (cubes(x), x, x), lambda x: [cubes(x), x]], ids=["tensor", "triple", "list"]
+)
+def test_has_aux_needs_a_pair(f: Callable[[Tensor], Any], name: str) -> None:
+    raises(lambda: WITH_AUX[name](f), [name, "has_aux", "(output, aux)"])
+
+
+class OnceDifferentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad_output * 3 * x**2
+
+
+class WithoutForwardRule(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad_output * 3 * x**2
+
+
+@pytest.mark.parametrize("name", OF_SCALARS)
+def test_once_differentiable_is_not_taken_for_zero(name: str) -> None:
+    """torch itself returns zeros here: the backward pass hands out constants."""
+    message = raises(
+        lambda: TRANSFORMS[name](lambda x: OnceDifferentiable.apply(x).sum(), X),
+        ["once_differentiable", "OnceDifferentiable"],
+        RouteError,
+    )
+    assert all(route in message for route in ROUTES)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_function_without_a_forward_rule(route: str) -> None:
+    """Reverse mode alone can pass; what another route says is kept, and "auto" finds the way."""
+
+    def f(x: Tensor) -> Tensor:
+        return WithoutForwardRule.apply(x).sum()
+
+    assert hvp(f, X, X).equal(6 * X * X)
+    assert hessian_matrix(f, X).equal(torch.diag(6 * X))
+    if route == "reverse-over-reverse":
+        assert hvp(f, X, X, route=route).equal(6 * X * X)
+    elif "over-forward" in route:
+        raises(lambda: hvp(f, X, X, route=route), ["hvp", route, "jvp"], RouteError)
+        raises(lambda: hessian_matrix(f, X, route=route), ["hessian_matrix", route, "jvp"], RouteError)
+
+
+@pytest.mark.parametrize("name", OF_SCALARS)
+def test_operator_without_any_second_derivative(name: str) -> None:
+    message = raises(
+        lambda: TRANSFORMS[name](lambda x: torch.nn.functional.hardsigmoid(x).sum(), X), [name], RouteError
+    )
+    assert all(route in message for route in ROUTES)
+
+
+class Rotation(torch.autograd.Function):
+    """Claims to be a scalar whose gradient is (x₁, −x₀): no function has that gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad_output * torch.stack([x[1], -x[0]])
+
+
+@pytest.mark.parametrize("name", ["hessian", "hessian_matrix"])
+def test_a_hessian_that_is_not_symmetric_is_told(name: str) -> None:
+    """The average of the two halves would look like a Hessian."""
+    with pytest.warns(HodiffWarning, match=f"{name}: .*not symmetric") as caught:
+        TRANSFORMS[name](Rotation.apply, X[:2])
+    assert caught[0].filename == __file__
+
+
+def test_hierarchy() -> None:
+    """Users catch one class, or the built-in one that they already catch."""
+    assert issubclass(InputError, HodiffError)
+    assert issubclass(InputError, ValueError)
+    assert issubclass(RouteError, HodiffError)
+    assert issubclass(RouteError, RuntimeError)
+
+
+@pytest.mark.parametrize("name", OF_SCALARS)
+def test_a_failed_call_changes_nothing(name: str) -> None:
+    x = X.clone().requires_grad_()
+    for f in (lambda y: y**2, lambda y: OnceDifferentiable.apply(y).sum(), lambda y: y.detach().sum()):
+        with pytest.raises(HodiffError):
+            TRANSFORMS[name](f, x)
+    assert x.equal(X)
+    assert x.grad is None
+    assert x.requires_grad
+    assert torch.is_grad_enabled()
+    # No transform's level is left open: the next derivative is right.
+    torch.testing.assert_close(TRANSFORMS["hessian_matrix"](cubes, X), torch.diag(6 * X))

@@ -1,0 +1,342 @@
+"""hodiff on nn.Modules: parameter dicts, frozen and tied parameters, dropout, batch norm, recurrent cells."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import ravel, unravel
+from derivatives.oracles import assert_same_structure, difference_hessian
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
+
+from hodiff import ROUTES, HodiffError, RouteError, hessian, hessian_diagonal, hessian_matrix, hvp, jacobian
+
+EVERY_ROUTE = pytest.mark.parametrize("route", ["auto", *ROUTES])
+OTHER_ROUTES = pytest.mark.parametrize("route", ROUTES[1:])
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def classifier(**inner: nn.Module) -> nn.Module:
+    layers = {"first": nn.Linear(3, 4), **inner, "activation": nn.Tanh(), "last": nn.Linear(4, 2)}
+    model = nn.Sequential()
+    for name, layer in layers.items():
+        model.add_module(name, layer)
+    return model.double()
+
+
+INPUTS, TARGETS = draw(6, 3), torch.tensor([0, 1, 1, 0, 1, 0])
+
+
+def loss_of(model: nn.Module) -> Callable[[dict[str, Tensor]], Tensor]:
+    return lambda parameters: F.cross_entropy(functional_call(model, parameters, (INPUTS,)), TARGETS)
+
+
+def detached(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def direction(tree: Any, seed: int = 3) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return tree_map(lambda leaf: torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype), tree)
+
+
+def exact(f: Callable[[Any], Tensor], x: Any) -> Tensor:
+    """The Hessian of a function of a pytree by differences of its values."""
+    with torch.no_grad():
+        hessian, error = difference_hessian(lambda flat: f(unravel(flat, x)), ravel(x))
+    assert error < 1e-6
+    return hessian
+
+
+@EVERY_ROUTE
+def test_live_parameters(route: str) -> None:
+    """`dict(model.named_parameters())` as it is, requires_grad and all."""
+    model = classifier()
+    parameters = dict(model.named_parameters())
+    v = direction(detached(model))
+    product = hvp(loss_of(model), parameters, v, route=route)
+    assert_same_structure(product, detached(model))
+    assert all(type(leaf) is Tensor for leaf in product.values())
+    expected = exact(loss_of(model), detached(model)) @ ravel(v)
+    torch.testing.assert_close(ravel(product), expected, rtol=0, atol=1e-7)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@EVERY_ROUTE
+def test_frozen_parameters(route: str) -> None:
+    """requires_grad=False says what an optimizer trains, not what a derivative is taken in."""
+    model = classifier()
+    model.first.requires_grad_(False)
+    live = dict(model.named_parameters())
+    v = direction(detached(model))
+    everything = hvp(loss_of(model), live, v, route=route)
+    torch.testing.assert_close(everything, hvp(loss_of(model), detached(model), v, route=route))
+    trainable = {name: leaf for name, leaf in live.items() if leaf.requires_grad}
+    assert list(trainable) == ["last.weight", "last.bias"]
+    v = {name: v[name] for name in trainable}
+    product = hvp(loss_of(model), trainable, v, route=route)
+    expected = exact(loss_of(model), detached(model))[16:, 16:] @ ravel(v)
+    torch.testing.assert_close(ravel(product), expected, rtol=0, atol=1e-7)
+
+
+@EVERY_ROUTE
+def test_parameters_closed_over(route: str) -> None:
+    """A Hessian in the data, whose trace is then trained: gradients reach the parameters."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    x, v = draw(3), draw(3, seed=1)
+    product = hvp(lambda point: model(point).sum(), x, v, route=route)
+    assert product.requires_grad
+    (product @ v).backward()
+    weight, step = model[0].weight, 1e-5
+    actual = weight.grad.clone()
+
+    def curvature() -> Tensor:
+        return hvp(lambda point: model(point).sum(), x, v, route=route) @ v
+
+    with torch.no_grad():
+        for index in [(0, 0), (2, 1), (3, 2)]:
+            weight[index] += step
+            above = curvature()
+            weight[index] -= 2 * step
+            below = curvature()
+            weight[index] += step
+            torch.testing.assert_close(actual[index], (above - below) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+def tied_model() -> nn.Module:
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Tanh(), nn.Linear(3, 4, bias=False)).double()
+    model[2].weight = model[0].weight
+    return model
+
+
+@EVERY_ROUTE
+def test_tied_parameters(route: str) -> None:
+    """One leaf, two uses: the diagonal block has all four terms."""
+    model = tied_model()
+    tokens, labels = torch.tensor([0, 1, 3, 3]), torch.tensor([1, 2, 0, 3])
+
+    def f(parameters: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(functional_call(model, parameters, (tokens,)), labels)
+
+    x = detached(model)
+    assert list(x) == ["0.weight"]
+    torch.testing.assert_close(hessian_matrix(f, x, route=route), exact(f, x), rtol=0, atol=1e-7)
+
+
+def fixed_dropout(mask: Tensor) -> nn.Module:
+    class Masked(nn.Module):
+        def forward(self, features: Tensor) -> Tensor:
+            return features * mask
+
+    return Masked()
+
+
+def draw_mask(seed: int) -> Tensor:
+    torch.manual_seed(seed)
+    return F.dropout(torch.ones(6, 4, dtype=torch.float64), 0.5)
+
+
+@pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
+def test_dropout_is_one_draw(route: str) -> None:
+    """Under a seed, every transform differentiates the function that this one mask makes."""
+    model = classifier(drop=nn.Dropout(0.5))
+    mask = draw_mask(7)
+    assert 0 < mask.count_nonzero() < mask.numel()
+    masked = classifier(drop=fixed_dropout(mask))
+    x = detached(model)
+    truth = exact(loss_of(masked), x)
+    transforms: dict[str, tuple[Callable[[], Any], Tensor]] = {
+        "matrix": (lambda: hessian_matrix(loss_of(model), x, route=route), truth),
+        "matrix in groups": (lambda: hessian_matrix(loss_of(model), x, route=route, chunk_size=3), truth),
+        "diagonal": (lambda: ravel(hessian_diagonal(loss_of(model), route=route)(x)), truth.diagonal()),
+    }
+    for name, (transform, expected) in transforms.items():
+        torch.manual_seed(7)
+        actual = transform()
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-7, msg=lambda m, name=name: f"{name}: {m}")
+    v = direction(x)
+    torch.manual_seed(7)
+    product = hvp(loss_of(model), x, v, route=route)
+    torch.testing.assert_close(ravel(product), truth @ ravel(v), rtol=0, atol=1e-7)
+
+
+@OTHER_ROUTES
+def test_dropout_is_not_drawn_anew_in_silence(route: str) -> None:
+    """Rows of one matrix may not belong to different functions."""
+    f, x = loss_of(model := classifier(drop=nn.Dropout(0.5))), detached(model)
+    for transform in (
+        lambda: hessian_matrix(f, x, route=route),
+        lambda: hessian(f, route=route)(x),
+        lambda: hessian_diagonal(f, route=route)(x),
+    ):
+        with pytest.raises(HodiffError, match="randomness"):
+            transform()
+
+
+@OTHER_ROUTES
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_one_draw_shared_on_request(chunk_size: int | None, route: str) -> None:
+    f, x = loss_of(model := classifier(drop=nn.Dropout(0.5))), detached(model)
+    truth = exact(loss_of(classifier(drop=fixed_dropout(draw_mask(7)))), x)
+    torch.manual_seed(7)
+    actual = hessian_matrix(f, x, route=route, randomness="same", chunk_size=chunk_size)
+    torch.testing.assert_close(actual, truth, rtol=0, atol=1e-7)
+
+
+@EVERY_ROUTE
+def test_a_product_with_dropout_is_of_one_draw(route: str) -> None:
+    f, x = loss_of(model := classifier(drop=nn.Dropout(0.5))), detached(model)
+    v = direction(x)
+    truth = exact(loss_of(classifier(drop=fixed_dropout(draw_mask(7)))), x)
+    torch.manual_seed(7)
+    torch.testing.assert_close(ravel(hvp(f, x, v, route=route)), truth @ ravel(v), rtol=0, atol=1e-7)
+
+
+def kept_cubes(x: Tensor) -> tuple[Tensor, Tensor]:
+    kept = F.dropout(x, 0.5)
+    return (kept**3).sum(), kept
+
+
+@EVERY_ROUTE
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_aux_belongs_to_the_draw_of_the_derivative(chunk_size: int | None, route: str) -> None:
+    """With y = m ⊙ x the Hessian of Σy³ is diag(6 y m²), so aux tells which draw was differentiated."""
+    x = draw(20)
+    options = {"route": route, "chunk_size": chunk_size, "randomness": "same", "has_aux": True}
+    product, kept = hvp(kept_cubes, x, torch.ones_like(x), route=route, has_aux=True)
+    matrix, kept_by_matrix = hessian_matrix(kept_cubes, x, **options)
+    diagonal, kept_by_diagonal = hessian_diagonal(kept_cubes, **options)(x)
+    assert 0 < kept.count_nonzero() < 20
+    torch.testing.assert_close(product, 6 * kept * (kept / x) ** 2)
+    torch.testing.assert_close(matrix, torch.diag(6 * kept_by_matrix * (kept_by_matrix / x) ** 2))
+    torch.testing.assert_close(diagonal, 6 * kept_by_diagonal * (kept_by_diagonal / x) ** 2)
+
+
+@pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_aux_belongs_to_the_draw_of_the_jacobian(chunk_size: int | None, mode: str) -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        kept = F.dropout(x, 0.5)
+        return kept**2, kept
+
+    x = draw(20)
+    block, kept = jacobian(f, mode=mode, chunk_size=chunk_size, randomness="same", has_aux=True)(x)
+    assert 0 < kept.count_nonzero() < 20
+    torch.testing.assert_close(block, torch.diag(2 * kept * kept / x))
+
+
+def test_a_forward_jacobian_does_not_draw_anew_in_silence() -> None:
+    with pytest.raises(HodiffError, match="randomness"):
+        jacobian(lambda x: F.dropout(x, 0.5), mode="forward")(draw(5))
+
+
+def test_dropout_in_eval_mode_by_every_route() -> None:
+    f, x = loss_of(model := classifier(drop=nn.Dropout(0.5)).eval()), detached(model)
+    for route in ROUTES:
+        torch.testing.assert_close(hessian_matrix(f, x, route=route), exact(f, x), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
+def test_batch_norm_in_training(route: str) -> None:
+    """The statistics of the batch are differentiated; the running ones are updated once, as by one forward pass."""
+    model, twin = classifier(norm=nn.BatchNorm1d(4)), classifier(norm=nn.BatchNorm1d(4))
+    twin.load_state_dict(model.state_dict())
+    # Differences evaluate a stateless copy, whose buffers functional_call discards.
+    stateless = classifier(norm=nn.BatchNorm1d(4, track_running_stats=False))
+    x = detached(model)
+    v = direction(x)
+    product = hvp(loss_of(model), x, v, route=route)
+    torch.testing.assert_close(ravel(product), exact(loss_of(stateless), x) @ ravel(v), rtol=0, atol=1e-7)
+    twin(INPUTS)
+    torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+    assert not any(buffer.requires_grad for buffer in model.buffers())
+
+
+def test_dense_hessian_with_batch_norm_in_training() -> None:
+    model, stateless = (classifier(norm=nn.BatchNorm1d(4, track_running_stats=tracked)) for tracked in (True, False))
+    x = detached(model)
+    truth = exact(loss_of(stateless), x)
+    # The bias before the norm has a zero block; the rounding noise in it is no asymmetry to warn of.
+    torch.testing.assert_close(hessian_matrix(loss_of(model), x), truth, rtol=0, atol=1e-7)
+    diagonal = hessian_diagonal(loss_of(model))(x)
+    torch.testing.assert_close(ravel(diagonal), truth.diagonal(), rtol=0, atol=1e-7)
+
+
+def test_batch_norm_in_eval_mode_by_every_route() -> None:
+    model = classifier(norm=nn.BatchNorm1d(4)).eval()
+    f, x = loss_of(model), detached(model)
+    for route in ROUTES:
+        torch.testing.assert_close(hessian_matrix(f, x, route=route), exact(f, x), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("cell", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_layers(cell: type[nn.Module]) -> None:
+    layer = cell(2, 2, batch_first=True).double()
+    sequence = draw(3, 4, 2)
+
+    def f(parameters: dict[str, Tensor]) -> Tensor:
+        return functional_call(layer, parameters, (sequence,))[0].square().mean()
+
+    x = detached(layer)
+    v = direction(x)
+
+    def along(t: Tensor) -> Tensor:
+        return f(tree_map(lambda a, b: a + t * b, x, v))
+
+    h = 1e-3
+    zero = torch.zeros((), dtype=torch.float64)
+    values = [along(zero + step * h) for step in (-2, -1, 0, 1, 2)]
+    curvature = sum(w * y for w, y in zip((-1, 16, -30, 16, -1), values, strict=True)) / (12 * h * h)
+    torch.testing.assert_close(ravel(hvp(f, x, v)) @ ravel(v), curvature, rtol=1e-6, atol=1e-7)
+
+
+def test_attention() -> None:
+    """torch's default kernel has no second derivative, and hodiff says so; its math backend has one."""
+    key, value, x, v = (draw(1, 2, 4, 3, seed=seed) for seed in range(4))
+
+    def f(query: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value).square().sum()
+
+    def primitive(query: Tensor) -> Tensor:
+        return ((query @ key.mT / 3**0.5).softmax(-1) @ value).square().sum()
+
+    expected = exact(primitive, x) @ ravel(v)
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.testing.assert_close(ravel(hvp(f, x, v)), expected, rtol=0, atol=1e-7)
+    with pytest.raises(RouteError) as caught:
+        hvp(f, x, v)
+    assert [route for route in ROUTES if route not in str(caught.value)] == []
+
+
+def test_checkpointed_layers() -> None:
+    model = classifier()
+
+    def f(parameters: dict[str, Tensor]) -> Tensor:
+        logits = checkpoint(lambda x: functional_call(model, parameters, (x,)), INPUTS, use_reentrant=False)
+        return F.cross_entropy(logits, TARGETS)
+
+    x = detached(model)
+    v = direction(x)
+    torch.testing.assert_close(hvp(f, x, v), hvp(loss_of(model), x, v))
+    torch.testing.assert_close(hessian_matrix(f, x), hessian_matrix(loss_of(model), x))
+
+
+def test_rows_of_an_embedding_that_no_token_uses_are_zero() -> None:
+    table = nn.Embedding(5, 2, padding_idx=0).double()
+    tokens = torch.tensor([0, 2, 2, 4])
+
+    def f(parameters: dict[str, Tensor]) -> Tensor:
+        return functional_call(table, parameters, (tokens,)).pow(3).sum()
+
+    x = detached(table)
+    diagonal = hessian_diagonal(f)(x)["weight"]
+    uses = torch.tensor([0, 0, 2, 0, 1], dtype=torch.float64)[:, None]
+    torch.testing.assert_close(diagonal, 6 * uses * x["weight"])

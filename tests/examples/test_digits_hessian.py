@@ -1,0 +1,40 @@
+"""The demo, run the way a newcomer runs it, only smaller."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import hodiff
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_runs_and_checks_itself(tmp_path: Path) -> None:
+    figure = tmp_path / "figures" / "spectra.png"
+    run = subprocess.run(
+        [
+            *(sys.executable, "-W", "error::UserWarning", "examples/digits_hessian.py"),
+            *("--hidden", "2", "--steps", "20", "--output", figure, "--no-progress"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert str(figure) in run.stdout
+    for route in hodiff.ROUTES:
+        before, after = numbers_in_row(run.stdout, route)
+        assert max(before, after) < 1e-10
+    losses = numbers_in_row(run.stdout, "training loss")
+    assert losses[1] < losses[0]
+
+
+def numbers_in_row(table: str, label: str) -> list[float]:
+    row = next(line for line in table.splitlines() if line.startswith(label))
+    return [float(number) for number in re.findall(r"\s(-?[\d.]+(?:e[+-]\d+)?)", row)]

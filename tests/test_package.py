@@ -1,0 +1,124 @@
+"""The package as a user meets it: what an import costs, what is documented, what is installed."""
+
+import importlib
+import importlib.metadata
+import importlib.resources
+import inspect
+import json
+import subprocess
+import sys
+import types
+from typing import Any
+
+import pytest
+
+import hodiff
+
+PUBLIC = sorted(
+    name for name, value in vars(hodiff).items() if not name.startswith("_") and not isinstance(value, types.ModuleType)
+)
+HEAVY = {"scipy", "matplotlib", "sklearn", "pandas", "IPython", "jax", "hypothesis", "pytest"}
+FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(hodiff, name))]
+CLASSES = [name for name in PUBLIC if inspect.isclass(getattr(hodiff, name))]
+
+
+def modules_after(statement: str) -> set[str]:
+    """Names of the modules that a fresh interpreter holds after a statement."""
+    script = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_import_takes_nothing_heavy_along() -> None:
+    assert HEAVY & {name.partition(".")[0] for name in modules_after("import hodiff")} == set()
+
+
+def test_torch_itself_takes_none_of_it_along() -> None:
+    """Else the tests around this one would blame the wrong package."""
+    assert HEAVY & {name.partition(".")[0] for name in modules_after("import torch")} == set()
+
+
+def test_a_product_takes_nothing_heavy_along() -> None:
+    statement = (
+        "import torch, hodiff\n"
+        "x = torch.ones(2)\n"
+        "hodiff.hvp(lambda y: (y**3).sum(), x, x); hodiff.hessian_matrix(lambda y: (y**3).sum(), x)"
+    )
+    assert HEAVY & {name.partition(".")[0] for name in modules_after(statement)} == set()
+
+
+def test_import_prints_and_warns_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "import hodiff"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_routes_run_where_warnings_are_errors(route: str) -> None:
+    """A user's test suite may make errors of warnings; torch's own about TorchScript must not break a route."""
+    statement = (
+        "import torch, hodiff\n"
+        f"x = torch.ones(2); print(hodiff.hvp(lambda y: (y**3).sum(), x, x, route={route!r}).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", statement], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[6.0, 6.0]", "")
+
+
+def test_public_names() -> None:
+    """What the tests and the guides use is there, and the tables above are not empty."""
+    derivatives = {
+        "hvp", "hessian", "hessian_matrix", "hessian_diagonal", "jacobian", "directional_derivatives",
+    }  # fmt: skip
+    assert derivatives <= set(FUNCTIONS)
+    assert {"HodiffError", "InputError", "RouteError", "CheckError", "HodiffWarning"} <= set(CLASSES)
+    assert set(getattr(hodiff, "__all__", PUBLIC)) <= set(dir(hodiff))
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES])
+def test_public_names_are_documented(name: str) -> None:
+    value: Any = getattr(hodiff, name)
+    documentation = inspect.getdoc(value) or ""
+    assert documentation.split("\n")[0].endswith("."), "the first line is one sentence"
+    if inspect.isclass(value) and issubclass(value, BaseException):
+        return
+    assert ">>> " in documentation, "an example that runs"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_docstrings_speak_of_every_parameter(name: str) -> None:
+    function = getattr(hodiff, name)
+    documentation = inspect.getdoc(function) or ""
+    missing = [
+        parameter
+        for parameter in inspect.signature(function).parameters
+        if f"\n    {parameter}:" not in documentation
+        and f"\n    *{parameter}:" not in documentation
+        and f"\n    **{parameter}:" not in documentation
+    ]
+    assert missing == []
+    for section in ("Args:", "Returns:"):
+        assert section in documentation
+
+
+def test_version_is_that_of_the_metadata() -> None:
+    assert hodiff.__version__ == importlib.metadata.version("hodiff")
+
+
+def test_requirements_are_few() -> None:
+    required = {
+        requirement.split(">")[0] for requirement in importlib.metadata.requires("hodiff") if "extra" not in requirement
+    }
+    assert required == {"torch", "numpy", "scipy", "tqdm"}
+
+
+def test_package_is_typed() -> None:
+    assert importlib.resources.files("hodiff").joinpath("py.typed").is_file()
+    for name in FUNCTIONS:
+        signature = inspect.signature(getattr(hodiff, name))
+        annotations = [parameter.annotation for parameter in signature.parameters.values()]
+        assert inspect.Parameter.empty not in [*annotations, signature.return_annotation], name
+
+
+def test_kernels_import() -> None:
+    assert importlib.import_module("hodiff.kernels").__doc__
