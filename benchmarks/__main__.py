@@ -1,0 +1,102 @@
+"""Run the benchmarks: `python -m benchmarks --help`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks import memory
+from benchmarks.machine import machine
+from benchmarks.problems import Result, measure
+from benchmarks.registry import WORKLOADS
+from benchmarks.report import PEER, RESULTS, describe, peer_rows, save_json, time_table
+
+EXPLANATION = """\
+Times are medians over rounds, in each of which every contestant ran once in turn. `gradients` is the time over that
+of one eager gradient of the same function, `/ fastest torch` the time over that of torch's fastest right way; both are
+medians of the ratios within a round. `relative error` compares with central differences of the float64 gradient, or
+with a closed form; a contestant beyond {tolerance:g} is wrong and not timed."""
+PEERS = f"""\
+{PEER} Timed by `python -m benchmarks.peers` in an environment of its own, beside a torch gradient there, which its
+ratio refers to."""
+
+
+def run_workload(name: str, *, rounds: int | None, quick: bool, directory: Path | None) -> list[str]:
+    """Measure one workload, print its tables and save them.
+
+    Args:
+        name: Its key in `WORKLOADS`.
+        rounds: How many rounds to time, or None for its own number.
+        quick: Whether to take few rounds of its quick problems.
+        directory: Where results go and peers are read; None saves nothing.
+
+    Returns:
+        What hodiff got wrong.
+    """
+    workload = WORKLOADS[name]
+    here = machine()
+    page: list[str] = []
+
+    def say(text: str) -> None:
+        page.append(text)
+        print(text, flush=True)
+
+    say(f"# {name}: {workload.title}\n\n{describe(here)}\n")
+    results: list[Result] = []
+    for problem in workload.problems(quick):
+        result = measure(problem, rounds or (5 if quick else workload.rounds))
+        peers = peer_rows(directory or RESULTS, name, problem.name)
+        if not results:
+            say(EXPLANATION.format(tolerance=problem.tolerance) + "\n")
+            if peers:
+                say(PEERS + "\n")
+        say(f"## {result.title}\n\n{time_table(result, peers)}\n")
+        results.append(result)
+    peaks = workload.peaks(quick) if workload.peaks else []
+    if peaks:
+        say(f"## {memory.TITLE}\n\n{memory.memory_table(peaks)}\n")
+    if directory is not None:
+        content = {
+            "workload": name,
+            "title": workload.title,
+            "machine": here,
+            "problems": [result.to_json() for result in results],
+            "peaks": [asdict(peak) for peak in peaks],
+        }
+        save_json(directory / f"{name}.json", content)
+        (directory / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
+    return [f"{result.problem}: {contestant}" for result in results for contestant in result.wrong()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line and run; 1 if hodiff was wrong anywhere."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
+    parser.add_argument("--rounds", type=int, help="rounds to time, instead of each workload's own number")
+    parser.add_argument(
+        "--quick", action="store_true", help="few rounds of the quickest problems; saved only on --save"
+    )
+    parser.add_argument("--list", action="store_true", help="print the workloads and stop")
+    parser.add_argument("--save", type=Path, metavar="DIR", help=f"where results go, by default {RESULTS.name}/")
+    options = parser.parse_args(arguments)
+    if options.list:
+        for name, workload in WORKLOADS.items():
+            print(f"{name:10} {workload.title}")
+        return 0
+    # A quick run must not replace thorough results.
+    directory = options.save or (None if options.quick else RESULTS)
+    wrong = []
+    for name in options.only:
+        wrong += run_workload(name, rounds=options.rounds, quick=options.quick, directory=directory)
+    if directory is not None:
+        print(f"Saved in {directory}.")
+    for each in wrong:
+        print(f"WRONG: {each}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

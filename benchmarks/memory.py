@@ -1,0 +1,90 @@
+"""Peak memory of a dense Hessian, each contestant in a process of its own.
+
+Measured is the growth of the process's resident memory: its highest value during one call, less its value just
+before. Calls on tiny problems come first, so that what torch loads on first use is not counted. The result itself is
+part of the peak.
+
+    python -m benchmarks.memory digits-64-10-256 "hodiff.hessian_matrix"     prints bytes
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.objectives import DIGITS, digits
+from benchmarks.report import table
+from benchmarks.workloads.dense import HESSIANS, functional_row_by_row
+
+STATUS = Path("/proc/self/status")
+ROOT = Path(__file__).resolve().parents[1]
+TITLE = "Peak memory, MiB: how far one call raised the resident memory of a fresh process, result included"
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What one contestant needed for one problem."""
+
+    problem: str
+    name: str
+    mebibytes: float
+
+
+def dense_peaks(quick: bool) -> list[Peak]:
+    """The peaks of all contestants but the row-by-row loop; none where the system does not tell.
+
+    Args:
+        quick: Whether to measure the smallest problem alone.
+
+    Returns:
+        One peak a problem and contestant.
+    """
+    if not STATUS.exists():
+        return []
+    contestants = [name for name, way in HESSIANS.items() if way is not functional_row_by_row]
+    todo = [(problem, name) for problem in list(DIGITS)[: 1 if quick else None] for name in contestants]
+    bar = tqdm(todo, desc="peak memory", leave=False, disable=None)
+    return [Peak(problem, name, peak_of(problem, name) / 2**20) for problem, name in bar]
+
+
+def peak_of(problem: str, name: str) -> int:
+    """Bytes that one contestant needed, measured in a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.memory", problem, name]
+    return int(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def memory_table(peaks: Sequence[Peak]) -> str:
+    """A row a contestant, a column a problem."""
+    found = {(peak.name, peak.problem): f"{peak.mebibytes:.0f}" for peak in peaks}
+    names, problems = dict.fromkeys(peak.name for peak in peaks), dict.fromkeys(peak.problem for peak in peaks)
+    return table(["", *problems], [[name, *(found[name, problem] for problem in problems)] for name in names])
+
+
+def status(field: str) -> int:
+    """A figure that the kernel keeps of this process, in bytes."""
+    # Not `getrusage`: a child inherits its maximum from the parent, however large that is.
+    line = next(line for line in STATUS.read_text(encoding="utf-8").splitlines() if line.startswith(f"{field}:"))
+    return 1024 * int(line.split()[1])
+
+
+def main(problem: str, name: str) -> None:
+    """Measure this process and print the bytes."""
+    for widths in ((4, 10), (4, 3, 10)):
+        tiny = digits(*widths, samples=16)
+        HESSIANS[name](tiny, tiny.parameters())
+    objective = DIGITS[problem]()
+    x = objective.parameters()
+    # Writing 5 resets the high-water mark, which loading the libraries had raised.
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    before = status("VmRSS")
+    HESSIANS[name](objective, x)
+    print(status("VmHWM") - before)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,138 @@
+"""Time the peers: see `benchmarks.peers` for the environment that this needs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from curvlinops import HessianLinearOperator
+from torch import Tensor, nn
+
+from benchmarks import torch_ways
+from benchmarks.machine import machine
+from benchmarks.objectives import DIGITS, NETWORKS, Objective
+from benchmarks.peers import jax_ways
+from benchmarks.problems import Problem, Result, measure
+from benchmarks.race import Contestant
+from benchmarks.reference import difference_product, relative_error
+from benchmarks.report import RESULTS, save_json, time_table
+
+
+def curvlinops_hessian(objective: Objective) -> HessianLinearOperator:
+    """The Hessian as curvlinops' linear operator."""
+    return HessianLinearOperator(
+        objective.module,
+        nn.CrossEntropyLoss(),
+        list(objective.module.parameters()),
+        [(objective.inputs, objective.targets)],
+        check_deterministic=False,
+        num_data=len(objective.inputs),
+    )
+
+
+def product_problem(objective: Objective) -> Problem:
+    """A Hessian-vector product."""
+    x = objective.parameters()
+    n = sum(tensor.numel() for tensor in x.values())
+    direction = torch.randn(n, generator=torch.Generator().manual_seed(1))
+    pieces = direction.split([tensor.numel() for tensor in x.values()])
+    v = {name: piece.view_as(x[name]) for name, piece in zip(x, pieces, strict=True)}
+    operator = curvlinops_hessian(objective)
+    expected = difference_product(objective, direction)
+    peers = {
+        **jax_ways.ways(objective, direction),
+        f"curvlinops {version('curvlinops-for-pytorch')}": lambda: operator @ direction,
+    }
+    torch_way = partial(torch_ways.double_backward, objective, x, v)
+    return problem(objective, peers, torch_way, lambda result: relative_error(vector(result), expected), 1e-4)
+
+
+def dense_problem(objective: Objective) -> Problem:
+    """A dense Hessian."""
+    x = objective.parameters()
+    n = sum(tensor.numel() for tensor in x.values())
+    probe = torch.randn(n, generator=torch.Generator().manual_seed(1))
+    expected = difference_product(objective, probe)
+    operator = curvlinops_hessian(objective)
+    peers = {
+        **jax_ways.dense_ways(objective),
+        f"curvlinops {version('curvlinops-for-pytorch')}, times identity": lambda: operator @ torch.eye(n),
+    }
+
+    def torch_way() -> Tensor:
+        flat = torch.cat([tensor.flatten() for tensor in x.values()])
+        return torch.autograd.functional.hessian(objective.flat, flat, vectorize=True)
+
+    return problem(
+        objective,
+        peers,
+        torch_way,
+        lambda result: relative_error(vector(result).view(n, n) @ probe, expected),
+        1e-4,
+    )
+
+
+def problem(
+    objective: Objective,
+    peers: dict[str, Callable[[], Any]],
+    torch_way: Callable[[], Any],
+    error: Callable[[Any], float],
+    tolerance: float,
+) -> Problem:
+    """A problem for torch and the peers."""
+    gradient = partial(torch_ways.gradient, objective, objective.parameters())
+    return Problem(
+        name=objective.name,
+        title=objective.name,
+        contestants=[
+            Contestant("one gradient, eager", "unit", gradient),
+            Contestant("torch, double backward", "torch", torch_way),
+            *(
+                Contestant(name, "peer gradient" if "one gradient" in name else "peer", run)
+                for name, run in peers.items()
+            ),
+        ],
+        error=error,
+        tolerance=tolerance,
+    )
+
+
+def vector(result: Any) -> Tensor:
+    """Whatever a contestant returned, flat."""
+    if isinstance(result, dict):
+        return torch.cat([tensor.flatten() for tensor in result.values()])
+    return torch.from_numpy(np.array(result)).flatten()
+
+
+def main() -> None:
+    """Measure, print and save."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--save", type=Path, default=RESULTS, metavar="DIR", help="where peers.json goes")
+    options = parser.parse_args()
+
+    def run(problem: Problem) -> Result:
+        result = measure(problem, options.rounds)
+        print(f"## {result.title}\n\n{time_table(result)}\n", flush=True)
+        return result
+
+    products = [run(product_problem(build())) for build in NETWORKS.values()]
+    hessians = [run(dense_problem(build())) for build in DIGITS.values()]
+    save_json(
+        options.save / "peers.json",
+        {
+            "machine": {**machine(), "jax": version("jax"), "curvlinops": version("curvlinops-for-pytorch")},
+            "hvp": {result.problem: result.to_json() for result in products},
+            "dense": {result.problem: result.to_json() for result in hessians},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

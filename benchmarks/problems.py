@@ -1,0 +1,103 @@
+"""A problem: contestants that should agree, checked first and timed after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks.race import Contestant, median_ratio, race
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something to compute, and who computes it.
+
+    Attributes:
+        name: A word for tables, files and peers.
+        title: What it is, in a line.
+        contestants: The unit first.
+        error: The relative error of what a contestant returned; gradients are not asked.
+        tolerance: Beyond this error a contestant is wrong, and its time worthless.
+    """
+
+    name: str
+    title: str
+    contestants: Sequence[Contestant]
+    error: Callable[[Any], float]
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one contestant; times are absent where its answer was wrong.
+
+    Attributes:
+        name: The contestant.
+        group: Its group.
+        milliseconds: Median time of a call.
+        gradients: Median ratio to the unit, one eager gradient.
+        of_fastest_torch: Median ratio to torch's fastest right contestant.
+        relative_error: Of its answer; absent for gradients.
+    """
+
+    name: str
+    group: str
+    milliseconds: float | None = None
+    gradients: float | None = None
+    of_fastest_torch: float | None = None
+    relative_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A problem's rows, in the order of its contestants."""
+
+    problem: str
+    title: str
+    rounds: int
+    tolerance: float
+    rows: list[Row]
+
+    def wrong(self) -> list[str]:
+        """The defaults of hodiff whose answers were wrong."""
+        return [row.name for row in self.rows if row.group == "hodiff" and row.milliseconds is None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts and lists."""
+        return asdict(self)
+
+
+def measure(problem: Problem, rounds: int) -> Result:
+    """Check every contestant, and time those that are right.
+
+    Args:
+        problem: What to measure.
+        rounds: How many rounds to time.
+
+    Returns:
+        The rows.
+    """
+    unit = problem.contestants[0]
+    checked = [each for each in problem.contestants if each.group not in {"unit", "peer gradient"}]
+    errors = {each.name: problem.error(each.run()) for each in checked}
+    right = [each for each in problem.contestants if errors.get(each.name, 0.0) <= problem.tolerance]
+    seconds = race(right, rounds, problem.name)
+    medians = {each.name: median(seconds[each.name]) for each in right}
+    fastest = min((each.name for each in right if each.group == "torch"), key=medians.__getitem__, default=None)
+
+    def row(each: Contestant) -> Row:
+        if each not in right:
+            return Row(each.name, each.group, relative_error=errors[each.name])
+        times = seconds[each.name]
+        return Row(
+            each.name,
+            each.group,
+            milliseconds=1e3 * medians[each.name],
+            gradients=median_ratio(times, seconds[unit.name]),
+            of_fastest_torch=median_ratio(times, seconds[fastest]) if fastest and each != unit else None,
+            relative_error=errors.get(each.name),
+        )
+
+    return Result(problem.name, problem.title, rounds, problem.tolerance, [row(each) for each in problem.contestants])

@@ -1,0 +1,81 @@
+"""Contestants timed in turn, in one process: machines drift, so only neighbours in time are compared."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tqdm import tqdm
+
+# A measurement repeats its call until it lasts about this long, so that the clock's own cost vanishes in it.
+MEASUREMENT_SECONDS = 0.01
+# Thread pools spin for a moment after their last job; this lets the previous contestant's fall asleep.
+PAUSE_SECONDS = 0.003
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to compute the same thing.
+
+    Attributes:
+        name: What tables call it.
+        group: "unit" (what the others' times are divided by), "hodiff" (its defaults), "route" (hodiff told how),
+            "torch", "peer" or "peer gradient".
+        run: Computes it once.
+    """
+
+    name: str
+    group: str
+    run: Callable[[], Any]
+
+
+def race(contestants: Sequence[Contestant], rounds: int, label: str) -> dict[str, list[float]]:
+    """Time every contestant once a round.
+
+    Args:
+        contestants: Who takes part.
+        rounds: How many rounds.
+        label: What the progress bar says.
+
+    Returns:
+        Seconds a call, one number a round, by contestant.
+    """
+    calls = {each.name: calls_in_a_measurement(each.run) for each in contestants}
+    seconds: dict[str, list[float]] = {each.name: [] for each in contestants}
+    collecting = gc.isenabled()
+    gc.disable()
+    gc.freeze()  # what exists already need not be searched again before every measurement
+    try:
+        for _ in tqdm(range(rounds), desc=label, unit="round", leave=False, disable=None):
+            for each in contestants:
+                gc.collect()
+                time.sleep(PAUSE_SECONDS)
+                seconds[each.name].append(seconds_a_call(each.run, calls[each.name]))
+    finally:
+        gc.unfreeze()
+        if collecting:
+            gc.enable()
+    return seconds
+
+
+def calls_in_a_measurement(run: Callable[[], Any]) -> int:
+    """How often to call within one measurement, found while warming up."""
+    seconds = min(seconds_a_call(run, 1) for _ in range(3))
+    return max(1, round(MEASUREMENT_SECONDS / seconds))
+
+
+def seconds_a_call(run: Callable[[], Any], calls: int) -> float:
+    """The mean time of some calls in a row."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def median_ratio(seconds: Sequence[float], unit: Sequence[float]) -> float:
+    """The median over rounds of the ratio within a round."""
+    return median(a / b for a, b in zip(seconds, unit, strict=True))

@@ -1,0 +1,34 @@
+"""The table of workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from benchmarks.memory import Peak, dense_peaks
+from benchmarks.problems import Problem
+from benchmarks.workloads import dense, hvp, overhead
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A family of problems.
+
+    Attributes:
+        title: What it measures, in a line.
+        problems: Yields its problems; with True, only the quick ones.
+        rounds: How many rounds are timed unless the user says otherwise.
+        peaks: Measures the peak memory of its contestants, where that matters.
+    """
+
+    title: str
+    problems: Callable[[bool], Iterable[Problem]]
+    rounds: int
+    peaks: Callable[[bool], list[Peak]] | None = None
+
+
+WORKLOADS = {
+    "hvp": Workload("Hessian-vector products of three networks, float32", hvp.problems, rounds=30),
+    "dense": Workload("dense Hessians of two classifiers, float32", dense.problems, rounds=10, peaks=dense_peaks),
+    "overhead": Workload("what a product costs beyond its arithmetic", overhead.problems, rounds=100),
+}

@@ -1,0 +1,73 @@
+"""Results as JSON for programs and as Markdown tables for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.problems import Result, Row
+
+RESULTS = Path(__file__).parent / "results"
+PEER = "†"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """An aligned Markdown table: the first column to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cells[0].ljust(widths[0]),
+            *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True)),
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = f"|{'-' * (widths[0] + 2)}|" + "".join(f"{'-' * (width + 1)}:|" for width in widths[1:])
+    return "\n".join([line(header), rule, *map(line, rows)])
+
+
+def number(value: float | None, form: str) -> str:
+    """A formatted number, or nothing."""
+    return "" if value is None else format(value, form)
+
+
+def time_table(result: Result, peers: Sequence[Row] = ()) -> str:
+    """The times of one problem, with those that peers took in an environment of their own."""
+    rows = [
+        [
+            row.name,
+            number(row.milliseconds, ".3g") if row.milliseconds is not None or row.group == "unit" else "wrong",
+            number(row.gradients, ".2f"),
+            number(row.of_fastest_torch, ".2f"),
+            number(row.relative_error, ".1e"),
+        ]
+        for row in [*result.rows, *peers]
+    ]
+    return table(["", "ms", "gradients", "/ fastest torch", "relative error"], rows)
+
+
+def peer_rows(directory: Path, workload: str, problem: str) -> list[Row]:
+    """What `python -m benchmarks.peers` found for a problem, if it was run."""
+    path = directory / "peers.json"
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8")).get(workload, {}).get(problem, {"rows": []})
+    # The torch that was timed beside a peer is not the one in this table: only ratios to the gradient carry over.
+    return [
+        Row(**{**row, "name": f"{row['name']} {PEER}", "of_fastest_torch": None})
+        for row in found["rows"]
+        if row["group"] in {"peer", "peer gradient"}
+    ]
+
+
+def save_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def describe(machine: dict[str, str | int]) -> str:
+    """The machine in a line."""
+    return ", ".join(f"{key} {value}" for key, value in machine.items())

@@ -1,0 +1,1 @@
+"""What is measured, one family a file; `benchmarks.registry` lists them."""
