@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench bench-peers clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/digits_hessian.py
@@ -23,10 +23,19 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
 
+# JAX and curvlinops clash with the pinned torch, so they race in an environment of their own; `make bench` adds their rows.
+bench-peers: .venv-bench/installed
+	.venv-bench/bin/python -m benchmarks.peers
+
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .venv-bench build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	touch $(INSTALLED)
+	touch $@
+
+.venv-bench/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --editable ".[bench]"
+	touch $@

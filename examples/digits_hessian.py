@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import matplotlib as mpl
 import torch
@@ -66,7 +65,7 @@ def measure_curvature(loss: Loss, parameters: Parameters, progress: bool) -> tup
     v = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
     gradients = time_product(loss, parameters, v)
     start = time.perf_counter()
-    H: Any = hodiff.hessian_matrix(loss, parameters, progress=progress)
+    H = hodiff.hessian_matrix(loss, parameters, progress=progress)
     seconds = time.perf_counter() - start
     eigenvalues = torch.linalg.eigvalsh(H)
     rows = {

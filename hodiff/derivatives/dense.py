@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -79,6 +79,32 @@ def hessian(
         return (result, aux) if has_aux else result
 
     return hessian_of_f
+
+
+@overload
+def hessian_matrix(
+    f: Callable[..., Any],
+    x: PyTree,
+    *args: Any,
+    has_aux: Literal[False] = False,
+    route: str = "auto",
+    chunk_size: int | str | None = "auto",
+    randomness: str = "error",
+    progress: bool = False,
+) -> Tensor: ...
+
+
+@overload
+def hessian_matrix(
+    f: Callable[..., Any],
+    x: PyTree,
+    *args: Any,
+    has_aux: Literal[True],
+    route: str = "auto",
+    chunk_size: int | str | None = "auto",
+    randomness: str = "error",
+    progress: bool = False,
+) -> tuple[Tensor, PyTree]: ...
 
 
 def hessian_matrix(

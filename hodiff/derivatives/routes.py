@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import vmap
 
+from hodiff.derivatives.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.derivatives.functions import BoundFunction
 from hodiff.derivatives.graphs import inspect_graph
 from hodiff.derivatives.randomness import Replay
@@ -73,16 +74,24 @@ def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
         return along
 
     draw = Replay(primals)
+    bytes_each, aux = _size_of_tangents(slope, primals)
     product = []
     for index, leaf in enumerate(primals):
-        if not leaf.numel():
-            product.append(torch.zeros_like(leaf))
-            continue
-        draw.rewind()
-        rows = one_hot_rows(0, leaf.numel(), leaf)
-        product.append(vmap(second(index), randomness="same")(rows).view(leaf.shape).to(leaf.dtype))
-    draw.rewind()
-    return tuple(product), slope(primals)[1] if f.has_aux else ()
+        parts = []
+        for start, stop in spans(leaf.numel(), resolve_chunk_size("auto", leaf.numel(), bytes_each, leaf.device)):
+            draw.rewind()
+            parts.append(vmap(second(index), randomness="same")(one_hot_rows(start, stop, leaf)))
+        product.append(torch.cat(parts).view(leaf.shape).to(leaf.dtype) if parts else torch.zeros_like(leaf))
+    return tuple(product), aux
+
+
+def _size_of_tangents(slope: Callable[[Leaves], tuple[Tensor, PyTree]], primals: Leaves) -> tuple[int, PyTree]:
+    """Bytes that a directional derivative computes, each of which has a tangent for each unit vector; and aux."""
+    if torch.compiler.is_compiling():
+        return 0, slope(primals)[1]
+    with ByteCount() as count:
+        _, aux = slope(primals)
+    return count.bytes, aux
 
 
 PRODUCTS: dict[str, Callable[[BoundFunction, Leaves, Leaves], tuple[Leaves, PyTree]]] = {
