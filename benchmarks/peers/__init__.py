@@ -2,6 +2,7 @@
 
     make bench-peers
 
-creates that environment and runs them. The results, `peers.json`, hold an eager torch gradient timed beside each peer; where they exist, `python -m benchmarks`
-adds their rows to its tables. Run this first, then that. Nothing here imports hodiff.
+creates that environment and runs them. The results, `peers.json`, hold an eager torch gradient timed beside each peer;
+where they exist, `python -m benchmarks` adds their rows to its tables. Run this first, then that. Nothing here imports
+hodiff.
 """

@@ -75,7 +75,7 @@ def jacobian(
 
     def jacobian_of_f(*args: Any, **kwargs: Any) -> PyTree:
         function = bind("jacobian", f, args, kwargs, argnums, has_aux=has_aux)
-        linearized = follow("reverse", "jacobian", lambda _: _Linearized(function))
+        linearized = follow("auto", "jacobian", lambda _: _Linearized(function), MODES[:1])
         inputs = sum(leaf.numel() for leaf in function.leaves)
         outputs = sum(output.numel() for output in linearized.outputs)
         order = MODES[::-1] if inputs < _FORWARD_PAYS_BELOW * outputs else MODES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -14,7 +15,7 @@ from hodiff.derivatives.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.derivatives.functions import BoundFunction, in_plain_eager
 from hodiff.derivatives.randomness import Replay
 from hodiff.derivatives.recorded import RecordedGradient
-from hodiff.derivatives.routes import PRODUCTS, ROUTES, Leaves, _reverse
+from hodiff.derivatives.routes import PRODUCTS, ROUTES, Leaves, guard_reverse
 from hodiff.derivatives.transforms import gradient, pull
 from hodiff.derivatives.trees import PyTree, one_hot_rows
 from hodiff.kernels.narrow import NarrowKernels
@@ -24,7 +25,6 @@ class RowSource(Protocol):
     """What a dense Hessian is assembled from."""
 
     aux: PyTree
-    connected: bool
 
     def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
         """Rows for directions `basis` (k, *leaf shape) in one leaf, for the wanted leaves; None is zero."""
@@ -40,12 +40,11 @@ class RoutedRows:
 
     def __init__(self, function: BoundFunction, route: str, randomness: str):
         self.leaves = function.leaves
-        self.connected = True
         self.randomness = randomness
         self._draw = Replay(self.leaves)
         self.aux: PyTree = ()
         if route == ROUTES[0]:
-            _, pullback, self.aux = pull(gradient(_reverse(function)), self.leaves)
+            _, pullback, self.aux = pull(gradient(guard_reverse(function)), self.leaves)
             self._product = lambda tangents: pullback(tangents)[0]
         else:
             product = PRODUCTS[route]
@@ -117,16 +116,9 @@ class LinearizedHessian:
         Yields:
             Leaf, first and last direction, and rows (k, *shape) for each wanted leaf.
         """
-        if self.traced:
-            yield from self._groups(plan)
-            return
         total = sum(self.function.leaves[index].numel() for index, _ in plan)
-        with NarrowKernels(), tqdm(total=total, unit=" directions", disable=not self.progress) as bar:
-            for index, start, stop, rows in self._groups(plan):
-                yield index, start, stop, rows
-                bar.update(stop - start)
-
-    def _groups(self, plan: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int, int, tuple[Tensor, ...]]]:
+        # torch.compile traces neither progress bars nor dispatch modes.
+        bar = None if self.traced else tqdm(total=total, unit=" directions", disable=not self.progress)
         leaves = self.function.leaves
         for index, wanted in plan:
             leaf = leaves[index]
@@ -134,7 +126,8 @@ class LinearizedHessian:
             for start, stop in spans(
                 leaf.numel(), resolve_chunk_size(self.chunk_size, leaf.numel(), bytes_each, leaf.device)
             ):
-                rows = self.source.rows(index, one_hot_rows(start, stop, leaf), wanted)
+                with nullcontext() if self.traced else NarrowKernels():
+                    rows = self.source.rows(index, one_hot_rows(start, stop, leaf), wanted)
                 yield (
                     index,
                     start,
@@ -144,3 +137,7 @@ class LinearizedHessian:
                         for i, row in zip(wanted, rows, strict=True)
                     ),
                 )
+                if bar is not None:
+                    bar.update(stop - start)
+        if bar is not None:
+            bar.close()

@@ -39,13 +39,13 @@ ROUTES = (
 
 def reverse_over_reverse(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
     """Pull the direction back through the gradient."""
-    _, pullback, aux = pull(gradient(_reverse(f)), primals)
+    _, pullback, aux = pull(gradient(guard_reverse(f)), primals)
     return pullback(tuple(tangents))[0], aux
 
 
 def forward_over_reverse(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
     """Push the direction through the gradient."""
-    _, product, aux = push(gradient(_reverse(f)), (primals,), (tangents,))
+    _, product, aux = push(gradient(guard_reverse(f)), (primals,), (tangents,))
     return product, aux
 
 
@@ -53,7 +53,7 @@ def reverse_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
     """Take the gradient of the directional derivative."""
 
     def slope(point: Leaves) -> tuple[Tensor, PyTree]:
-        _, tangent, aux = push(_forward(f), (point,), (tangents,))
+        _, tangent, aux = push(guard_forward(f), (point,), (tangents,))
         return tangent, aux
 
     return gradient(slope)(primals)
@@ -63,7 +63,7 @@ def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
     """Push every unit vector through the directional derivative: n passes where the other routes take one."""
 
     def slope(point: Leaves) -> tuple[Tensor, PyTree]:
-        _, tangent, aux = push(_forward(f), (point,), (tangents,))
+        _, tangent, aux = push(guard_forward(f), (point,), (tangents,))
         return tangent, aux
 
     def second(index: int) -> Callable[[Tensor], Tensor]:
@@ -102,7 +102,7 @@ PRODUCTS: dict[str, Callable[[BoundFunction, Leaves, Leaves], tuple[Leaves, PyTr
 }
 
 
-def _reverse(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
+def guard_reverse(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
     """The function as the innermost reverse pass sees it, refusing what that pass would silently take for zero."""
 
     def checked(point: Leaves) -> tuple[Tensor, PyTree]:
@@ -118,7 +118,7 @@ def _reverse(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
     return checked
 
 
-def _forward(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
+def guard_forward(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
     """The same for the innermost forward pass."""
 
     def checked(point: Leaves) -> tuple[Tensor, PyTree]:
