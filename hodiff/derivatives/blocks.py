@@ -119,5 +119,5 @@ def _warn_of_asymmetry(linearized: LinearizedHessian, gaps: dict[int, tuple[floa
             f"{gap / largest:.1e} of the largest entry. Either the function is not twice differentiable there, or a "
             "derivative rule is wrong; hodiff.check(f, x) finds which.",
             HodiffWarning,
-            stacklevel=6,
+            stacklevel=7,
         )

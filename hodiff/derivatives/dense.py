@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.derivatives.blocks import block, hessian_blocks
 from hodiff.derivatives.chunks import validate_chunk_size
-from hodiff.derivatives.functions import bind
+from hodiff.derivatives.functions import bind, leave_inference_mode
 from hodiff.derivatives.routes import validate_route
 from hodiff.derivatives.trees import PyTree
 from hodiff.errors import InputError
@@ -65,6 +65,7 @@ def hessian(
     """
     validate_options("hessian", route, chunk_size, randomness)
 
+    @leave_inference_mode
     def hessian_of_f(*args: Any, **kwargs: Any) -> PyTree:
         function = bind("hessian", f, args, kwargs, argnums, has_aux=has_aux)
         blocks, aux = hessian_blocks(function, route, chunk_size, randomness, progress)
@@ -107,6 +108,7 @@ def hessian_matrix(
 ) -> tuple[Tensor, PyTree]: ...
 
 
+@leave_inference_mode
 def hessian_matrix(
     f: Callable[..., Any],
     x: PyTree,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.derivatives.dense import validate_options
-from hodiff.derivatives.functions import bind
+from hodiff.derivatives.functions import bind, leave_inference_mode
 from hodiff.derivatives.linearized import LinearizedHessian
 from hodiff.derivatives.routes import follow
 from hodiff.derivatives.trees import PyTree
@@ -56,6 +56,7 @@ def hessian_diagonal(
     """
     validate_options("hessian_diagonal", route, chunk_size, randomness)
 
+    @leave_inference_mode
     def diagonal_of_f(*args: Any, **kwargs: Any) -> PyTree:
         function = bind("hessian_diagonal", f, args, kwargs, argnums, has_aux=has_aux)
         leaves = function.leaves

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hodiff.derivatives.functions import bind
+from hodiff.derivatives.functions import bind, leave_inference_mode
 from hodiff.derivatives.routes import Leaves, follow
 from hodiff.derivatives.transforms import push
 from hodiff.derivatives.trees import PyTree, flatten_tangents
 from hodiff.errors import InputError
 
 
+@leave_inference_mode
 def directional_derivatives(f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, order: int) -> tuple[PyTree, ...]:
     r"""Value and directional derivatives of a function up to an order, by nested forward mode.
 

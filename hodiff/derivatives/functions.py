@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.trees import PyTree, dense, describe, flatten_primals, tensors_in
+from hodiff.derivatives.trees import PyTree, dense, describe, flatten_primals, recordable, tensors_in
 from hodiff.errors import InputError
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False)
 class BoundFunction:
     """A function with its constants bound, seen as one of the leaves it is differentiated in."""
 
@@ -131,30 +135,35 @@ def bind(
         raise InputError(f"{caller}: argnums must name each argument once and at least one, got {argnums!r}.")
     for position in positions:
         flatten_primals(args[position], caller, name or f"argument {position}")
+    args, kwargs = pytree.tree_map_only(Tensor, recordable, (args, kwargs or {}))
     primals = tuple(args[position] for position in positions)
     leaves, spec = pytree.tree_flatten(primals)
     user_spec = spec if isinstance(argnums, tuple) else pytree.tree_flatten(primals[0])[1]
-    dense_leaves = tuple(dense(leaf) for leaf in leaves)
-    return BoundFunction(caller, f, args, kwargs or {}, positions, dense_leaves, spec, user_spec, has_aux)
+    return BoundFunction(caller, f, args, kwargs, positions, tuple(map(dense, leaves)), spec, user_spec, has_aux)
 
 
-def in_plain_eager(tensors: Sequence[Tensor]) -> bool:
+def leave_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
+    """Run under `torch.no_grad()` what is called under `torch.inference_mode()`, where autograd records nothing."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def in_plain_eager() -> bool:
     """Whether nothing but ordinary reverse-mode autograd is at work.
 
-    Inside a `torch.func` transform, a forward-AD level, `torch.inference_mode` or a compiled region, a graph
-    recorded by `torch.autograd` would miss what the surroundings do.
-
-    Args:
-        tensors: Everything that goes in.
+    Inside a `torch.func` transform, a forward-AD level or a compiled region, a graph recorded by `torch.autograd`
+    would miss what the surroundings do.
 
     Returns:
         True if a graph recorded here sees all there is.
     """
     if torch.compiler.is_compiling():
         return False
-    return (
-        torch._C._functorch.peek_interpreter_stack() is None
-        and torch.autograd.forward_ad._current_level < 0
-        and not torch.is_inference_mode_enabled()
-        and not any(tensor.is_inference() for tensor in tensors)
-    )
+    return torch._C._functorch.peek_interpreter_stack() is None and torch.autograd.forward_ad._current_level < 0

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from hodiff.derivatives.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.derivatives.dense import validate_options
-from hodiff.derivatives.functions import BoundFunction, bind
+from hodiff.derivatives.functions import BoundFunction, bind, leave_inference_mode
 from hodiff.derivatives.randomness import Replay
 from hodiff.derivatives.routes import Leaves, follow
 from hodiff.derivatives.transforms import pull, push
@@ -73,6 +73,7 @@ def jacobian(
         raise InputError(f"jacobian: unknown mode {mode!r}; expected 'auto', 'forward' or 'reverse'.")
     validate_options("jacobian", "auto", chunk_size, randomness)
 
+    @leave_inference_mode
     def jacobian_of_f(*args: Any, **kwargs: Any) -> PyTree:
         function = bind("jacobian", f, args, kwargs, argnums, has_aux=has_aux)
         linearized = follow("auto", "jacobian", lambda _: _Linearized(function), MODES[:1])

@@ -96,7 +96,7 @@ class LinearizedHessian:
             self.bytes_each = 0
             return
         with ByteCount() as count:
-            if route == ROUTES[0] and in_plain_eager((*function.leaves, *function.constants())):
+            if route == ROUTES[0] and in_plain_eager():
                 self.source = RecordedGradient(function)
             else:
                 self.source = RoutedRows(function, route, randomness)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hodiff.derivatives.functions import bind, in_plain_eager
+from hodiff.derivatives.functions import bind, in_plain_eager, leave_inference_mode
 from hodiff.derivatives.recorded import RecordedGradient
 from hodiff.derivatives.routes import PRODUCTS, ROUTES, Leaves, follow, validate_route
 from hodiff.derivatives.trees import PyTree, flatten_tangents
 
 
+@leave_inference_mode
 def hvp(f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, route: str = "auto", has_aux: bool = False) -> PyTree:
     r"""Hessian-vector product of a scalar function, without the Hessian.
 
@@ -53,7 +54,7 @@ def hvp(f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, route: str = "a
     function = bind("hvp", f, (x, *args), name="x", has_aux=has_aux)
     primals = function.leaves
     tangents = flatten_tangents(v, primals, function.user_spec, "hvp")
-    plain = in_plain_eager((*primals, *tangents, *function.constants()))
+    plain = in_plain_eager()
 
     def attempt(name: str) -> tuple[Leaves, PyTree]:
         if plain and name == ROUTES[0]:

@@ -149,7 +149,7 @@ def validate_route(route: str, caller: str) -> None:
 _UNAVAILABLE = re.compile(
     r"not implemented|not yet implemented|not (currently )?support|n't (yet )?support|once_differentiable"
     r"|must override the setup_context|must implement the (jvp|backward|vjp)|vmap support|atching rule"
-    r"|inplace arithmetic|not possible because there exists a Tensor|Inference tensors cannot be saved",
+    r"|inplace arithmetic|not possible because there exists a Tensor",
     re.IGNORECASE,
 )
 
@@ -158,6 +158,8 @@ _EXPLAINED = {
     "randomness error mode": "the function draws random numbers, and this way would draw anew for each group of "
     "directions; call model.eval(), pass randomness='same' to share one draw, or use the route "
     "'reverse-over-reverse' (for a Jacobian, the mode 'reverse'), which draws once",
+    "Inference tensors cannot be saved": "the function closes over a tensor made under torch.inference_mode; clone it "
+    "outside of that mode",
     "mutate a captured Tensor": "the function changes a tensor in place, which torch.func refuses (batch norm updates "
     "its buffers so in training mode); call model.eval(), pass copies of the buffers through functional_call, or use "
     "the route 'reverse-over-reverse'",

@@ -102,12 +102,18 @@ def flatten_tangents(
             f"{caller}: v does not match x{at}: expected {describe(primal)}, got {describe(leaf)}; "
             "make v with torch.zeros_like or torch.randn_like of the leaf."
         )
-    return tuple(dense(leaf) for leaf in leaves)
+    return tuple(dense(recordable(leaf)) for leaf in leaves)
 
 
 def tensors_in(tree: PyTree) -> list[Tensor]:
     """All tensors of a tree."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def recordable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy that autograd can record if it was made under `torch.inference_mode`."""
+    # torch.compile cannot ask, and has settled this when it captured its inputs.
+    return tensor.clone() if not torch.compiler.is_compiling() and tensor.is_inference() else tensor
 
 
 def dense(leaf: Tensor) -> Tensor:
