@@ -30,7 +30,9 @@ def hvp(f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, route: str = "a
         *args: Further arguments of `f`, taken as constants.
         route: One of `hodiff.ROUTES`, or "auto": "reverse-over-reverse", the fastest or within a few percent of it on
             every network we measured and the one where torch's own rules are right most often, and the next of
-            `hodiff.ROUTES` where torch does not implement it.
+            `hodiff.ROUTES` where torch does not implement it. The two with forward mode inside are silently wrong
+            where torch's forward rules are: `layer_norm`, `batch_norm`, `solve`, `det` and others; "auto" takes them
+            last, and warns.
         has_aux: Whether `f` returns `(value, aux)`, aux a pytree of tensors.
 
     Returns:

@@ -8,6 +8,7 @@ Y computes.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from hodiff.derivatives.graphs import inspect_graph
 from hodiff.derivatives.randomness import Replay
 from hodiff.derivatives.transforms import gradient, pull, push
 from hodiff.derivatives.trees import PyTree, one_hot_rows
-from hodiff.errors import HodiffError, InputError, RouteError
+from hodiff.errors import HodiffError, HodiffWarning, InputError, RouteError
 
 Leaves = tuple[Tensor, ...]
 T = TypeVar("T")
@@ -35,6 +36,7 @@ ROUTES = (
     "reverse-over-forward",
     "forward-over-forward",
 )
+FORWARD_INSIDE = ROUTES[2:]
 
 
 def reverse_over_reverse(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
@@ -51,20 +53,12 @@ def forward_over_reverse(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
 
 def reverse_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
     """Take the gradient of the directional derivative."""
-
-    def slope(point: Leaves) -> tuple[Tensor, PyTree]:
-        _, tangent, aux = push(guard_forward(f), (point,), (tangents,))
-        return tangent, aux
-
-    return gradient(slope)(primals)
+    return gradient(_slope(f, tangents))(primals)
 
 
 def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
     """Push every unit vector through the directional derivative: n passes where the other routes take one."""
-
-    def slope(point: Leaves) -> tuple[Tensor, PyTree]:
-        _, tangent, aux = push(guard_forward(f), (point,), (tangents,))
-        return tangent, aux
+    slope = _slope(f, tangents)
 
     def second(index: int) -> Callable[[Tensor], Tensor]:
         def along(direction: Tensor) -> Tensor:
@@ -83,6 +77,16 @@ def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
             parts.append(vmap(second(index), randomness="same")(one_hot_rows(start, stop, leaf)))
         product.append(torch.cat(parts).view(leaf.shape).to(leaf.dtype) if parts else torch.zeros_like(leaf))
     return tuple(product), aux
+
+
+def _slope(f: BoundFunction, tangents: Leaves) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
+    """The directional derivative, and aux, as a function of the point."""
+
+    def slope(point: Leaves) -> tuple[Tensor, PyTree]:
+        _, tangent, aux = push(guard_forward(f), (point,), (tangents,))
+        return tangent, aux
+
+    return slope
 
 
 def _size_of_tangents(slope: Callable[[Leaves], tuple[Tensor, PyTree]], primals: Leaves) -> tuple[int, PyTree]:
@@ -204,11 +208,21 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
     said = {}
     for name in candidates:
         try:
-            return attempt(name)
+            result = attempt(name)
         except Exception as error:
             if not unavailable(error):
                 raise
             said[name] = error
+            continue
+        if said and name in FORWARD_INSIDE:
+            warnings.warn(
+                f"{caller}: took {name}, as torch does not implement {' and '.join(said)} here. torch's forward rules "
+                "of layer_norm, batch_norm, solve, det and others are silently wrong inside of it; compare with "
+                "hodiff.check(f, x).",
+                HodiffWarning,
+                stacklevel=4,
+            )
+        return result
     listing = "\n".join(f"  {name}: {_reason(error)}" for name, error in said.items())
     remedy = "" if route == "auto" else '\n"auto" tries the others.'
     raise RouteError(f"{caller}: torch does not implement this derivative.\n{listing}{remedy}") from next(
