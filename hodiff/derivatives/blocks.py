@@ -97,11 +97,13 @@ def _symmetrize_in_place(square: Tensor) -> tuple[float, float]:
     for i in range(0, len(square), _TILE):
         for j in range(0, i + 1, _TILE):
             lower, upper = square[i : i + _TILE, j : j + _TILE], square[j : j + _TILE, i : i + _TILE]
-            gap = torch.maximum(gap, (lower - upper.mT).abs().amax())
-            size = torch.maximum(size, torch.maximum(lower.abs().amax(), upper.abs().amax()))
-            mean = (lower + upper.mT) / 2
+            mean = (lower + upper.mT).mul_(0.5)
+            distance = torch.linalg.vector_norm(lower - mean, torch.inf)
+            gap = torch.maximum(gap, 2 * distance)
+            size = torch.maximum(size, torch.linalg.vector_norm(mean, torch.inf) + distance)
             lower.copy_(mean)
-            upper.copy_(mean.mT)
+            if i != j:
+                upper.copy_(mean.mT)
     return float(gap), float(size)
 
 

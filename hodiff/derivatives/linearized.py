@@ -105,7 +105,8 @@ class LinearizedHessian:
                     gradient(function.scalar)(function.leaves)
         self.plain = isinstance(self.source, RecordedGradient) and not self.source.connected
         self.magnitude = abs(float(self.source.value)) if isinstance(self.source, RecordedGradient) else 0.0
-        self.bytes_each = count.bytes
+        # A pullback holds a cotangent for each intermediate result and, at its widest, about as much again in flight.
+        self.bytes_each = 2 * count.bytes
 
     def groups(self, plan: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int, int, tuple[Tensor, ...]]]:
         """Rows for all unit directions of the planned leaves.
