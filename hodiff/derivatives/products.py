@@ -28,7 +28,7 @@ def hvp(f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, route: str = "a
         x: Where to differentiate: a tensor or a pytree of tensors, real and floating-point.
         v: The direction, with the structure, shapes, dtypes and devices of `x`.
         *args: Further arguments of `f`, taken as constants.
-        route: One of `hodiff.ROUTES`, or "auto": "reverse-over-reverse", the fastest or within a few percent of it on
+        route: One of `hodiff.ROUTES`, or "auto": "reverse-over-reverse", the fastest or within ten percent of it on
             every network we measured and the one where torch's own rules are right most often, and the next of
             `hodiff.ROUTES` where torch does not implement it. The two with forward mode inside are silently wrong
             where torch's forward rules are: `layer_norm`, `batch_norm`, `solve`, `det` and others; "auto" takes them
