@@ -38,7 +38,8 @@ def double_backward_of_dot(f: Function, x: Parameters, v: Parameters) -> Paramet
     leaves = list(x.values())
     gradients = torch.autograd.grad(f(x), leaves, create_graph=True)
     inner = sum((g * t).sum() for g, t in zip(gradients, v.values(), strict=True))
-    return dict(zip(x, torch.autograd.grad(inner, leaves), strict=True))  # type: ignore[arg-type]
+    assert isinstance(inner, Tensor)  # `sum` of nothing would be the int 0
+    return dict(zip(x, torch.autograd.grad(inner, leaves), strict=True))
 
 
 def vjp_of_grad(f: Function, x: Parameters, v: Parameters) -> Parameters:

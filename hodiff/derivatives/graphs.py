@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -45,15 +46,17 @@ def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
 
 
 def _is_once_differentiable(function: type) -> bool:
-    backward = function.backward  # type: ignore[attr-defined]
-    if backward.__code__ is _ONCE:
+    rules = [getattr(function, name, None) for name in ("backward", "vjp")]
+    if any(getattr(rule, "__code__", None) is _ONCE for rule in rules):
         return True
     # Under a torch.func transform the node belongs to a class made for one level, which closes over the user's class.
-    cells = (cell.cell_contents for cell in backward.__closure__ or ())
+    values = [
+        value for rule in rules if inspect.isfunction(rule) for value in inspect.getclosurevars(rule).nonlocals.values()
+    ]
     return any(
-        isinstance(content, type)
-        and issubclass(content, torch.autograd.Function)
-        and content is not function
-        and _is_once_differentiable(content)
-        for content in cells
+        isinstance(value, type)
+        and issubclass(value, torch.autograd.Function)
+        and value is not function
+        and _is_once_differentiable(value)
+        for value in values
     )

@@ -1,0 +1,45 @@
+"""What the walk over a graph finds in Functions written in less common ways."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hodiff import RouteError, hvp
+
+X = torch.tensor([1.0, 2.0], dtype=torch.float64)
+
+
+def cube_gradient(ctx: Any, grad_output: Tensor, *, factor: float) -> Tensor:
+    return factor * ctx.saved_tensors[0] ** 2 * grad_output
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+class PartialBackward(Cube):
+    backward = staticmethod(functools.partial(cube_gradient, factor=3.0))
+
+
+class OnceByVjp(Cube):
+    vjp = staticmethod(once_differentiable(functools.partial(cube_gradient, factor=3.0)))
+
+
+def test_backward_that_is_no_plain_function() -> None:
+    product = hvp(lambda x: PartialBackward.apply(x).sum(), X, torch.ones_like(X))
+    torch.testing.assert_close(product, 6 * X)
+
+
+def test_once_differentiable_by_its_other_name() -> None:
+    with pytest.raises(RouteError, match="once_differentiable"):
+        hvp(lambda x: OnceByVjp.apply(x).sum(), X, torch.ones_like(X))
