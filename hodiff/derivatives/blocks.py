@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -13,13 +16,48 @@ from hodiff.derivatives.routes import follow
 from hodiff.derivatives.trees import PyTree, leaf_names
 from hodiff.errors import HodiffWarning
 
-Blocks = dict[tuple[int, int], Tensor]
+Plan = Sequence[tuple[int, Sequence[int]]]
 
 _TILE = 512
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """One block of each mirrored pair.
+
+    Attributes:
+        parts: Blocks (n_i, n_j) by the positions of their leaves.
+        whole: The (n, n) matrix that the parts are views of, where they are; mirrored places are not filled yet.
+    """
+
+    parts: dict[tuple[int, int], Tensor]
+    whole: Tensor | None = None
+
+    def __getitem__(self, position: tuple[int, int]) -> Tensor:
+        """The block (n_i, n_j), computed or mirrored."""
+        i, j = position
+        return self.parts[i, j] if (i, j) in self.parts else self.parts[j, i].mT
+
+    def matrix(self, leaves: Sequence[Tensor]) -> Tensor:
+        """The blocks as one matrix (n, n)."""
+        if self.whole is None:
+            count = range(len(leaves))
+            return torch.cat([torch.cat([self[i, j] for j in count], 1) for i in count])
+        spans = _spans(leaves)
+        for (i, j), part in self.parts.items():
+            if i != j:
+                self.whole[spans[j], spans[i]].copy_(part.mT)
+        return self.whole
+
+
 def hessian_blocks(
-    function: BoundFunction, route: str, chunk_size: int | str | None, randomness: str, progress: bool
+    function: BoundFunction,
+    route: str,
+    chunk_size: int | str | None,
+    randomness: str,
+    progress: bool,
+    *,
+    joined: bool = False,
 ) -> tuple[Blocks, PyTree]:
     """One block of each mirrored pair: rows of the smaller leaf, so that the many directions do the least work.
 
@@ -29,9 +67,10 @@ def hessian_blocks(
         chunk_size: A validated chunk size.
         randomness: "error" or "same".
         progress: Whether to show a progress bar.
+        joined: Whether one matrix is wanted in the end; where possible the blocks are then written into it at once.
 
     Returns:
-        Blocks (n_i, n_j) by the positions of their leaves, and aux.
+        The blocks, and aux.
     """
     order = sorted(range(len(function.leaves)), key=lambda i: function.leaves[i].numel())
     plan = [(index, order[position:]) for position, index in enumerate(order)]
@@ -39,31 +78,47 @@ def hessian_blocks(
     def assemble(name: str) -> tuple[Blocks, PyTree]:
         linearized = LinearizedHessian(function, name, chunk_size=chunk_size, randomness=randomness, progress=progress)
         if linearized.plain:
-            blocks = _fill(linearized, plan)
+            blocks = _places(linearized.function.leaves, plan, joined)
+            _fill(linearized, plan, blocks.parts)
             gaps = {index: _symmetrize_in_place(blocks[index, index]) for index in order}
             _warn_of_asymmetry(linearized, gaps)
             return blocks, linearized.source.aux
-        blocks = _stack(linearized, plan)
+        parts = _stack(linearized, plan)
         for index in order:
-            square = blocks[index, index]
-            blocks[index, index] = (square + square.mT) / 2
-        return blocks, linearized.source.aux
+            square = parts[index, index]
+            parts[index, index] = (square + square.mT) / 2
+        return Blocks(parts), linearized.source.aux
 
     return follow(route, function.caller, assemble)
 
 
-def _fill(linearized: LinearizedHessian, plan: list[tuple[int, list[int]]]) -> Blocks:
+def _spans(leaves: Sequence[Tensor]) -> list[slice]:
+    """Where each leaf lies among all numbers."""
+    stops = list(accumulate((leaf.numel() for leaf in leaves), initial=0))
+    return [slice(start, stop) for start, stop in pairwise(stops)]
+
+
+def _places(leaves: Sequence[Tensor], plan: Plan, joined: bool) -> Blocks:
+    """Empty blocks, apart or within one matrix."""
+    if joined and len({leaf.dtype for leaf in leaves}) == 1:
+        spans = _spans(leaves)
+        whole = leaves[0].new_empty((spans[-1].stop, spans[-1].stop))
+        return Blocks({(i, j): whole[spans[i], spans[j]] for i, wanted in plan for j in wanted}, whole)
+    return Blocks({
+        (i, j): leaves[j].new_empty((leaves[i].numel(), leaves[j].numel())) for i, wanted in plan for j in wanted
+    })
+
+
+def _fill(linearized: LinearizedHessian, plan: Plan, parts: dict[tuple[int, int], Tensor]) -> None:
     """Write every group into its place: no second copy of the matrix exists at any time."""
-    leaves = linearized.function.leaves
-    blocks = {(i, j): leaves[j].new_empty((leaves[i].numel(), leaves[j].numel())) for i, wanted in plan for j in wanted}
     wanted_by = dict(plan)
     for i, start, stop, rows in linearized.groups(plan):
         for j, row in zip(wanted_by[i], rows, strict=True):
-            blocks[i, j][start:stop].view(row.shape).copy_(row)
-    return blocks
+            target = parts[i, j][start:stop]
+            target.copy_(row.reshape(target.shape))
 
 
-def _stack(linearized: LinearizedHessian, plan: list[tuple[int, list[int]]]) -> Blocks:
+def _stack(linearized: LinearizedHessian, plan: Plan) -> dict[tuple[int, int], Tensor]:
     """The same without writing in place, for surroundings that differentiate or batch what happens here."""
     leaves = linearized.function.leaves
     parts: dict[tuple[int, int], list[Tensor]] = {(i, j): [] for i, wanted in plan for j in wanted}
@@ -75,20 +130,6 @@ def _stack(linearized: LinearizedHessian, plan: list[tuple[int, list[int]]]) -> 
         (i, j): torch.cat(rows) if rows else leaves[j].new_zeros((0, leaves[j].numel()))
         for (i, j), rows in parts.items()
     }
-
-
-def block(blocks: Blocks, i: int, j: int) -> Tensor:
-    """The block (n_i, n_j), computed or mirrored.
-
-    Args:
-        blocks: One block of each mirrored pair.
-        i: Leaf of the rows.
-        j: Leaf of the columns.
-
-    Returns:
-        The block.
-    """
-    return blocks[i, j] if (i, j) in blocks else blocks[j, i].mT
 
 
 def _symmetrize_in_place(square: Tensor) -> tuple[float, float]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
-import torch
 from torch import Tensor
 
-from hodiff.derivatives.blocks import block, hessian_blocks
+from hodiff.derivatives.blocks import hessian_blocks
 from hodiff.derivatives.chunks import validate_chunk_size
 from hodiff.derivatives.functions import bind, leave_inference_mode
 from hodiff.derivatives.routes import validate_route
@@ -72,8 +71,7 @@ def hessian(
         leaves = function.leaves
         result = function.unflatten([
             function.unflatten([
-                block(blocks, i, j).reshape(rows.shape + columns.shape).to(rows.dtype)
-                for j, columns in enumerate(leaves)
+                blocks[i, j].reshape(rows.shape + columns.shape).to(rows.dtype) for j, columns in enumerate(leaves)
             ])
             for i, rows in enumerate(leaves)
         ])
@@ -152,9 +150,8 @@ def hessian_matrix(
     """
     validate_options("hessian_matrix", route, chunk_size, randomness)
     function = bind("hessian_matrix", f, (x, *args), has_aux=has_aux, name="x")
-    blocks, aux = hessian_blocks(function, route, chunk_size, randomness, progress)
-    count = range(len(function.leaves))
-    matrix = torch.cat([torch.cat([block(blocks, i, j) for j in count], 1) for i in count])
+    blocks, aux = hessian_blocks(function, route, chunk_size, randomness, progress, joined=True)
+    matrix = blocks.matrix(function.leaves)
     return (matrix, aux) if has_aux else matrix
 
 
