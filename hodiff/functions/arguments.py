@@ -1,0 +1,120 @@
+"""What the plain functions in front of Functions refuse, in one wording."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+
+
+def require_floating(function: str, **arguments: Any) -> None:
+    """Refuse what is not a real floating-point tensor.
+
+    Args:
+        function: The public function, for the message.
+        **arguments: Arguments by name.
+
+    Raises:
+        InputError: If one is not.
+    """
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor):
+            raise InputError(
+                f"{function}: {name}: expected a floating-point tensor, got {type(value).__name__}; "
+                "torch.as_tensor converts it."
+            )
+        if not value.is_floating_point():
+            raise InputError(
+                f"{function}: {name}: expected a floating-point tensor, got {_dtype(value)}; "
+                f"{name}.to(torch.get_default_dtype()) converts it."
+            )
+
+
+def require_number_or_floating(function: str, **arguments: Any) -> None:
+    """Refuse what is neither a real number nor a real floating-point tensor.
+
+    Args:
+        function: The public function, for the message.
+        **arguments: Arguments by name.
+
+    Raises:
+        InputError: If one is neither.
+    """
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            require_floating(function, **{name: value})
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InputError(
+                f"{function}: {name}: expected a number or a floating-point tensor, got {type(value).__name__}."
+            )
+
+
+def require_broadcastable(function: str, **arguments: Any) -> None:
+    """Refuse tensors whose shapes do not broadcast; other arguments are passed over.
+
+    Args:
+        function: The public function, for the message.
+        **arguments: Arguments by name.
+
+    Raises:
+        InputError: If the shapes do not broadcast.
+    """
+    shapes = {name: tuple(value.shape) for name, value in arguments.items() if isinstance(value, Tensor)}
+    if len(set(shapes.values())) < 2:
+        return
+    try:
+        torch.broadcast_shapes(*shapes.values())
+    except RuntimeError:
+        listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise InputError(
+            f"{function}: expected shapes that broadcast, got {listing}; sizes aligned at the last dimension must be "
+            "equal or 1."
+        ) from None
+
+
+def require_choice(function: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Refuse what is not among the choices.
+
+    Args:
+        function: The public function, for the message.
+        name: The argument.
+        value: What came.
+        choices: What may come.
+
+    Raises:
+        InputError: If the value is none of them.
+    """
+    if value not in choices:
+        raise InputError(f"{function}: {name}: expected one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+
+def require_dims(function: str, x: Tensor, dim: Any) -> tuple[int, ...]:
+    """Normalize dimensions to a sorted tuple of non-negative ints.
+
+    Args:
+        function: The public function, for the message.
+        x: The tensor that they index.
+        dim: An int or a sequence of ints; negative ones count from the end.
+
+    Returns:
+        The dimensions.
+
+    Raises:
+        InputError: If one is no int, out of range, or given twice.
+    """
+    given = (dim,) if isinstance(dim, int) else tuple(dim)
+    rank = max(x.dim(), 1)
+    for each in given:
+        if isinstance(each, bool) or not isinstance(each, int) or not -rank <= each < rank:
+            raise InputError(f"{function}: dim: expected ints from {-rank} to {rank - 1}, got {dim!r}.")
+    normal = tuple(sorted(each % rank for each in given))
+    if len(set(normal)) < len(normal):
+        raise InputError(f"{function}: dim: expected each dimension once, got {dim!r} for {x.dim()} dimensions.")
+    return normal
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")

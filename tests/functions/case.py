@@ -1,0 +1,98 @@
+"""What the contract of all Functions needs to know of one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Inputs = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """How a Function of numbers behaves where formulas break, as mpmath sees it.
+
+    Attributes:
+        exact: The function in mpmath, of the same positional arguments; it must be accurate for any argument at the
+            working precision in force.
+        argnum: The argument that is varied; the derivatives are by it.
+        others: The other arguments, by position.
+        domain: Where the function is smooth: pairs of bounds, ends excluded.
+        limits: Value and first three derivatives where mpmath cannot go (infinities, kinks), as far as they are
+            specified; NaN means that NaN is right.
+        scale: The distance over which the function changes around zero; 0 for functions like log, which have none.
+        ulps: Largest error allowed, by order 0 to 3, in units of `eps * max(|f^(k)|, max(|x|, scale) |f^(k+1)|)`: that
+            of rounding the result or the argument, whichever moves the result more.
+    """
+
+    exact: Callable[..., Any]
+    argnum: int = 0
+    others: Mapping[int, float] = field(default_factory=dict)
+    domain: Sequence[tuple[float, float]] = ((-float("inf"), float("inf")),)
+    limits: Mapping[float, Sequence[float]] = field(default_factory=dict)
+    scale: float = 1.0
+    ulps: Sequence[float] = (4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class FunctionCase:
+    """One row of the catalogue.
+
+    Attributes:
+        name: What tests call it; the function's name, and the setting where there are several.
+        function: The plain function; keyword options are bound, all positional arguments are in `inputs`.
+        Function: The `torch.autograd.Function` behind it, or None where there is none.
+        inputs: Draws positional arguments, at a smooth point, of few numbers (at most about 24 differentiated).
+        formula: The formula, in LaTeX without dollars, for the table of the documentation.
+        reference: The same by torch primitives or torch's own right built-in, of the same positional arguments.
+        surrogate: For approximate Functions: whose derivatives of every order this one has (`reference` then gives the
+            values). Its derivatives differ from those of its values on purpose.
+        saved_bytes: Bytes that a forward pass keeps for backward, given the inputs.
+        saved: What those are, in words for the table, as "input", "output", "1 byte an element".
+        extremes: Behaviour at extreme arguments, for Functions of numbers.
+        nan_propagates: Whether NaN in any input element gives NaN in the output.
+        empty: Inputs without elements, where the function takes those.
+        order: Highest order checked.
+        vmap: Whether it batches (NumPy code may).
+        compile: Whether torch.compile(fullgraph=True) takes it.
+        float32_tolerance: Largest error in float32 of value, gradient and product, over the largest element.
+        check_options: Further arguments of `hodiff.check`.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    Function: type[torch.autograd.Function] | None
+    inputs: Callable[[torch.dtype, torch.Generator], Inputs]
+    formula: str = ""
+    reference: Callable[..., Any] | None = None
+    surrogate: Callable[..., Any] | None = None
+    saved_bytes: Callable[..., int] | None = None
+    saved: str = ""
+    extremes: Sequence[Extremes] = ()
+    nan_propagates: bool = True
+    empty: Callable[[torch.dtype], Inputs] | None = None
+    order: int = 3
+    vmap: bool = True
+    compile: bool = True
+    float32_tolerance: float = 1e-5
+    check_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def draw(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> Inputs:
+        """Inputs that depend on the seed alone (rounded to `dtype`)."""
+        return self.inputs(dtype, torch.Generator().manual_seed(seed))
+
+    def differentiated(self, inputs: Inputs) -> list[int]:
+        """Positions of the arguments that take a gradient."""
+        return [i for i, each in enumerate(inputs) if isinstance(each, Tensor) and each.is_floating_point()]
+
+
+def normal(shape: Any, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Normal numbers, drawn in float64 whatever the dtype."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def uniform(low: float, high: float, shape: Any, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Uniform numbers, drawn in float64 whatever the dtype."""
+    return (low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)).to(dtype)

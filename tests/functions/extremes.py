@@ -1,0 +1,108 @@
+"""Errors of a function of numbers and its derivatives, in ulps, against mpmath."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from functions.case import Extremes, FunctionCase
+from mpmath import mp
+from torch import Tensor
+
+EPS = torch.finfo(torch.float64).eps
+TINY = torch.finfo(torch.float64).tiny
+DIGITS = 50
+ORDERS = range(4)
+
+# Magnitudes where rounding, cancellation, underflow and overflow show.
+POINTS = [
+    sign * size
+    for size in (1e-300, 1e-30, 1e-16, 1e-8, 1e-4, 0.01, 0.3, 0.5, 1.0, 1.5, 3.0, 8.0, 20.0, 37.0, 100.0, 710.0, 1e4)
+    for sign in (1.0, -1.0)
+]
+
+
+def derivatives(case: FunctionCase, extremes: Extremes, point: float) -> list[float]:
+    """Value and first three derivatives at one number, in float64, in reverse mode."""
+    return [float(f(torch.tensor(point, dtype=torch.float64))) for f in tower(_along(case, extremes))]
+
+
+def tower(f: Callable[[Tensor], Tensor]) -> list[Callable[[Tensor], Tensor]]:
+    """The function and its first three derivatives."""
+    functions = [f]
+    for _ in range(3):
+        functions.append(torch.func.grad(functions[-1]))
+    return functions
+
+
+def _along(case: FunctionCase, extremes: Extremes) -> Callable[[Tensor], Tensor]:
+    def f(x: Tensor) -> Tensor:
+        arguments: list[Any] = [x] * (len(extremes.others) + 1)
+        for position, value in extremes.others.items():
+            arguments[position] = torch.tensor(value, dtype=torch.float64)
+        return case.function(*arguments)
+
+    return f
+
+
+def truth(extremes: Extremes, point: float) -> list[Any]:
+    """Value and first four derivatives to about 50 digits, by mpmath's differences at raised precision."""
+
+    def f(x: Any) -> Any:
+        arguments = [x] * (len(extremes.others) + 1)
+        for position, value in extremes.others.items():
+            arguments[position] = mp.mpf(value)
+        return extremes.exact(*arguments)
+
+    # Differences of order k lose k times the digits of the step, and exp(-1e4) alone has 4,343 zeros.
+    with mp.workdps(DIGITS):
+        return [_difference(f, point, order) for order in range(5)]
+
+
+def _difference(f: Callable[[Any], Any], point: float, order: int) -> Any:
+    x = mp.mpf(point)
+    if order == 0:
+        return f(x)
+    # Central, at a step so small that its square is below the smallest float, and far below the point's own scale, with
+    # a precision far above what the step loses.
+    step_digits = 330 + (max(0, -math.floor(math.log10(abs(point)))) if point else 0)
+    with mp.workdps(step_digits * (order + 2) + 2 * DIGITS + 40):
+        h = mp.mpf(10) ** -step_digits
+        x = mp.mpf(point)
+        terms = [(-1) ** k * mp.binomial(order, k) * f(x + (mp.mpf(order) / 2 - k) * h) for k in range(order + 1)]
+        return mp.fsum(terms) / h**order
+
+
+def errors_in_ulps(case: FunctionCase, extremes: Extremes, point: float) -> list[float]:
+    """Errors of orders 0 to 3 in units of `eps * max(|f^(k)|, max(|x|, scale) |f^(k+1)|)`."""
+    got, exact = derivatives(case, extremes, point), truth(extremes, point)
+    distance = max(abs(point), extremes.scale)
+    return [_ulps(got[k], exact[k], distance * exact[k + 1]) for k in ORDERS]
+
+
+def _ulps(got: float, exact: Any, change: Any) -> float:
+    # Results that float64 cannot hold: flushed to zero, or overflowed to the right infinity.
+    if abs(exact) > torch.finfo(torch.float64).max:
+        return 0.0 if got == math.copysign(math.inf, exact) else math.inf
+    if not math.isfinite(got):
+        return math.inf
+    # Below the smallest normal number floats have an absolute grid.
+    unit = max(EPS * max(abs(exact), abs(change)), mp.mpf(TINY))
+    return float(abs(mp.mpf(got) - exact) / unit)
+
+
+@cache
+def inside(domain: tuple[tuple[float, float], ...]) -> list[float]:
+    """The points of the list that lie in a domain."""
+    return [p for p in POINTS if any(low < p < high for low, high in domain)]
+
+
+def worst_ulps(case: FunctionCase) -> Sequence[float]:
+    """Largest error by order over all points and arguments of a case."""
+    rows = [
+        errors_in_ulps(case, each, point)
+        for each in case.extremes
+        for point in inside(tuple(tuple(pair) for pair in each.domain))
+    ]
+    return [max(column) for column in zip(*rows, strict=True)]

@@ -1,0 +1,301 @@
+"""What every Function of the catalogue must do; a new one joins by being listed in a file of `cases/`."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from functions.case import FunctionCase
+from functions.catalogue import CASES
+from torch import Tensor
+
+import hodiff
+from hodiff.checks import derivative, route_names, scipy_hessian
+
+EXACT = [case for case in CASES if case.surrogate is None]
+APPROXIMATE = [case for case in CASES if case.surrogate is not None]
+
+
+def each(cases):
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+def outputs(value) -> tuple[Tensor, ...]:
+    return tuple(y for y in (value if isinstance(value, (tuple, list)) else (value,)) if y.is_floating_point())
+
+
+def with_leaves(case: FunctionCase, inputs, leaves):
+    arguments = list(inputs)
+    for position, leaf in zip(case.differentiated(inputs), leaves, strict=True):
+        arguments[position] = leaf
+    return arguments
+
+
+def contracted(case: FunctionCase, inputs, function: Callable | None = None) -> tuple[Callable, Tensor]:
+    """The function as a scalar one of a flat vector, with a curved and asymmetric contraction; and the vector."""
+    function = function or case.function
+    leaves = [inputs[i] for i in case.differentiated(inputs)]
+    sizes = [leaf.numel() for leaf in leaves]
+
+    def phi(flat: Tensor) -> Tensor:
+        parts = [part.reshape(leaf.shape) for part, leaf in zip(flat.split(sizes), leaves, strict=True)]
+        total = flat.new_zeros(())
+        for y in outputs(function(*with_leaves(case, inputs, parts))):
+            weights = torch.linspace(0.5, 1.5, max(y.numel(), 1), dtype=y.dtype).reshape(y.shape)
+            total = total + (weights * y).sum() + 0.1 * (weights * y).sum() ** 2
+        return total
+
+    return phi, torch.cat([leaf.reshape(-1) for leaf in leaves])
+
+
+def direction(point: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(point.shape, generator=generator, dtype=torch.float64).to(point.dtype)
+
+
+def assert_close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
+    scale = max(float(b.detach().abs().max()), 1e-30) if b.numel() else 1.0
+    torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(scale, 1.0))
+
+
+@each(EXACT)
+def test_every_route_to_third_order(case):
+    report = hodiff.check(case.function, case.draw(), order=case.order, vmap=case.vmap, **case.check_options)
+    assert report.ok, str(report)
+
+
+@each([case for case in EXACT if case.compile])
+def test_compiled(case):
+    report = hodiff.check(case.function, case.draw(), vmap=False, scipy=False, compile="aot_eager")
+    assert report.ok, str(report)
+
+
+@each(EXACT)
+def test_second_derivative_against_scipy(case):
+    phi, point = contracted(case, case.draw())
+    estimate = scipy_hessian(phi, point, initial_step=0.05)
+    ours = hodiff.hessian(phi)(point)
+    gap = (ours - torch.as_tensor(estimate.matrix)).abs()
+    allowed = 10 * torch.as_tensor(estimate.error) + 1e-6 * ours.abs().max().clamp(min=1)
+    assert bool((gap <= allowed).all()), f"{float((gap - allowed).max()):.2e} beyond SciPy's own error"
+
+
+@each(APPROXIMATE)
+def test_derivatives_are_the_surrogates(case):
+    """Values of one function, derivatives of every order and route of another."""
+    inputs = case.draw()
+    point = contracted(case, inputs)[1]
+    for order in range(1, case.order + 1):
+        directions = [direction(point, k) for k in range(order)]
+        for route in route_names(order):
+            got = _derivative_of_linear(case, inputs, case.function, route, directions, point)
+            expected = _derivative_of_linear(case, inputs, case.surrogate, route_names(order)[0], directions, point)
+            assert_close(got, expected)
+
+
+def _derivative_of_linear(case, inputs, function, route, directions, point):
+    """The derivative of a linear contraction; a curved one would mix values into it, which differ on purpose."""
+    leaves = [inputs[i] for i in case.differentiated(inputs)]
+    sizes = [leaf.numel() for leaf in leaves]
+
+    def phi(flat):
+        parts = [part.reshape(leaf.shape) for part, leaf in zip(flat.split(sizes), leaves, strict=True)]
+        ys = outputs(function(*with_leaves(case, inputs, parts)))
+        weights = [torch.linspace(0.5, 1.5, max(y.numel(), 1), dtype=y.dtype).reshape(y.shape) for y in ys]
+        return torch.stack([(w * y).sum() for w, y in zip(weights, ys, strict=True)]).sum()
+
+    # `derivative` contracts all but one slot of the k-th derivative and returns the remaining one.
+    return derivative(phi, route)(point, *directions[:-1])
+
+
+@each([case for case in CASES if case.reference])
+def test_value_is_the_references(case):
+    inputs = case.draw()
+    for ours, theirs in zip(outputs(case.function(*inputs)), outputs(case.reference(*inputs)), strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        assert_close(ours, theirs, 1e-12)
+
+
+@each([case for case in EXACT if case.reference])
+def test_first_and_second_derivative_are_the_references(case):
+    inputs = case.draw()
+    ours, point = contracted(case, inputs)
+    theirs, _ = contracted(case, inputs, case.reference)
+    v = direction(point, 3)
+    assert_close(torch.func.grad(ours)(point), torch.func.grad(theirs)(point))
+    assert_close(hodiff.hvp(ours, point, v), hodiff.hvp(theirs, point, v, route="reverse-over-reverse"), 1e-9)
+
+
+@each([case for case in CASES if case.vmap])
+def test_vmap_over_every_argument_separately_and_together(case):
+    inputs = case.draw()
+    positions = case.differentiated(inputs)
+    batches = {i: torch.stack([inputs[i] * (1 + 0.01 * k) for k in range(3)]) for i in positions}
+    for chosen in [c for size in range(1, len(positions) + 1) for c in itertools.combinations(positions, size)]:
+        for dim in (0, -1):
+            stacked = [batches[i].movedim(0, dim) if i in chosen else x for i, x in enumerate(inputs)]
+            in_dims = tuple(dim if i in chosen else None for i in range(len(inputs)))
+            batched = outputs(torch.func.vmap(case.function, in_dims=in_dims)(*stacked))
+            for k in range(3):
+                one = case.function(*(batches[i][k] if i in chosen else x for i, x in enumerate(inputs)))
+                for got, expected in zip(batched, outputs(one), strict=True):
+                    assert_close(got[k], expected)
+
+
+@each([case for case in CASES if case.vmap])
+def test_vmap_twice_and_of_gradients(case):
+    inputs = case.draw()
+    first = case.differentiated(inputs)[0]
+
+    def gradient(x: Tensor) -> Tensor:
+        arguments = [x if i == first else y for i, y in enumerate(inputs)]
+        return torch.func.grad(
+            lambda x: _total(case.function(*(x if i == first else y for i, y in enumerate(arguments))))
+        )(x)
+
+    grid = torch.stack([torch.stack([inputs[first] * (1 + 0.01 * (2 * i + j)) for j in range(2)]) for i in range(2)])
+    batched = torch.func.vmap(torch.func.vmap(gradient))(grid)
+    inner = torch.func.vmap(torch.func.vmap(gradient, in_dims=-1, out_dims=-1), in_dims=1)(
+        grid.movedim(1, -1).movedim(0, 1)
+    )
+    for i, j in itertools.product(range(2), range(2)):
+        expected = gradient(grid[i, j])
+        assert_close(batched[i, j], expected)
+        assert_close(inner[i, ..., j], expected)
+
+
+def _total(value) -> Tensor:
+    return torch.stack([
+        (y * torch.linspace(0.5, 1.5, max(y.numel(), 1), dtype=y.dtype).reshape(y.shape)).sum() for y in outputs(value)
+    ]).sum()
+
+
+@each(CASES)
+def test_subsets_of_arguments_that_need_a_gradient(case):
+    inputs = case.draw()
+    positions = case.differentiated(inputs)
+
+    def gradients(chosen):
+        arguments = [x.clone().requires_grad_() if i in chosen else x for i, x in enumerate(inputs)]
+        return dict(
+            zip(
+                chosen,
+                torch.autograd.grad(_total(case.function(*arguments)), [arguments[i] for i in chosen]),
+                strict=True,
+            )
+        )
+
+    everything = gradients(tuple(positions))
+    for size in range(1, len(positions)):
+        for chosen in itertools.combinations(positions, size):
+            for i, gradient in gradients(chosen).items():
+                assert_close(gradient, everything[i])
+
+
+@each([case for case in CASES if case.Function is not None])
+def test_gradients_that_nobody_needs_are_not_computed(case, monkeypatch):
+    """Backward must return None for arguments that do not require a gradient."""
+    inputs = case.draw()
+    positions = case.differentiated(inputs)
+    if len(positions) < 2:
+        pytest.skip("one differentiated argument")
+    returned = []
+    original = case.Function.backward
+
+    def spy(ctx, *cotangents):
+        returned.append((ctx.needs_input_grad, original(ctx, *cotangents)))
+        return returned[-1][1]
+
+    monkeypatch.setattr(case.Function, "backward", staticmethod(spy))
+    arguments = [x.clone().requires_grad_() if i == positions[0] else x for i, x in enumerate(inputs)]
+    _total(case.function(*arguments)).backward()
+    assert returned
+    for needed, gradients in returned:
+        for need, gradient in zip(needed, gradients if isinstance(gradients, tuple) else (gradients,), strict=True):
+            assert need or gradient is None
+
+
+@each(CASES)
+def test_non_contiguous_inputs(case):
+    inputs = case.draw()
+    positions = case.differentiated(inputs)
+    strided = [torch.stack([x, x + 1], -1)[..., 0] if i in positions else x for i, x in enumerate(inputs)]
+    transposed = [x.mT.contiguous().mT if i in positions and x.dim() > 1 else x for i, x in enumerate(inputs)]
+
+    def run(arguments):
+        leaves = [x.detach().requires_grad_() if i in positions else x for i, x in enumerate(arguments)]
+        value = case.function(*leaves)
+        return [*outputs(value), *torch.autograd.grad(_total(value), [leaves[i] for i in positions])]
+
+    for a, b, c in zip(run(inputs), run(strided), run(transposed), strict=True):
+        assert_close(b, a)
+        assert_close(c, a)
+
+
+@each(CASES)
+def test_float32_error(case):
+    """Value, gradient and product in float32 against float64 at the same rounded point."""
+    low = case.draw(torch.float32)
+    high = tuple(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in low)
+
+    def everything(inputs):
+        phi, point = contracted(case, inputs)
+        ones = torch.ones_like(point)
+        return (*outputs(case.function(*inputs)), torch.func.grad(phi)(point), hodiff.hvp(phi, point, ones))
+
+    for ours, truth in zip(everything(low), everything(high), strict=True):
+        assert ours.dtype == torch.float32
+        scale = max(float(truth.abs().max()), 1.0)
+        assert float((ours.double() - truth).abs().max()) <= case.float32_tolerance * scale
+
+
+@each([case for case in CASES if case.saved_bytes])
+def test_saved_bytes(case):
+    """What the graph holds between forward and backward, each storage counted once."""
+    inputs = case.draw()
+    arguments = [x.clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
+    held = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = case.function(*arguments)
+    assert outputs(output)
+    assert sum(held.values()) == case.saved_bytes(*inputs)
+
+
+@each(CASES)
+def test_without_a_graph(case):
+    inputs = case.draw()
+    expected = outputs(case.function(*inputs))
+    leaves = [x.clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            got = outputs(case.function(*leaves))
+            gradient = (
+                torch.func.grad(lambda x: _total(case.function(x, *inputs[1:])))(inputs[0])
+                if 0 in case.differentiated(inputs) and mode is torch.no_grad
+                else None
+            )
+        for a, b in zip(got, expected, strict=True):
+            assert not a.requires_grad
+            assert_close(a, b)
+        assert gradient is None or bool(gradient.isfinite().all())
+
+
+@each(CASES)
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16-autocast"])
+def test_a_training_step(case, autocast):
+    inputs = case.draw(torch.float32)
+    parameters = [torch.nn.Parameter(inputs[i].clone()) for i in case.differentiated(inputs)]
+    optimizer = torch.optim.SGD(parameters, lr=1e-3)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = sum(y.float().square().mean() for y in outputs(case.function(*with_leaves(case, inputs, parameters))))
+    loss.backward()
+    optimizer.step()
+    for parameter in parameters:
+        assert parameter.grad.dtype == torch.float32
+        assert bool(parameter.isfinite().all())
