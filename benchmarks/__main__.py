@@ -57,7 +57,7 @@ def run_workload(name: str, *, rounds: int | None, quick: bool, directory: Path 
         results.append(result)
     peaks = workload.peaks(quick) if workload.peaks else []
     if peaks:
-        say(f"## {memory.TITLE}\n\n{memory.memory_table(peaks)}\n")
+        say(f"## {workload.peaks_title}\n\n{memory.memory_table(peaks)}\n")
     if directory is not None:
         content = {
             "workload": name,

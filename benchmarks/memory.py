@@ -59,9 +59,11 @@ def peak_of(problem: str, name: str) -> int:
 
 
 def memory_table(peaks: Sequence[Peak]) -> str:
-    """A row a contestant, a column a problem."""
-    found = {(peak.name, peak.problem): f"{peak.mebibytes:.0f}" for peak in peaks}
-    names, problems = dict.fromkeys(peak.name for peak in peaks), dict.fromkeys(peak.problem for peak in peaks)
+    """Contestants by problems; the fewer of the two across."""
+    found = {(peak.name, peak.problem): f"{peak.mebibytes:.3g}" for peak in peaks}
+    names, problems = (list(dict.fromkeys(words)) for words in zip(*found, strict=True))
+    if len(names) < len(problems):
+        return table(["", *names], [[problem, *(found[name, problem] for name in names)] for problem in problems])
     return table(["", *problems], [[name, *(found[name, problem] for problem in problems)] for name in names])
 
 

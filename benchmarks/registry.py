@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from benchmarks.memory import Peak, dense_peaks
+from benchmarks.memory import TITLE, Peak, dense_peaks
 from benchmarks.problems import Problem
-from benchmarks.workloads import dense, hvp, overhead
+from benchmarks.workloads import dense, functions, hvp, overhead
 
 
 @dataclass(frozen=True)
@@ -18,17 +18,26 @@ class Workload:
         title: What it measures, in a line.
         problems: Yields its problems; with True, only the quick ones.
         rounds: How many rounds are timed unless the user says otherwise.
-        peaks: Measures the peak memory of its contestants, where that matters.
+        peaks: Measures the memory of its contestants, where that matters.
+        peaks_title: What is measured there.
     """
 
     title: str
     problems: Callable[[bool], Iterable[Problem]]
     rounds: int
     peaks: Callable[[bool], list[Peak]] | None = None
+    peaks_title: str = TITLE
 
 
 WORKLOADS = {
     "hvp": Workload("Hessian-vector products of three networks, float32", hvp.problems, rounds=30),
     "dense": Workload("dense Hessians of two classifiers, float32", dense.problems, rounds=10, peaks=dense_peaks),
     "overhead": Workload("what a product costs beyond its arithmetic", overhead.problems, rounds=100),
+    "functions": Workload(
+        "Functions against the torch compositions they replace, float32",
+        functions.problems,
+        rounds=10,
+        peaks=functions.saved,
+        peaks_title=functions.SAVED,
+    ),
 }

@@ -50,6 +50,11 @@ RULES: tuple[Rule, ...] = (
         detail="setup_context",
     ),
     Rule(
+        "A rule calls NumPy, Triton or C++ code, which torch.func cannot see into, and of which plain autograd loses "
+        "the second derivative silently: make that call a Function of its own, with backward and jvp.",
+        detail="Cannot access data pointer|doesn't have storage",
+    ),
+    Rule(
         "A torch operator has no such derivative: write it in elementary operators, or stay with the routes that "
         "have one.",
         detail="Trying to use forward AD with|derivative for .* is not implemented",
@@ -119,8 +124,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "If reverse-over-forward is right, the cause is that torch runs the jvp of a custom Function with forward "
-        "mode off, so an outer forward pass sees constants in it: take another route, or compute the tangent by "
-        "calls of other Functions only, products included. If reverse-over-forward is wrong too, mend that first.",
+        "mode off, so an outer forward pass sees constants in it: put @hodiff.functions.nestable_jvp under "
+        "@staticmethod. If reverse-over-forward is wrong too, mend that first.",
         kind="zero|wrong",
         route="(.*forward.*){2}$",
     ),

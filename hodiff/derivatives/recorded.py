@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from hodiff.corrections import Corrections
 from hodiff.derivatives.functions import BoundFunction
 from hodiff.derivatives.graphs import inspect_graph
 
@@ -40,7 +41,8 @@ class RecordedGradient:
                 leaf.view_as(leaf) if self.connected and leaf.requires_grad else leaf.detach().requires_grad_()
                 for leaf in function.leaves
             )
-            value, aux = function.scalar(self.primals)
+            with Corrections():
+                value, aux = function.scalar(self.primals)
             if not value.requires_grad:
                 raise function.independent()
             found, once = inspect_graph(value)

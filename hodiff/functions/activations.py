@@ -1,14 +1,30 @@
-"""Activations with exact derivatives of every order."""
+r"""Smooth activations that gate their input, $x\,g(x)$, with exact derivatives of every order.
+
+The first derivative of each is a Function of its own, so that a Hessian-vector product costs few operators and keeps
+nothing but the argument.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.functions.arguments import require_broadcastable, require_floating, require_number_or_floating
+from hodiff.functions.arguments import (
+    require_broadcastable,
+    require_choice,
+    require_floating,
+    require_number_or_floating,
+)
 from hodiff.functions.elementwise import ElementwiseFunction
+from hodiff.functions.logarithms import LogSigmoid
+from hodiff.functions.logistic import SATURATED, Bell, HalfTanh, Logistic
+
+# Beyond it the normal density and all its derivatives are zero in float64, and so are those of the tanh form.
+FLAT = 64.0
 
 
 class Swish(ElementwiseFunction):
@@ -17,15 +33,173 @@ class Swish(ElementwiseFunction):
     @staticmethod
     def forward(x: Tensor, beta: Any) -> Tensor:
         """Compute $x σ(βx)$."""
-        return x * torch.sigmoid(beta * x)
+        s = torch.sigmoid(beta * x)
+        return torch.where(s == 0, s, x * s)  # zero at -∞ too
 
     @staticmethod
     def slope(index: int, x: Tensor, beta: Any) -> Tensor:
-        """$σ + βx σ(1 - σ)$ by x, and $x^2 σ(1 - σ)$ by β."""
+        """$σ(z) + z b(z)$ by x and $x^2 b(z)$ by β, with $z = βx$ and b the derivative of σ."""
         z = beta * x
-        s = torch.sigmoid(z)
-        bell = s * torch.sigmoid(-z)  # not s * (1 - s), which loses all digits for large z
-        return s + z * bell if index == 0 else x * (x * bell)
+        return SiLUSlope.apply(z) if index == 0 else x * (x * Bell.apply(z))
+
+
+class SiLU(ElementwiseFunction):
+    """The Function behind `silu`. Saves its input: two inputs share an output, so the output would not do."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute $x σ(x)$."""
+        return F.silu(x.clamp(min=-SATURATED))
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> Tensor:
+        """$σ(x) + x b(x)$."""
+        return SiLUSlope.apply(x)
+
+
+class SiLUSlope(ElementwiseFunction):
+    """The derivative of `silu`. Saves its input."""
+
+    @staticmethod
+    def forward(z: Tensor) -> Tensor:
+        """Compute $σ(z) (1 + z σ(-z))$."""
+        z = z.clamp(-SATURATED, SATURATED)
+        return torch.sigmoid(z) * (1 + z * torch.sigmoid(-z))
+
+    @staticmethod
+    def slope(index: int, z: Tensor) -> Tensor:
+        """$b(z) (2 - z t(z))$ with $t = tanh(z/2)$."""
+        z = z.clamp(-SATURATED, SATURATED)
+        return Bell.apply(z) * (2 - z * HalfTanh.apply(z))
+
+
+class GELU(ElementwiseFunction):
+    """The Function behind `gelu`. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute $x Φ(x)$; by erfc, as 1 + erf loses all digits for negative x."""
+        x = x.clamp(min=-FLAT)
+        return x * (0.5 * torch.erfc(x * -math.sqrt(0.5)))
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> Tensor:
+        """$Φ(x) + x φ(x)$."""
+        return GELUSlope.apply(x)
+
+
+class GELUSlope(ElementwiseFunction):
+    """The derivative of `gelu`. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute $Φ(x) + x φ(x)$."""
+        x = x.clamp(-FLAT, FLAT)
+        return 0.5 * torch.erfc(x * -math.sqrt(0.5)) + x * _normal_density(x)
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> Tensor:
+        """$φ(x) (2 - x^2)$."""
+        x = x.clamp(-FLAT, FLAT)
+        return NormalDensity.apply(x) * (2 - x * x)
+
+
+class NormalDensity(ElementwiseFunction):
+    r"""$\varphi(x) = e^{-x^2/2} / \sqrt{2 \pi}$. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute $φ(x)$."""
+        return _normal_density(x)
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> Tensor:
+        """$-x φ(x)$."""
+        return -(x * NormalDensity.apply(x))
+
+
+def _normal_density(x: Tensor) -> Tensor:
+    return torch.exp(-0.5 * (x * x)) * (1 / math.sqrt(2 * math.pi))
+
+
+class GELUTanh(ElementwiseFunction):
+    """The Function behind `gelu` with `approximate="tanh"`. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute $x σ(v)$, which is the tanh form without its difference of nearly equal numbers."""
+        x = x.clamp(min=-FLAT)
+        return x * torch.sigmoid(_cubic(x.clamp(max=FLAT))[0])
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> Tensor:
+        """$σ(v) + x v' b(v)$."""
+        return GELUTanhSlope.apply(x)
+
+
+class GELUTanhSlope(ElementwiseFunction):
+    """The derivative of `gelu` with `approximate="tanh"`. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute it by the rule for gates."""
+        x = x.clamp(-FLAT, FLAT)
+        v, first, _ = _cubic(x)
+        return _gated_slope(x, v, first)
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> Tensor:
+        """Second derivative, by the rule for gates."""
+        x = x.clamp(-FLAT, FLAT)
+        return _gated_curvature(x, *_cubic(x))
+
+
+def _cubic(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The argument $v = 2 sqrt(2/π) (x + 0.044715 x³)$ of σ and its derivatives."""
+    c, d, square = 2 * math.sqrt(2 / math.pi), 0.044715, x * x
+    return c * x * (1 + d * square), c * (1 + 3 * d * square), (6 * c * d) * x
+
+
+class Mish(ElementwiseFunction):
+    """The Function behind `mish`. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute $x tanh(log(1 + e^x))$."""
+        return F.mish(x.clamp(min=-SATURATED))
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> Tensor:
+        """$σ(v) + x v' b(v)$."""
+        return MishSlope.apply(x)
+
+
+class MishSlope(ElementwiseFunction):
+    """The derivative of `mish`. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute it by the rule for gates, as $tanh(log(1 + e^x)) = σ(v)$ with $v = x + log(1 + e^x / 2)$."""
+        x = x.clamp(-SATURATED, SATURATED)
+        shifted = x - math.log(2)
+        return _gated_slope(x, x - F.logsigmoid(-shifted), 1 + torch.sigmoid(shifted))
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> Tensor:
+        """Second derivative, by the rule for gates."""
+        x = x.clamp(-SATURATED, SATURATED)
+        shifted = x - math.log(2)
+        return _gated_curvature(x, x - LogSigmoid.apply(-shifted), 1 + Logistic.apply(shifted), Bell.apply(shifted))
+
+
+def _gated_slope(x: Tensor, v: Tensor, first: Tensor) -> Tensor:
+    """The derivative $σ(v) + x v' σ(v) σ(-v)$ of $x σ(v(x))$."""
+    return torch.sigmoid(v) * (1 + x * first * torch.sigmoid(-v))
+
+
+def _gated_curvature(x: Tensor, v: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """The second derivative $b(v) (2v' + x (v'' - v'^2 tanh(v/2)))$ of $x σ(v(x))$."""
+    return Bell.apply(v) * (2 * first + x * (second - first * first * HalfTanh.apply(v)))
 
 
 def swish(x: Tensor, beta: Tensor | float = 1.0) -> Tensor:
@@ -52,3 +226,76 @@ def swish(x: Tensor, beta: Tensor | float = 1.0) -> Tensor:
     require_number_or_floating("swish", beta=beta)
     require_broadcastable("swish", x=x, beta=beta)
     return Swish.apply(x, beta)
+
+
+def silu(x: Tensor) -> Tensor:
+    r"""Sigmoid linear unit, $x\,\sigma(x)$.
+
+    Args:
+        x: Floating-point tensor of any shape.
+
+    Returns:
+        Tensor of the same shape.
+
+    Raises:
+        InputError: If `x` is no floating-point tensor.
+
+    Example:
+        >>> import torch
+        >>> torch.func.grad(torch.func.grad(silu))(torch.tensor(0.0))
+        tensor(0.5000)
+
+    Source: D. Hendrycks & K. Gimpel, "Gaussian error linear units", 2016, section 4.
+    """
+    require_floating("silu", x=x)
+    return SiLU.apply(x)
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    r"""Gaussian error linear unit, $x\,\Phi(x)$ with the normal distribution function $\Phi$.
+
+    With `approximate="tanh"` it is $\tfrac{x}{2} (1 + \tanh(\sqrt{2/\pi}\,(x + 0.044715\,x^3)))$.
+
+    Args:
+        x: Floating-point tensor of any shape.
+        approximate: `"none"` or `"tanh"`.
+
+    Returns:
+        Tensor of the same shape, to relative accuracy for negative `x` too.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> gelu(torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([-0.1587,  0.0000,  0.8413])
+
+    Source: D. Hendrycks & K. Gimpel, "Gaussian error linear units", 2016, section 2.
+    """
+    require_floating("gelu", x=x)
+    require_choice("gelu", "approximate", approximate, ("none", "tanh"))
+    return GELU.apply(x) if approximate == "none" else GELUTanh.apply(x)
+
+
+def mish(x: Tensor) -> Tensor:
+    r"""Mish, $x \tanh(\log(1 + e^x))$.
+
+    Args:
+        x: Floating-point tensor of any shape.
+
+    Returns:
+        Tensor of the same shape.
+
+    Raises:
+        InputError: If `x` is no floating-point tensor.
+
+    Example:
+        >>> import torch
+        >>> mish(torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([-0.3034,  0.0000,  0.8651])
+
+    Source: D. Misra, "Mish: a self regularized non-monotonic activation function", 2019, equation 1.
+    """
+    require_floating("mish", x=x)
+    return Mish.apply(x)

@@ -7,11 +7,12 @@ from functions.case import FunctionCase
 
 FAMILIES = sorted(path.stem for path in (Path(__file__).parent / "cases").glob("*.py"))
 
-CASES: list[FunctionCase] = [
-    case for family in FAMILIES for case in importlib.import_module(f"functions.cases.{family}").CASES
-]
+_BY_FAMILY: dict[str, list[FunctionCase]] = {
+    family: importlib.import_module(f"functions.cases.{family}").CASES for family in FAMILIES
+}
+CASES = [case for cases in _BY_FAMILY.values() for case in cases]
 
 
-def by_name(name: str) -> FunctionCase:
-    """The case of that name."""
-    return next(case for case in CASES if case.name == name)
+def family_of(case: FunctionCase) -> str:
+    """The file that a case comes from."""
+    return next(family for family, cases in _BY_FAMILY.items() if any(case is each for each in cases))

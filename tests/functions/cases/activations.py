@@ -1,16 +1,33 @@
-"""Activations."""
+"""Smooth gates."""
 
 import torch
 from functions.case import Extremes, FunctionCase, normal, uniform
 from mpmath import mp
 
-from hodiff.functions import Swish, swish
+from hodiff.functions.activations import GELU, GELUTanh, Mish, SiLU, Swish, gelu, mish, silu, swish
 
 INF = float("inf")
+
+# Value and three derivatives where a gate is open, and where it is shut.
+ENDS = {INF: (INF, 1, 0, 0), -INF: (0, 0, 0, 0)}
+
+# e^z overflows beyond 709.78, so results below 710 times the smallest normal number are flushed to zero.
+WITHIN = ((-709.0, 709.0),)
+BEYOND = ((-INF, -709.0), (709.0, INF))
+FLUSHED = (720, 720, 720, 720)
 
 
 def logistic(z):
     return 1 / (1 + mp.exp(-z)) if z >= 0 else mp.exp(z) / (1 + mp.exp(z))
+
+
+def gelu_tanh(x):
+    return x * logistic(2 * mp.sqrt(2 / mp.pi) * (x + mp.mpf("0.044715") * x**3))
+
+
+def exact_mish(x):
+    e = mp.exp(x)
+    return x * e * (e + 2) / (e * (e + 2) + 2)
 
 
 CASES = [
@@ -24,9 +41,65 @@ CASES = [
         saved_bytes=lambda x, beta: x.nbytes + beta.nbytes,
         saved="inputs",
         extremes=[
-            Extremes(lambda x, beta: x * logistic(beta * x), others={1: 1.0}),
-            Extremes(lambda x, beta: x * logistic(beta * x), argnum=1, others={0: -3.0}),
+            Extremes(lambda x, beta: x * logistic(beta * x), others={1: 1.0}, domain=WITHIN, limits=ENDS),
+            Extremes(lambda x, beta: x * logistic(beta * x), others={1: 1.0}, domain=BEYOND, ulps=FLUSHED),
+            Extremes(lambda x, beta: x * logistic(beta * x), argnum=1, others={0: -3.0}, limits={-INF: (-3, 0, 0, 0)}),
         ],
         empty=lambda dtype: (torch.ones(0, 3, dtype=dtype), torch.ones(3, dtype=dtype)),
+    ),
+    FunctionCase(
+        name="silu",
+        function=silu,
+        Function=SiLU,
+        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
+        formula=r"x\,\sigma(x)",
+        reference=lambda x: x * torch.sigmoid(x),
+        saved_bytes=lambda x: x.nbytes,
+        saved="input",
+        extremes=[
+            Extremes(lambda x: x * logistic(x), domain=WITHIN, limits=ENDS),
+            Extremes(lambda x: x * logistic(x), domain=BEYOND, ulps=FLUSHED),
+        ],
+        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
+    ),
+    FunctionCase(
+        name="gelu",
+        function=gelu,
+        Function=GELU,
+        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
+        formula=r"x\,\Phi(x)",
+        reference=lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
+        saved_bytes=lambda x: x.nbytes,
+        saved="input",
+        extremes=[Extremes(lambda x: x * mp.erfc(-x / mp.sqrt(2)) / 2, limits=ENDS)],
+        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
+    ),
+    FunctionCase(
+        name="gelu-tanh",
+        function=lambda x: gelu(x, approximate="tanh"),
+        Function=GELUTanh,
+        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
+        formula=r"\tfrac{x}{2} (1 + \tanh(\sqrt{2/\pi}\,(x + 0.044715\,x^3)))",
+        reference=lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
+        saved_bytes=lambda x: x.nbytes,
+        saved="input",
+        extremes=[Extremes(gelu_tanh, limits=ENDS)],
+        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
+    ),
+    FunctionCase(
+        name="mish",
+        function=mish,
+        Function=Mish,
+        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
+        formula=r"x \tanh(\log(1 + e^x))",
+        reference=lambda x: x * torch.tanh(torch.log(1 + torch.exp(x))),
+        saved_bytes=lambda x: x.nbytes,
+        saved="input",
+        extremes=[
+            # The gate is shut as fast as e^(-2x), with coefficients 4x, 8x in orders 2 and 3.
+            Extremes(exact_mish, domain=((-709.0, 354.0),), limits=ENDS),
+            Extremes(exact_mish, domain=((-INF, -709.0), (354.0, INF)), ulps=(720, 720, 1440, 2880)),
+        ],
+        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
 ]

@@ -1,0 +1,66 @@
+r"""Lesson 3: the exponential, which saves its output.
+
+$$ y = e^x, \qquad y' = y, \qquad y'' = y, \qquad y''' = y $$
+
+The output is kept alive by whoever uses it, so saving it costs nothing, and $\bar x = y \, \bar y$ needs no second exp.
+A saved output leads back to x, so the second derivative is right.
+
+In forward mode it does not: while `jvp` runs, y has no tangent of an enclosing forward pass yet. So `jvp` saves the
+input and calls the Function again.
+
+    python examples/functions/03_exp.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import hodiff
+from hodiff.functions import nestable_jvp
+
+INPUTS = (torch.tensor([0.5, -1.2], dtype=torch.float64),)
+
+
+class Exp(Function):
+    """$e^x$. Saves the output; forward mode saves the input."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute the value."""
+        return x.exp()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Save for each direction what is right there."""
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        """$y ȳ$."""
+        (y,) = ctx.saved_tensors
+        return y * cotangent
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        """$y ẋ$."""
+        (x,) = ctx.saved_tensors
+        return Exp.apply(x) * tangent
+
+
+def main() -> hodiff.Report:
+    """Check Exp by every route to third order."""
+    report = hodiff.check(Exp, INPUTS, order=3)
+    print(report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+r"""Lesson 4: the hyperbolic sine, which returns its residual as an output.
+
+$$ y = \sinh x, \qquad y' = \cosh x, \qquad y'' = \sinh x, \qquad y''' = \cosh x $$
+
+Here `forward` computes $c = \cosh x$ as well, for backward to read. An intermediate like c is neither input nor
+output, so no graph leads from it to x: saved in `setup_context`, it would be a constant to the second derivative.
+Returned as an output, it is part of the graph. It then has a cotangent of its own, which backward adds:
+
+$$ \bar x = c \, \bar y + y \, \bar c, \qquad \dot y = c \, \dot x, \qquad \dot c = y \, \dot x. $$
+
+A plain function in front hides the second output.
+
+    python examples/functions/04_sinh.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import hodiff
+from hodiff.functions import nestable_jvp
+
+INPUTS = (torch.tensor([0.5, -1.2], dtype=torch.float64),)
+
+
+class Sinh(Function):
+    r"""$(\sinh x, \cosh x)$. Saves both outputs; forward mode saves the input."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the value and the residual."""
+        return x.sinh(), x.cosh()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        """Save for each direction what is right there."""
+        ctx.save_for_backward(*output)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, y_cotangent: Tensor, c_cotangent: Tensor) -> Tensor:
+        """Add what comes through the residual."""
+        y, c = ctx.saved_tensors
+        return c * y_cotangent + y * c_cotangent
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, Tensor]:
+        """One tangent an output."""
+        (x,) = ctx.saved_tensors
+        y, c = Sinh.apply(x)
+        return c * tangent, y * tangent
+
+
+def sinh(x: Tensor) -> Tensor:
+    """Hyperbolic sine."""
+    return Sinh.apply(x)[0]
+
+
+def main() -> hodiff.Report:
+    """Check sinh, as users call it, by every route to third order."""
+    report = hodiff.check(sinh, INPUTS, order=3)
+    print(report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+r"""Lesson 13: a sum, whose gradient is a repetition.
+
+$$ y = \sum_i x_i, \qquad \bar x_i = \bar y, \qquad \dot y = \sum_i \dot x_i $$
+
+Lesson 10 read backwards: what is summed going forward is repeated going back. The rule needs no number of x, only its
+shape, which is no tensor and so may stay on `ctx` as an attribute. `expand` repeats without a copy.
+
+    python examples/functions/13_sum.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import hodiff
+from hodiff.functions import nestable_jvp
+
+INPUTS = (torch.tensor([[0.5, -1.2], [2.0, 0.3]], dtype=torch.float64),)
+
+
+class Sum(Function):
+    r"""$\sum_i x_i$ over the last dimension. Saves nothing."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute the value."""
+        return x.sum(-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Note the shape."""
+        ctx.shape = inputs[0].shape
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        """Repeat the cotangent."""
+        return cotangent.unsqueeze(-1).expand(ctx.shape)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        """The function itself, as it is linear."""
+        return tangent.sum(-1)
+
+
+def main() -> hodiff.Report:
+    """Check Sum by every route to third order."""
+    report = hodiff.check(Sum, INPUTS, order=3)
+    print(report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

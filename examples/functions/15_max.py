@@ -1,0 +1,73 @@
+r"""Lesson 15: a maximum, with an output that has no derivative.
+
+$$ y = x_k, \quad k = \operatorname{arg\,max}_i x_i, \qquad \bar x_i = [i = k] \, \bar y, \qquad \dot y = \dot x_k $$
+
+Away from ties k does not change, so the second derivative vanishes; at a tie the first of the largest takes all of the
+gradient, by convention. The index k is an output, so that the rules can read it, but no number that moves with x:
+`mark_non_differentiable` says so, `backward` ignores its cotangent, and `jvp` has to return None for it.
+
+    python examples/functions/15_max.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import hodiff
+from hodiff.functions import nestable_jvp
+
+INPUTS = (torch.tensor([[0.5, -1.2], [0.3, 2.0]], dtype=torch.float64),)
+
+
+class Max(Function):
+    """$(x_k, k)$ over the last dimension. Saves the index."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the largest number and its index."""
+        index = x.argmax(-1)
+        return x.gather(-1, index.unsqueeze(-1)).squeeze(-1), index
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        """Save the index, note the shape."""
+        index = output[1]
+        ctx.mark_non_differentiable(index)
+        ctx.save_for_backward(index)
+        ctx.save_for_forward(index)
+        ctx.shape = inputs[0].shape
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor, index_cotangent: Any) -> Tensor:
+        """Put the cotangent where the largest number was."""
+        del index_cotangent
+        (index,) = ctx.saved_tensors
+        return cotangent.new_zeros(ctx.shape).scatter(-1, index.unsqueeze(-1), cotangent.unsqueeze(-1))
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, None]:
+        """Take the tangent of the largest number."""
+        (index,) = ctx.saved_tensors
+        return tangent.gather(-1, index.unsqueeze(-1)).squeeze(-1), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        """Move the batch to the front."""
+        del info
+        return Max.apply(x.movedim(in_dims[0], 0)), (0, 0)
+
+
+def main() -> hodiff.Report:
+    """Check Max by every route to third order."""
+    report = hodiff.check(Max, INPUTS, order=3)
+    print(report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

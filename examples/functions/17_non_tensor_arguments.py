@@ -1,0 +1,75 @@
+r"""Lesson 17: an integer power, with an argument that is no tensor.
+
+$$ y = x^n, \qquad y' = n x^{n-1}, \qquad y'' = n (n - 1) x^{n-2} $$
+
+n is a Python int: it stays on `ctx` as an attribute, its gradient is None, and so is its tangent. `backward` and `jvp`
+call the Function with n - 1, and stop at n = 0. Written as `n * x**n / x` they would be NaN at 0, and this way
+every derivative is right there too.
+
+    python examples/functions/17_non_tensor_arguments.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import hodiff
+from hodiff.functions import nestable_jvp
+
+INPUTS = (torch.tensor([0.5, 0.0, -1.2], dtype=torch.float64), 4)
+
+
+class Power(Function):
+    """$x^n$ for an int n of 0 or more. Saves the input."""
+
+    @staticmethod
+    def forward(x: Tensor, n: int) -> Tensor:
+        """Compute the value."""
+        return x**n
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        """Save the tensor, note the int."""
+        x, ctx.n = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
+        """One gradient, and None for n."""
+        (x,) = ctx.saved_tensors
+        return slope(x, ctx.n) * cotangent, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, x_tangent: Tensor, n_tangent: None) -> Tensor:
+        """The tangent of n is always None."""
+        del n_tangent
+        (x,) = ctx.saved_tensors
+        return slope(x, ctx.n) * x_tangent
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, n: int) -> tuple[Tensor, int]:
+        """Leave the batch where it is."""
+        del info
+        return Power.apply(x, n), in_dims[0]
+
+
+def slope(x: Tensor, n: int) -> Tensor:
+    """$n x^{n-1}$."""
+    return n * Power.apply(x, n - 1) if n else torch.zeros_like(x)
+
+
+def main() -> hodiff.Report:
+    """Check Power by every route to third order."""
+    report = hodiff.check(Power, INPUTS, order=3)
+    print(report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+r"""Lesson 19: attention, from the parts of the lessons before.
+
+$$ S = \tfrac{1}{\sqrt d} Q K^T, \qquad P = \operatorname{softmax}(S), \qquad Y = P V $$
+
+$$ \bar V = P^T \bar Y, \quad \bar S = J(\bar Y V^T), \quad \bar Q = \tfrac{1}{\sqrt d} \bar S K, \quad
+   \bar K = \tfrac{1}{\sqrt d} \bar S^T Q, \qquad
+   \dot Y = J(\dot S) \, V + P \dot V, \quad \dot S = \tfrac{1}{\sqrt d} (\dot Q K^T + Q \dot K^T) $$
+
+with the derivative of softmax, $J(Z) = P \circ (Z - \sum_j (P \circ Z)_j)$ row by row, which is symmetric and so serves
+both directions. P is as large as the square of the sequence length: it is not saved but computed again from the inputs,
+which also makes the second derivative right (lesson 4 shows the other way). Torch's fused attention has no second
+derivative at all; `hodiff.functions` has one that never holds P, with masks and dropout.
+
+    python examples/functions/19_attention.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import hodiff
+from hodiff.functions import nestable_jvp
+
+INPUTS = (
+    torch.tensor([[0.5, -1.2]], dtype=torch.float64),
+    torch.tensor([[2.0, 0.3], [-0.7, 1.1]], dtype=torch.float64),
+    torch.tensor([[0.4], [-0.9]], dtype=torch.float64),
+)
+
+
+class Attention(Function):
+    """$P V$ for Q (n, d), K (m, d) and V (m, e). Saves the inputs."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+        """Compute the value."""
+        return probabilities(Q, K) @ V
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        """Save the inputs."""
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Compute P again, then each gradient where it is needed."""
+        Q, K, V = ctx.saved_tensors
+        Q_needed, K_needed, V_needed = ctx.needs_input_grad
+        P = probabilities(Q, K)
+        S_cotangent = softmax_derivative(P, cotangent @ V.mT) / Q.shape[-1] ** 0.5
+        return (
+            S_cotangent @ K if Q_needed else None,
+            S_cotangent.mT @ Q if K_needed else None,
+            P.mT @ cotangent if V_needed else None,
+        )
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, Q_tangent: Tensor, K_tangent: Tensor, V_tangent: Tensor) -> Tensor:
+        """The product rule, twice."""
+        Q, K, V = ctx.saved_tensors
+        P = probabilities(Q, K)
+        S_tangent = (Q_tangent @ K.mT + Q @ K_tangent.mT) / Q.shape[-1] ** 0.5
+        return softmax_derivative(P, S_tangent) @ V + P @ V_tangent
+
+
+def probabilities(Q: Tensor, K: Tensor) -> Tensor:
+    """How much each query attends to each key; rows sum to 1."""
+    return torch.softmax(Q @ K.mT / Q.shape[-1] ** 0.5, -1)
+
+
+def softmax_derivative(P: Tensor, Z: Tensor) -> Tensor:
+    """The Jacobian of softmax, where it gives P, times Z."""
+    return P * (Z - (P * Z).sum(-1, keepdim=True))
+
+
+def main() -> hodiff.Report:
+    """Check Attention by every route to third order."""
+    report = hodiff.check(Attention, INPUTS, order=3)
+    print(report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+r"""Lesson 21: a Function that may be differentiated once, and how hodiff reports it.
+
+$$ y = \sin x, \qquad y' = \cos x, \qquad y'' = -\sin x $$
+
+`@once_differentiable` runs backward without a graph. Differentiating the gradient raises an error only if the incoming
+cotangent requires a gradient. In a gradient penalty it does not: torch then takes the second derivative for zero, and
+says nothing. The check names it. The remedy is to remove the decorator, as the formula below is differentiable as it
+stands; where backward calls a kernel that is not, lesson 20 is the way.
+
+    python examples/functions/21_once_differentiable.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+import hodiff
+from hodiff.functions import nestable_jvp
+
+INPUTS = (torch.tensor([0.5, -1.2], dtype=torch.float64),)
+
+
+class Sine(Function):
+    r"""$\sin x$, right to first order only. Saves the input."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute the value."""
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Save the input."""
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        r"""$\cos(x) ȳ$, without a graph."""
+        (x,) = ctx.saved_tensors
+        return x.cos() * cotangent
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        r"""$\cos(x) ẋ$."""
+        (x,) = ctx.saved_tensors
+        return x.cos() * tangent
+
+
+def main() -> hodiff.Report:
+    """Print what the check finds."""
+    report = hodiff.check(Sine, INPUTS, order=3)
+    print(report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

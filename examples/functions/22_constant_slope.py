@@ -1,0 +1,65 @@
+r"""Lesson 22, a defect: a slope that is computed in setup_context.
+
+$$ y = x^2, \qquad y' = 2x, \qquad y'' = 2 $$
+
+The square of lesson 1, only that it saves 2x instead of x, to spare backward a product. `setup_context` runs
+outside of the graph, so 2x has lost its x: the gradient is right, and the second derivative is zero, silently, by every
+route. `torch.autograd.gradcheck` passes. The remedy is lesson 1 (save the input) or lesson 4 (make it an output).
+
+    python examples/functions/22_constant_slope.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import hodiff
+from hodiff.functions import nestable_jvp
+
+INPUTS = (torch.tensor([0.5, -1.2], dtype=torch.float64),)
+
+
+class Square(Function):
+    """$x^2$, wrong from second order on. Saves the slope."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute the value."""
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Compute the slope, which is the defect."""
+        (x,) = inputs
+        ctx.save_for_backward(2 * x)
+        ctx.save_for_forward(2 * x)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        """$2x ȳ$."""
+        (slope,) = ctx.saved_tensors
+        return slope * cotangent
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        """$2x ẋ$."""
+        (slope,) = ctx.saved_tensors
+        return slope * tangent
+
+
+def main() -> hodiff.Report:
+    """Print what the check finds."""
+    report = hodiff.check(Square, INPUTS, order=3)
+    print(report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

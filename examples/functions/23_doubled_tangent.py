@@ -1,0 +1,64 @@
+r"""Lesson 23, a defect: a tangent that is off by a factor.
+
+$$ y = x^3, \qquad y' = 3x^2, \qquad y'' = 6x $$
+
+The cube of lesson 2, with a 6 in `jvp`. Every program that only calls `backward` works, and `gradcheck` and
+`gradgradcheck` of `torch.autograd` pass, as they leave forward mode out unless told otherwise. hodiff compares all
+routes, so those that go through `jvp` stand out.
+
+    python examples/functions/23_doubled_tangent.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import hodiff
+from hodiff.functions import nestable_jvp
+
+INPUTS = (torch.tensor([0.5, -1.2], dtype=torch.float64),)
+
+
+class Cube(Function):
+    """$x^3$, wrong in forward mode. Saves the input."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute the value."""
+        return x * x * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Save the input."""
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        """$3x^2 ȳ$."""
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * cotangent
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        """$6x^2 ẋ$, which is the defect."""
+        (x,) = ctx.saved_tensors
+        return 6 * x * x * tangent
+
+
+def main() -> hodiff.Report:
+    """Print what the check finds."""
+    report = hodiff.check(Cube, INPUTS, order=3)
+    print(report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

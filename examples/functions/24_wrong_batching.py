@@ -1,0 +1,64 @@
+r"""Lesson 24, a defect: a batching rule that ignores where the batch is.
+
+$$ y = \frac{1}{n} \sum_i x_i, \qquad \bar x_i = \frac{\bar y}{n} $$
+
+The mean of lesson 14, whose `vmap` forgets to move the batch to the front. With the batch in front, where most tests
+put it, everything is right; with the batch last, the mean runs over the samples instead.
+
+    python examples/functions/24_wrong_batching.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import hodiff
+from hodiff.functions import nestable_jvp
+
+INPUTS = (torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64),)
+
+
+class Mean(Function):
+    r"""$\frac{1}{n} \sum_i x_i$ over the last dimension, wrong in batches. Saves nothing."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute the value."""
+        return x.mean(-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Note the shape."""
+        ctx.shape = inputs[0].shape
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        """Repeat the cotangent, divided by the count."""
+        return (cotangent / ctx.shape[-1]).unsqueeze(-1).expand(ctx.shape)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        """The function itself, as it is linear."""
+        return tangent.mean(-1)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
+        """Take the batch to be in front, which is the defect."""
+        del info, in_dims
+        return Mean.apply(x), 0
+
+
+def main() -> hodiff.Report:
+    """Print what the check finds."""
+    report = hodiff.check(Mean, INPUTS, order=3)
+    print(report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

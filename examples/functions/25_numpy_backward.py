@@ -1,0 +1,74 @@
+r"""Lesson 25, a defect: NumPy in backward.
+
+$$ y = \sin x, \qquad y' = \cos x, \qquad y'' = -\sin x $$
+
+`backward` computes the cosine by NumPy, which torch does not see: the slope is a constant to the second derivative. In
+plain autograd its term is lost without a word, as `main` shows with $\sin^2 x$; a Triton or C++ kernel called from
+backward does the same. Inside `torch.func`, which the routes of the check use, NumPy finds no numbers and raises. The
+remedy is lesson 20: make the slope a Function of its own.
+
+    python examples/functions/25_numpy_backward.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import hodiff
+from hodiff.functions import nestable_jvp
+
+INPUTS = (torch.tensor([0.5, -1.2], dtype=torch.float64),)
+
+
+class Sine(Function):
+    r"""$\sin x$, right to first order only. Saves the input."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute the value."""
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Save the input."""
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        r"""$\cos(x) ȳ$ by NumPy, which is the defect."""
+        (x,) = ctx.saved_tensors
+        return torch.as_tensor(np.cos(x.detach().numpy())) * cotangent
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        r"""$\cos(x) ẋ$."""
+        (x,) = ctx.saved_tensors
+        return x.cos() * tangent
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
+        """Leave the batch where it is."""
+        del info
+        return Sine.apply(x), in_dims[0]
+
+
+def main() -> hodiff.Report:
+    """Print a second derivative that lacks a term, and what the check finds."""
+    x = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(Sine.apply(x) ** 2, x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient, x)
+    print(f"second derivative of sin(x)^2 at 0.5: {second:.4f}, where 2 cos(2x) is {2 * (2 * x).cos():.4f}")
+    report = hodiff.check(Sine, INPUTS, order=3)
+    print(report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

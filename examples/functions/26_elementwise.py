@@ -1,0 +1,47 @@
+r"""Lesson 26: the same with less.
+
+$$ y = x^2, \qquad y' = 2x, \qquad y'' = 2 $$
+
+The square of lesson 1 once more. Every elementwise Function has the same backward, jvp and batching rule around its
+slope, with broadcasting as in lesson 11, so `ElementwiseFunction` writes them: what is left is the formula and its
+slope. The slope is differentiated in turn; where torch operators would be unstable it calls another such Function, as
+the sigmoid of lesson 6 does. Most Functions of `hodiff.functions` are written like this.
+
+    python examples/functions/26_elementwise.py
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import hodiff
+from hodiff.functions import ElementwiseFunction
+
+INPUTS = (torch.tensor([0.5, -1.2], dtype=torch.float64),)
+
+
+class Square(ElementwiseFunction):
+    """$x^2$. Saves the input."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute the value."""
+        return x * x
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> Tensor:
+        """$2x$, by the only input."""
+        del index
+        return 2 * x
+
+
+def main() -> hodiff.Report:
+    """Check Square by every route to third order."""
+    report = hodiff.check(Square, INPUTS, order=3)
+    print(report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

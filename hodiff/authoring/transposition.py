@@ -1,0 +1,74 @@
+"""The transpose of a linear function, from its forward evaluation alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable, forward_ad
+
+Linear = Callable[[list[Tensor]], Sequence[Tensor | None]]
+
+_differentiate = Variable._execution_engine.run_backward
+
+
+def transpose(linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+    r"""$\bar t = L^T \bar y$ for a linear map $L$ given as a function.
+
+    The map is evaluated at zero and differentiated backward; both are recorded for higher derivatives where torch
+    records anything at all.
+
+    Args:
+        linear: The map, from a list of tensors to a sequence of tensors, where None is zero.
+        inputs: Tensors of the shapes that the map takes; their values play no part.
+        cotangents: One for each output, of its shape; None is zero.
+
+    Returns:
+        One tensor for each input; None is zero.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return _transpose_by_transform(linear, inputs, cotangents)
+    recorded = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(True)
+    try:
+        tangents = [torch.zeros_like(x).requires_grad_() for x in inputs]
+        outputs, seeds = [], []
+        for output, cotangent in zip(linear(tangents), cotangents, strict=True):
+            if output is not None and cotangent is not None and output.requires_grad:
+                outputs.append(output)
+                seeds.append(cotangent)
+        if not outputs:
+            return [None] * len(inputs)
+        # torch.autograd.grad checks what is known here, at the price of a third of a small product.
+        return list(
+            _differentiate(
+                tuple(outputs), tuple(seeds), recorded, recorded, tuple(tangents), True, accumulate_grad=False
+            )
+        )
+    finally:
+        torch._C._set_grad_enabled(recorded)
+
+
+def _transpose_by_transform(
+    linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    seeds: list[Tensor] = []
+
+    def dense(*tangents: Tensor) -> tuple[Tensor, ...]:
+        pairs = [
+            (output, cotangent)
+            for output, cotangent in zip(linear(list(tangents)), cotangents, strict=True)
+            if output is not None and cotangent is not None
+        ]
+        seeds.extend(cotangent for _, cotangent in pairs)
+        return tuple(output for output, _ in pairs)
+
+    zeros = [torch.zeros_like(x) for x in inputs]
+    outputs, pullback = torch.func.vjp(dense, *zeros)
+    return list(pullback(tuple(seeds))) if outputs else [None] * len(inputs)
+
+
+def differentiated_outside() -> bool:
+    """Whether anything could differentiate what runs now: a transform, forward mode, or a recorded backward pass."""
+    return torch.is_grad_enabled() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

@@ -1,0 +1,71 @@
+"""Rules for losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hodiff import functions
+from hodiff.corrections.registry import Correction, correct
+
+
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: None = None,
+    ignore_index: int = -100,
+    reduce: None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    del size_average, reduce
+    return functions.cross_entropy(
+        input,
+        target,
+        weight=weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+
+
+def _covered(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> bool:
+    # The deprecated arguments mean what only torch remembers, and only class indices have the lean rule.
+    del ignore_index, reduction
+    return (
+        isinstance(input, Tensor)
+        and isinstance(target, Tensor)
+        and not target.is_floating_point()
+        and input.dim() == 2
+        and target.dim() == 1
+        and weight is None
+        and size_average is None
+        and reduce is None
+        and label_smoothing == 0.0
+        and input.dtype in (torch.float32, torch.float64)
+        and not torch.is_autocast_enabled(input.device.type)
+    )
+
+
+correct(
+    (F.cross_entropy,),
+    Correction(
+        "torch.nn.functional.cross_entropy",
+        _cross_entropy,
+        _covered,
+        "slow: the double backward takes nine passes over the logits where three do",
+    ),
+)

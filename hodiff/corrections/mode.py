@@ -1,0 +1,43 @@
+"""The mode that puts corrections in the place of torch's functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
+
+from hodiff.corrections import activations, convolution, losses  # noqa: F401  (each enters its rules)
+from hodiff.corrections.registry import CORRECTIONS
+
+# Subclasses of Tensor bring rules of their own, which must be asked.
+_PLAIN = {Tensor, Parameter}
+
+
+class Corrections(TorchFunctionMode):
+    """While active, in this thread, torch functions with an entry in the table run hodiff's rule.
+
+    It reaches calls inside modules and third-party code. A rule returns torch's value to rounding.
+
+    Example:
+        >>> import torch
+        >>> from hodiff.corrections import Corrections
+        >>> x = torch.tensor([-1.0, 2.0], requires_grad=True)
+        >>> with Corrections():
+        ...     y = torch.relu(x)
+        >>> y.grad_fn.name()
+        'ReluBackward'
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the rule where it covers the arguments, and torch's own function elsewhere."""
+        kwargs = kwargs or {}
+        # A compiler fuses what these rules spare, and traces torch's own functions best.
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        correction = CORRECTIONS.get(func)
+        if correction is not None and _PLAIN.issuperset(types) and correction.applies(*args, **kwargs):
+            return correction.rule(*args, **kwargs)
+        return func(*args, **kwargs)

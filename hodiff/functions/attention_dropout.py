@@ -1,0 +1,49 @@
+"""Dropout that is a function of a seed and a position, so that any block of it can be had again at any time.
+
+A hash of the counters replaces a generator's state: backward, every further derivative, every batch of `vmap` and every
+split into blocks see the same weights dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_LOW = 0xFFFFFFFF
+
+
+def kept(seed: Tensor, batch: Sequence[int], start: int, size: Sequence[int], p: float, dtype: torch.dtype) -> Tensor:
+    """Draw factors of weights: 0 with probability p, else 1 / (1 - p).
+
+    Args:
+        seed: Integers that broadcast with (*batch, 1, 1).
+        batch: Batch dimensions.
+        start: Index of the first row.
+        size: Rows and columns.
+        p: Probability of 0.
+        dtype: Dtype of the factors.
+
+    Returns:
+        Tensor (*batch, *size), with the batch dimensions of the seed in front if it has more.
+    """
+    rows, columns = size
+    device = seed.device
+    count = 1
+    for each in batch:
+        count *= each
+    index = torch.arange(count, device=device).reshape(*batch, 1, 1)
+    key = _mixed(_mixed(seed & _LOW) + index)
+    key = _mixed(key + torch.arange(start, start + rows, device=device)[:, None])
+    # Steps of the golden ratio spread neighbouring columns.
+    numbers = _mixed(key + torch.arange(columns, device=device) * 0x9E3779B9)
+    return (numbers >= round(p * 2**32)).to(dtype) / (1 - p) if p < 1 else torch.zeros_like(numbers, dtype=dtype)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Mix 32 bits, kept in 64 so that products do not lose their low half (the finalizer of MurmurHash3)."""
+    x = x & _LOW
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _LOW
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _LOW
+    return x ^ (x >> 16)

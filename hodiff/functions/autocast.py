@@ -1,0 +1,30 @@
+"""What `torch.autocast` does to the operators it lowers, for Functions that stand for one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def autocast_like_torch(*arguments: Any) -> tuple[Any, ...]:
+    """Lower the tensors as `torch.autocast` lowers those of a matrix product or convolution.
+
+    A Function calls operators below autocast in forward and again in backward, where autocast is off; so that both see
+    the same dtype, the cast stands in front of the Function and is differentiated with it.
+
+    Args:
+        *arguments: Tensors, and other arguments that are handed through.
+
+    Returns:
+        The arguments. As in torch, float64 tensors stay.
+    """
+    return tuple(_lowered(each) if isinstance(each, Tensor) else each for each in arguments)
+
+
+def _lowered(tensor: Tensor) -> Tensor:
+    device = tensor.device.type
+    if not torch.is_autocast_enabled(device) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))

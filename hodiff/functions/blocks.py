@@ -1,0 +1,89 @@
+"""Blocks of a tensor that are worked on one at a time, so that intermediate results stay small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+# Numbers in a block: what a processor's caches hold, and what keeps a GPU busy.
+AUTO = {"cpu": 2**20, "cuda": 2**25}
+
+
+def block_size(chunk_size: int | str | None, x: Tensor, dim: int) -> int | None:
+    """Numbers in a block, from a count of samples.
+
+    Args:
+        chunk_size: Samples at once, None for all, or "auto" for what suits the device.
+        x: The tensor that is cut.
+        dim: Its dimension of classes, a sample being all else alike; it is never cut.
+
+    Returns:
+        The largest number of elements, or None.
+    """
+    if chunk_size is None:
+        return None
+    if isinstance(chunk_size, str):
+        return AUTO.get(x.device.type, AUTO["cuda"])
+    return max(1, chunk_size * x.shape[dim])
+
+
+def blocks(shape: torch.Size, dim: int, limit: int | None) -> Iterator[tuple[slice, ...]]:
+    """Slices of the leading dimensions that cut a shape, in front of `dim` only.
+
+    Args:
+        shape: The shape.
+        dim: Negative; this dimension and those behind it stay whole.
+        limit: Largest number of elements in a block; a block with nothing left to cut may be larger.
+
+    Yields:
+        The slices, the empty tuple for everything.
+    """
+    size = math.prod(shape)
+    if limit is None or size <= limit or len(shape) + dim == 0 or torch.compiler.is_compiling():
+        yield ()
+        return
+    step = max(1, limit * shape[0] // size)
+    for start in range(0, shape[0], step):
+        piece = slice(start, min(start + step, shape[0]))
+        if step > 1:
+            yield (piece,)
+        else:
+            for inner in blocks(shape[1:], dim, limit):
+                yield (piece, *inner)
+
+
+def broadcast_shape(*shapes: Sequence[int]) -> list[int]:
+    """What shapes that do broadcast broadcast to; torch's function of the name takes longer than a small product.
+
+    Args:
+        *shapes: The shapes.
+
+    Returns:
+        The shape.
+    """
+    rank = max(map(len, shapes))
+    aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return [next((size for size in sizes if size != 1), 1) for sizes in zip(*aligned, strict=True)]
+
+
+def block_of(tensor: Tensor, slices: tuple[slice, ...], rank: int) -> Tensor:
+    """The part of a tensor that meets a block, where the tensor broadcasts with what was cut.
+
+    Args:
+        tensor: Tensor of any rank; dimensions are aligned at the last one.
+        slices: From `blocks`.
+        rank: Rank of the shape that was cut.
+
+    Returns:
+        A view.
+    """
+    if not slices:
+        return tensor
+    missing = rank - tensor.dim()
+    index: list[slice] = []
+    for position, piece in enumerate(slices[max(missing, 0) :], start=max(-missing, 0)):
+        index.append(piece if tensor.shape[position] != 1 else slice(None))
+    return tensor[(slice(None),) * max(-missing, 0) + tuple(index)]

@@ -1,0 +1,81 @@
+r"""Batches of convolutions as one convolution: where the batch dimension can go.
+
+Convolution is the contraction $y_{n,g,o} = \sum_i w_{g,o,i} * x_{n,g,i}$ over input channels $i$ in group $g$. A batch
+of contractions is one larger contraction when the batch extends an index that all batched tensors share and no other
+tensor has: samples for input and output, output channels for weight and output, input channels for weight and input,
+groups for all three.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+# The axes of each tensor once groups and channels are told apart; spatial axes follow.
+AXES = {
+    "x": ("sample", "group", "in"),
+    "weight": ("group", "out", "in"),
+    "output": ("sample", "group", "out"),
+    "bias": ("group", "out"),
+}
+
+
+def fold_axis(*, x: bool, weight: bool, output: bool) -> str:
+    """The axis for the batch.
+
+    Args:
+        x: Whether the input of the convolution (or its gradient) is batched.
+        weight: Whether the weight (or its gradient) is.
+        output: Whether the output (or its cotangent) is.
+
+    Returns:
+        A name in `AXES`.
+    """
+    return {
+        (True, False, True): "sample",
+        (False, True, True): "out",
+        (True, True, False): "in",
+        (True, True, True): "group",
+    }[x, weight, output]
+
+
+def fold(tensor: Tensor, kind: str, dim: int | None, axis: str, groups: int) -> Tensor:
+    """Make the batch dimension part of an axis.
+
+    Args:
+        tensor: The tensor.
+        kind: What it is, a key of `AXES`.
+        dim: Its batch dimension; with None the tensor is left alone.
+        axis: Where the batch goes, in front of what is there.
+        groups: Groups of the convolution without the batch.
+
+    Returns:
+        A tensor of the rank that the convolution expects.
+    """
+    if dim is None:
+        return tensor
+    at = AXES[kind].index(axis)
+    channels = AXES[kind].index("group")
+    front = tensor.movedim(dim, 0)
+    split = front.unflatten(1 + channels, (groups, front.shape[1 + channels] // groups))
+    return split.movedim(0, at).flatten(at, at + 1).flatten(channels, channels + 1)
+
+
+def unfold(tensor: Tensor, kind: str, axis: str, groups: int, batch: int) -> Tensor:
+    """Undo `fold` on a result: the batch dimension comes first.
+
+    Args:
+        tensor: The result of the folded convolution.
+        kind: What it is, a key of `AXES`.
+        axis: Where the batch went.
+        groups: Groups of the convolution without the batch.
+        batch: Its size.
+
+    Returns:
+        The batch of results.
+    """
+    at = AXES[kind].index(axis)
+    channels = AXES[kind].index("group")
+    folded_groups = groups * batch if axis == "group" else groups
+    split = tensor.unflatten(channels, (folded_groups, tensor.shape[channels] // folded_groups))
+    split = split.unflatten(at, (batch, split.shape[at] // batch)).movedim(at, 0)
+    return split.flatten(1 + channels, 2 + channels)

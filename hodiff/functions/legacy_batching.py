@@ -1,0 +1,37 @@
+"""The batched tensors of `torch.autograd.grad(is_grads_batched=True)`, which are not those of `torch.func.vmap`.
+
+A Function sees them in `forward` itself, where few operators take them and some give wrong values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def any_legacy_batched(tensors: Sequence[Tensor]) -> bool:
+    """Whether a tensor is batched so."""
+    return any(torch._C._functorch.is_legacy_batchedtensor(each) for each in tensors)
+
+
+def without_batches(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int | None]]:
+    """The tensors with the batch as their first dimension, and where that is: 0, or None for those without one."""
+    level = _level()
+    dims = [0 if torch._C._functorch.is_legacy_batchedtensor(each) else None for each in tensors]
+    plain = [
+        each if d is None else torch._remove_batch_dim(each, level, 1, 0) for each, d in zip(tensors, dims, strict=True)
+    ]
+    return plain, dims
+
+
+def with_batches(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The tensors with their first dimension as the batch."""
+    return tuple(torch._add_batch_dim(each, 0, _level()) for each in tensors)
+
+
+def _level() -> int:
+    level = torch._C._vmapmode_increment_nesting()
+    torch._C._vmapmode_decrement_nesting()
+    return level - 1

@@ -1,0 +1,173 @@
+"""Samples that can be differentiated by the parameters of their distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.functions.arguments import (
+    require_dims,
+    require_floating,
+    require_number_or_floating,
+)
+from hodiff.functions.softmax import Softmax
+from hodiff.functions.straight_through import straight_through
+
+
+def gumbel_softmax(
+    logits: Tensor,
+    temperature: Tensor | float = 1.0,
+    hard: bool = False,
+    dim: int = -1,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Relaxed one-hot sample of a class, $y = \operatorname{softmax}((x + g)/\tau)$ with Gumbel noise $g$.
+
+    The noise is drawn once, so that the sample is a smooth function of the logits and the temperature, and its
+    derivatives of every order are those of the soft sample, at this noise. With `hard` the values are the one-hot
+    vector of the largest element, whose class has the probabilities $\operatorname{softmax}(x)$ exactly, and the
+    derivatives of every order remain the soft sample's (straight-through).
+
+    Under `torch.func.vmap` pass `randomness="different"` or `"same"` to it, and no generator. Transforms that evaluate
+    a function several times want `sample_gumbel` outside and `perturbed_softmax` inside.
+
+    Args:
+        logits: Floating-point tensor of unnormalized log-probabilities.
+        temperature: Positive number $\tau$, or positive floating-point tensor that broadcasts with `logits` and may
+            require a gradient; of size 1 along `dim`.
+        hard: Whether the values are one-hot.
+        dim: The dimension of the classes.
+        generator: Source of the noise, on the device of `logits`; torch's own if None.
+
+    Returns:
+        Tensor of the shape of `logits`.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> logits = torch.tensor([0.0, 1.0, 2.0])
+        >>> gumbel_softmax(logits, 0.5, hard=True, generator=torch.Generator().manual_seed(0)).sum()
+        tensor(1.)
+
+    Source: E. Jang, S. Gu & B. Poole, "Categorical reparameterization with Gumbel-softmax", 2017, equation 2 and
+    section 2.2; C. Maddison, A. Mnih & Y. W. Teh, "The concrete distribution", 2017.
+    """
+    require_floating("gumbel_softmax", logits=logits)
+    _require_generator(logits, generator)
+    return _perturbed("gumbel_softmax", logits, sample_gumbel(logits, generator), temperature, hard, dim)
+
+
+def perturbed_softmax(
+    logits: Tensor, noise: Tensor, temperature: Tensor | float = 1.0, hard: bool = False, dim: int = -1
+) -> Tensor:
+    r"""`gumbel_softmax` with noise that is given: $\operatorname{softmax}((x + g)/\tau)$, a deterministic function.
+
+    Args:
+        logits: Floating-point tensor of unnormalized log-probabilities.
+        noise: Floating-point tensor of the shape of `logits`, as `sample_gumbel` draws it.
+        temperature: As for `gumbel_softmax`.
+        hard: As for `gumbel_softmax`.
+        dim: The dimension of the classes.
+
+    Returns:
+        Tensor of the shape of `logits`.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> logits, noise = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -0.5])
+        >>> perturbed_softmax(logits, noise, 0.5)
+        tensor([0.5000, 0.5000])
+
+    Source: as `gumbel_softmax`.
+    """
+    require_floating("perturbed_softmax", logits=logits, noise=noise)
+    if noise.shape != logits.shape:
+        raise InputError(
+            f"perturbed_softmax: noise: expected the shape {tuple(logits.shape)} of logits, got {tuple(noise.shape)}."
+        )
+    return _perturbed("perturbed_softmax", logits, noise, temperature, hard, dim)
+
+
+def sample_gumbel(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    r"""Standard Gumbel noise, $-\log(-\log u)$ with u uniform in (0, 1).
+
+    Args:
+        like: Tensor whose shape, dtype and device the noise gets.
+        generator: Source of randomness, on that device; torch's own if None.
+
+    Returns:
+        The noise, finite and without a graph.
+
+    Example:
+        >>> import torch
+        >>> sample_gumbel(torch.zeros(3), torch.Generator().manual_seed(0)).shape
+        torch.Size([3])
+
+    Source: E. Gumbel, "Statistical theory of extreme values and some practical applications", 1954.
+    """
+    # In single precision at least: a uniform number in half precision is zero too often.
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    u = torch.rand(like.shape, generator=generator, dtype=dtype, device=like.device)
+    limits = torch.finfo(dtype)
+    u = u.clamp(limits.tiny, 1 - limits.eps / 2)
+    return -torch.log(-torch.log(u)).to(like.dtype)
+
+
+def _perturbed(name: str, logits: Tensor, noise: Tensor, temperature: Tensor | float, hard: bool, dim: int) -> Tensor:
+    require_number_or_floating(name, temperature=temperature)
+    if not isinstance(temperature, Tensor) and not temperature > 0:
+        raise InputError(f"{name}: temperature: expected a positive number, got {temperature!r}.")
+    if not isinstance(dim, int):
+        raise InputError(f"{name}: dim: expected an int, got {dim!r}.")
+    (axis,) = require_dims(name, logits, dim)
+    if logits.dim() == 0:
+        raise InputError(f"{name}: logits: expected at least one dimension, got a tensor of shape ().")
+    if isinstance(temperature, Tensor):
+        _require_one_along(name, temperature, logits, axis)
+    at = axis - logits.dim()
+    scaled = (logits + noise) / temperature
+    return _straight_through(scaled, at) if hard else Softmax.apply(scaled, at)
+
+
+def _one_hot(x: Tensor, dim: int) -> Tensor:
+    # Not of the softmax, in which a small temperature makes elements equal that are not.
+    return torch.zeros_like(x).scatter(dim, x.argmax(dim, keepdim=True), 1.0)
+
+
+_straight_through = straight_through(_one_hot, lambda x, dim: Softmax.apply(x, dim), name="gumbel_softmax")
+
+
+def _require_one_along(name: str, temperature: Tensor, logits: Tensor, axis: int) -> None:
+    one = [1 if k == axis else size for k, size in enumerate(logits.shape)]
+    try:
+        fits = torch.broadcast_shapes(temperature.shape, one) == torch.Size(one)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise InputError(
+            f"{name}: temperature: expected one for all or for each sample, a shape that broadcasts to {tuple(one)} for "
+            f"logits {tuple(logits.shape)}, got {tuple(temperature.shape)}."
+        )
+
+
+def _require_generator(logits: Tensor, generator: Any) -> None:
+    if generator is None:
+        return
+    if not isinstance(generator, torch.Generator):
+        raise InputError(
+            f"gumbel_softmax: generator: expected a torch.Generator, got {type(generator).__name__}; "
+            "torch.Generator().manual_seed(seed) makes one."
+        )
+    if generator.device.type != logits.device.type:
+        raise InputError(
+            f"gumbel_softmax: generator: expected one on {logits.device}, got one on {generator.device}; "
+            "torch.Generator(device) makes one."
+        )

@@ -1,0 +1,194 @@
+r"""The Functions of the softmax $p = e^{x} / \sum e^{x}$ and its logarithm, along one dimension.
+
+The Jacobian of the softmax is $J = \operatorname{diag}(p) - p p^\top$, a polynomial in its output. So `Softmax` keeps
+the output alone, and all further derivatives are those of the polynomial `SoftmaxProduct`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from hodiff.functions.blocks import broadcast_shape
+from hodiff.functions.elementwise import batch_in_front
+from hodiff.functions.nesting import nestable_jvp
+
+
+class Softmax(Function):
+    """The Function behind `softmax`; the dimension is negative. Saves its output."""
+
+    @staticmethod
+    def forward(x: Tensor, dim: int) -> Tensor:
+        """Compute $p$."""
+        return torch.softmax(x, dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the output for backward, the input for forward mode."""
+        x, ctx.dim = inputs
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(x)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+        """$J \\bar p$; the Jacobian is symmetric."""
+        if cotangent is None or not ctx.needs_input_grad[0]:
+            return None, None
+        return SoftmaxProduct.apply(ctx.saved_tensors[0], cotangent, ctx.dim), None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """$J \\dot x$."""
+        return SoftmaxProduct.apply(Softmax.apply(ctx.saved_tensors[0], ctx.dim), tangent, ctx.dim)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
+        """Put the batch in front, where negative dimensions do not count it."""
+        return Softmax.apply(x.movedim(in_dims[0], 0), dim), 0
+
+
+class SoftmaxProduct(Function):
+    r"""$p \circ v - p\,\langle p, v \rangle$ with broadcasting, for probabilities p. Saves both inputs."""
+
+    @staticmethod
+    def forward(p: Tensor, v: Tensor, dim: int) -> Tensor:
+        """Compute the product."""
+        return weighted_product(p, None, v, dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the two factors."""
+        p, v, ctx.dim = inputs
+        ctx.save_for_backward(p, v)
+        ctx.save_for_forward(p, v)
+        ctx.shapes = p.shape, v.shape
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+        """$u v - ⟨p,v⟩ u - ⟨p,u⟩ v$ by p, and the product with u by v."""
+        if u is None:
+            return None, None, None
+        p, v = ctx.saved_tensors
+        p_shape, v_shape = ctx.shapes
+        by_p = by_v = None
+        if ctx.needs_input_grad[0]:
+            by_p = third_derivative(p, u, v, ctx.dim).sum_to_size(p_shape)
+        if ctx.needs_input_grad[1]:
+            by_v = SoftmaxProduct.apply(p, u, ctx.dim).sum_to_size(v_shape)
+        return by_p, by_v, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, p_t: Tensor | None, v_t: Tensor | None, _: None) -> Tensor:
+        """Product rule."""
+        p, v = ctx.saved_tensors
+        terms = []
+        if p_t is not None:
+            inner = (p * v).sum(ctx.dim, keepdim=True)
+            terms.append(p_t * (v - inner) - p * (p_t * v).sum(ctx.dim, keepdim=True))
+        if v_t is not None:
+            terms.append(SoftmaxProduct.apply(p, v_t, ctx.dim))
+        return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(broadcast_shape(*ctx.shapes))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], p: Tensor, v: Tensor, dim: int) -> tuple[Tensor, int]:
+        """Put the batches in front and let them broadcast."""
+        return SoftmaxProduct.apply(*batch_in_front(in_dims, (p, v, dim))), 0
+
+
+class LogSoftmax(Function):
+    """The Function behind `log_softmax`; the dimension is negative. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor, dim: int) -> Tensor:
+        """Compute $log p$."""
+        return torch.log_softmax(x, dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the input."""
+        x, ctx.dim = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+        """The cotangent minus $p$ times its sum."""
+        if cotangent is None or not ctx.needs_input_grad[0]:
+            return None, None
+        p = Softmax.apply(ctx.saved_tensors[0], ctx.dim)
+        return cotangent - p * cotangent.sum(ctx.dim, keepdim=True), None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """The tangent minus its mean under $p$."""
+        p = Softmax.apply(ctx.saved_tensors[0], ctx.dim)
+        return tangent - (p * tangent).sum(ctx.dim, keepdim=True)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
+        """Put the batch in front, where negative dimensions do not count it."""
+        return LogSoftmax.apply(x.movedim(in_dims[0], 0), dim), 0
+
+
+def weighted_product(p: Tensor, scale: Tensor | None, v: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
+    r"""$s\,(p \circ v - p\,\langle p, v \rangle)$ in three passes over the result, one tensor of its size and no more.
+
+    Not differentiable: for the `forward` of Functions.
+
+    Args:
+        p: Probabilities along `dim`.
+        scale: Tensor of size 1 along `dim`, or None.
+        v: Tensor that broadcasts with both.
+        dim: The dimension.
+        out: Where the result goes, of its shape.
+
+    Returns:
+        The result.
+    """
+    scale, v = materialized(scale), materialized(v)
+    weights = p if scale is None else p * scale
+    if torch.compiler.is_compiling():  # which differentiates through forward, and makes the passes one by itself
+        y = weights * v
+        return y - p * y.sum(dim, keepdim=True)
+    y = torch.mul(weights, v, out=out)
+    return y.addcmul_(p, y.sum(dim, keepdim=True), value=-1)
+
+
+def materialized(tensor: Any) -> Any:
+    """The tensor with memory of its own: forward mode hands over zeros that have none, and take no results in place.
+
+    Args:
+        tensor: The tensor, or None.
+
+    Returns:
+        The same numbers.
+    """
+    if tensor is None or torch.compiler.is_compiling() or not tensor._is_zerotensor():
+        return tensor
+    return tensor.clone()
+
+
+def third_derivative(p: Tensor, u: Tensor, v: Tensor, dim: int) -> Tensor:
+    """$u v - ⟨p,v⟩ u - ⟨p,u⟩ v$: the third derivative of log-sum-exp along u and v, before the Jacobian of $p$.
+
+    Args:
+        p: Probabilities along `dim`.
+        u: One vector, broadcast against the others.
+        v: The other.
+        dim: The dimension.
+
+    Returns:
+        Tensor of the broadcast shape.
+    """
+    pu = (p * u).sum(dim, keepdim=True)
+    pv = (p * v).sum(dim, keepdim=True)
+    return u * (v - pv) - pu * v

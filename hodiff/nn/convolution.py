@@ -1,0 +1,59 @@
+"""Modules of convolutions: those of torch, by `hodiff.functions`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hodiff.functions.convolution import conv1d, conv2d, conv3d
+
+
+class Conv1d(torch.nn.Conv1d):
+    """`torch.nn.Conv1d` by `hodiff.functions.conv1d`.
+
+    Example:
+        >>> import torch
+        >>> Conv1d(2, 4, 3, padding=1)(torch.ones(1, 2, 5)).shape
+        torch.Size([1, 4, 5])
+    """
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _convolve(self, conv1d, input, weight, bias)
+
+
+class Conv2d(torch.nn.Conv2d):
+    """`torch.nn.Conv2d` by `hodiff.functions.conv2d`.
+
+    Example:
+        >>> import torch
+        >>> Conv2d(2, 4, 3, padding="same", padding_mode="circular")(torch.ones(1, 2, 5, 5)).shape
+        torch.Size([1, 4, 5, 5])
+    """
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _convolve(self, conv2d, input, weight, bias)
+
+
+class Conv3d(torch.nn.Conv3d):
+    """`torch.nn.Conv3d` by `hodiff.functions.conv3d`.
+
+    Example:
+        >>> import torch
+        >>> Conv3d(2, 4, 2, stride=2)(torch.ones(1, 2, 4, 4, 4)).shape
+        torch.Size([1, 4, 2, 2, 2])
+    """
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _convolve(self, conv3d, input, weight, bias)
+
+
+def _convolve(module: Any, function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    padding = module.padding
+    if module.padding_mode != "zeros":
+        x = F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
+        padding = 0
+    return function(x, weight, bias, module.stride, padding, module.dilation, module.groups)

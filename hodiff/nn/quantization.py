@@ -1,0 +1,102 @@
+"""Modules that quantize, with a step size that is learned."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hodiff.errors import InputError
+from hodiff.functions.gradient_control import scale_gradient
+from hodiff.functions.quantization import quantize_ste
+
+
+class FakeQuantize(nn.Module):
+    r"""Uniform quantization by `hodiff.functions.quantize_ste`, with a learned step size.
+
+    The gradient of the step size is scaled by $1 / \sqrt{N q_+}$ with N numbers in the input, so that it moves at the
+    pace of the weights.
+
+    Args:
+        bits: Number of bits.
+        symmetric: Whether the integers lie around zero, as for weights; else they start from zero, as for activations
+            that are not negative.
+        scale: First step size; `initialize_` sets it from data.
+        learnable: Whether the step size is a parameter, or a buffer.
+        device: Of the step size.
+        dtype: Of the step size.
+
+    Attributes:
+        scale: The step size.
+
+    Raises:
+        InputError: If `bits` or `scale` is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> quantize = FakeQuantize(bits=3)
+        >>> weights = torch.tensor([-2.0, -0.3, 0.4, 0.9])
+        >>> quantize.initialize_(weights)
+        FakeQuantize(bits=3, symmetric=True)
+        >>> quantize(weights)
+        tensor([-2.0785,  0.0000,  0.0000,  1.0392], grad_fn=<QuantizeSTEBackward>)
+
+    Source: S. K. Esser, J. L. McKinstry, D. Bablani, R. Appuswamy & D. S. Modha, "Learned step size quantization",
+    2020, sections 2.1 and 2.2.
+    """
+
+    scale: Tensor
+
+    def __init__(
+        self,
+        bits: int,
+        *,
+        symmetric: bool = True,
+        scale: float = 1.0,
+        learnable: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        quantize_ste(torch.zeros(()), bits, scale=scale, symmetric=symmetric)  # raises on bad arguments
+        self.bits, self.symmetric = bits, symmetric
+        initial = torch.tensor(float(scale), device=device, dtype=dtype or torch.get_default_dtype())
+        if learnable:
+            self.scale = nn.Parameter(initial)
+        else:
+            self.register_buffer("scale", initial)
+
+    @property
+    def highest(self) -> int:
+        """The highest integer, $q_+$."""
+        return 2 ** (self.bits - self.symmetric) - 1
+
+    @torch.no_grad()
+    def initialize_(self, x: Tensor) -> FakeQuantize:
+        r"""Set the step size to $2 \overline{|x|} / \sqrt{q_+}$.
+
+        Args:
+            x: Numbers of the kind to be quantized, not all zero.
+
+        Returns:
+            This module.
+
+        Raises:
+            InputError: If that is not a positive number.
+        """
+        scale = 2 * x.abs().mean() / math.sqrt(self.highest)
+        if not 0 < float(scale) < math.inf:
+            raise InputError(f"FakeQuantize: x: expected finite numbers that are not all zero, got mean |x| {scale}.")
+        self.scale.copy_(scale)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Quantize."""
+        scale = scale_gradient(self.scale, 1 / math.sqrt(max(x.numel(), 1) * self.highest))
+        return quantize_ste(x, self.bits, scale=scale, symmetric=self.symmetric)
+
+    def extra_repr(self) -> str:
+        """The grid."""
+        return f"bits={self.bits}, symmetric={self.symmetric}"

@@ -1,0 +1,134 @@
+"""Every maker of functions against closed forms: all routes to third order, batching, compilation."""
+
+import itertools
+
+import pytest
+import torch
+from authoring.problems import PROBLEMS
+from torch import Tensor
+
+import hodiff
+from hodiff.checks import derivative, route_names
+
+each = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+
+
+def contracted(function, inputs):
+    sizes = [x.numel() for x in inputs]
+
+    def loss(flat: Tensor) -> Tensor:
+        parts = [part.reshape(x.shape) for part, x in zip(flat.split(sizes), inputs, strict=True)]
+        found = function(*parts)
+        outputs = found if isinstance(found, tuple) else (found,)
+        total = flat.new_zeros(())
+        for y in outputs:
+            weights = torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)
+            total = total + (weights * y).sum() + 0.1 * (weights * y).sum() ** 2
+        return total
+
+    return loss, torch.cat([x.reshape(-1) for x in inputs])
+
+
+@each
+def test_check_finds_nothing_to_third_order(problem):
+    report = hodiff.check(problem.function, problem.inputs, order=3, **problem.check)
+    assert report.ok, str(report)
+
+
+@each
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_every_route_is_the_closed_forms(problem, order):
+    ours, point = contracted(problem.function, problem.inputs)
+    theirs, _ = contracted(problem.truth, problem.inputs)
+    directions = [torch.linspace(-1, 1, len(point), dtype=point.dtype) + k for k in range(order - 1)]
+    expected = derivative(theirs, "-over-".join(["reverse"] * order))(point, *directions)
+    for route in route_names(order):
+        found = derivative(ours, route)(point, *directions)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=lambda text: f"{route}: {text}")
+
+
+@each
+def test_compiled_without_graph_breaks(problem):
+    report = hodiff.check(problem.function, problem.inputs, vmap=False, scipy=False, compile="aot_eager")
+    assert report.ok, str(report)
+
+
+@each
+def test_compiled_for_training(problem):
+    """Parameters that require a gradient from outside, where torch refuses Functions with a jvp of their own."""
+
+    def gradients(function):
+        inputs = [x.clone().requires_grad_() for x in problem.inputs]
+        found = function(*inputs)
+        outputs = found if isinstance(found, tuple) else (found,)
+        return torch.autograd.grad(torch.stack([y.sum() for y in outputs]).sum(), inputs)
+
+    torch.compiler.reset()
+    compiled = torch.compile(problem.function, fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(gradients(compiled), gradients(problem.truth), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@each
+def test_vmap_over_any_arguments_in_any_dimension(problem):
+    positions = range(len(problem.inputs))
+    stacked = [torch.stack([x * (1 + 0.1 * k) for k in range(3)]) for x in problem.inputs]
+    for chosen in [c for size in range(1, len(stacked) + 1) for c in itertools.combinations(positions, size)]:
+        for dim in (0, -1):
+            in_dims = tuple(dim if i in chosen else None for i in positions)
+            arguments = [stacked[i].movedim(0, dim) if i in chosen else x for i, x in enumerate(problem.inputs)]
+
+            def gradients(*inputs):
+                return torch.func.grad(
+                    lambda *xs: contracted(problem.function, xs)[0](torch.cat([x.reshape(-1) for x in xs])),
+                    argnums=tuple(positions),
+                )(*inputs)
+
+            batched = torch.func.vmap(gradients, in_dims=in_dims)(*arguments)
+            for k in range(3):
+                one = gradients(*(stacked[i][k] if i in chosen else x for i, x in enumerate(problem.inputs)))
+                for ours, theirs in zip(batched, one, strict=True):
+                    torch.testing.assert_close(ours[k], theirs)
+
+
+@each
+def test_vmap_inside_autograd(problem):
+    batch = [torch.stack([x, x + 0.25]).requires_grad_() for x in problem.inputs]
+
+    def total(function):
+        found = torch.func.vmap(function)(*batch)
+        return torch.stack([y.sin().sum() for y in (found if isinstance(found, tuple) else (found,))]).sum()
+
+    ours = torch.autograd.grad(total(problem.function), batch, create_graph=True)
+    theirs = torch.autograd.grad(total(problem.truth), batch, create_graph=True)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+    second = [torch.autograd.grad([g.square().sum() for g in found], batch) for found in (ours, theirs)]
+    for a, b in zip(*second, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@each
+def test_forward_mode_without_transforms_over_and_under_autograd(problem):
+    """`torch.autograd.forward_ad` with a recorded graph: the product by both mixed routes."""
+    forward_ad = torch.autograd.forward_ad
+    theirs, point = contracted(problem.truth, problem.inputs)
+    ours, _ = contracted(problem.function, problem.inputs)
+    v = torch.linspace(-1, 1, len(point), dtype=point.dtype)
+    expected = hodiff.hvp(theirs, point, v, route="reverse-over-reverse")
+    leaf = point.clone().requires_grad_()
+    with forward_ad.dual_level():
+        slope = forward_ad.unpack_dual(ours(forward_ad.make_dual(leaf, v))).tangent
+    torch.testing.assert_close(torch.autograd.grad(slope, leaf)[0], expected)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(leaf, v)
+        (gradient,) = torch.autograd.grad(ours(dual), dual)
+        torch.testing.assert_close(forward_ad.unpack_dual(gradient).tangent, expected)
+
+
+@each
+def test_pullback_used_after_its_transform_ended(problem):
+    ours, point = contracted(problem.function, problem.inputs)
+    theirs, _ = contracted(problem.truth, problem.inputs)
+    _, pullback = torch.func.vjp(ours, point)
+    torch.testing.assert_close(pullback(torch.ones((), dtype=point.dtype)), (torch.func.grad(theirs)(point),))

@@ -1,0 +1,50 @@
+"""The example, run the way a newcomer runs it, only shorter."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*options: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "examples/quantized_digits.py", *options, "--no-progress"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def accuracies(table: str) -> list[float]:
+    return [float(number) for number in re.findall(r"^test accuracy.*?([\d.]+) %$", table, re.MULTILINE)]
+
+
+def test_four_bits_are_within_a_point_of_full_precision():
+    done = run("--steps", "800")
+    assert done.returncode == 0, done.stdout + done.stderr
+    full, quantized = accuracies(done.stdout)
+    assert full > 95
+    assert quantized >= full - 1
+
+
+@pytest.mark.slow
+def test_the_whole_script():
+    done = run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    full, quantized = accuracies(done.stdout)
+    assert min(full, quantized) > 96
+
+
+def test_too_much_loss_is_reported():
+    done = run("--steps", "200", "--bits", "2", "--hidden", "4")
+    full, quantized = accuracies(done.stdout)
+    assert full - quantized > 1
+    assert done.returncode == 1

@@ -1,0 +1,78 @@
+"""Attention."""
+
+import math
+
+import torch
+from functions.case import FunctionCase, normal
+
+from hodiff.functions.attention import Attention, attention
+
+
+def by_primitives(q, k, v, mask=None, visible=None):
+    """The definition, of whole matrices."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    scores = scores if mask is None else scores + mask
+    scores = scores if visible is None else scores.masked_fill(~visible, -math.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+def drawn(*shapes):
+    return lambda dtype, g: tuple(normal(shape, dtype, g) for shape in shapes)
+
+
+def total_bytes(*tensors):
+    return sum(each.nbytes for each in tensors)
+
+
+VISIBLE = torch.tensor([[True, False, True], [False, True, True]])
+
+
+def with_dropout(q, k, v):
+    return attention(q, k, v, dropout_p=0.4, generator=torch.Generator().manual_seed(5))
+
+
+CASES = [
+    FunctionCase(
+        name="attention",
+        function=attention,
+        Function=Attention,
+        inputs=drawn((2, 2), (3, 2), (3, 1)),
+        formula=r"\operatorname{softmax}(s\, Q K^\top + M)\, V",
+        reference=by_primitives,
+        saved_bytes=total_bytes,
+        saved="q, k, v, mask",
+        empty=lambda dtype: (torch.ones(0, 2, 3, dtype=dtype),) * 3,
+    ),
+    FunctionCase(
+        name="attention-additive-mask",
+        function=attention,
+        Function=Attention,
+        inputs=drawn((2, 2), (3, 2), (3, 1), (2, 3)),
+        reference=by_primitives,
+        saved_bytes=total_bytes,
+    ),
+    FunctionCase(
+        name="attention-boolean-mask-batch",
+        function=lambda q, k, v: attention(q, k, v, VISIBLE),
+        Function=Attention,
+        inputs=drawn((2, 2, 1), (3, 1), (2, 3, 1)),
+        reference=lambda q, k, v: by_primitives(q, k, v, visible=VISIBLE),
+        saved_bytes=lambda q, k, v: total_bytes(q, k, v, VISIBLE),
+    ),
+    FunctionCase(
+        name="attention-causal",
+        function=lambda q, k, v: attention(q, k, v, is_causal=True),
+        Function=Attention,
+        inputs=drawn((3, 2), (3, 2), (3, 1)),
+        reference=lambda q, k, v: by_primitives(q, k, v, visible=torch.ones(3, 3).tril().bool()),
+        saved_bytes=total_bytes,
+    ),
+    FunctionCase(
+        name="attention-dropout",
+        function=with_dropout,
+        Function=Attention,
+        inputs=drawn((3, 2), (3, 2), (3, 1)),
+        vmap=False,  # as in torch, vmap refuses to draw for a whole batch
+        compile=False,  # torch.compile takes no generator
+    ),
+]

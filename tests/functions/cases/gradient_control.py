@@ -1,0 +1,53 @@
+"""Gradient control, as far as it has a Jacobian."""
+
+import torch
+from functions.case import FunctionCase, normal
+
+from hodiff.functions.gradient_control import (
+    LogGradient,
+    ScaleGradient,
+    log_gradient,
+    reverse_gradient,
+    scale_gradient,
+)
+
+FACTORS = torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64)
+
+
+def control(name, function, Function, surrogate, formula):
+    return FunctionCase(
+        name=name,
+        function=function,
+        Function=Function,
+        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
+        formula=formula,
+        reference=lambda x: x,
+        surrogate=surrogate,
+        saved_bytes=lambda x: 0,
+        saved="nothing",
+        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
+    )
+
+
+CASES = [
+    control("scale_gradient", lambda x: scale_gradient(x, 0.3), ScaleGradient, lambda x: 0.3 * x, r"x,\ \mathrm D c x"),
+    FunctionCase(
+        name="scale_gradient-tensor",
+        function=lambda x: scale_gradient(x, FACTORS.to(x.dtype)),
+        Function=ScaleGradient,
+        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
+        formula=r"x,\ \mathrm D c x",
+        reference=lambda x: x,
+        surrogate=lambda x: FACTORS.to(x.dtype) * x,
+        saved_bytes=lambda x: FACTORS.nbytes,
+        saved="the factor",
+    ),
+    control(
+        "reverse_gradient",
+        lambda x: reverse_gradient(x, 0.3),
+        ScaleGradient,
+        lambda x: -0.3 * x,
+        r"x,\ \mathrm D (-\lambda x)",
+    ),
+    control("log_gradient", lambda x: log_gradient(x, lambda gradient: None), LogGradient, None, "x"),
+]

@@ -1,0 +1,101 @@
+"""The logistic function and the Functions that its derivatives are made of."""
+
+import torch
+from functions.case import Extremes, FunctionCase, normal, uniform
+from functions.cases.activations import BEYOND, FLUSHED, INF, WITHIN, logistic
+from mpmath import mp
+
+from hodiff.functions.logistic import (
+    Bell,
+    BernoulliEntropy,
+    HalfTanh,
+    Logistic,
+    ScaledSigmoid,
+    scaled_sigmoid,
+)
+
+
+def exact_entropy(z):
+    return mp.log1p(mp.exp(-abs(z))) + abs(z) * logistic(-abs(z))
+
+
+def tower(name, Function, formula, reference, exact, limits):
+    return FunctionCase(
+        name=name,
+        function=Function.apply,
+        Function=Function,
+        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
+        formula=formula,
+        reference=reference,
+        saved_bytes=lambda z: z.nbytes,
+        saved="input",
+        extremes=[
+            Extremes(exact, domain=WITHIN, limits=limits),
+            Extremes(exact, domain=BEYOND, ulps=FLUSHED),
+        ],
+        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
+    )
+
+
+CASES = [
+    FunctionCase(
+        name="scaled_sigmoid",
+        function=lambda x: scaled_sigmoid(x, 2.5),
+        Function=ScaledSigmoid,
+        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
+        formula=r"s\,\sigma(x)",
+        reference=lambda x: 2.5 / (1 + torch.exp(-x)),
+        saved_bytes=lambda x: x.nbytes,
+        saved="output",
+        # To the right the output is close to the scale, and derivatives err relative to the scale.
+        extremes=[
+            Extremes(lambda x: mp.mpf(2.5) * logistic(x), domain=((-709.0, 1.0),), limits={INF: (2.5, 0, 0, 0)}),
+            Extremes(lambda x: mp.mpf(2.5) * logistic(x), domain=((-INF, -709.0),), ulps=FLUSHED),
+        ],
+        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
+    ),
+    FunctionCase(
+        name="scaled_sigmoid-learned-scale",
+        function=scaled_sigmoid,
+        Function=ScaledSigmoid,
+        inputs=lambda dtype, g: (normal((2, 3), dtype, g), uniform(0.5, 2, (3,), dtype, g)),
+        formula=r"s\,\sigma(x)",
+        reference=lambda x, scale: scale / (1 + torch.exp(-x)),
+        saved_bytes=lambda x, scale: x.nbytes + scale.nbytes,
+        saved="σ(x) and scale",
+        extremes=[Extremes(lambda x, s: s * logistic(x), argnum=1, others={0: -3.0}, limits={0.0: (0,)})],
+        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype), torch.ones(3, dtype=dtype)),
+    ),
+    tower(
+        "logistic",
+        Logistic,
+        r"\sigma(z)",
+        lambda z: 1 / (1 + torch.exp(-z)),
+        logistic,
+        {INF: (1, 0, 0, 0), -INF: (0, 0, 0, 0)},
+    ),
+    tower(
+        "bell",
+        Bell,
+        r"\sigma(z)\,\sigma(-z)",
+        lambda z: torch.exp(-z) / (1 + torch.exp(-z)) ** 2,
+        lambda z: logistic(z) * logistic(-z),
+        {INF: (0, 0, 0, 0), -INF: (0, 0, 0, 0)},
+    ),
+    tower(
+        "half_tanh",
+        HalfTanh,
+        r"\tanh(z/2)",
+        lambda z: (torch.exp(z) - 1) / (torch.exp(z) + 1),
+        lambda z: mp.tanh(z / 2),
+        {INF: (1, 0, 0, 0), -INF: (-1, 0, 0, 0)},
+    ),
+    tower(
+        "bernoulli_entropy",
+        BernoulliEntropy,
+        r"\log(1 + e^z) - z\,\sigma(z)",
+        lambda z: torch.log(1 + torch.exp(z)) - z / (1 + torch.exp(-z)),
+        exact_entropy,
+        {INF: (0, 0, 0, 0), -INF: (0, 0, 0, 0)},
+    ),
+]

@@ -1,0 +1,293 @@
+"""Attention: masks, memory, dropout, shared heads, and what it refuses."""
+
+import re
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from functions.cases.attention import by_primitives
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hodiff
+from hodiff.checks import derivative, route_names
+from hodiff.errors import InputError
+from hodiff.functions import row_blocks
+from hodiff.functions.attention import attention
+
+
+def drawn(*shapes, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Two rows a block, so that small inputs have several."""
+    monkeypatch.setattr(row_blocks, "BLOCK", 1)
+    monkeypatch.setattr(row_blocks, "FEWEST_ROWS", 2)
+
+
+def everything(f, inputs):
+    """Value, gradient, and one product by each route."""
+
+    def phi(flat):
+        parts = [part.reshape(x.shape) for part, x in zip(flat.split([x.numel() for x in inputs]), inputs, strict=True)]
+        y = f(*parts)
+        return (y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)).sum() + y.square().sum()
+
+    point = torch.cat([x.reshape(-1) for x in inputs])
+    v = torch.linspace(-1, 1, point.numel(), dtype=point.dtype)
+    reverse = torch.func.grad(phi)(point)
+    routes = [name for name in route_names(2) if name != "forward-over-forward"]
+    return [f(*inputs), reverse, *(derivative(phi, name)(point, v) for name in routes)]
+
+
+def assert_same(a, b, tolerance=1e-11):
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=tolerance * max(1.0, float(y.detach().abs().max())))
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
+def test_values_are_those_of_torch(options, small_blocks):
+    q, k, v = drawn((2, 3, 7, 4), (2, 3, 7, 4), (2, 3, 7, 5))
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = F.scaled_dot_product_attention(q, k, v, **options)
+    assert_same([attention(q, k, v, **options)], [expected])
+
+
+def test_blocks_change_nothing(small_blocks):
+    inputs = drawn((5, 2), (4, 2), (4, 3), (5, 4))
+    assert_same(everything(attention, inputs), everything(by_primitives, inputs))
+
+
+def test_causal_blocks_that_see_few_keys(small_blocks):
+    inputs = drawn((5, 2), (5, 2), (5, 3), (5, 5))
+    visible = torch.ones(5, 5).tril().bool()
+    ours = everything(lambda q, k, v, m: attention(q, k, v, m, is_causal=True), inputs)
+    assert_same(ours, everything(lambda q, k, v, m: by_primitives(q, k, v, m, visible), inputs))
+
+
+def test_third_order_by_blocks(small_blocks):
+    inputs = drawn((3, 1), (3, 1), (3, 1))
+    report = hodiff.check(lambda *x: attention(*x, is_causal=True), inputs, order=3, scipy=False)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (5, 1), (3, 1, 4), (2, 1, 5, 4)], ids=str)
+def test_broadcast_masks(shape, small_blocks):
+    mask = drawn((1, *shape) if len(shape) == 1 else shape)[0]
+    inputs = (*drawn((3, 5, 2), (4, 2), (3, 4, 1)), mask)
+    assert_same(everything(attention, inputs), everything(by_primitives, inputs))
+
+
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+def test_rows_that_see_no_key_are_zero_with_zero_derivatives(kind, small_blocks):
+    q, k, v = drawn((4, 2), (3, 2), (3, 2))
+    visible = torch.tensor([[True, False, True], [False, False, False], [True, True, True], [False, False, False]])
+    mask = visible if kind == "boolean" else torch.zeros(4, 3, dtype=torch.float64).masked_fill(~visible, -torch.inf)
+    seen = [0, 2]
+    ours = everything(lambda q, k, v: attention(q, k, v, mask), (q, k, v))
+    assert not ours[0][[1, 3]].any()
+    zeros = torch.zeros(1, 2, dtype=torch.float64)
+
+    def reference(q, k, v):
+        y = by_primitives(q[seen], k, v, visible=visible[seen])
+        return torch.cat([y[:1], zeros, y[1:], zeros])
+
+    assert_same(ours, everything(reference, (q, k, v)))
+    if kind == "additive":
+        by_mask = torch.func.grad(lambda m: attention(q, k, v, m).square().sum())(mask)
+        assert not by_mask[~visible].any()
+        assert bool(by_mask.isfinite().all())
+
+
+def test_shared_heads(small_blocks):
+    inputs = drawn((2, 4, 3, 2), (2, 2, 3, 2), (2, 2, 3, 2), (4, 3, 3))
+
+    def reference(q, k, v, mask):
+        return by_primitives(q, k.repeat_interleave(2, -3), v.repeat_interleave(2, -3), mask)
+
+    ours = everything(lambda *x: attention(*x, enable_gqa=True), inputs)
+    assert_same(ours, everything(reference, inputs))
+    q, k, v, _ = inputs
+    expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert_same([attention(q, k, v, enable_gqa=True)], [expected])
+
+
+def dropped(q, k, seed, p=0.5):
+    """The factors, read off by attention to unit vectors."""
+    eye = torch.eye(k.shape[-2], dtype=q.dtype)
+    weights = attention(q, k, eye)
+    return attention(q, k, eye, dropout_p=p, generator=seeded(seed)) / weights
+
+
+def test_dropout_is_one_linear_map_in_every_derivative(small_blocks):
+    q, k, v = drawn((5, 2), (4, 2), (4, 3))
+    factors = dropped(q, k, 3)
+    ours = everything(lambda q, k, v: attention(q, k, v, dropout_p=0.5, generator=seeded(3)), (q, k, v))
+    reference = everything(lambda q, k, v: (torch.softmax(q @ k.mT / 2**0.5, -1) * factors) @ v, (q, k, v))
+    assert_same(ours, reference)
+
+
+def test_dropout_does_not_depend_on_blocks(monkeypatch):
+    q, k = drawn((2, 9, 2), (2, 8, 2))
+    whole = dropped(q, k, 1)
+    monkeypatch.setattr(row_blocks, "BLOCK", 1)
+    monkeypatch.setattr(row_blocks, "FEWEST_ROWS", 2)
+    assert_same([dropped(q, k, 1)], [whole])
+
+
+def test_dropout_statistics():
+    q, k = torch.zeros(4, 100, 1), torch.zeros(4, 80, 1)
+    factors = dropped(q, k, 2, p=0.3)
+    kept = factors > 0.5
+    torch.testing.assert_close(factors[kept], torch.full_like(factors[kept], 1 / 0.7))
+    # 32,000 draws: five standard errors; rows, columns and batches must not repeat one another.
+    assert abs(float(kept.float().mean()) - 0.7) < 5 * (0.21 / kept.numel()) ** 0.5
+    centered = kept.float() - kept.float().mean()
+    for dim in range(3):
+        correlation = (centered * centered.roll(1, dim)).mean() / 0.21
+        assert abs(float(correlation)) < 5 / kept.numel() ** 0.5
+    assert not torch.equal(kept, dropped(q, k, 5, p=0.3) > 0.5)
+
+
+def test_dropout_draws_once_a_call_and_leaves_global_state():
+    q, k, v = drawn((3, 2), (3, 2), (3, 2))
+    generator, state = seeded(), torch.get_rng_state()
+    first = attention(q, k, v, dropout_p=0.5, generator=generator)
+    second = attention(q, k, v, dropout_p=0.5, generator=generator)
+    assert not torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_everything_dropped():
+    q, k, v = drawn((3, 2), (3, 2), (3, 2))
+    assert not attention(q, k, v, dropout_p=1.0, generator=seeded()).any()
+
+
+class Peak(TorchDispatchMode):
+    """Bytes of tensors made inside, at most alive at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for each in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(each, torch.Tensor):
+                self._count(each.untyped_storage())
+        return result
+
+    def _count(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._free, key, size)
+
+    def _free(self, key, size):
+        self.seen.discard(key)
+        self.now -= size
+
+
+def gradient_step(f, q, k, v):
+    torch.autograd.grad(f(q, k, v).square().sum(), (q, k, v))
+
+
+def product_step(f, q, k, v):
+    torch.func.jvp(lambda q: torch.func.grad(lambda q: f(q, k, v).square().sum())(q), (q.detach(),), (q.detach(),))
+
+
+def reverse_product_step(f, q, k, v):
+    g = torch.autograd.grad(f(q, k, v).square().sum(), (q, k, v), create_graph=True)
+    torch.autograd.grad(sum(each.square().sum() for each in g), (q, k, v))
+
+
+def peak(step, f, length):
+    q, k, v = (x.requires_grad_() for x in drawn(*[(length, 8)] * 3, dtype=torch.float32))
+    with Peak() as counted:
+        step(f, q, k, v)
+    return counted.most
+
+
+@pytest.mark.parametrize("step", [gradient_step, product_step, reverse_product_step])
+def test_memory_is_linear_in_the_length(step, monkeypatch):
+    monkeypatch.setattr(row_blocks, "BLOCK", 2**15)
+    ours = {length: peak(step, attention, length) for length in (1024, 2048)}
+    quadratic = peak(step, by_primitives, 2048)
+    assert quadratic > 3 * 4 * 2048**2
+    assert ours[2048] < quadratic / 8
+    assert ours[2048] < 2.2 * ours[1024]
+
+
+def test_memory_counter_sees_quadratic_growth():
+    assert peak(gradient_step, by_primitives, 512) > 3.5 * peak(gradient_step, by_primitives, 256)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bits_are_computed_in_float32(dtype):
+    q, k, v = (x.to(dtype) for x in drawn((33, 8), (65, 8), (65, 8)))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    y = attention(*leaves)
+    gradients = torch.autograd.grad(y.float().square().sum(), leaves)
+    doubles = [x.double().requires_grad_() for x in (q, k, v)]
+    expected = by_primitives(*doubles)
+    # The cotangent 2 y is rounded as y is.
+    truth = torch.autograd.grad(expected, doubles, 2 * y.detach().double())
+    for got, exact in zip((y, *gradients), (expected, *truth), strict=True):
+        assert got.dtype == dtype
+        error = (got.detach().double() - exact.detach()).abs().max() / exact.detach().abs().max()
+        assert float(error) < torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0)], ids=str)
+def test_no_queries_or_no_keys(sizes):
+    rows, keys = sizes
+    q, k, v = (x.requires_grad_() for x in drawn((rows, 2), (keys, 2), (keys, 4)))
+    y = attention(q, k, v, torch.ones(rows, keys, dtype=torch.bool))
+    assert y.shape == (rows, 4)
+    assert not y.any()
+    for gradient in torch.autograd.grad(y.sum(), (q, k, v), create_graph=True):
+        assert not gradient.any()
+
+
+Q = torch.zeros(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((Q.int(), Q, Q), {}, "attention: q: expected a floating-point tensor, got int32"),
+        ((Q, Q[..., :2], Q), {}, "expected q (..., L, E), k (..., S, E) and v (..., S, F)"),
+        ((Q, Q, Q[:, :2]), {}, "v (2, 2, 4)"),
+        ((Q, Q, Q.double()), {}, "of one dtype, got torch.float32, torch.float32 and torch.float64"),
+        (
+            (Q, Q.expand(2, 3, 4)[:1].expand(3, 3, 4), Q),
+            {},
+            "batch dimensions that broadcast, got q (2,), k (3,), v (2,)",
+        ),
+        ((Q, Q, Q, torch.zeros(3, 3, dtype=torch.int64)), {}, "mask: expected a boolean or floating-point tensor"),
+        ((Q, Q, Q, torch.zeros(3, 2)), {}, "S 3 or 1, got (3, 2)"),
+        ((Q, Q, Q), {"dropout_p": 0.1}, "generator: expected a torch.Generator"),
+        ((Q, Q, Q), {"dropout_p": 1.5}, "dropout_p: expected a number from 0 to 1, got 1.5"),
+        ((Q, Q, Q), {"scale": "x"}, "scale: expected a number or None, got 'x'"),
+        (
+            (Q, Q[:1].expand(3, 3, 4), Q[:1].expand(3, 3, 4)),
+            {"enable_gqa": True},
+            "heads of k and v that divide those of q",
+        ),
+    ],
+)
+def test_refusals(arguments, options, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        attention(*arguments, **options)

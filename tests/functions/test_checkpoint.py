@@ -1,0 +1,392 @@
+"""What recomputation must keep: gradients of whatever f reads, random numbers, buffers, autocast; and memory bounded."""
+
+import copy
+import weakref
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+import hodiff
+from hodiff.errors import InputError
+from hodiff.functions.checkpoint import checkpoint, checkpoint_sequential
+
+D = torch.float64
+
+
+def plain(f, *args, **kwargs):
+    return f(*args, **kwargs)
+
+
+def first_and_second(output, leaves):
+    """Gradients of the squared output, and of their squared norm."""
+    first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves, retain_graph=True)
+    return [*first, *second]
+
+
+def assert_same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+class Scale(nn.Module):
+    """A module that keeps tensors in unusual places."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = [torch.randn(3, dtype=D, requires_grad=True) for _ in range(2)]
+        self.table = {"shift": (torch.randn(3, dtype=D, requires_grad=True), 2.0)}
+        self.linear = nn.Linear(3, 3, dtype=D)
+
+    def forward(self, x):
+        shift, factor = self.table["shift"]
+        return torch.tanh(self.linear(x) * self.weights[0] + factor * shift) * self.weights[1]
+
+    def method(self, x):
+        return self(x).sin()
+
+    def leaves(self):
+        return [*self.weights, self.table["shift"][0], *self.parameters()]
+
+
+class Slotted:
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
+
+    def __call__(self, x):
+        return torch.sin(self.w * x)
+
+
+GLOBAL = torch.linspace(0.5, 1, 3, dtype=D).requires_grad_()
+
+
+def _reads_a_global(x):
+    return torch.sin(GLOBAL * x)
+
+
+def _default(x, w=GLOBAL):
+    return torch.cos(w * x)
+
+
+def _sources():
+    module = Scale()
+    w = torch.randn(3, dtype=D, requires_grad=True)
+    derived = 2 * w
+    yield "module", module, module.leaves()
+    yield "bound method", module.method, module.leaves()
+    yield "closure", lambda x: torch.sin(w * x), [w]
+    yield "closure over a function", lambda x: _reads_a_global(x) + Slotted(w)(x), [w, GLOBAL]
+    yield "tensor and what it comes from", lambda x: torch.sin(w * x) * derived, [w, derived]
+    yield "partial", partial(lambda a, x, *, b: torch.sin(a * x) * b, w, b=derived), [w, derived]
+    yield "slots", Slotted(w), [w]
+    yield "global", _reads_a_global, [GLOBAL]
+    yield "default", _default, [GLOBAL]
+    yield "lstm", lambda x, lstm=nn.LSTM(3, 3, dtype=D): lstm(x[None])[0][0], []
+    yield "transform", torch.func.vmap(lambda x: torch.sin(w.sum() * x)), [w]
+
+
+@pytest.mark.parametrize(("f", "leaves"), [pytest.param(f, leaves, id=name) for name, f, leaves in _sources()])
+def test_gradients_of_whatever_f_reads(f, leaves):
+    x = torch.randn(3, dtype=D, requires_grad=True)
+    assert_same(*(first_and_second(run(f, x), [x, *leaves]) for run in (checkpoint, plain)))
+
+
+def test_closed_over_tensors_of_transforms():
+    """Parameters of `functional_call`, differentiated by every route while the input is a constant."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(D)
+    x = torch.randn(5, 3, dtype=D)
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    v = {name: torch.randn_like(p) for name, p in parameters.items()}
+
+    def loss(run, parameters):
+        return run(lambda x: torch.func.functional_call(module, parameters, (x,)), x).square().sum()
+
+    expected = hodiff.hvp(partial(loss, plain), parameters, v)
+    for route in hodiff.ROUTES:
+        product = hodiff.hvp(partial(loss, checkpoint), parameters, v, route=route)
+        for name, value in expected.items():
+            torch.testing.assert_close(product[name], value, rtol=1e-11, atol=1e-11)
+
+
+class Registry:
+    """A class attribute, which is not searched."""
+
+    w: torch.Tensor
+
+
+def _hidden(w):
+    Registry.w = w
+    return checkpoint(lambda x: (x * Registry.w).sum(), torch.ones(3, dtype=D))
+
+
+def _by_dual_numbers(w):
+    with forward_ad.dual_level():
+        return _hidden(forward_ad.make_dual(w, w))
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda w: _hidden(w.clone().requires_grad_()),
+        lambda w: _hidden(w.clone().requires_grad_() * 2),
+        lambda w: torch.func.grad(_hidden)(w),
+        lambda w: torch.func.jvp(_hidden, (w,), (w,)),
+        lambda w: torch.func.vmap(_hidden)(torch.stack([w, w])),
+        lambda w: torch.func.grad(lambda w: torch.func.grad(_hidden)(w).sum())(w),
+        lambda w: torch.func.vmap(torch.func.grad(_hidden))(torch.stack([w, w])),
+        lambda w: torch.func.grad(lambda w: torch.func.vmap(_hidden)(torch.stack([w, w])).sum())(w),
+        _by_dual_numbers,
+    ],
+    ids=["leaf", "derived", "grad", "jvp", "vmap", "grad-grad", "vmap-grad", "grad-vmap", "dual"],
+)
+def test_a_tensor_that_is_not_found_raises(differentiate):
+    with pytest.raises(InputError, match=r"checkpoint: f: expected every tensor .* pass it as an argument"):
+        differentiate(torch.randn(3, dtype=D))
+
+
+def test_dropout_and_batch_norm_as_without_checkpoint():
+    original = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)).to(D)
+    x = torch.randn(6, 4, dtype=D, requires_grad=True)
+    results = []
+    for run in (checkpoint, plain):
+        module = copy.deepcopy(original)
+        torch.manual_seed(1)
+        output = run(module, x)
+        derivatives = first_and_second(output, [x, *module.parameters()])
+        results.append([output, *derivatives, *module.buffers(), torch.get_rng_state()])
+    scale = max(float(each.detach().abs().max()) for each in results[1][:-1])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12 * scale)
+
+
+def test_generators_are_replayed():
+    x = torch.randn(5, dtype=D, requires_grad=True)
+    results = []
+    for run in (checkpoint, plain):
+        generator = torch.Generator().manual_seed(3)
+        y = run(lambda x, generator=generator: x.square() * torch.randn(5, generator=generator, dtype=D), x)
+        results.append([y, *first_and_second(y, [x]), generator.get_state()])
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_dropout_under_vmap(randomness):
+    def gradient(run, x):
+        torch.manual_seed(2)
+        f = lambda x: run(lambda x: torch.nn.functional.dropout(x, 0.5) * x, x).sum()
+        return torch.func.vmap(torch.func.grad(f), randomness=randomness)(x)
+
+    x = torch.randn(3, 8, dtype=D)
+    assert torch.equal(gradient(checkpoint, x), gradient(plain, x))
+
+
+def test_jacobian_draws_once_for_all_rows():
+    """The rows are one recomputation under vmap, where torch refuses to draw."""
+    x = torch.randn(8, dtype=D)
+    f = lambda x: torch.nn.functional.dropout(x, 0.5)
+    torch.manual_seed(2)
+    y = f(x)
+    torch.manual_seed(2)
+    J = torch.func.jacrev(lambda x: checkpoint(f, x))(x)
+    torch.testing.assert_close(J, torch.diag(2.0 * (y != 0).to(D)))
+
+
+def test_autocast_is_restored():
+    linear = nn.Linear(4, 4)
+    x = torch.randn(3, 4, requires_grad=True)
+    results = []
+    for run in (checkpoint, plain):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = run(lambda x: linear(x).tanh(), x)
+        assert y.dtype == torch.bfloat16
+        results.append([y, *torch.autograd.grad(y.float().sum(), [x, *linear.parameters()])])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_function_modes_are_restored():
+    """A correction that was in force in the forward pass is so in the recomputation."""
+
+    class Negate(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return -function(*args, **(kwargs or {})) if function is torch.sin else function(*args, **(kwargs or {}))
+
+    x = torch.randn(3, dtype=D, requires_grad=True)
+    with Negate():
+        y = checkpoint(lambda x: torch.sin(x), x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], -x.cos())
+
+
+def test_loop_variables_rebound_later():
+    weights = [torch.randn(3, 3, dtype=D, requires_grad=True) for _ in range(3)]
+    blocks = [nn.Linear(3, 3, dtype=D) for _ in range(3)]
+    start = torch.randn(3, dtype=D, requires_grad=True)
+    leaves = [start, *weights, *(p for block in blocks for p in block.parameters())]
+
+    def chain(run):
+        x = start
+        for power, (w, block) in enumerate(zip(weights, blocks, strict=True), start=1):
+            x = run(lambda x: torch.tanh(block(x @ w)) ** power, x)
+        return x
+
+    assert_same(*(first_and_second(chain(run), leaves) for run in (checkpoint, plain)))
+
+
+def test_side_effects_happen_once_and_places_are_restored():
+    count, seen = 0, []
+    w = torch.randn(3, dtype=D, requires_grad=True)
+
+    def f(x):
+        nonlocal count
+        count += 1
+        return w * x
+
+    x = torch.randn(3, dtype=D, requires_grad=True)
+    y = checkpoint(f, x)
+    seen.append(count)
+    torch.autograd.grad(y.sum(), [x, w])
+    assert (seen, count) == ([1], 1)
+    assert f.__closure__[f.__code__.co_freevars.index("w")].cell_contents is w
+    with pytest.raises(ZeroDivisionError):
+        checkpoint(lambda x: w * x / (1 // 0), x)
+    assert w.requires_grad
+
+
+def test_pytrees_and_other_arguments():
+    def f(x, n, *, options):
+        return {"a": n * x.sin(), "b": (options["k"] * x, "text", x.argmax(), None)}
+
+    x = torch.randn(3, dtype=D, requires_grad=True)
+    out = checkpoint(f, x, 2, options={"k": x})
+    assert out["b"][1] == "text"
+    assert out["b"][2].dtype == torch.int64
+    assert out["b"][3] is None
+    (gradient,) = torch.autograd.grad(out["a"].sum() + out["b"][0].sum(), x)
+    torch.testing.assert_close(gradient, 2 * x.cos() + 2 * x)
+
+
+def test_a_function_that_differentiates_inside():
+    def force(x):
+        x.requires_grad_()
+        return torch.autograd.grad((x**3).sum(), x, create_graph=True)[0]
+
+    x = torch.randn(3, dtype=D)
+    checkpoint(force, x)
+    assert not x.requires_grad
+    x.requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(checkpoint(force, x).sum(), x)[0], 6 * x)
+
+
+def test_unused_parameters_have_no_gradient():
+    module = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
+    checkpoint(lambda x: module["used"](x), torch.randn(2)).sum().backward()
+    assert module["used"].weight.grad is not None
+    assert module["unused"].weight.grad is None
+
+
+class Meter:
+    """Bytes that graphs hold, each storage counted once."""
+
+    def __init__(self):
+        self._boxes = []
+
+    def __enter__(self):
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda box: box[0])
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._hooks.__exit__(*error)
+
+    def _pack(self, tensor):
+        box = _Box([tensor])
+        self._boxes.append(weakref.ref(box))
+        return box
+
+    def held(self):
+        alive = [box()[0].untyped_storage() for box in self._boxes if box() is not None]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in alive}.values())
+
+
+class _Box(list):
+    """A list that can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
+def test_memory_at_first_and_second_order():
+    n = 256
+    w = torch.randn(8, dtype=D, requires_grad=True)
+    x = torch.randn(n, 8, dtype=D, requires_grad=True)
+
+    def deep(x):
+        for _ in range(20):
+            x = torch.tanh(x * w) + x.sin()
+        return x
+
+    held = {}
+    for run in (checkpoint, plain):
+        with Meter() as meter:
+            y = run(deep, x)
+            forward = meter.held()
+            u = torch.randn_like(y).requires_grad_()
+            (slope,) = torch.autograd.grad(y, x, u, create_graph=True)
+            held[run] = (forward, meter.held())
+        assert slope.shape == x.shape
+    one = n * 8 * 8
+    assert held[checkpoint] == (one + w.nbytes, 2 * one + w.nbytes)
+    assert held[plain][0] > 20 * one
+    assert held[plain][1] > 40 * one
+
+
+def test_segments_hold_what_passes_between_them():
+    layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh()) for _ in range(9)]
+    chain = nn.Sequential(*layers)
+    x = torch.randn(64, 16, requires_grad=True)
+    expected = torch.autograd.grad(chain(x).sum(), [x, *chain.parameters()])
+    parameters = sum(p.nbytes for p in chain.parameters())
+    for segments in (1, 3, 9):
+        with Meter() as meter:
+            y = checkpoint_sequential(chain, segments, x)
+        assert meter.held() == segments * x.nbytes + parameters
+        for a, b in zip(torch.autograd.grad(y.sum(), [x, *chain.parameters()]), expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_backward_frees_and_may_be_repeated():
+    x = torch.randn(3, dtype=D, requires_grad=True)
+    y = checkpoint(torch.sin, x)
+    torch.autograd.grad(y.sum(), x, retain_graph=True)
+    torch.autograd.grad(y.sum(), x)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y.sum(), x)
+
+
+def test_batched_gradients_of_torch_autograd():
+    x = torch.randn(3, dtype=D, requires_grad=True)
+    y = checkpoint(lambda x: torch.sin(x) * x.sum(), x)
+    (J,) = torch.autograd.grad(y, x, torch.eye(3, dtype=D), is_grads_batched=True)
+    torch.testing.assert_close(J, torch.diag(x.cos() * x.sum()) + x.sin()[:, None])
+
+
+def test_compiled_it_is_the_call_itself():
+    w = torch.randn(3, dtype=D)
+    f = lambda x: checkpoint(lambda x: (w * x).sin(), x).sum()
+    compiled = torch.compile(torch.func.grad(f), backend="aot_eager", fullgraph=True)
+    x = torch.randn(3, dtype=D)
+    torch.testing.assert_close(compiled(x), torch.func.grad(f)(x))
+
+
+def test_errors():
+    x = torch.ones(2)
+    with pytest.raises(InputError, match=r"checkpoint: f: expected a callable, got Tensor"):
+        checkpoint(x, x)
+    with pytest.raises(InputError, match=r"segments: expected an int from 1 to 2, got 3"):
+        checkpoint_sequential([torch.sin, torch.cos], 3, x)
+    with pytest.raises(InputError, match=r"functions: expected a callable, got int"):
+        checkpoint_sequential([torch.sin, 2], 1, x)

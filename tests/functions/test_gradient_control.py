@@ -1,0 +1,246 @@
+"""What gradient control does to gradients, in every kind of pass."""
+
+import logging
+
+import hypothesis.extra.numpy as arrays
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.autograd import forward_ad
+
+import hodiff
+from hodiff.errors import InputError, RouteError
+from hodiff.functions.gradient_control import (
+    clip_gradient,
+    gradient_hook,
+    log_gradient,
+    noise_gradient,
+    reverse_gradient,
+    scale_gradient,
+    stop_gradient,
+)
+
+X = torch.tensor([3.0, -4.0, 0.5], dtype=torch.float64)
+ONES = torch.ones_like(X)
+
+
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+REVERSE_ONLY = {
+    "clip": lambda x: clip_gradient(x, -1, 1),
+    "clip-norm": lambda x: clip_gradient(x, max_norm=1),
+    "noise": lambda x: noise_gradient(x, 0.1, generator()),
+}
+
+
+def test_stop_gradient_is_zero_in_every_route():
+    def loss(x):
+        return (x * stop_gradient(x**2)).sum()
+
+    assert torch.equal(torch.func.grad(loss)(X), X**2)
+    assert torch.equal(torch.func.jvp(loss, (X,), (ONES,))[1], (X**2).sum())
+    for route in hodiff.ROUTES:
+        assert torch.equal(hodiff.hvp(loss, X, ONES, route=route), 0 * X)
+    assert torch.equal(torch.func.vmap(torch.func.grad(lambda x: x * stop_gradient(x)))(X), X)
+
+
+@pytest.mark.parametrize("control", [*REVERSE_ONLY.values(), scale_gradient, log_gradient])
+def test_no_copy_is_made(control):
+    x = X.clone().requires_grad_()
+    y = control(x, 0.5) if control is scale_gradient else control(x)
+    assert y.data_ptr() == x.data_ptr()
+
+
+def test_factors_of_second_order_multiply():
+    """An inner gradient that is scaled and differentiated through the scaling again."""
+    for route in hodiff.ROUTES:
+        product = hodiff.hvp(lambda x: (scale_gradient(x, 0.5) ** 3).sum(), X, ONES, route=route)
+        torch.testing.assert_close(product, 0.25 * 6 * X, rtol=1e-15, atol=0)
+
+
+@given(arrays.arrays("float64", 4, elements=st.floats(-1e6, 1e6)), st.floats(-10, 0), st.floats(0, 10))
+def test_clip_by_value_is_clamp(values, low, high):
+    weights = torch.from_numpy(values)
+    gradient = torch.func.grad(lambda x: (weights * clip_gradient(x, low, high)).sum())(torch.zeros_like(weights))
+    assert torch.equal(gradient, weights.clamp(low, high))
+
+
+@given(arrays.arrays("float64", (2, 3), elements=st.floats(-1e6, 1e6)), st.floats(1e-3, 1e3))
+def test_clip_by_norm_keeps_directions(values, bound):
+    weights = torch.from_numpy(values)
+    for dim in (None, 0, (0, 1)):
+        gradient = torch.func.grad(lambda x: (weights * clip_gradient(x, max_norm=bound, dim=dim)).sum())(
+            torch.zeros_like(weights)
+        )
+        dims = (0, 1) if dim is None else dim
+        norms = weights.norm(dim=dims, keepdim=True)
+        expected = torch.where(norms > bound, weights * (bound / norms), weights)
+        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-300)
+
+
+def test_one_sided_bounds_and_a_number():
+    assert torch.equal(torch.func.grad(lambda x: clip_gradient(x, high=1.0) * 5)(X[0]), ONES[0])
+    assert torch.equal(torch.func.grad(lambda x: clip_gradient(x, low=1.0) * -5)(X[0]), ONES[0])
+    assert torch.equal(torch.func.grad(lambda x: clip_gradient(x, max_norm=2.0) * -5)(X[0]), -2 * ONES[0])
+
+
+def test_both_passes_of_a_double_backward_are_clipped():
+    """grad = clamp(2x, -4, 4); its derivative is 2 inside, sent back through the clipping."""
+    x = torch.tensor([1.0, 3.0], dtype=torch.float64, requires_grad=True)
+    loss = clip_gradient(x, -4, 4).square().sum()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    assert gradient.tolist() == [2.0, 4.0]
+    assert torch.autograd.grad((gradient * ONES[:2]).sum(), x, retain_graph=True)[0].tolist() == [2.0, 0.0]
+    assert torch.autograd.grad((gradient * 3).sum(), x)[0].tolist() == [4.0, 0.0]
+
+
+@pytest.mark.parametrize("control", REVERSE_ONLY.values(), ids=REVERSE_ONLY)
+def test_forward_mode_is_refused_by_every_way_in(control):
+    def loss(x):
+        return control(x).square().sum()
+
+    with pytest.raises(RouteError, match="reverse-over-reverse"):
+        torch.func.jvp(loss, (X,), (ONES,))
+    with pytest.raises(RouteError, match="no Jacobian"):
+        torch.func.jvp(torch.func.vmap(control), (X,), (ONES,))
+    with forward_ad.dual_level(), pytest.raises(RouteError):
+        control(forward_ad.make_dual(X, ONES))
+    for route in hodiff.ROUTES[1:]:
+        with pytest.raises(RouteError):
+            hodiff.hvp(loss, X, ONES, route=route)
+
+
+def test_norms_of_a_batch_are_taken_example_by_example():
+    batch = torch.tensor([[3.0, 4.0], [30.0, 40.0]], dtype=torch.float64)
+    weights = batch.clone()
+    unit = torch.tensor([[0.6, 0.8], [0.6, 0.8]], dtype=torch.float64)
+    inside = torch.func.vmap(torch.func.grad(lambda x, w: (w * clip_gradient(x, max_norm=1)).sum()))(batch, weights)
+    outside = torch.func.grad(lambda x: (weights * torch.func.vmap(lambda x: clip_gradient(x, max_norm=1))(x)).sum())(
+        batch
+    )
+    torch.testing.assert_close(inside, unit)
+    torch.testing.assert_close(outside, unit)
+
+
+def test_noise_is_the_generators():
+    expected = 0.5 * torch.randn(3, generator=generator(), dtype=torch.float64)
+    got = torch.func.grad(lambda x: noise_gradient(x, 0.5, generator()).sum())(X)
+    torch.testing.assert_close(got, 1 + expected, rtol=1e-15, atol=0)
+    state = torch.get_rng_state()
+    torch.func.grad(lambda x: noise_gradient(x, 0.5, generator()).sum())(X)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_noise_of_every_example_is_its_own():
+    batched = torch.func.vmap(torch.func.grad(lambda x: noise_gradient(x, 1.0, shared)))
+    shared = generator()
+    noise = batched(torch.zeros(1000, dtype=torch.float64)) - 1
+    assert len(noise.unique()) == 1000
+    assert abs(float(noise.std()) - 1) < 0.1
+
+
+def test_log_gradient_sees_each_reverse_pass():
+    seen = []
+    x = X.clone().requires_grad_()
+    loss = (log_gradient(x, seen.append) ** 3).sum()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    assert [each.tolist() for each in seen] == [(3 * X**2).tolist()]
+    assert not seen[0].requires_grad
+    gradient.sum().backward()
+    assert len(seen) == 2
+    torch.testing.assert_close(seen[1], 6 * X)
+    torch.func.jvp(lambda x: log_gradient(x, seen.append), (X,), (ONES,))
+    assert len(seen) == 2
+
+
+def test_log_gradient_sees_whole_batches():
+    seen = []
+    torch.func.vmap(torch.func.vmap(torch.func.grad(lambda x: log_gradient(x, seen.append) ** 2)))(X.expand(2, 3))
+    assert [each.tolist() for each in seen] == [(2 * X.expand(2, 3)).tolist()]
+    assert type(seen[0]) is torch.Tensor
+
+
+def test_log_gradient_keeps_a_copy():
+    seen = []
+    x = X.clone().requires_grad_()
+    log_gradient(x, seen.append).sum().backward()
+    x.grad.zero_()
+    assert seen[0].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_log_gradient_speaks_to_the_logger(caplog):
+    with caplog.at_level(logging.INFO, logger="hodiff"):
+        torch.func.grad(lambda x: (2 * log_gradient(x, name="first layer")).sum())(X)
+    assert caplog.messages == ["first layer: norm 3.46, largest magnitude 2"]
+
+
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [
+        (gradient_hook(stop_gradient), 0 * X),
+        (gradient_hook(scale_gradient, 0.5), X),
+        (gradient_hook(reverse_gradient), -2 * X),
+        (gradient_hook(clip_gradient, -1.0, 2.0), (2 * X).clamp(-1, 2)),
+        (gradient_hook(noise_gradient, 0.0, generator()), 2 * X),
+        (gradient_hook(log_gradient, lambda gradient: None), 2 * X),
+    ],
+    ids=["stop", "scale", "reverse", "clip", "noise", "log"],
+)
+def test_hooks(hook, expected):
+    x = X.clone().requires_grad_()
+    x.register_hook(hook)
+    x.square().sum().backward()
+    torch.testing.assert_close(x.grad, expected)
+    assert not x.grad.requires_grad
+
+
+def test_a_hook_is_differentiable():
+    x = X.clone().requires_grad_()
+    y = 1 * x
+    y.register_hook(gradient_hook(scale_gradient, 0.5))
+    (gradient,) = torch.autograd.grad(y.pow(3).sum(), x, create_graph=True)
+    torch.testing.assert_close(gradient, 1.5 * X**2)
+    torch.testing.assert_close(torch.autograd.grad(gradient.sum(), x)[0], 0.25 * 6 * X)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: stop_gradient(1.0), "stop_gradient: x: expected a tensor, got float"),
+        (lambda: scale_gradient(X.long(), 1.0), "scale_gradient: x: .*int64"),
+        (lambda: scale_gradient(X, "a"), "scale_gradient: factor: .*str"),
+        (lambda: scale_gradient(X, torch.ones(2)), r"factor: .*\(3,\), got \(2,\)"),
+        (lambda: reverse_gradient(X, torch.ones(2, 3)), r"strength: .*\(3,\), got \(2, 3\)"),
+        (lambda: clip_gradient(X), "got none"),
+        (lambda: clip_gradient(X, 0.0, max_norm=1.0), "got low, max_norm"),
+        (lambda: clip_gradient(X, 1.0, 0.0), "low: expected at most high"),
+        (lambda: clip_gradient(X, True), "low: expected a number, got bool"),
+        (lambda: clip_gradient(X, max_norm=0.0), "max_norm: expected a positive number"),
+        (lambda: clip_gradient(X, 0.0, dim=0), "dim: expected max_norm"),
+        (lambda: clip_gradient(X, max_norm=1.0, dim=1), "dim: expected ints"),
+        (lambda: noise_gradient(X, -1.0, generator()), "std: expected a nonnegative number"),
+        (lambda: noise_gradient(X, 1.0, None), "generator: .*NoneType"),
+        (lambda: log_gradient(X, 1), "record: expected a callable"),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("function", [lambda x: scale_gradient(x, 0.5), lambda x: scale_gradient(x, FACTOR)])
+def test_compiled_in_a_training_step_and_in_forward_mode(function):
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    x = X.clone().requires_grad_()
+    value = compiled(x)
+    value.sum().backward()
+    assert torch.equal(value, X)
+    assert torch.equal(x.grad, torch.full_like(X, 0.5))
+    tangent = torch.compile(lambda x: torch.func.jvp(function, (x,), (ONES,))[1], fullgraph=True, backend="aot_eager")
+    assert torch.equal(tangent(X), torch.full_like(X, 0.5))
+
+
+FACTOR = torch.tensor(0.5, dtype=torch.float64)

@@ -1,0 +1,78 @@
+"""The product as one node: its derivatives of high order, closed-over tensors, memory and messages."""
+
+import pytest
+import torch
+
+import hodiff
+from hodiff.errors import InputError
+from hodiff.functions.second_order import hvp_function
+
+D = torch.float64
+
+
+def test_third_order_by_every_route():
+    """The fifth derivative of the function."""
+    product = hvp_function(lambda x: torch.sin(x.prod()))
+    inputs = (torch.tensor([0.4, 0.9], dtype=D), torch.tensor([0.7], dtype=D))
+    report = hodiff.check(lambda x, v: product(x, torch.cat([v, 2 * v])), inputs, order=3, scipy=False)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("f", [lambda x: (x**2).sum(), lambda x: (x**3).sum(), lambda x: x[0] * x[1]])
+def test_polynomials_whose_derivatives_end(f):
+    product = hvp_function(f)
+    inputs = (torch.tensor([0.4, 0.9], dtype=D), torch.tensor([0.7, 1.1], dtype=D))
+    report = hodiff.check(product, inputs, order=2, scipy=False)
+    assert report.ok, str(report)
+
+
+def test_gradients_of_what_f_closes_over():
+    w = torch.randn(3, dtype=D, requires_grad=True)
+    x = torch.randn(3, dtype=D, requires_grad=True)
+    v = torch.randn(3, dtype=D, requires_grad=True)
+    f = lambda x, c: (torch.sin(x * w).sum() * x.exp()).sum() * c
+    results = []
+    for product in (hvp_function(f), lambda x, v, c: hodiff.hvp(f, x, v, c)):
+        first = torch.autograd.grad(product(x, v, 2.0).square().sum(), [x, v, w], create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), [x, v, w])
+        results.append([*first, *second])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_pytrees():
+    f = lambda p: (p["a"] ** 3).sum() * p["b"]
+    p = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
+    v = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor(1.0)}
+    got, expected = hvp_function(f)(p, v), hodiff.hvp(f, p, v)
+    assert got.keys() == expected.keys()
+    for name in p:
+        torch.testing.assert_close(got[name], expected[name])
+
+
+def test_one_node():
+    x = torch.randn(3, requires_grad=True)
+    y = hvp_function(lambda x: x.exp().sum())(x, torch.ones(3))
+    assert [node for node, _ in y.grad_fn.next_functions if node is not None][0].variable is x
+
+
+def test_compiled():
+    product = hvp_function(lambda x: torch.sin(x).prod())
+    x, v = torch.randn(3, dtype=D), torch.randn(3, dtype=D)
+    torch.testing.assert_close(torch.compile(product, backend="aot_eager", fullgraph=True)(x, v), product(x, v))
+
+
+def test_errors():
+    x = torch.ones(2)
+    with pytest.raises(InputError, match=r"hvp_function: f: expected a callable, got int"):
+        hvp_function(3)
+    with pytest.raises(InputError, match=r"hvp_function: v: expected \(2,\) torch.float32 as in x, got \(3,\)"):
+        hvp_function(torch.sum)(x, torch.ones(3))
+    with pytest.raises(InputError, match=r"hvp_function: v: expected the structure of x"):
+        hvp_function(torch.sum)([x], x)
+    with pytest.raises(InputError, match=r"hvp_function: x: expected floating-point tensors, got torch.int64"):
+        hvp_function(torch.sum)(x.long(), x.long())
+    with pytest.raises(
+        InputError, match=r"hvp_function: f: expected a floating-point tensor of shape \(\), got \(2,\)"
+    ):
+        hvp_function(torch.sin)(x, x)
