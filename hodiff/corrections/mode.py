@@ -28,7 +28,7 @@ class Corrections(TorchFunctionMode):
         >>> with Corrections():
         ...     y = torch.relu(x)
         >>> y.grad_fn.name()
-        'ReluBackward'
+        'ThresholdBackwardBackward0'
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

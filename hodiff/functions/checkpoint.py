@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -148,7 +149,7 @@ def checkpoint_sequential(functions: nn.Sequential | Iterable[Callable[..., Any]
     if isinstance(segments, bool) or not isinstance(segments, int) or not 1 <= segments <= len(chain):
         raise InputError(f"{name}: segments: expected an int from 1 to {len(chain)}, got {segments!r}.")
     bounds = [round(i * len(chain) / segments) for i in range(segments + 1)]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         args = (_checkpoint(name, _Chain(chain[start:stop]), args, {}),)
     return args[0]
 

@@ -6,6 +6,7 @@ being found, in closure cells, defaults, partial arguments, attributes, containe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -260,7 +261,7 @@ def _places(value: Any) -> Iterator[Place]:
                 yield partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents"), True
         if value.__defaults__:
             yield partial(getattr, value, "__defaults__"), partial(setattr, value, "__defaults__"), False
-        if value.__globals__.get("__name__", "").partition(".")[0] not in _LIBRARIES:
+        if not _is_library(value.__globals__):
             named = _names(value.__code__)
             yield from _entries(value.__globals__, [name for name in named if name in value.__globals__])
     elif isinstance(value, partial):
@@ -273,6 +274,11 @@ def _places(value: Any) -> Iterator[Place]:
         for name in _slot_names(type(value)):
             if hasattr(value, name):
                 yield partial(getattr, value, name), partial(object.__setattr__, value, name), False
+
+
+def _is_library(namespace: dict[str, Any]) -> bool:
+    name = namespace.get("__name__", "")
+    return name.partition(".")[0] in _LIBRARIES and getattr(sys.modules.get(name), "__dict__", None) is namespace
 
 
 def _entries(container: Any, keys: Sequence[Any]) -> Iterator[Place]:

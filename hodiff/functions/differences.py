@@ -62,12 +62,13 @@ def extrapolated_difference(f: Measured, step: Array | float) -> tuple[Array, Ar
             table.append(row)
         unseen = _noise(table, widths)
         best, error = np.full_like(table[0][0], np.nan), np.full_like(table[0][0], np.inf)
-        for i, j in ((i, j) for i in range(1, _ROWS) for j in range(1, i + 1)):
-            value = table[i][j]
-            change = np.maximum(np.abs(value - table[i][j - 1]), np.abs(value - table[i - 1][j - 1]))
-            estimate = change + np.maximum(noises[i], unseen) / np.abs(widths[i])
-            better = np.where(np.isfinite(estimate), estimate, np.inf) < error
-            best, error = np.where(better, value, best), np.where(better, estimate, error)
+        for i in range(1, _ROWS):
+            noise = np.maximum(noises[i], unseen) / np.abs(widths[i])
+            for j, value in enumerate(table[i][1:], start=1):
+                change = np.maximum(np.abs(value - table[i][j - 1]), np.abs(value - table[i - 1][j - 1]))
+                estimate = change + noise
+                better = np.where(np.isfinite(estimate), estimate, np.inf) < error
+                best, error = np.where(better, value, best), np.where(better, estimate, error)
     return best, error
 
 

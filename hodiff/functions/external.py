@@ -30,7 +30,7 @@ def numpy_function(
     derivatives: Sequence[Callable[..., Any]] = (),
     elementwise: bool = False,
     rules: str = "numpy",
-    difference_order: int = 1,
+    difference_order: int | None = None,
     tolerance: float = 1e-4,
 ) -> NumpyFunction:
     r"""Make a differentiable function of tensors from NumPy or SciPy code.
@@ -47,7 +47,7 @@ def numpy_function(
 
     No order is dropped in silence: one that has no rule raises. A rule in NumPy code has no derivative itself; make it
     one with its own `numpy_function(...)`, or write it in torch operators and pass `rules="torch"`. Differences of
-    differences need `difference_order` of 2 or more.
+    differences need a `difference_order` of 2 or more.
 
     Args:
         f: Function of arrays and other values that returns a real array or a tuple of them. Floating-point tensors
@@ -57,7 +57,8 @@ def numpy_function(
         derivatives: With `elementwise`, its derivatives by order, functions of the same arguments.
         elementwise: Whether `f` maps each element of its first argument, the only tensor, to one of its output.
         rules: Whether `vjp` and `jvp` are "numpy" or "torch" code.
-        difference_order: How many orders beyond the given rules differences may be taken; 0 forbids them.
+        difference_order: How many orders beyond the given rules differences may be taken; by default 1 where no rule is
+            given, else 0.
         tolerance: Relative error of differences above which to warn.
 
     Returns:
@@ -91,10 +92,17 @@ def numpy_function(
             raise InputError(f"numpy_function: {name}: expected a callable, got {type(value).__name__}.")
     if rules not in {"numpy", "torch"}:
         raise InputError(f"numpy_function: rules: expected 'numpy' or 'torch', got {rules!r}.")
+    if difference_order is None:
+        difference_order = 0 if vjp or jvp or derivatives else 1
     if isinstance(difference_order, bool) or not isinstance(difference_order, int) or difference_order < 0:
         raise InputError(f"numpy_function: difference_order: expected an int of at least 0, got {difference_order!r}.")
     if derivatives and not elementwise:
         raise InputError("numpy_function: derivatives: expected elementwise=True with them; else pass vjp or jvp.")
+    if difference_order and (vjp or jvp):
+        raise InputError(
+            "numpy_function: difference_order: expected none with a vjp or jvp; wrap that in a numpy_function without "
+            "a rule, whose differences are then those of the next order."
+        )
     if elementwise and (vjp or jvp):
         raise InputError("numpy_function: vjp, jvp: expected neither with elementwise=True; pass derivatives.")
     return NumpyFunction(f, vjp, jvp, tuple(derivatives), elementwise, rules, difference_order, tolerance)
@@ -104,8 +112,7 @@ class NumpyFunction:
     """NumPy code as a function of tensors; made by `numpy_function`.
 
     Attributes:
-        approximate: Whether a derivative comes from differences, of the code or of a rule: the first, or one that may
-            be taken of an order beyond the rules.
+        approximate: Whether a derivative of some order comes from differences, of the code or of a rule.
     """
 
     def __init__(
@@ -124,10 +131,9 @@ class NumpyFunction:
         self._vjp, self._jvp = (
             _as_torch(rule, rules, f"the {name} of {self.__name__}") for name, rule in (("vjp", vjp), ("jvp", jvp))
         )
-        exact = vjp is not None or jvp is not None
-        self._policy = DifferencePolicy(self.__name__, 0 if exact else difference_order, tolerance)
+        self._policy = DifferencePolicy(self.__name__, difference_order, tolerance)
         self._rules = [rule for rule in (vjp, jvp) if isinstance(rule, NumpyFunction)]
-        self.approximate = self._policy.orders > 0 or any(rule.approximate for rule in self._rules)
+        self.approximate: bool = self._policy.orders > 0 or any(rule.approximate for rule in self._rules)
 
     @property
     def last_error(self) -> float | None:

@@ -278,7 +278,7 @@ class ElementwiseNode(Node):
             return ElementwiseNode(self.tower, self.order + 1, self.convert, self.policy)
         depth = sum(isinstance(each, _Differenced) for each in self.tower) + 1
         self.policy.require(depth)
-        tower = [*self.tower, _Differenced(self.tower[-1], self.policy)]
+        tower: list[Callable[[Array], Array]] = [*self.tower, _Differenced(self.tower[-1], self.policy)]
         return ElementwiseNode(tower, self.order + 1, self.convert, self.policy)
 
 
@@ -340,7 +340,8 @@ class RuleNode(Node):
         """By the jvp, or element by element of the outputs by the vjp."""
         if self.jvp is None:
             return super().push(inputs, tangents, likes)
-        filled = [torch.zeros_like(inputs[i]) if tangents[i] is None else tangents[i] for i in _floating(inputs)]
+        pairs = [(inputs[i], tangents[i]) for i in _floating(inputs)]
+        filled = [torch.zeros_like(x) if t is None else t for x, t in pairs]
         pushed = iter(self._rows(self.jvp, filled, inputs, [shape for shape, floating in likes if floating]))
         return [next(pushed) if floating else None for _, floating in likes]
 

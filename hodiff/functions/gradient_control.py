@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from hodiff.errors import InputError
 from hodiff.functions.arguments import require_floating, require_number_or_floating
@@ -50,13 +50,14 @@ def stop_gradient(x: Tensor) -> Tensor:
 
 
 class ScaleGradient(Function):
-    """The Function behind `scale_gradient` and `reverse_gradient`. Saves the factor and copies nothing."""
+    """The Function behind `scale_gradient` and `reverse_gradient`. Saves the factor; copies in forward mode alone."""
 
     @staticmethod
     def forward(x: Tensor, factor: Any) -> Tensor:
         """Return x, or under the compiler, which ignores jvp, the same with derivative `factor` by primitives."""
         if not torch.compiler.is_compiling():
-            return x.view_as(x)
+            # Torch wants the tangent of a view to be a view of the tangent, which a multiple is not.
+            return x.clone() if forward_ad._current_level >= 0 else x.view_as(x)
         # x - x is an exact zero with a derivative.
         constant = x.detach()
         return torch.where(constant.isfinite(), constant + factor * (x - constant), constant)
@@ -106,7 +107,7 @@ def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
             gradient.
 
     Returns:
-        The same numbers, sharing their memory; as torch says too, such a view cannot be changed in place.
+        The same numbers, sharing their memory (but in forward mode); such a view cannot be changed in place.
 
     Raises:
         InputError: If an argument is not what it should be.
@@ -181,7 +182,7 @@ class LogGradient(Function):
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         """Hand on the tangent."""
         del ctx
-        return tangent
+        return tangent.view_as(tangent)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, record: Any) -> tuple[Tensor, int]:
@@ -195,7 +196,7 @@ class _Shown(Function):
 
     @staticmethod
     def forward(x: Tensor, record: Callable[[Tensor], Any]) -> Tensor:
-        record(x.detach().clone())
+        record(x.clone())
         return x.view_as(x)
 
     @staticmethod
@@ -211,7 +212,7 @@ class _Shown(Function):
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         del ctx
-        return tangent
+        return tangent.view_as(tangent)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, record: Any) -> tuple[Tensor, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hodiff.functions.normalization_formulas import Layout
+from hodiff.functions.normalization_formulas import Layout, reduced, wide
 
 _aten = torch.ops.aten
 
@@ -38,9 +38,14 @@ def gradient_kernel(
         bias = weight if weight is not None else x.new_empty(shape)
         found = _aten.native_layer_norm_backward.default(cotangent, x, shape, mean, rstd, weight, bias, mask)
     elif layout.kind == "groups":
+        # Without a weight the kernel knows no bias.
+        bias_alone = weight is None and wanted[2]
+        mask[2] = wanted[2] and not bias_alone
         found = _aten.native_group_norm_backward.default(
             _dense(cotangent), _dense(x), mean, rstd, _dense(weight), *_sizes(x), layout.size, mask
         )
+        if bias_alone:
+            found = (*found[:2], reduced(wide(cotangent), layout).to(layout.parameter_dtype))
     else:
         found = _aten.native_batch_norm_backward.default(
             cotangent, x, weight, None, None, mean, rstd, True, layout.eps, mask

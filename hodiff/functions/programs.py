@@ -180,7 +180,8 @@ class Pushforward(_Derivative):
         moving = [point[i] for i in self.moving]
         if _inside_dual_level():
             return _push_dual(restricted, moving, tangents)
-        outputs, pushed = torch.func.jvp(restricted, tuple(moving), tuple(tangents))
+        result: Any = torch.func.jvp(restricted, tuple(moving), tuple(tangents))
+        outputs, pushed = result
         # torch promotes the tangent of a float32 scalar times a Python number to float64.
         return tuple(t.to(y.dtype) for t, y in zip(pushed, outputs, strict=True))
 

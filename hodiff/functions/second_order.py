@@ -172,7 +172,7 @@ def _directional(f: Callable[[Tensors], Tensor], directions: Sequence[Direction]
 
 
 def _gradient(f: Callable[[Tensors], Tensor], point: Tensors, wanted: Sequence[int], again: bool = True) -> Direction:
-    """Gradients by some operands, differentiable `again`, in reverse mode, whose rules of torch are right most often."""
+    """Gradients by some operands, differentiable `again`, in reverse mode, where torch is right most often."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return torch.func.grad(lambda moved: f(_moved(point, moved)))({i: point[i] for i in wanted})
     with torch.enable_grad():

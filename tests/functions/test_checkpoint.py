@@ -1,11 +1,11 @@
-"""What recomputation must keep: gradients of whatever f reads, random numbers, buffers, autocast; and memory bounded."""
+"""What recomputation keeps: gradients of whatever f reads, random numbers, buffers, autocast; and memory bounded."""
 
 import copy
-import weakref
 from functools import partial
 
 import pytest
 import torch
+from functions.held import Meter
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -77,6 +77,7 @@ def _sources():
     module = Scale()
     w = torch.randn(3, dtype=D, requires_grad=True)
     derived = 2 * w
+    lstm = nn.LSTM(3, 3, dtype=D)
     yield "module", module, module.leaves()
     yield "bound method", module.method, module.leaves()
     yield "closure", lambda x: torch.sin(w * x), [w]
@@ -86,7 +87,7 @@ def _sources():
     yield "slots", Slotted(w), [w]
     yield "global", _reads_a_global, [GLOBAL]
     yield "default", _default, [GLOBAL]
-    yield "lstm", lambda x, lstm=nn.LSTM(3, 3, dtype=D): lstm(x[None])[0][0], []
+    yield "lstm", lambda x: lstm(x[None])[0][0], list(lstm.parameters())
     yield "transform", torch.func.vmap(lambda x: torch.sin(w.sum() * x)), [w]
 
 
@@ -178,7 +179,10 @@ def test_generators_are_replayed():
 def test_dropout_under_vmap(randomness):
     def gradient(run, x):
         torch.manual_seed(2)
-        f = lambda x: run(lambda x: torch.nn.functional.dropout(x, 0.5) * x, x).sum()
+
+        def f(x):
+            return run(lambda x: torch.nn.functional.dropout(x, 0.5) * x, x).sum()
+
         return torch.func.vmap(torch.func.grad(f), randomness=randomness)(x)
 
     x = torch.randn(3, 8, dtype=D)
@@ -188,7 +192,10 @@ def test_dropout_under_vmap(randomness):
 def test_jacobian_draws_once_for_all_rows():
     """The rows are one recomputation under vmap, where torch refuses to draw."""
     x = torch.randn(8, dtype=D)
-    f = lambda x: torch.nn.functional.dropout(x, 0.5)
+
+    def f(x):
+        return torch.nn.functional.dropout(x, 0.5)
+
     torch.manual_seed(2)
     y = f(x)
     torch.manual_seed(2)
@@ -289,36 +296,6 @@ def test_unused_parameters_have_no_gradient():
     assert module["unused"].weight.grad is None
 
 
-class Meter:
-    """Bytes that graphs hold, each storage counted once."""
-
-    def __init__(self):
-        self._boxes = []
-
-    def __enter__(self):
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda box: box[0])
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        self._hooks.__exit__(*error)
-
-    def _pack(self, tensor):
-        box = _Box([tensor])
-        self._boxes.append(weakref.ref(box))
-        return box
-
-    def held(self):
-        alive = [box()[0].untyped_storage() for box in self._boxes if box() is not None]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in alive}.values())
-
-
-class _Box(list):
-    """A list that can be referred to weakly."""
-
-    __slots__ = ("__weakref__",)
-
-
 def test_memory_at_first_and_second_order():
     n = 256
     w = torch.randn(8, dtype=D, requires_grad=True)
@@ -376,7 +353,10 @@ def test_batched_gradients_of_torch_autograd():
 
 def test_compiled_it_is_the_call_itself():
     w = torch.randn(3, dtype=D)
-    f = lambda x: checkpoint(lambda x: (w * x).sin(), x).sum()
+
+    def f(x):
+        return checkpoint(lambda x: (w * x).sin(), x).sum()
+
     compiled = torch.compile(torch.func.grad(f), backend="aot_eager", fullgraph=True)
     x = torch.randn(3, dtype=D)
     torch.testing.assert_close(compiled(x), torch.func.grad(f)(x))

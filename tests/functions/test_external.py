@@ -65,7 +65,7 @@ def test_several_inputs_and_outputs_and_constants():
 
     wrapped = numpy_function(f)
     x, y = torch.tensor([0.3, 0.8], dtype=D), torch.tensor([1.0, 2.0, 3.0], dtype=D)
-    outer, power, integers = wrapped(x, 3, y, scale=2.0)
+    outer, _power, integers = wrapped(x, 3, y, scale=2.0)
     torch.testing.assert_close(outer, 2 * torch.outer(x, y))
     assert integers.dtype == torch.int64
     report = hodiff.check(lambda x, y: wrapped(x, 3, y, scale=2.0), (x, y), order=1, scipy=False)
@@ -77,12 +77,18 @@ def test_ordinary_differential_equation():
 
     def flow(parameters):
         a, b = parameters
-        rates = lambda t, z: [a * z[0] - z[0] * z[1], z[0] * z[1] - b * z[1]]
+
+        def rates(t, z):
+            return [a * z[0] - z[0] * z[1], z[0] * z[1] - b * z[1]]
+
         return scipy.integrate.solve_ivp(rates, (0, 1), [1.0, 0.5], rtol=1e-11, atol=1e-12).y[:, -1]
 
     def by_steps(parameters, steps=400):
         a, b = parameters
-        rates = lambda z: torch.stack([a * z[0] - z[0] * z[1], z[0] * z[1] - b * z[1]])
+
+        def rates(z):
+            return torch.stack([a * z[0] - z[0] * z[1], z[0] * z[1] - b * z[1]])
+
         z, h = torch.tensor([1.0, 0.5], dtype=D), 1 / steps
         for _ in range(steps):
             k1 = rates(z)
@@ -103,7 +109,7 @@ def test_orders_without_a_rule_raise():
     once = numpy_function(np.sin)
     with pytest.raises(RouteError, match=r"sin: this order of derivative has no rule.*difference_order=2"):
         nested(once, 2)(x)
-    exact = numpy_function(np.sin, elementwise=True, derivatives=[np.cos], difference_order=0)
+    exact = numpy_function(np.sin, elementwise=True, derivatives=[np.cos])
     nested(exact, 1)(x)
     with pytest.raises(RouteError, match=r"sin: this order of derivative has no rule"):
         nested(exact, 2)(x)
@@ -120,7 +126,10 @@ def test_orders_without_a_rule_raise():
 
 def test_a_rule_with_rules_of_its_own():
     """A vjp in NumPy code whose own vjp is NumPy code."""
-    second = lambda w, u, x: (w * np.cos(x), -w * u * np.sin(x))
+
+    def second(w, u, x):
+        return (w * np.cos(x), -w * u * np.sin(x))
+
     first = numpy_function(lambda u, x: u * np.cos(x), vjp=second)
     f = numpy_function(np.sin, vjp=first)
     x = torch.tensor([0.5, 1.5], dtype=D)
@@ -145,7 +154,10 @@ def test_the_rule_that_is_missing_comes_from_the_other():
     A = np.array([[1.0, 2.0, 0.5], [0.3, -1.0, 2.0]])
     T = torch.tensor(A)
     x = torch.tensor([0.2, 0.4, 0.9], dtype=D)
-    code = lambda x: np.sin(A @ x)
+
+    def code(x):
+        return np.sin(A @ x)
+
     expected = torch.func.jacrev(lambda x: torch.sin(T @ x))(x)
     for rule in (
         {"vjp": lambda u, x: (u * np.cos(A @ x)) @ A},
@@ -216,6 +228,8 @@ def test_errors():
         numpy_function(np.sin, vjp=np.sin, rules="jax")
     with pytest.raises(InputError, match=r"derivatives: expected elementwise=True"):
         numpy_function(np.sin, derivatives=[np.cos])
+    with pytest.raises(InputError, match=r"difference_order: expected none with a vjp or jvp"):
+        numpy_function(np.sin, vjp=np.cos, difference_order=1)
     with pytest.raises(InputError, match=r"expected neither with elementwise=True"):
         numpy_function(np.sin, vjp=np.cos, elementwise=True)
     with pytest.raises(InputError, match=r"difference_order: expected an int of at least 0, got -1"):

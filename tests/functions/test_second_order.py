@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from functions.held import Meter
 
 import hodiff
 from hodiff.errors import InputError
@@ -30,7 +31,10 @@ def test_gradients_of_what_f_closes_over():
     w = torch.randn(3, dtype=D, requires_grad=True)
     x = torch.randn(3, dtype=D, requires_grad=True)
     v = torch.randn(3, dtype=D, requires_grad=True)
-    f = lambda x, c: (torch.sin(x * w).sum() * x.exp()).sum() * c
+
+    def f(x, c):
+        return (torch.sin(x * w).sum() * x.exp()).sum() * c
+
     results = []
     for product in (hvp_function(f), lambda x, v, c: hodiff.hvp(f, x, v, c)):
         first = torch.autograd.grad(product(x, v, 2.0).square().sum(), [x, v, w], create_graph=True)
@@ -41,7 +45,9 @@ def test_gradients_of_what_f_closes_over():
 
 
 def test_pytrees():
-    f = lambda p: (p["a"] ** 3).sum() * p["b"]
+    def f(p):
+        return (p["a"] ** 3).sum() * p["b"]
+
     p = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
     v = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor(1.0)}
     got, expected = hvp_function(f)(p, v), hodiff.hvp(f, p, v)
@@ -53,7 +59,26 @@ def test_pytrees():
 def test_one_node():
     x = torch.randn(3, requires_grad=True)
     y = hvp_function(lambda x: x.exp().sum())(x, torch.ones(3))
-    assert [node for node, _ in y.grad_fn.next_functions if node is not None][0].variable is x
+    assert next(node for node, _ in y.grad_fn.next_functions if node is not None).variable is x
+
+
+def test_memory_at_first_and_second_order():
+    n = 1000
+    x, v = torch.randn(n, dtype=D, requires_grad=True), torch.randn(n, dtype=D, requires_grad=True)
+
+    def f(x):
+        return torch.sin(x.exp() * x.cos()).sum() ** 2
+
+    with Meter() as meter:
+        y = hvp_function(f)(x, v)
+        forward = meter.held()
+        u = torch.randn_like(y).requires_grad_()
+        gradients = torch.autograd.grad(y, [x, v], u, create_graph=True)
+        assert (forward, meter.held()) == (x.nbytes + v.nbytes, x.nbytes + v.nbytes + u.nbytes)
+        assert len(gradients) == 2
+        z = hodiff.hvp(f, x, v)
+        assert meter.held() > 10 * x.nbytes
+        assert z.shape == y.shape
 
 
 def test_compiled():

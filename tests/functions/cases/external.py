@@ -12,7 +12,6 @@ bessel = numpy_function(
     scipy.special.j0,
     elementwise=True,
     derivatives=[lambda x, k=k: scipy.special.jvp(0, x, k) for k in (1, 2, 3, 4)],
-    difference_order=0,
 )
 
 

@@ -20,7 +20,6 @@ CASES = [
         inputs=lambda dtype, g: (normal((2,), dtype, g), normal((2,), dtype, g)),
         formula=r"\nabla^2 f(x)\,v",
         reference=lambda x, v: hodiff.hvp(energy, x, v),
-        saved_bytes=lambda x, v: x.nbytes + v.nbytes,
         saved="inputs",
         order=2,  # the fourth derivative of f; the tests of the family go on
         compile=False,  # compiled, it is hodiff.hvp itself

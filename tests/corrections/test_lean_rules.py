@@ -1,0 +1,113 @@
+"""Lean rules give torch's values, dtypes and derivatives, and leave alone what they do not cover."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hodiff
+from hodiff.corrections import Corrections, table
+
+
+def nodes(tensor):
+    """Names of all nodes of a graph."""
+    found, queue = set(), [tensor.grad_fn]
+    while queue:
+        node = queue.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            queue += [parent for parent, _ in node.next_functions]
+    return {node.name() for node in found}
+
+
+X = torch.tensor([[-1.0, 0.0, 2.0, float("nan")], [3.0, -0.0, float("inf"), -float("inf")]])
+CALLS = {
+    "relu": (lambda x: F.relu(x), X),
+    "torch.relu": (lambda x: torch.relu(x), X),
+    "method": (lambda x: x.relu(), X),
+    "half": (lambda x: F.relu(x), X.half()),
+    "conv1d": (lambda x: F.conv1d(x, torch.ones(2, 1, 3), torch.ones(2), padding=1), torch.randn(2, 1, 5)),
+    "conv2d": (lambda x: F.conv2d(x, torch.ones(2, 3, 3, 3), padding="same"), torch.randn(2, 3, 5, 5)),
+    "unbatched conv2d": (lambda x: F.conv2d(x, torch.ones(2, 3, 3, 3), stride=2), torch.randn(3, 5, 5)),
+    "cross_entropy": (lambda x: F.cross_entropy(x, torch.tensor([1, 0, 3])), torch.randn(3, 4)),
+    "ignored": (lambda x: F.cross_entropy(x, torch.tensor([1, -100, 3])), torch.randn(3, 4)),
+    "summed": (lambda x: F.cross_entropy(x, torch.tensor([1, 0, 3]), reduction="sum"), torch.randn(3, 4)),
+    "weighted": (lambda x: F.cross_entropy(x, torch.tensor([1, 0]), weight=torch.rand(4)), torch.randn(2, 4)),
+    "probabilities": (lambda x: F.cross_entropy(x, torch.full((2, 4), 0.25)), torch.randn(2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_values_and_dtypes_are_torchs(name):
+    function, x = CALLS[name]
+    torch.manual_seed(0)
+    expected = function(x)
+    torch.manual_seed(0)
+    with Corrections():
+        got = function(x.clone().requires_grad_())
+    assert got.dtype == expected.dtype
+    torch.testing.assert_close(got.detach(), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["relu", "conv1d", "conv2d", "unbatched conv2d", "cross_entropy", "ignored", "summed"])
+def test_products_are_torchs(name):
+    function, x = CALLS[name]
+    x = torch.where(x.isfinite(), x, 0.5).double()
+
+    def loss(x):
+        return function(x.float()).double().square().sum() + (x**3).sum()
+
+    v = torch.ones_like(x)
+    ours = hodiff.hvp(loss, x, v)
+    torchs = torch.func.vjp(torch.func.grad(loss), x)[1](v)[0]
+    torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-5)
+
+
+def test_errors_are_torchs():
+    def message(mode):
+        with pytest.raises((RuntimeError, ValueError, IndexError)) as error, mode:
+            F.cross_entropy(torch.randn(2, 3, requires_grad=True), torch.tensor([0, 1, 2]))
+        return str(error.value)
+
+    assert "match" in message(nullcontext())
+    assert message(Corrections())
+
+
+def test_reaches_modules_and_ends_with_the_context():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    x, target = torch.randn(2, 1, 4, 4), torch.tensor([0, 2])
+    with Corrections():
+        inside = nodes(F.cross_entropy(model(x), target))
+    outside = nodes(F.cross_entropy(model(x), target))
+    assert {"ConvolutionBackward", "CrossEntropyBackward", "ThresholdBackwardBackward0"} <= inside
+    assert {"ConvolutionBackward0", "NllLossBackward0", "ReluBackward0"} <= outside
+
+
+def test_in_place_relu_stays_in_place():
+    x = torch.tensor([-1.0, 1.0])
+    with Corrections():
+        assert F.relu(x, inplace=True) is x
+    assert x.tolist() == [0.0, 1.0]
+
+
+def test_no_product_computes_the_gradient_of_constant_images():
+    """One gradient by the input fewer than torch takes: the data's."""
+    images, targets = torch.randn(4, 1, 6, 6), torch.tensor([0, 1, 2, 0])
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3))
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters):
+        return F.cross_entropy(torch.func.functional_call(model, parameters, (images,)), targets)
+
+    with torch.profiler.profile() as profile:
+        hodiff.hvp(loss, parameters, parameters)
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["aten::convolution_backward"] == 2  # by the weight: of the gradient, and of its pullback
+
+
+def test_the_table_names_each_function_once():
+    names = [name for name, _ in table()]
+    assert names == sorted(set(names))
+    assert "torch.nn.functional.cross_entropy" in names
