@@ -111,6 +111,12 @@ def _for_graph(function: CustomRule) -> Callable[..., Any]:
     """The call as one node of a compiled graph, through which torch differentiates by the rule as in eager code.
 
     Torch ignores a Function's jvp, or refuses it, where it traces into it; so it must not.
+
+    Args:
+        function: The function with a rule.
+
+    Returns:
+        The function of positional arguments, keyword arguments and the keys of what is neither.
     """
 
     def call(arguments: list[Any], keywords: dict[str, Any], keys: list[int]) -> Any:
@@ -125,7 +131,9 @@ def _for_graph(function: CustomRule) -> Callable[..., Any]:
     return torch._dynamo.nonstrict_trace(call)
 
 
-# What a graph cannot hold, by the number that it holds instead.
+# What a graph can hold as an argument of a node, alone or in containers.
+_HELD = (Tensor, bool, int, float, complex, str, tuple, list, dict)
+# What it cannot hold, by the number that it holds instead.
 _OPAQUE: dict[int, Any] = {}
 
 
@@ -133,17 +141,17 @@ _OPAQUE: dict[int, Any] = {}
 def _key(value: Any) -> int:
     if getattr(value, "__closure__", None):
         raise InputError(
-            f"{value.__name__}: expected a function that closes over nothing under torch.compile, which would keep using "
-            "the values of now; pass them as arguments, or define the function at the top of a module."
+            f"{value.__name__}: expected a function that closes over nothing under torch.compile, which would keep "
+            "using the values of now; pass them as arguments, or define the function at the top of a module."
         )
     _OPAQUE[id(value)] = value
     return id(value)
 
 
 def _portable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], list[int]]:
-    """Arguments with zeros in place of functions and None, and the keys of those."""
+    """Arguments with zeros in place of what a graph cannot hold, and the keys of that."""
     values = [*args, *kwargs.values()]
-    opaque = [each is None or callable(each) for each in values]
+    opaque = [not isinstance(each, _HELD) for each in values]
     # The sum is a number of the graph's own; torch cannot guard on the result of a function taken for constant.
     keys = [_key(each) + 0 if hidden else 0 for each, hidden in zip(values, opaque, strict=True)]
     shown = [0 if hidden else each for each, hidden in zip(values, opaque, strict=True)]

@@ -32,9 +32,9 @@ def tracked(leaves: Sequence[Tensor]) -> bool:
             return True
         # Batching alone differentiates nothing, and a rule under vmap that calls its own function must come to an end.
         leaves = [_below_batches(each) for each in leaves]
-    if torch.is_grad_enabled() and any([each.requires_grad for each in leaves]):
+    if torch.is_grad_enabled() and any(each.requires_grad for each in leaves):
         return True
-    return forward_ad._current_level >= 0 and any([_has_tangent(each) for each in leaves])
+    return forward_ad._current_level >= 0 and any(_has_tangent(each) for each in leaves)
 
 
 def recorded(name: str, f: Callable[..., Any], arguments: Sequence[Any]) -> Any:
@@ -180,7 +180,7 @@ def _below_batches(tensor: Tensor) -> Tensor:
 def _wrapped(tensor: Tensor) -> bool:
     return (
         levels.is_gradtrackingtensor(tensor) or levels.is_batchedtensor(tensor)
-    ) and not levels.is_dead_tensor_wrapper(tensor)
+    ) and not levels.is_dead_tensor_wrapper(tensor)  # type: ignore[attr-defined]
 
 
 def _has_tangent(tensor: Tensor) -> bool:

@@ -182,8 +182,8 @@ def custom_jvp(f: Callable[..., Any] | None = None, *, nondiff_argnums: int | Se
             functions, strings, settings.
 
     Returns:
-        The function, with `defjvp(rule)` for `rule(primals, tangents) -> (primal_out, tangent_out)`, or `defjvps` for one
-        rule an argument, and `check_rule(*args)`. Tangents have the structure of the arguments; those of integer
+        The function, with `defjvp(rule)` for `rule(primals, tangents) -> (primal_out, tangent_out)`, or `defjvps` for
+        one rule an argument, and `check_rule(*args)`. Tangents have the structure of the arguments; those of integer
         tensors and of constants other than numbers are None. A rule may return None for a tangent that is zero.
         Without arguments of its own, this is the decorator; with `nondiff_argnums`, it returns one.
 

@@ -181,9 +181,9 @@ def custom_vjp(f: Callable[..., Any] | None = None, *, nondiff_argnums: int | Se
 
     Returns:
         The function, with `defvjp(forward, backward)` for `forward(*args) -> (output, residuals)` and
-        `backward(residuals, cotangent) -> cotangents`, and `check_rule(*args)`. Cotangents are a tuple with an entry for
-        each differentiated argument, where None, also in place of any part of a pytree, is zero. Without arguments of
-        its own, this is the decorator; with `nondiff_argnums`, it returns one.
+        `backward(residuals, cotangent) -> cotangents`, and `check_rule(*args)`. Cotangents are a tuple with an entry
+        for each differentiated argument, where None, also in place of any part of a pytree, is zero. Without
+        arguments of its own, this is the decorator; with `nondiff_argnums`, it returns one.
 
     Raises:
         InputError: If the function has keyword-only parameters, has no rule when called, closes over a tensor with a

@@ -29,9 +29,9 @@ def elementwise(
     $$ y = f(x_1, \dots, x_m), \qquad \dot y = \sum_i \partial_i f \, \dot x_i, \qquad
        \bar x_i = \sum_\text{broadcast} \partial_i f \, \bar y $$
 
-    Derivatives of every order, by every route, are those of `derivative`. It takes the inputs, and after them the output
-    if it has one parameter more. What it takes is what a forward pass keeps: a parameter whose name begins with an
-    underscore is not kept and comes as None, so that `lambda _x, y: 1 - y * y` keeps the output alone.
+    Derivatives of every order, by every route, are those of `derivative`. It takes the inputs, and after them the
+    output if it has one parameter more. What it takes is what a forward pass keeps: a parameter whose name begins with
+    an underscore is not kept and comes as None, so that `lambda _x, y: 1 - y * y` keeps the output alone.
 
     Args:
         f: The formula: as many tensors or numbers in as it has required parameters, a tensor out.
@@ -40,8 +40,8 @@ def elementwise(
         name: What messages and autograd graphs call the function; the name of `f` unless given.
 
     Returns:
-        The function, of tensors and numbers whose shapes broadcast; numbers get no gradient. Its attribute `Function` is
-        the `torch.autograd.Function` behind it.
+        The function, of tensors and numbers whose shapes broadcast; numbers get no gradient. Its attribute `Function`
+        is the `torch.autograd.Function` behind it.
 
     Raises:
         InputError: If the derivative does not fit the function, or an argument is no floating-point tensor or number.
@@ -51,7 +51,7 @@ def elementwise(
         >>> from hodiff.authoring import elementwise
         >>> tanh = elementwise(torch.tanh, derivative=lambda _x, y: 1 - y * y)
         >>> torch.func.grad(torch.func.grad(tanh))(torch.tensor(0.0))
-        tensor(-0.)
+        tensor(0.)
         >>> power = elementwise(
         ...     lambda x, n: x**n,
         ...     derivative=(lambda x, n: n * x ** (n - 1), lambda x, n, y: y * x.log()),
@@ -71,7 +71,7 @@ def elementwise(
         return Function.apply(*inputs)
 
     # As in hodiff.authoring.function: Function.apply binds the signature anew at each call.
-    plain = super(torch.autograd.Function, Function).apply
+    plain = super(torch.autograd.Function, Function).apply  # type: ignore[misc]
     in_graph = torch._dynamo.nonstrict_trace(run)
     named = [(each, i) for i, each in enumerate(partials.inputs)]
 
@@ -134,8 +134,8 @@ class _Partials:
             parameters = parameter_names(rule)
             if len(parameters) not in {self.count, self.count + 1}:
                 raise InputError(
-                    f"elementwise: derivative: expected a function of the {self.count} input{'s' * (self.count > 1)} of "
-                    f"{title}, or of those and the output, got one of {len(parameters)} parameters."
+                    f"elementwise: derivative: expected a function of the {self.count} input{'s' * (self.count > 1)} "
+                    f"of {title}, or of those and the output, got one of {len(parameters)} parameters."
                 )
             self.takes_output.append(len(parameters) > self.count)
             for i, parameter in enumerate(parameters):

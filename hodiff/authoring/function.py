@@ -124,6 +124,7 @@ class CustomFunction(Function):
 
     @staticmethod
     def forward(call: Call, *leaves: Any) -> tuple[Tensor, ...]:
+        """Run the call on constants."""
         constants = tuple([each.detach() for each in leaves])
         results = call.forward(constants) if not call.transformed else watched(call.name, call.forward, constants)
         count = len(call.like)
@@ -134,6 +135,7 @@ class CustomFunction(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Save the leaves, and the residuals that the call names."""
         call, *leaves = inputs
         ctx.call = call
         ctx.save_for_backward(*leaves, *[output[i] for i in call.kept])
@@ -146,20 +148,22 @@ class CustomFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
+        """Pull back; from saved residuals only where nothing outside could differentiate them."""
         call, needed = ctx.call, ctx.needs_input_grad[1:]
-        if all([each is None for each in cotangents]):
+        if all(each is None for each in cotangents):
             return (None,) * (len(needed) + 1)
         # A pullback that is used after its transform has ended meets wrappers that no further transform accepts.
-        cotangents = [_alive(each) for each in cotangents[: len(call.like)]]
+        seeds = [_alive(each) for each in cotangents[: len(call.like)]]
         saved, count = [_alive(each) for each in ctx.saved_tensors], len(needed)
         if differentiated_outside():
-            return (None, *call.pullback(saved[:count], None, needed, cotangents))
+            return (None, *call.pullback(saved[:count], None, needed, seeds))
         leaves = [each.detach() for each in saved[:count]]
-        return (None, *call.pullback(leaves, saved[count:], needed, cotangents))
+        return (None, *call.pullback(leaves, saved[count:], needed, seeds))
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, _: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        """Push forward."""
         call, leaves = ctx.call, ctx.saved_tensors
         found = call.pushforward(leaves, tangents)
         # Torch takes None for the tangent of what cannot have one, and for nothing else.
@@ -173,6 +177,7 @@ class CustomFunction(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], call: Call, *leaves: Any) -> tuple[Any, int]:
+        """Make one call of the batch, with the batch of the outputs in front."""
         return CustomFunction.apply(Batched(call, in_dims[1:], info.randomness), *leaves), 0
 
 
@@ -253,7 +258,7 @@ class Batched(Call):
 
 
 def _alive(tensor: Tensor | None) -> Any:
-    while tensor is not None and levels.is_dead_tensor_wrapper(tensor):
+    while tensor is not None and levels.is_dead_tensor_wrapper(tensor):  # type: ignore[attr-defined]
         tensor = levels.unwrap_if_dead(tensor)
     return tensor
 

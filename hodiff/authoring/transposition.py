@@ -65,7 +65,7 @@ def _transpose_by_transform(
         return tuple(output for output, _ in pairs)
 
     zeros = [torch.zeros_like(x) for x in inputs]
-    outputs, pullback = torch.func.vjp(dense, *zeros)
+    outputs, pullback = torch.func.vjp(dense, *zeros)[:2]
     return list(pullback(tuple(seeds))) if outputs else [None] * len(inputs)
 
 

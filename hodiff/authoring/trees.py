@@ -60,7 +60,7 @@ class Layout:
 
 def plain_tensors(values: Sequence[Any]) -> bool:
     """Whether these are nothing but tensors of torch's own types, whose structure is then trivial."""
-    return all([type(each) in _PLAIN for each in values])
+    return all(type(each) in _PLAIN for each in values)
 
 
 def flatten(tree: Any) -> tuple[list[Tensor], Layout]:

@@ -37,7 +37,9 @@ from hodiff.functions.convolution_maps import Geometry as Geometry
 from hodiff.functions.cross_entropy import CrossEntropy as CrossEntropy
 from hodiff.functions.cross_entropy import CrossEntropyGradient as CrossEntropyGradient
 from hodiff.functions.elementwise import ElementwiseFunction as ElementwiseFunction
+from hodiff.functions.external import NumpyFunction as NumpyFunction
 from hodiff.functions.external import numpy_function as numpy_function
+from hodiff.functions.external_nodes import External as External
 from hodiff.functions.gradient_control import LogGradient as LogGradient
 from hodiff.functions.gradient_control import ScaleGradient as ScaleGradient
 from hodiff.functions.gradient_control import gradient_hook as gradient_hook

@@ -1,8 +1,8 @@
 r"""Scaled dot-product attention whose memory is linear in the sequence length, with derivatives of every order.
 
-Everything runs over blocks of query rows and holds the weights of one block at a time; backward, forward mode and their
-derivatives compute them again. Because the Hessian of $\langle G, O \rangle$ is symmetric, one formula, the tangent of the
-gradient, serves both derivatives of the gradient.
+Everything runs over blocks of query rows and holds the weights of one block at a time; backward, forward mode and
+their derivatives compute them again. Because the Hessian of $\langle G, O \rangle$ is symmetric, one formula, the
+tangent of the gradient, serves both derivatives of the gradient.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class AttentionGradient(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        r"""With the cotangents as tangents of attention: $\dot O$ by the cotangent, the tangent of the gradient by q, k, v."""
+        r"""Take the cotangents for tangents: $\dot O$ by the cotangent, the gradient's tangent by the inputs."""
         *tensors, cotangent = ctx.saved_tensors
         if all(each is None for each in cotangents):
             return (None,) * 8
@@ -143,15 +143,15 @@ def attention(
     r"""Scaled dot-product attention, $O = \operatorname{softmax}(s\, Q K^\top + M)\, V$.
 
     Memory is linear in L and in S at every order: q, k, v and the mask are saved, and the weights are computed again by
-    blocks of rows. (`torch.compile` stores what its own planner chooses, above the first order that of the whole.) A row
-    that sees no key gives zero, and has zero derivatives. 16-bit inputs are computed in float32.
+    blocks of rows; `torch.compile` plans its own memory instead, which is quadratic above the first order. A row that
+    sees no key gives zero, and has zero derivatives. 16-bit inputs are computed in float32.
 
     Args:
         q: Floating-point tensor (..., L, E).
         k: Tensor (..., S, E); batch dimensions broadcast.
         v: Tensor (..., S, F).
-        mask: Tensor that broadcasts with (..., L, S): boolean, True where a query sees a key, or floating-point, added to
-            the scores (-inf hides a key) and differentiated.
+        mask: Tensor that broadcasts with (..., L, S): boolean, True where a query sees a key, or floating-point, added
+            to the scores (-inf hides a key) and differentiated.
         scale: Factor s of the scores, $1 / \sqrt{E}$ by default.
         is_causal: Whether query i sees keys 0 to i only, on top of the mask.
         dropout_p: Probability that a weight is dropped; the others are divided by 1 - p.
@@ -174,8 +174,8 @@ def attention(
         tensor([[1.],
                 [2.]])
 
-    Source: A. Vaswani et al., "Attention is all you need", 2017, equation 1; M. N. Rabe & C. Staats, "Self-attention does
-    not need O(n²) memory", 2021, for the blocks.
+    Source: A. Vaswani et al., "Attention is all you need", 2017, equation 1; M. N. Rabe & C. Staats, "Self-attention
+    does not need O(n²) memory", 2021, for the blocks.
     """
     _require_inputs(q, k, v, mask)
     _require_options(scale, dropout_p, generator)
@@ -185,7 +185,8 @@ def attention(
     _require_batches(q, k, v, mask)
     # Equal ranks, so that a batch of vmap in front of all of them still broadcasts.
     rank = max(each.dim() for each in (q, k, v, mask) if each is not None)
-    q, k, v, mask = (None if each is None else each[(None,) * (rank - each.dim())] for each in (q, k, v, mask))
+    aligned: Any = (None if each is None else each[(None,) * (rank - each.dim())] for each in (q, k, v, mask))
+    q, k, v, mask = aligned
     weights = (q, k) if mask is None else (q, k, mask)
     batch = tuple(torch.broadcast_shapes(*(each.shape[:-2] for each in weights)))
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
@@ -247,8 +248,8 @@ def _grouped_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tupl
     """(..., H, L, E) as (..., H_k, H / H_k, L, E), against one head of keys each."""
     if min(q.dim(), k.dim(), v.dim()) < 3 or k.shape[-3] != v.shape[-3] or q.shape[-3] % max(k.shape[-3], 1):
         raise InputError(
-            "attention: enable_gqa: expected (..., heads, length, size) with equal heads of k and v that divide those of "
-            f"q, got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}."
+            "attention: enable_gqa: expected (..., heads, length, size) with equal heads of k and v that divide "
+            f"those of q, got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}."
         )
     heads, shared = q.shape[-3], k.shape[-3]
     q = q.reshape(*q.shape[:-3], shared, heads // shared, *q.shape[-2:])
@@ -277,7 +278,8 @@ def _require_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> None:
     sizes = (q.shape[-2], k.shape[-2])
     if mask.dim() < 2 or any(m not in {1, n} for m, n in zip(mask.shape[-2:], sizes, strict=True)):
         raise InputError(
-            f"attention: mask: expected (..., L, S) with L {sizes[0]} or 1 and S {sizes[1]} or 1, got {tuple(mask.shape)}."
+            f"attention: mask: expected (..., L, S) with L {sizes[0]} or 1 and S {sizes[1]} or 1, "
+            f"got {tuple(mask.shape)}."
         )
 
 

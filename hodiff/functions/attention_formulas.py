@@ -1,13 +1,14 @@
-r"""Attention of a block of query rows, $O = P V$ with $P = \operatorname{softmax}(s Q K^\top + M)$, and two derivatives.
+r"""Attention of a block of query rows, and its derivatives.
 
-With tangents dotted, $\delta(t)$ the row sums of $P \circ t$, and $G$ the cotangent of $O$:
+$O = P V$ with $P = \operatorname{softmax}(s Q K^\top + M)$. With tangents dotted,
+$\delta(t)$ the row sums of $P \circ t$, and $G$ the cotangent of $O$:
 
 $$ \dot S = s (\dot Q K^\top + Q \dot K^\top) + \dot M, \quad \dot P = P \circ (\dot S - \delta(\dot S)), \quad
    \bar P = G V^\top, \quad \bar S = P \circ (\bar P - \delta(\bar P)), $$
 
-$\dot O = \dot P V + P \dot V$; $(\bar Q, \bar K, \bar V, \bar M) = (s \bar S K, s \bar S^\top Q, P^\top G, \bar S)$; and the tangent
-of this gradient by the product rule. Dropout multiplies $P$ by a constant where it meets $V$ or $G$. Each formula recomputes $P$:
-a row of it is complete, so that no running maximum is needed.
+$\dot O = \dot P V + P \dot V$; $(\bar Q, \bar K, \bar V, \bar M) = (s \bar S K, s \bar S^\top Q, P^\top G, \bar S)$;
+and the tangent of this gradient by the product rule. Dropout multiplies $P$ by a constant where it meets $V$ or $G$.
+Each formula recomputes $P$: a row of it is complete, so that no running maximum is needed.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 
 # Numbers in a block: what a processor's caches hold, and what keeps a GPU busy.
 AUTO = {"cpu": 2**20, "cuda": 2**25}
@@ -30,19 +31,45 @@ def block_size(chunk_size: int | str | None, x: Tensor, dim: int) -> int | None:
     return max(1, chunk_size * x.shape[dim])
 
 
-def blocks(shape: torch.Size, dim: int, limit: int | None) -> Iterator[tuple[slice, ...]]:
-    """Slices of the leading dimensions that cut a shape, in front of `dim` only.
+def allows_in_place(*tensors: Tensor | None) -> bool:
+    """Whether `forward` may change in place what it computes from the tensors.
+
+    Not under `torch.compile`, which differentiates through it; not with the zeros without memory that forward mode
+    hands over; and not with `is_grads_batched=True`, which batches what it sees without asking for a rule.
 
     Args:
-        shape: The shape.
+        *tensors: The inputs; None is passed over.
+
+    Returns:
+        Whether it may.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return not any(
+        each is not None and (each._is_zerotensor() or is_legacy_batchedtensor(each)) for each in tensors
+    )
+
+
+def blocks(dim: int, limit: int | None, x: Tensor, *others: Tensor) -> list[tuple[slice, ...]]:
+    """Slices of the leading dimensions that cut a tensor, in front of `dim` only.
+
+    Args:
         dim: Negative; this dimension and those behind it stay whole.
         limit: Largest number of elements in a block; a block with nothing left to cut may be larger.
+        x: The tensor to cut.
+        *others: The other inputs.
 
-    Yields:
-        The slices, the empty tuple for everything.
+    Returns:
+        The slices of each block; one empty tuple for everything.
     """
+    if limit is None or x.numel() <= limit or not allows_in_place(x, *others):
+        return [()]
+    return list(_cuts(x.shape, dim, limit))
+
+
+def _cuts(shape: torch.Size, dim: int, limit: int) -> Iterator[tuple[slice, ...]]:
     size = math.prod(shape)
-    if limit is None or size <= limit or len(shape) + dim == 0 or torch.compiler.is_compiling():
+    if size <= limit or len(shape) + dim == 0:
         yield ()
         return
     step = max(1, limit * shape[0] // size)
@@ -51,7 +78,7 @@ def blocks(shape: torch.Size, dim: int, limit: int | None) -> Iterator[tuple[sli
         if step > 1:
             yield (piece,)
         else:
-            for inner in blocks(shape[1:], dim, limit):
+            for inner in _cuts(shape[1:], dim, limit):
                 yield (piece, *inner)
 
 

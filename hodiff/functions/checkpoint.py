@@ -13,7 +13,8 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from hodiff.errors import InputError
-from hodiff.functions.closed_over import ClosedOver, RefuseForeign
+from hodiff.functions.closed_over import ClosedOver
+from hodiff.functions.hidden_tensors import RefuseForeign
 from hodiff.functions.programs import Checkpoint, Program
 from hodiff.functions.surroundings import Surroundings
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hodiff.functions.blocks import block_of, blocks, broadcast_shape
+from hodiff.functions.blocks import allows_in_place, block_of, blocks, broadcast_shape
 from hodiff.functions.elementwise import batch_in_front
 from hodiff.functions.logsumexp import LogSumExpProduct
 from hodiff.functions.nesting import nestable_jvp
-from hodiff.functions.softmax import Softmax, materialized
+from hodiff.functions.softmax import Softmax
 
 
 class CrossEntropy(Function):
@@ -29,7 +29,7 @@ class CrossEntropy(Function):
     @staticmethod
     def forward(x: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int, limit: int | None) -> Tensor:
         """Compute $ℓ$ from log-probabilities that exist for one block at a time."""
-        cuts = list(blocks(x.shape, dim, limit))
+        cuts = blocks(dim, limit, x, target)
         if len(cuts) == 1:
             return _losses(x, target, ignore, smoothing, dim)
         y = x.new_empty(_without(dim, broadcast_shape(x.shape, target.shape)))
@@ -85,8 +85,7 @@ class CrossEntropyGradient(Function):
         x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: float, dim: int, limit: int | None
     ) -> Tensor:
         """Compute it, with nothing of its size but the result."""
-        g = materialized(g)
-        cuts = list(blocks(x.shape, dim, limit))
+        cuts = blocks(dim, limit, x, target, g)
         if len(cuts) == 1:
             return _gradient(x, target, g, ignore, smoothing, dim)
         y = x.new_empty(broadcast_shape(x.shape, target.shape, g.shape))
@@ -179,7 +178,7 @@ def _gradient(x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: floa
     index = class_of(target, ignore).expand(_without(dim, shape))
     hit = torch.full((), smoothing - 1, dtype=x.dtype, device=x.device).expand(index.shape)
     y = torch.softmax(x, dim)
-    if torch.compiler.is_compiling() or list(x.shape) != shape:
+    if list(x.shape) != shape or not allows_in_place(x, target, g):
         y = y - smoothing / x.shape[dim] if smoothing else y
         return y.expand(shape).scatter_add(dim, index, hit) * g
     # In place, on a tensor that nobody else has: only the product with a batch of g needs another.

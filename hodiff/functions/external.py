@@ -18,8 +18,8 @@ from hodiff.functions.external_nodes import (
     ElementwiseNode,
     External,
     Node,
-    RuleNode,
 )
+from hodiff.functions.external_rules import RuleNode
 
 
 def numpy_function(

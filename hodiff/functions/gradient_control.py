@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
 from hodiff.errors import InputError
 from hodiff.functions.arguments import require_floating, require_number_or_floating
@@ -50,14 +50,14 @@ def stop_gradient(x: Tensor) -> Tensor:
 
 
 class ScaleGradient(Function):
-    """The Function behind `scale_gradient` and `reverse_gradient`. Saves the factor; copies in forward mode alone."""
+    """The Function behind `scale_gradient` and `reverse_gradient`. Saves the factor."""
 
     @staticmethod
     def forward(x: Tensor, factor: Any) -> Tensor:
-        """Return x, or under the compiler, which ignores jvp, the same with derivative `factor` by primitives."""
+        """Copy x, or under the compiler, which ignores jvp, the same with derivative `factor` by primitives."""
         if not torch.compiler.is_compiling():
-            # Torch wants the tangent of a view to be a view of the tangent, which a multiple is not.
-            return x.clone() if forward_ad._current_level >= 0 else x.view_as(x)
+            # A view could not be changed in place, and torch wants the tangent of one to be a view of the tangent.
+            return x.clone()
         # x - x is an exact zero with a derivative.
         constant = x.detach()
         return torch.where(constant.isfinite(), constant + factor * (x - constant), constant)
@@ -107,7 +107,7 @@ def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
             gradient.
 
     Returns:
-        The same numbers, sharing their memory (but in forward mode); such a view cannot be changed in place.
+        A copy of `x`.
 
     Raises:
         InputError: If an argument is not what it should be.
@@ -131,7 +131,7 @@ def reverse_gradient(x: Tensor, strength: Tensor | float = 1.0) -> Tensor:
             no gradient.
 
     Returns:
-        The same numbers, sharing their memory.
+        A copy of `x`.
 
     Raises:
         InputError: If an argument is not what it should be.
@@ -157,13 +157,13 @@ def _scaled(function: str, name: str, x: Tensor, factor: Any, sign: int) -> Tens
 
 
 class LogGradient(Function):
-    """The Function behind `log_gradient`. Saves nothing and copies nothing."""
+    """The Function behind `log_gradient`. Saves nothing."""
 
     @staticmethod
     def forward(x: Tensor, record: Callable[[Tensor], Any]) -> Tensor:
-        """Return x."""
+        """Copy x."""
         del record
-        return x.view_as(x)
+        return x.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -182,7 +182,7 @@ class LogGradient(Function):
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         """Hand on the tangent."""
         del ctx
-        return tangent.view_as(tangent)
+        return tangent
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, record: Any) -> tuple[Tensor, int]:
@@ -197,7 +197,7 @@ class _Shown(Function):
     @staticmethod
     def forward(x: Tensor, record: Callable[[Tensor], Any]) -> Tensor:
         record(x.clone())
-        return x.view_as(x)
+        return x.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -212,7 +212,7 @@ class _Shown(Function):
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         del ctx
-        return tangent.view_as(tangent)
+        return tangent
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, record: Any) -> tuple[Tensor, int]:
@@ -220,10 +220,12 @@ class _Shown(Function):
         return _Shown.apply(x.movedim(in_dims[0], 0), record), 0
 
 
+@torch.compiler.disable
 def log_gradient(x: Tensor, record: Callable[[Tensor], Any] | None = None, *, name: str = "gradient") -> Tensor:
     r"""The identity, in every route; a gradient that comes back is shown to `record` and passed on unchanged.
 
-    It is called once in each reverse pass through `x`, the second one too, and never in forward mode.
+    It is called once in each reverse pass through `x`, the second one too, and never in forward mode. A compiled
+    function calls it uncompiled, which fullgraph=True forbids.
 
     Args:
         x: Floating-point tensor of any shape.
@@ -233,7 +235,7 @@ def log_gradient(x: Tensor, record: Callable[[Tensor], Any] | None = None, *, na
         name: What the logger calls the gradient.
 
     Returns:
-        The same numbers, sharing their memory.
+        A copy of `x`.
 
     Raises:
         InputError: If an argument is not what it should be.

@@ -116,7 +116,7 @@ class LogSumExpProduct(Function):
     @staticmethod
     def forward(x: Tensor, scale: Tensor, v: Tensor, dim: int, bounded: bool, limit: int | None) -> Tensor:
         """Compute the product; probabilities exist for one block of x at a time."""
-        cuts = list(blocks(x.shape, dim, limit))
+        cuts = blocks(dim, limit, x, scale, v)
         if len(cuts) == 1:
             return weighted_product(probabilities(x, dim, bounded), scale, v, dim)
         y = v.new_empty(broadcast_shape(x.shape, scale.shape, v.shape))

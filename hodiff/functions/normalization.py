@@ -24,7 +24,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    r"""Layer normalization, $y = (x - m) / \sqrt{v + \varepsilon} \cdot w + b$ with mean m and variance v of each sample.
+    r"""Layer normalization, $y = (x - m) / \sqrt{v + \varepsilon} \cdot w + b$ with statistics of each sample.
 
     Args:
         x: Floating-point tensor (..., *normalized_shape).
@@ -82,7 +82,7 @@ def rms_norm(
 def group_norm(
     x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    r"""Group normalization, $y = (x - m) / \sqrt{v + \varepsilon} \cdot w + b$ with statistics of each group of channels.
+    r"""Group normalization, $y = (x - m) / \sqrt{v + \varepsilon} \cdot w + b$ with statistics of channel groups.
 
     Args:
         x: Floating-point tensor (N, C, ...).
@@ -122,7 +122,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    r"""Instance normalization, $y = (x - m) / \sqrt{v + \varepsilon} \cdot w + b$ with statistics of each channel and sample.
+    r"""Instance normalization, $y = (x - m) / \sqrt{v + \varepsilon} \cdot w + b$, each channel and sample apart.
 
     Args:
         x: Floating-point tensor (N, C, ...).
@@ -172,8 +172,8 @@ def batch_norm(
 ) -> Tensor:
     r"""Batch normalization, $y = (x - m) / \sqrt{v + \varepsilon} \cdot w + b$ with statistics of each channel.
 
-    In training m and v are the input's, and are differentiated; the running statistics become
-    $(1 - \text{momentum}) \cdot \text{running} + \text{momentum} \cdot \text{new}$ in place, with the unbiased variance.
+    In training m and v are the input's, and are differentiated; in place, with the unbiased variance, the running
+    statistics become $(1 - \text{momentum}) \cdot \text{running} + \text{momentum} \cdot \text{new}$.
     In evaluation m and v are the running statistics, and a gradient by them flows if they require one.
 
     Args:

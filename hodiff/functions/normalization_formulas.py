@@ -1,6 +1,7 @@
-r"""Standardization $\hat x = (x - \bar x) / \sqrt{\operatorname{var} x + \varepsilon}$ and its derivatives in primitives.
+r"""Standardization and its derivatives in primitives.
 
-With the mean $m(\cdot)$ over the $K$ numbers that share statistics and $r = (\operatorname{var} x + \varepsilon)^{-1/2}$,
+$\hat x = r (x - m(x))$, with the mean $m(\cdot)$ over the numbers that share statistics and
+$r = (\operatorname{var} x + \varepsilon)^{-1/2}$. With
 
 $$ P t = t - m(t) - \hat x\, m(t \hat x), \qquad D t = r P t, $$
 
@@ -8,8 +9,8 @@ $D$ is the Jacobian of $\hat x$, and symmetric: it serves backward and jvp. The 
 
 $$ \partial_x \langle u, D p \rangle = -r^2 \left( \hat x\, m(u P p) + m(p \hat x) P u + m(u \hat x) P p \right), $$
 
-and all others follow from torch's primitives, of which these formulas are made. Without centering (RMS) $m(t)$ and
-$\bar x$ are left out.
+and all others follow from torch's primitives, of which these formulas are made. Without centering (RMS) $m(x)$ and
+$m(t)$ are left out.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def curvature(u: Tensor, p: Tensor, standardized: Tensor, r: Tensor, layout: Lay
     pu, pp = project(u, standardized, layout), project(p, standardized, layout)
     shift = standardized * mean(u * pp, layout)
     turn = mean(p * standardized, layout) * pu + mean(u * standardized, layout) * pp
-    return -(r * r) * (shift + turn)
+    return -(r * r) * turn
 
 
 def wide(t: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 r"""The Function behind every normalization, $y = \hat x w + b$, and its gradient as a second Function.
 
-Values and first gradients come from torch's fused kernels. Those need mean and $1 / \sqrt{\operatorname{var} + \varepsilon}$,
-which the forward kernel hands to the backward kernel as non-differentiable outputs: a cache of what the input
-determines. Derivatives never go through it: each rule below is a formula of input, weight and cotangent alone.
+Values and first gradients come from torch's fused kernels. Those need the mean and
+$1 / \sqrt{\operatorname{var} + \varepsilon}$; the forward kernel hands them to the backward kernel as non-differentiable
+outputs: a cache of what the input determines. Derivatives never go through it: each rule below is a formula of input,
+weight and cotangent alone.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Normalization(Function):
         x, weight = ctx.saved_tensors
         layout = ctx.layout
         standardized, r = formulas.standardize(x, layout)
-        tangent = None
+        tangent: Any = None
         if x_t is not None:
             d = merge(r * project(split(wide(x_t), layout), standardized, layout), layout)
             tangent = weighted(d, weight, layout)
@@ -95,7 +96,8 @@ class Normalization(Function):
             outputs = Normalization.apply(x.reshape(-1, *x.shape[2:]), weight, bias, layout)
             outputs = tuple(each.reshape(*x.shape[:2], *each.shape[1:]) for each in outputs)
         else:
-            outputs = (formulas.normalized(*_in_front(in_dims, x, weight, bias), layout),)
+            x, weight, bias = _in_front(in_dims, x, weight, bias)
+            outputs = (formulas.normalized(x, weight, bias, layout),)
         return outputs, (0,) * len(outputs)
 
 
@@ -128,14 +130,16 @@ class NormalizationGradient(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        r"""$\bar g = w D u + a \hat x + c$, $\bar x = \partial_x \langle u, D p \rangle + D (a g)$, $\bar w = \sum g D u$."""
+        r"""$w D u + a \hat x + c$ by g, $\partial_x \langle u, D p \rangle + D (a g)$ by x, $\sum g D u$ by w."""
         cotangent, x, weight = ctx.saved_tensors
         layout = ctx.layout
         u, a, c = _placed(cotangents, ctx.wanted)
         needs_g, needs_x, needs_weight = ctx.needs_input_grad[:3]
         g = wide(cotangent)
         standardized, r = formulas.standardize(x, layout)
-        by_g = by_x = by_weight = None
+        by_g: Any = None
+        by_x: Any = None
+        by_weight: Any = None
         if u is not None:
             u = split(wide(u), layout)
             if needs_g or needs_weight:
@@ -171,7 +175,7 @@ class NormalizationGradient(Function):
         x_t = None if x_t is None else split(wide(x_t), layout)
         tangents = []
         if wanted[0]:
-            by_x = None
+            by_x: Any = None
             if x_t is not None:
                 p = split(weighted(g, weight, layout), layout)
                 by_x = curvature(p, x_t, standardized, r, layout)

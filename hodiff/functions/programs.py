@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
-from hodiff.functions.closed_over import hidden_tensor, is_constant
+from hodiff.functions.closed_over import is_constant
+from hodiff.functions.hidden_tensors import hidden_tensor
 from hodiff.functions.legacy_batching import any_legacy_batched, with_batches, without_batches
 from hodiff.functions.nesting import nestable_jvp
 

@@ -114,9 +114,14 @@ def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     dims = _dims("logsumexp", x, dim)
     if x.dim() == 0:
         return LogSumExp.apply(x.reshape(1), -1).reshape(())
-    y = LogSumExp.apply(*_one_dimension(x, dims))
-    kept = [1 if k in dims else size for k, size in enumerate(x.shape)]
-    return y.reshape(kept if keepdim else [size for k, size in enumerate(x.shape) if k not in dims])
+    joined, at = _one_dimension(x, dims)
+    y = LogSumExp.apply(joined, at)
+    if keepdim and len(dims) == 1:
+        return y
+    y = y.squeeze(at)
+    for each in dims if keepdim else ():
+        y = y.unsqueeze(each)
+    return y
 
 
 def softmax(x: Tensor, dim: Dims) -> Tensor:
@@ -227,7 +232,7 @@ def amax(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     if any(x.shape[each] == 0 for each in dims):
         raise InputError(f"amax: x: expected elements along dimensions {dims}, got the shape {tuple(x.shape)}.")
     y = AMax.apply(x, tuple(each - x.dim() for each in dims))
-    return y if keepdim else y.reshape([size for k, size in enumerate(x.shape) if k not in dims])
+    return y if keepdim else y.squeeze(dims)
 
 
 def _dims(name: str, x: Any, dim: Any) -> tuple[int, ...]:

@@ -16,15 +16,15 @@ from hodiff.functions.projections import project_l2_ball
 
 
 class ClipGradient(Function):
-    """The Function behind `clip_gradient`. Saves the bounds and copies nothing."""
+    """The Function behind `clip_gradient`. Saves nothing but numbers."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, low: Any, high: Any, max_norm: Any, dims: frozenset[int]) -> Tensor:
-        """Return x."""
+        """Copy x."""
         del low, high, max_norm, dims
-        return x.view_as(x)
+        return x.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -53,6 +53,7 @@ class ClipGradient(Function):
         raise RouteError(_no_forward_mode("clip_gradient", "clipping a gradient is not linear in it"))
 
 
+@torch.compiler.disable
 def clip_gradient(
     x: Tensor,
     low: float | None = None,
@@ -68,7 +69,8 @@ def clip_gradient(
 
     No function has this derivative, as clipping is not linear, so only reverse mode makes sense of it. Each reverse
     pass through `x` is clipped, and the clipping itself is differentiated: of two nested ones, the second passes where
-    the first was not clipped and is clipped in turn. Every route with forward mode raises.
+    the first was not clipped and is clipped in turn. Every route with forward mode raises. A compiled function calls
+    it uncompiled, which fullgraph=True forbids.
 
     Args:
         x: Floating-point tensor of any shape.
@@ -78,7 +80,7 @@ def clip_gradient(
         dim: The dimensions that one norm spans; all if left out. Under `torch.func.vmap`, those of one example.
 
     Returns:
-        The same numbers, sharing their memory.
+        A copy of `x`.
 
     Raises:
         InputError: If an argument is not what it should be.
@@ -120,9 +122,9 @@ class NoiseGradient(Function):
 
     @staticmethod
     def forward(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
-        """Return x."""
+        """Copy x."""
         del std, generator
-        return x.view_as(x)
+        return x.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -172,11 +174,13 @@ class _AddNoise(Function):
         return _AddNoise.apply(x.movedim(in_dims[0], 0), std, generator), 0
 
 
+@torch.compiler.disable
 def noise_gradient(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
     r"""The identity; a gradient that comes back has normal noise added, $\bar x = \bar y + \sigma \xi$.
 
     No function has this derivative, so only reverse mode makes sense of it: each reverse pass through `x` draws noise
-    of its own, the second one too, and under `torch.func.vmap` each example. Every route with forward mode raises.
+    of its own, the second one too, and under `torch.func.vmap` each example. Every route with forward mode raises. A
+    compiled function calls it uncompiled, which fullgraph=True forbids.
 
     Args:
         x: Floating-point tensor of any shape.
@@ -184,7 +188,7 @@ def noise_gradient(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
         generator: Where the noise comes from, on the device of `x`.
 
     Returns:
-        The same numbers, sharing their memory.
+        A copy of `x`.
 
     Raises:
         InputError: If an argument is not what it should be.

@@ -1,8 +1,8 @@
 r"""Functions of many rows evaluated a block of rows at a time, with derivatives of any order that are so as well.
 
 A formula maps tensors of two roles to outputs of two roles: what has rows (dimension -2) enters in blocks and its
-results are joined; what is shared enters whole and its results are summed. The pullback of such a formula is one again:
-gradients by rows are rows, gradients by what is shared are sums. So a derivative of any order holds one block at a time.
+results are joined; what is shared enters whole and its results are summed. The pullback of such a formula is one
+again: gradients by rows are rows, gradients by what is shared are sums. So a derivative of any order holds one block.
 """
 
 from __future__ import annotations
@@ -149,8 +149,9 @@ def _pushforward(formula: Formula, given: Sequence[int], start: int, *tensors: A
     inputs, tangents = tensors[: len(tensors) - len(given)], tensors[len(tensors) - len(given) :]
     outputs, pull = _linearized(formula, given, None, start, inputs)
     # The transpose of the pullback: torch.autograd.forward_ad, which may be at work outside, does not nest.
-    _, push = torch.func.vjp(pull, tuple(torch.zeros_like(each) for each in outputs))
-    return push(tangents)[0]
+    transposed: Any = torch.func.vjp(pull, tuple(torch.zeros_like(each) for each in outputs))
+    (found,) = transposed[1](tangents)
+    return found
 
 
 def _linearized(

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hodiff.functions.blocks import block_of, blocks, broadcast_shape
+from hodiff.functions.blocks import allows_in_place, block_of, blocks, broadcast_shape
 from hodiff.functions.elementwise import batch_in_front
 from hodiff.functions.logsumexp import LogSumExpProduct
 from hodiff.functions.nesting import nestable_jvp
-from hodiff.functions.softmax import LogSoftmax, Softmax, materialized
+from hodiff.functions.softmax import LogSoftmax, Softmax
 
 
 class SoftCrossEntropy(Function):
@@ -27,7 +27,7 @@ class SoftCrossEntropy(Function):
     @staticmethod
     def forward(x: Tensor, q: Tensor, dim: int, limit: int | None) -> Tensor:
         """Compute $ℓ$ from log-probabilities that exist for one block at a time."""
-        cuts = list(blocks(x.shape, dim, limit))
+        cuts = blocks(dim, limit, x, q)
         if len(cuts) == 1:
             return _losses(x, q, dim)
         shape = list(broadcast_shape(x.shape, q.shape))
@@ -56,7 +56,8 @@ class SoftCrossEntropy(Function):
         dim, limit = ctx.rest
         by_x = by_q = None
         if ctx.needs_input_grad[0]:
-            by_x = SoftCrossEntropyGradient.apply(x, q, cotangent, dim, limit).sum_to_size(x.shape)
+            # Not expanded, as from a sum: forward mode could not write its tangent in the same layout.
+            by_x = SoftCrossEntropyGradient.apply(x, q, cotangent.contiguous(), dim, limit).sum_to_size(x.shape)
         if ctx.needs_input_grad[1]:
             by_q = (-cotangent * LogSoftmax.apply(x, dim)).sum_to_size(q.shape)
         return by_x, by_q, None, None
@@ -87,8 +88,7 @@ class SoftCrossEntropyGradient(Function):
     @staticmethod
     def forward(x: Tensor, q: Tensor, g: Tensor, dim: int, limit: int | None) -> Tensor:
         """Compute it block by block."""
-        q, g = materialized(q), materialized(g)
-        cuts = list(blocks(x.shape, dim, limit))
+        cuts = blocks(dim, limit, x, q, g)
         if len(cuts) == 1:
             return _gradient(x, q, g, dim)
         y = x.new_empty(broadcast_shape(x.shape, q.shape, g.shape))
@@ -161,6 +161,6 @@ def _losses(x: Tensor, q: Tensor, dim: int) -> Tensor:
 
 def _gradient(x: Tensor, q: Tensor, g: Tensor, dim: int) -> Tensor:
     y = torch.softmax(x, dim) * _mass(x, q, dim)
-    if torch.compiler.is_compiling() or list(y.shape) != broadcast_shape(y.shape, q.shape, g.shape):
+    if list(y.shape) != broadcast_shape(y.shape, q.shape, g.shape) or not allows_in_place(x, q, g):
         return (y - q) * g
     return y.sub_(q).mul_(g)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hodiff.functions.blocks import broadcast_shape
+from hodiff.functions.blocks import allows_in_place, broadcast_shape
 from hodiff.functions.elementwise import batch_in_front
 from hodiff.functions.nesting import nestable_jvp
 
@@ -154,9 +154,8 @@ def weighted_product(p: Tensor, scale: Tensor | None, v: Tensor, dim: int, out: 
     Returns:
         The result.
     """
-    scale, v = materialized(scale), materialized(v)
     weights = p if scale is None else p * scale
-    if torch.compiler.is_compiling():  # which differentiates through forward, and makes the passes one by itself
+    if out is None and not allows_in_place(p, scale, v):
         y = weights * v
         return y - p * y.sum(dim, keepdim=True)
     y = torch.mul(weights, v, out=out)
@@ -164,7 +163,7 @@ def weighted_product(p: Tensor, scale: Tensor | None, v: Tensor, dim: int, out: 
 
 
 def materialized(tensor: Any) -> Any:
-    """The tensor with memory of its own: forward mode hands over zeros that have none, and take no results in place.
+    """The tensor with memory of its own, where forward mode hands over zeros that have none.
 
     Args:
         tensor: The tensor, or None.

@@ -1,7 +1,7 @@
 """Torch's normalization modules with derivatives that are right in every route and of every order.
 
-Each is a subclass of torch's module of the same name, with its arguments, parameters and state dict; only the arithmetic
-is hodiff's.
+Each is a subclass of torch's module of the same name, with its arguments, parameters and state dict; only the
+arithmetic is hodiff's.
 """
 
 from __future__ import annotations

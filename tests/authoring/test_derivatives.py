@@ -31,7 +31,7 @@ def contracted(function, inputs):
 
 @each
 def test_check_finds_nothing_to_third_order(problem):
-    report = hodiff.check(problem.function, problem.inputs, order=3, **problem.check)
+    report = hodiff.check(problem.function, problem.inputs, **({"order": 3} | problem.check))
     assert report.ok, str(report)
 
 
@@ -92,11 +92,19 @@ def test_vmap_over_any_arguments_in_any_dimension(problem):
 
 
 @each
-def test_vmap_inside_autograd(problem):
-    batch = [torch.stack([x, x + 0.25]).requires_grad_() for x in problem.inputs]
+@pytest.mark.parametrize("shared", [None, 0, 1])
+def test_vmap_inside_autograd(problem, shared):
+    """Also with an argument that all elements of the batch share, whose gradient is a sum."""
+    if shared is not None and len(problem.inputs) < 2:
+        pytest.skip("one argument")
+    in_dims = tuple(None if i == shared else -1 for i in range(len(problem.inputs)))
+    batch = [
+        (x.clone() if dim is None else torch.stack([x, x + 0.25], dim=-1)).requires_grad_()
+        for x, dim in zip(problem.inputs, in_dims, strict=True)
+    ]
 
     def total(function):
-        found = torch.func.vmap(function)(*batch)
+        found = torch.func.vmap(function, in_dims=in_dims)(*batch)
         return torch.stack([y.sin().sum() for y in (found if isinstance(found, tuple) else (found,))]).sum()
 
     ours = torch.autograd.grad(total(problem.function), batch, create_graph=True)

@@ -105,7 +105,10 @@ def test_all_third_derivatives_agree(call, ours, torchs, shape, size):
 def test_invariances():
     """Along shifts and, without eps, scalings, a layer normalization has no derivatives of any order."""
     x, v = drawn((3, 5)), drawn((3, 5), seed=1)
-    f = lambda x: (layer_norm(x, (5,), eps=0.0) * drawn((3, 5), seed=2)).sum()
+
+    def f(x):
+        return (layer_norm(x, (5,), eps=0.0) * drawn((3, 5), seed=2)).sum()
+
     gradient = torch.func.grad(f)(x)
     shift = hodiff.hvp(f, x, torch.ones_like(x))
     assert float(shift.abs().max()) < 1e-12
@@ -117,7 +120,10 @@ def test_invariances():
 
 def test_a_large_offset_costs_no_digits_of_the_product():
     x, v = drawn((2, 8)), drawn((2, 8), seed=1)
-    f = lambda x: (layer_norm(x, (8,)) * drawn((2, 8), seed=2)).sum()
+
+    def f(x):
+        return (layer_norm(x, (8,)) * drawn((2, 8), seed=2)).sum()
+
     near, far = hodiff.hvp(f, x, v), hodiff.hvp(f, x + 2.0**20, v)
     torch.testing.assert_close(far, near, rtol=0, atol=1e-8)
 
@@ -182,7 +188,10 @@ def test_running_statistics_inside_transforms():
 
 def test_batches_of_parameters_and_inputs():
     x, w, b = drawn((3, 4, 6, 2)), drawn((3, 6), seed=1), drawn((3, 6), seed=2)
-    f = lambda x, w, b: group_norm(x, 2, w, b)
+
+    def f(x, w, b):
+        return group_norm(x, 2, w, b)
+
     g = torch.func.grad(lambda *p: f(*p).pow(3).sum(), argnums=(0, 1, 2))
     for dims in [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, None), (0, 0, 0)]:
         arguments = [each if dim == 0 else each[0] for each, dim in zip((x, w, b), dims, strict=True)]
@@ -194,8 +203,13 @@ def test_batches_of_parameters_and_inputs():
 
 def test_evaluation_is_differentiable_by_running_statistics():
     x, mean, variance = drawn((3, 2)), drawn(2, seed=1), drawn(2, seed=2).exp()
-    f = lambda mean, variance: batch_norm(x, mean, variance).pow(3).sum()
-    expected = lambda mean, variance: ((x - mean) / (variance + 1e-5).sqrt()).pow(3).sum()
+
+    def f(mean, variance):
+        return batch_norm(x, mean, variance).pow(3).sum()
+
+    def expected(mean, variance):
+        return ((x - mean) / (variance + 1e-5).sqrt()).pow(3).sum()
+
     ours, truth = (torch.func.grad(g, argnums=(0, 1))(mean, variance) for g in (f, expected))
     torch.testing.assert_close(ours, truth)
 
@@ -204,7 +218,10 @@ def test_symbolic_zero_cotangents():
     """Reverse over a tangent hands zeros without memory to the kernels of the value's gradient."""
     x, w, t = drawn((2, 4, 2)), drawn(4, seed=1), drawn((2, 4, 2), seed=2)
     c = drawn((2, 4, 2), seed=3)
-    f = lambda w: (torch.func.jvp(lambda x: group_norm(x, 2, w) * c, (x,), (t,))[1]).sum()
+
+    def f(w):
+        return (torch.func.jvp(lambda x: group_norm(x, 2, w) * c, (x,), (t,))[1]).sum()
+
     expected = torch.func.jvp(lambda x: group_norm(x, 2) * c, (x,), (t,))[1].sum((0, 2))
     for _ in range(10):
         torch.testing.assert_close(torch.func.grad(f)(w), expected)

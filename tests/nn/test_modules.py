@@ -8,17 +8,45 @@ import pickle
 import pytest
 import torch
 
-import hodiff.nn
-from hodiff import hvp
+from hodiff import hvp, nn
 
-# How to build each module, and the input it takes.
-MODULES = {}
+
+def normal(*shape):
+    return lambda: (torch.randn(shape, generator=torch.Generator().manual_seed(2)),)
+
+
+# How to build each module, and the inputs it takes.
+MODULES = {
+    "Swish": (nn.Swish, normal(2, 3)),
+    "ScaledSigmoid": (lambda: nn.ScaledSigmoid(2.0, learned=True), normal(2, 3)),
+    "ClippedReLU": (lambda: nn.ClippedReLU(1.0), normal(2, 3)),
+    "ReLU": (nn.ReLU, normal(2, 3)),
+    "SiLU": (nn.SiLU, normal(2, 3)),
+    "GELU": (nn.GELU, normal(2, 3)),
+    "Mish": (nn.Mish, normal(2, 3)),
+    "Softplus": (lambda: nn.Softplus(2.0, learned=True), normal(2, 3)),
+    "LogSigmoid": (nn.LogSigmoid, normal(2, 3)),
+    "Conv1d": (lambda: nn.Conv1d(2, 3, 3), normal(2, 2, 5)),
+    "Conv2d": (lambda: nn.Conv2d(2, 3, 3, padding=1), normal(2, 2, 4, 4)),
+    "Conv3d": (lambda: nn.Conv3d(1, 2, 2), normal(2, 1, 3, 3, 3)),
+    "GradientReversal": (lambda: nn.GradientReversal(0.5), normal(2, 3)),
+    "ScaleGradient": (lambda: nn.ScaleGradient(0.5), normal(2, 3)),
+    "FusedLinear": (lambda: nn.FusedLinear(3, 2, "gelu"), normal(4, 3)),
+    "FakeQuantize": (lambda: nn.FakeQuantize(8), normal(4, 3)),
+    "LayerNorm": (lambda: nn.LayerNorm(3), normal(4, 3)),
+    "RMSNorm": (lambda: nn.RMSNorm(3), normal(4, 3)),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 4), normal(3, 4)),
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(3), normal(4, 3)),
+    "BatchNorm2d": (lambda: nn.BatchNorm2d(3), normal(2, 3, 2, 2)),
+    "BatchNorm3d": (lambda: nn.BatchNorm3d(2), normal(2, 2, 2, 2, 2)),
+    "InstanceNorm1d": (lambda: nn.InstanceNorm1d(3, affine=True), normal(2, 3, 4)),
+    "InstanceNorm2d": (lambda: nn.InstanceNorm2d(3, affine=True), normal(2, 3, 2, 2)),
+    "InstanceNorm3d": (lambda: nn.InstanceNorm3d(2, affine=True), normal(2, 2, 2, 2, 2)),
+}
 
 
 def modules():
-    return [
-        name for name, each in vars(hodiff.nn).items() if inspect.isclass(each) and issubclass(each, torch.nn.Module)
-    ]
+    return [name for name, each in vars(nn).items() if inspect.isclass(each) and issubclass(each, torch.nn.Module)]
 
 
 def test_every_module_is_listed():

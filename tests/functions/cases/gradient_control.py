@@ -14,7 +14,7 @@ from hodiff.functions.gradient_control import (
 FACTORS = torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64)
 
 
-def control(name, function, Function, surrogate, formula):
+def control(name, function, Function, surrogate, formula, **more):
     return FunctionCase(
         name=name,
         function=function,
@@ -26,6 +26,7 @@ def control(name, function, Function, surrogate, formula):
         saved_bytes=lambda x: 0,
         saved="nothing",
         empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
+        **more,
     )
 
 
@@ -49,5 +50,5 @@ CASES = [
         lambda x: -0.3 * x,
         r"x,\ \mathrm D (-\lambda x)",
     ),
-    control("log_gradient", lambda x: log_gradient(x, lambda gradient: None), LogGradient, None, "x"),
+    control("log_gradient", lambda x: log_gradient(x, lambda gradient: None), LogGradient, None, "x", compile=False),
 ]
