@@ -45,9 +45,7 @@ def allows_in_place(*tensors: Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    return not any(
-        each is not None and (each._is_zerotensor() or is_legacy_batchedtensor(each)) for each in tensors
-    )
+    return not any(each is not None and (each._is_zerotensor() or is_legacy_batchedtensor(each)) for each in tensors)
 
 
 def blocks(dim: int, limit: int | None, x: Tensor, *others: Tensor) -> list[tuple[slice, ...]]:

@@ -96,7 +96,7 @@ def curvature(u: Tensor, p: Tensor, standardized: Tensor, r: Tensor, layout: Lay
     pu, pp = project(u, standardized, layout), project(p, standardized, layout)
     shift = standardized * mean(u * pp, layout)
     turn = mean(p * standardized, layout) * pu + mean(u * standardized, layout) * pp
-    return -(r * r) * turn
+    return -(r * r) * (shift + turn)
 
 
 def wide(t: Tensor) -> Tensor:

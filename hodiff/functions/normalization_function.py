@@ -1,7 +1,7 @@
 r"""The Function behind every normalization, $y = \hat x w + b$, and its gradient as a second Function.
 
 Values and first gradients come from torch's fused kernels. Those need the mean and
-$1 / \sqrt{\operatorname{var} + \varepsilon}$; the forward kernel hands them to the backward kernel as non-differentiable
+$1 / \sqrt{\operatorname{var} + \varepsilon}$; the forward kernel hands them to the backward one as non-differentiable
 outputs: a cache of what the input determines. Derivatives never go through it: each rule below is a formula of input,
 weight and cotangent alone.
 """

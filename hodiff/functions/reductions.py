@@ -39,20 +39,20 @@ class LogCosh(ElementwiseFunction):
 
 
 class AMax(Function):
-    """The Function behind `amax`; dimensions are negative and kept. Saves its input and output.
+    """The Function behind `amax`; the dimension is negative and kept. Saves its input and output.
 
     Both are detached before they select: the second derivative is zero, and so costs nothing.
     """
 
     @staticmethod
-    def forward(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    def forward(x: Tensor, dim: int) -> Tensor:
         """Compute the maximum."""
-        return x.amax(dims, keepdim=True)
+        return x.amax(dim, keepdim=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Save input and output."""
-        x, ctx.dims = inputs
+        x, ctx.dim = inputs
         ctx.save_for_backward(x, output)
         ctx.save_for_forward(x)
         ctx.set_materialize_grads(False)
@@ -63,7 +63,7 @@ class AMax(Function):
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
         x, y = ctx.saved_tensors
-        largest, count = _ties(x.detach(), y.detach(), ctx.dims)
+        largest, count = _ties(x.detach(), y.detach(), ctx.dim)
         return torch.where(largest, cotangent / count, 0), None
 
     @staticmethod
@@ -71,19 +71,19 @@ class AMax(Function):
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         """Mean of the tangent over the maximal elements."""
         x = ctx.saved_tensors[0].detach()
-        largest, count = _ties(x, x.amax(ctx.dims, keepdim=True), ctx.dims)
-        return torch.where(largest, tangent, 0).sum(ctx.dims, keepdim=True) / count
+        largest, count = _ties(x, x.amax(ctx.dim, keepdim=True), ctx.dim)
+        return torch.where(largest, tangent, 0).sum(ctx.dim, keepdim=True) / count
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, x: Tensor, dim: int) -> tuple[Tensor, int]:
         """Put the batch in front, where negative dimensions do not count it."""
-        return AMax.apply(x.movedim(in_dims[0], 0), dims), 0
+        return AMax.apply(x.movedim(in_dims[0], 0), dim), 0
 
 
-def _ties(x: Tensor, y: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _ties(x: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     # NaN is its own maximum.
     largest = (x == y) | (x.isnan() & y.isnan())
-    return largest, largest.sum(dims, keepdim=True)
+    return largest, largest.sum(dim, keepdim=True)
 
 
 def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
@@ -112,16 +112,7 @@ def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     Source: P. Blanchard, D. Higham & N. Higham, "Accurately computing the log-sum-exp and softmax functions", 2021.
     """
     dims = _dims("logsumexp", x, dim)
-    if x.dim() == 0:
-        return LogSumExp.apply(x.reshape(1), -1).reshape(())
-    joined, at = _one_dimension(x, dims)
-    y = LogSumExp.apply(joined, at)
-    if keepdim and len(dims) == 1:
-        return y
-    y = y.squeeze(at)
-    for each in dims if keepdim else ():
-        y = y.unsqueeze(each)
-    return y
+    return _reduced(LogSumExp.apply, x, dims, keepdim)
 
 
 def softmax(x: Tensor, dim: Dims) -> Tensor:
@@ -227,12 +218,9 @@ def amax(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     Source: F. Clarke, "Optimization and nonsmooth analysis", 1983, section 2.3: a point of the subdifferential.
     """
     dims = _dims("amax", x, dim)
-    if x.dim() == 0:
-        return AMax.apply(x.reshape(1), (-1,)).reshape(())
-    if any(x.shape[each] == 0 for each in dims):
+    if x.dim() and any(x.shape[each] == 0 for each in dims):
         raise InputError(f"amax: x: expected elements along dimensions {dims}, got the shape {tuple(x.shape)}.")
-    y = AMax.apply(x, tuple(each - x.dim() for each in dims))
-    return y if keepdim else y.squeeze(dims)
+    return _reduced(AMax.apply, x, dims, keepdim)
 
 
 def _dims(name: str, x: Any, dim: Any) -> tuple[int, ...]:
@@ -250,6 +238,19 @@ def _one_dimension(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, int]:
         return x.flatten(dims[0], dims[-1]), dims[-1] - x.dim()
     last = tuple(range(x.dim() - len(dims), x.dim()))
     return x.movedim(dims, last).flatten(last[0]), -1
+
+
+def _reduced(function: Callable[..., Tensor], x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    if x.dim() == 0:
+        return function(x.reshape(1), -1).squeeze(-1)
+    joined, at = _one_dimension(x, dims)
+    y = function(joined, at)
+    if keepdim and len(dims) == 1:
+        return y
+    y = y.squeeze(at)
+    for each in dims if keepdim else ():
+        y = y.unsqueeze(each)
+    return y
 
 
 def _normalized(function: Callable[..., Tensor], x: Tensor, dims: tuple[int, ...]) -> Tensor:
