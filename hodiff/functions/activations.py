@@ -40,7 +40,7 @@ class Swish(ElementwiseFunction):
     def slope(index: int, x: Tensor, beta: Any) -> Tensor:
         """$σ(z) + z b(z)$ by x and $x^2 b(z)$ by β, with $z = βx$ and b the derivative of σ."""
         z = beta * x
-        return SiLUSlope.apply(z) if index == 0 else x * (x * Bell.apply(z))
+        return SiLUSlope.call(z) if index == 0 else x * (x * Bell.call(z))
 
 
 class SiLU(ElementwiseFunction):
@@ -54,7 +54,7 @@ class SiLU(ElementwiseFunction):
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
         """$σ(x) + x b(x)$."""
-        return SiLUSlope.apply(x)
+        return SiLUSlope.call(x)
 
 
 class SiLUSlope(ElementwiseFunction):
@@ -70,7 +70,7 @@ class SiLUSlope(ElementwiseFunction):
     def slope(index: int, z: Tensor) -> Tensor:
         """$b(z) (2 - z t(z))$ with $t = tanh(z/2)$."""
         z = z.clamp(-SATURATED, SATURATED)
-        return Bell.apply(z) * (2 - z * HalfTanh.apply(z))
+        return Bell.call(z) * (2 - z * HalfTanh.call(z))
 
 
 class GELU(ElementwiseFunction):
@@ -85,7 +85,7 @@ class GELU(ElementwiseFunction):
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
         """$Φ(x) + x φ(x)$."""
-        return GELUSlope.apply(x)
+        return GELUSlope.call(x)
 
 
 class GELUSlope(ElementwiseFunction):
@@ -101,7 +101,7 @@ class GELUSlope(ElementwiseFunction):
     def slope(index: int, x: Tensor) -> Tensor:
         """$φ(x) (2 - x^2)$."""
         x = x.clamp(-FLAT, FLAT)
-        return NormalDensity.apply(x) * (2 - x * x)
+        return NormalDensity.call(x) * (2 - x * x)
 
 
 class NormalDensity(ElementwiseFunction):
@@ -115,7 +115,7 @@ class NormalDensity(ElementwiseFunction):
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
         """$-x φ(x)$."""
-        return -(x * NormalDensity.apply(x))
+        return -(x * NormalDensity.call(x))
 
 
 def _normal_density(x: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class GELUTanh(ElementwiseFunction):
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
         """$σ(v) + x v' b(v)$."""
-        return GELUTanhSlope.apply(x)
+        return GELUTanhSlope.call(x)
 
 
 class GELUTanhSlope(ElementwiseFunction):
@@ -171,7 +171,7 @@ class Mish(ElementwiseFunction):
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
         """$σ(v) + x v' b(v)$."""
-        return MishSlope.apply(x)
+        return MishSlope.call(x)
 
 
 class MishSlope(ElementwiseFunction):
@@ -189,7 +189,7 @@ class MishSlope(ElementwiseFunction):
         """Second derivative, by the rule for gates."""
         x = x.clamp(-SATURATED, SATURATED)
         shifted = x - math.log(2)
-        return _gated_curvature(x, x - LogSigmoid.apply(-shifted), 1 + Logistic.apply(shifted), Bell.apply(shifted))
+        return _gated_curvature(x, x - LogSigmoid.call(-shifted), 1 + Logistic.call(shifted), Bell.call(shifted))
 
 
 def _gated_slope(x: Tensor, v: Tensor, first: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def _gated_slope(x: Tensor, v: Tensor, first: Tensor) -> Tensor:
 
 def _gated_curvature(x: Tensor, v: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """The second derivative $b(v) (2v' + x (v'' - v'^2 tanh(v/2)))$ of $x σ(v(x))$."""
-    return Bell.apply(v) * (2 * first + x * (second - first * first * HalfTanh.apply(v)))
+    return Bell.call(v) * (2 * first + x * (second - first * first * HalfTanh.call(v)))
 
 
 def swish(x: Tensor, beta: Tensor | float = 1.0) -> Tensor:
@@ -225,7 +225,7 @@ def swish(x: Tensor, beta: Tensor | float = 1.0) -> Tensor:
     require_floating("swish", x=x)
     require_number_or_floating("swish", beta=beta)
     require_broadcastable("swish", x=x, beta=beta)
-    return Swish.apply(x, beta)
+    return Swish.call(x, beta)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ def silu(x: Tensor) -> Tensor:
     Source: D. Hendrycks & K. Gimpel, "Gaussian error linear units", 2016, section 4.
     """
     require_floating("silu", x=x)
-    return SiLU.apply(x)
+    return SiLU.call(x)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -275,7 +275,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """
     require_floating("gelu", x=x)
     require_choice("gelu", "approximate", approximate, ("none", "tanh"))
-    return GELU.apply(x) if approximate == "none" else GELUTanh.apply(x)
+    return GELU.call(x) if approximate == "none" else GELUTanh.call(x)
 
 
 def mish(x: Tensor) -> Tensor:
@@ -298,4 +298,4 @@ def mish(x: Tensor) -> Tensor:
     Source: D. Misra, "Mish: a self regularized non-monotonic activation function", 2019, equation 1.
     """
     require_floating("mish", x=x)
-    return Mish.apply(x)
+    return Mish.call(x)

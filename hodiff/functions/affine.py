@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.errors import InputError
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_broadcastable, require_floating, require_number_or_floating
 from hodiff.functions.elementwise import ElementwiseFunction, batch_in_front
 from hodiff.functions.nesting import nestable_jvp
 
 
-class FusedAddReLU(Function):
+class FusedAddReLU(AnyOrderFunction):
     r"""$\max(x + y, 0)$, and where it is positive. Saves the latter, one byte an element."""
 
     @staticmethod
@@ -58,10 +58,10 @@ class FusedAddReLU(Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
         """Broadcast batch against batch."""
         del info
-        return FusedAddReLU.apply(*batch_in_front(in_dims, inputs)), (0, 0)
+        return FusedAddReLU.call(*batch_in_front(in_dims, inputs)), (0, 0)
 
 
-class WeightedSum(Function):
+class WeightedSum(AnyOrderFunction):
     r"""$y = \sum_i w_i x_i$, with `weights[i]` for $w_i$. Saves weights, and terms if those need a gradient."""
 
     @staticmethod
@@ -118,7 +118,7 @@ class WeightedSum(Function):
         each = weights.unbind() if dim is None else weights.movedim(dim, 0).unbind(1)
         weight_dims = [None if dim is None else 0] * len(each)
         aligned = batch_in_front([*weight_dims, *term_dims], [*each, *terms])
-        return WeightedSum.apply(torch.stack(aligned[: len(each)]), *aligned[len(each) :]), 0
+        return WeightedSum.call(torch.stack(aligned[: len(each)]), *aligned[len(each) :]), 0
 
 
 class ScaleShift(ElementwiseFunction):
@@ -165,7 +165,7 @@ def fused_add_relu(x: Tensor, y: Tensor) -> Tensor:
     """
     require_floating("fused_add_relu", x=x, y=y)
     require_broadcastable("fused_add_relu", x=x, y=y)
-    return FusedAddReLU.apply(x, y)[0]
+    return FusedAddReLU.call(x, y)[0]
 
 
 def weighted_sum(xs: list[Tensor] | tuple[Tensor, ...], ws: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def weighted_sum(xs: list[Tensor] | tuple[Tensor, ...], ws: Tensor) -> Tensor:
             f"{tuple(ws.shape)}."
         )
     require_broadcastable("weighted_sum", **{f"xs[{i}]": x for i, x in enumerate(xs)}, **{"ws[0]": ws[0]})
-    return WeightedSum.apply(ws, *xs)
+    return WeightedSum.call(ws, *xs)
 
 
 def scale_shift(x: Tensor, weight: Tensor | float, bias: Tensor | float) -> Tensor:
@@ -230,4 +230,4 @@ def scale_shift(x: Tensor, weight: Tensor | float, bias: Tensor | float) -> Tens
     require_floating("scale_shift", x=x)
     require_number_or_floating("scale_shift", weight=weight, bias=bias)
     require_broadcastable("scale_shift", x=x, weight=weight, bias=bias)
-    return ScaleShift.apply(x, weight, bias)
+    return ScaleShift.call(x, weight, bias)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.errors import InputError
 from hodiff.functions import attention_formulas as formulas
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_floating
 from hodiff.functions.attention_formulas import Options
 from hodiff.functions.autocast import autocast_like_torch
@@ -24,7 +24,7 @@ from hodiff.functions.nesting import nestable_jvp
 from hodiff.functions.row_blocks import Plan, RowBlocks, all_batched, blockwise
 
 
-class Attention(Function):
+class Attention(AnyOrderFunction):
     """$O = P V$. Saves q, k, v, the mask and the seed of dropout."""
 
     @staticmethod
@@ -52,7 +52,7 @@ class Attention(Function):
         if torch.compiler.is_compiling():
             found = _gradient(ctx.options, wanted, tensors, cotangent)
         else:
-            found = AttentionGradient.apply(*tensors, cotangent, ctx.options, wanted)
+            found = AttentionGradient.call(*tensors, cotangent, ctx.options, wanted)
         return (*_placed(found, wanted), None, None)
 
     @staticmethod
@@ -61,17 +61,17 @@ class Attention(Function):
         """The tangent by blocks."""
         tensors = ctx.saved_tensors
         plan = _plan((*tensors, *tangents[:4]), (True,))
-        found = RowBlocks.apply(partial(formulas.tangent, ctx.options), plan, *tensors, *tangents[:4])
+        found = RowBlocks.call(partial(formulas.tangent, ctx.options), plan, *tensors, *tangents[:4])
         return found[0].to(tensors[2].dtype)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
         """The batch joins the batch dimensions."""
         *tensors, options = inputs
-        return Attention.apply(*all_batched(info.batch_size, in_dims[:5], tensors), options), 0
+        return Attention.call(*all_batched(info.batch_size, in_dims[:5], tensors), options), 0
 
 
-class AttentionGradient(Function):
+class AttentionGradient(AnyOrderFunction):
     """Those wanted of the gradients by q, k, v and the mask. Saves the inputs of attention and the cotangent."""
 
     @staticmethod
@@ -110,7 +110,7 @@ class AttentionGradient(Function):
             by_inputs = _gradient_tangent(ctx.options, needed, tensors, cotangent, directions, None)
         if ctx.needs_input_grad[5]:
             plan = _plan((*tensors, *directions), (True,))
-            (by_cotangent,) = RowBlocks.apply(partial(formulas.tangent, ctx.options), plan, *tensors, *directions)
+            (by_cotangent,) = RowBlocks.call(partial(formulas.tangent, ctx.options), plan, *tensors, *directions)
             by_cotangent = by_cotangent.to(cotangent.dtype)
         return (*_placed(by_inputs or (), needed), None, by_cotangent, None, None)
 
@@ -125,7 +125,7 @@ class AttentionGradient(Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         """The batch joins the batch dimensions."""
         *tensors, options, wanted = inputs
-        found = AttentionGradient.apply(*all_batched(info.batch_size, in_dims[:6], tensors), options, wanted)
+        found = AttentionGradient.call(*all_batched(info.batch_size, in_dims[:6], tensors), options, wanted)
         return found, (0,) * len(found)
 
 
@@ -194,7 +194,7 @@ def attention(
         output = (scale * q @ k.mT) @ v
     else:
         seed = _seed(generator, rank, q.device) if dropout_p else None
-        output = Attention.apply(q, k, v, mask, seed, Options(float(scale), is_causal, float(dropout_p), batch))
+        output = Attention.call(q, k, v, mask, seed, Options(float(scale), is_causal, float(dropout_p), batch))
     return output.flatten(-4, -3) if enable_gqa else output
 
 
@@ -210,7 +210,7 @@ def _gradient_tangent(
 ) -> tuple[Tensor, ...]:
     tensors = (*tensors, cotangent, *tangents, cotangent_t)
     formula = partial(formulas.gradient_tangent, options, wanted)
-    found = RowBlocks.apply(formula, _gradient_plan(tensors, wanted), *tensors)
+    found = RowBlocks.call(formula, _gradient_plan(tensors, wanted), *tensors)
     return _like_inputs(found, tensors, wanted)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.functions.activations import GELU, GELUSlope, SiLU, SiLUSlope
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_broadcastable, require_choice, require_floating
 from hodiff.functions.elementwise import batch_in_front
 from hodiff.functions.nesting import nestable_jvp
@@ -37,12 +37,12 @@ ACTIVATIONS = {
     "relu": Activation(torch.relu, where_positive, "output"),
     "sigmoid": Activation(torch.sigmoid, lambda v, y: v * (y * (1 - y)), "output"),
     "tanh": Activation(torch.tanh, lambda v, y: v * (1 - y * y), "output"),
-    "gelu": Activation(GELU.forward, lambda v, z: v * GELUSlope.apply(z), "preactivation"),
-    "silu": Activation(SiLU.forward, lambda v, z: v * SiLUSlope.apply(z), "preactivation"),
+    "gelu": Activation(GELU.forward, lambda v, z: v * GELUSlope.call(z), "preactivation"),
+    "silu": Activation(SiLU.forward, lambda v, z: v * SiLUSlope.call(z), "preactivation"),
 }
 
 
-class BiasAct(Function):
+class BiasAct(AnyOrderFunction):
     """The Function behind `bias_act`. Saves its output, or its inputs for gelu and silu, and nothing for the identity.
 
     The pre-activation is never kept: it is computed again from the inputs.
@@ -94,7 +94,7 @@ class BiasAct(Function):
         activation = ACTIVATIONS[ctx.act]
         read = None
         if activation.reads == "output":
-            read = BiasAct.apply(x, b, ctx.act)
+            read = BiasAct.call(x, b, ctx.act)
         elif activation.reads == "preactivation":
             read = x + b
         tangents = [each for each in (x_tangent, b_tangent) if each is not None]
@@ -105,7 +105,7 @@ class BiasAct(Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, b: Tensor, act: str) -> tuple[Tensor, int]:
         """Elementwise."""
         x, b = batch_in_front(in_dims[:2], (x, b))
-        return BiasAct.apply(x, b, act), 0
+        return BiasAct.call(x, b, act), 0
 
 
 def bias_act(x: Tensor, b: Tensor, act: str = "relu") -> Tensor:
@@ -136,4 +136,4 @@ def bias_act(x: Tensor, b: Tensor, act: str = "relu") -> Tensor:
     require_floating("bias_act", x=x, b=b)
     require_broadcastable("bias_act", x=x, b=b)
     require_choice("bias_act", "act", act, tuple(ACTIVATIONS))
-    return BiasAct.apply(x, b, act)
+    return BiasAct.call(x, b, act)

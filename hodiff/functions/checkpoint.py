@@ -172,7 +172,7 @@ def _checkpoint(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs:
     if torch.compiler.is_compiling() or not _may_differentiate():
         return f(*args, **kwargs)
     call = Call(name, f, args, kwargs)
-    return call.structured(Checkpoint.apply(call, *call.take_inputs()))
+    return call.structured(Checkpoint.call(call, *call.take_inputs()))
 
 
 def _may_differentiate() -> bool:

@@ -156,8 +156,8 @@ def _convolve(
     _require_same_dtype(name, x, weight, bias)
     geometry = Geometry(stride, padding, dilation, groups, tuple(x.shape[-rank:]), kernel)
     if x.dim() == rank + 1:
-        return Convolution.apply(x.unsqueeze(0), weight, bias, geometry).squeeze(0)
-    return Convolution.apply(x, weight, bias, geometry)
+        return Convolution.call(x.unsqueeze(0), weight, bias, geometry).squeeze(0)
+    return Convolution.call(x, weight, bias, geometry)
 
 
 def _padded(

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.convolution_batching import fold, fold_axis, unfold
 from hodiff.functions.nesting import nestable_jvp
 
@@ -76,7 +76,7 @@ def _sum(*terms: Tensor | None) -> Tensor:
     return first if not rest else first + rest[0]
 
 
-class Convolution(Function):
+class Convolution(AnyOrderFunction):
     """$y = x * w + b$. Saves the input and the weight."""
 
     @staticmethod
@@ -103,11 +103,11 @@ class Convolution(Function):
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         by_x = by_weight = by_bias = None
         if needs_x:
-            by_x = ConvolutionInputGradient.apply(cotangent, weight, ctx.geometry)
+            by_x = ConvolutionInputGradient.call(cotangent, weight, ctx.geometry)
         if needs_weight and needs_bias:
-            by_weight, by_bias = ConvolutionWeightGradient.apply(x, cotangent, ctx.geometry, True)
+            by_weight, by_bias = ConvolutionWeightGradient.call(x, cotangent, ctx.geometry, True)
         elif needs_weight:
-            by_weight = ConvolutionWeightGradient.apply(x, cotangent, ctx.geometry, False)
+            by_weight = ConvolutionWeightGradient.call(x, cotangent, ctx.geometry, False)
         elif needs_bias:
             by_bias = cotangent.sum([0, *range(2, cotangent.dim())])
         return by_x, by_weight, by_bias, None
@@ -119,10 +119,10 @@ class Convolution(Function):
         x, weight = ctx.saved_tensors
         by_x = by_weight = None
         if weight_t is not None:
-            by_weight = Convolution.apply(x, weight_t, bias_t, ctx.geometry)
+            by_weight = Convolution.call(x, weight_t, bias_t, ctx.geometry)
             bias_t = None
         if x_t is not None:
-            by_x = Convolution.apply(x_t, weight, bias_t, ctx.geometry)
+            by_x = Convolution.call(x_t, weight, bias_t, ctx.geometry)
             bias_t = None
         if bias_t is not None:
             return _along_channels(bias_t, len(ctx.shape)).expand(ctx.shape)
@@ -136,11 +136,11 @@ class Convolution(Function):
         x_dim, weight_dim, bias_dim, _ = in_dims
         fused = bias is not None and (bias_dim is None) == (weight_dim is None)
         if x_dim is None and weight_dim is None:
-            y, y_dim = Convolution.apply(x, weight, None, geometry), None
+            y, y_dim = Convolution.call(x, weight, None, geometry), None
         else:
             axis = fold_axis(x=x_dim is not None, weight=weight_dim is not None, output=True)
             groups = geometry.groups
-            y = Convolution.apply(
+            y = Convolution.call(
                 fold(x, "x", x_dim, axis, groups),
                 fold(weight, "weight", weight_dim, axis, groups),
                 fold(bias, "bias", bias_dim, axis, groups) if fused and bias is not None else None,
@@ -155,7 +155,7 @@ class Convolution(Function):
         return y + _along_channels(bias, len(geometry.size) + 2), y_dim
 
 
-class ConvolutionInputGradient(Function):
+class ConvolutionInputGradient(AnyOrderFunction):
     r"""$\bar x$ of $\langle g,\, x * w \rangle$: the transposed convolution. Saves cotangent and weight."""
 
     @staticmethod
@@ -182,8 +182,8 @@ class ConvolutionInputGradient(Function):
         cotangent, weight = ctx.saved_tensors
         needs_cotangent, needs_weight, _ = ctx.needs_input_grad
         return (
-            Convolution.apply(x_bar, weight, None, ctx.geometry) if needs_cotangent else None,
-            ConvolutionWeightGradient.apply(x_bar, cotangent, ctx.geometry, False) if needs_weight else None,
+            Convolution.call(x_bar, weight, None, ctx.geometry) if needs_cotangent else None,
+            ConvolutionWeightGradient.call(x_bar, cotangent, ctx.geometry, False) if needs_weight else None,
             None,
         )
 
@@ -206,7 +206,7 @@ class ConvolutionInputGradient(Function):
         cotangent_dim, weight_dim, _ = in_dims
         axis = fold_axis(x=True, weight=weight_dim is not None, output=cotangent_dim is not None)
         groups = geometry.groups
-        x_bar = ConvolutionInputGradient.apply(
+        x_bar = ConvolutionInputGradient.call(
             fold(cotangent, "output", cotangent_dim, axis, groups),
             fold(weight, "weight", weight_dim, axis, groups),
             geometry.folded(axis, info.batch_size),
@@ -214,7 +214,7 @@ class ConvolutionInputGradient(Function):
         return unfold(x_bar, "x", axis, groups, info.batch_size), 0
 
 
-class ConvolutionWeightGradient(Function):
+class ConvolutionWeightGradient(AnyOrderFunction):
     r"""$\bar w$ of $\langle g,\, x * w + b \rangle$, and $\bar b$ where asked for. Saves input and cotangent."""
 
     @staticmethod
@@ -245,9 +245,9 @@ class ConvolutionWeightGradient(Function):
         needs_x, needs_cotangent, *_ = ctx.needs_input_grad
         by_x = by_cotangent = None
         if needs_x and weight_bar is not None:
-            by_x = ConvolutionInputGradient.apply(cotangent, weight_bar, ctx.geometry)
+            by_x = ConvolutionInputGradient.call(cotangent, weight_bar, ctx.geometry)
         if needs_cotangent and weight_bar is not None:
-            by_cotangent = Convolution.apply(x, weight_bar, bias_bar, ctx.geometry)
+            by_cotangent = Convolution.call(x, weight_bar, bias_bar, ctx.geometry)
         elif needs_cotangent and bias_bar is not None:
             by_cotangent = _along_channels(bias_bar, len(ctx.shape)).expand(ctx.shape)
         return by_x, by_cotangent, None, None
@@ -276,7 +276,7 @@ class ConvolutionWeightGradient(Function):
         x_dim, cotangent_dim, *_ = in_dims
         axis = fold_axis(x=x_dim is not None, weight=True, output=cotangent_dim is not None)
         groups = geometry.groups
-        result = ConvolutionWeightGradient.apply(
+        result = ConvolutionWeightGradient.call(
             fold(x, "x", x_dim, axis, groups),
             fold(cotangent, "output", cotangent_dim, axis, groups),
             geometry.folded(axis, info.batch_size),

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.blocks import allows_in_place, block_of, blocks, broadcast_shape
 from hodiff.functions.elementwise import batch_in_front
 from hodiff.functions.logsumexp import LogSumExpProduct
@@ -23,7 +23,7 @@ from hodiff.functions.nesting import nestable_jvp
 from hodiff.functions.softmax import Softmax
 
 
-class CrossEntropy(Function):
+class CrossEntropy(AnyOrderFunction):
     """The loss of each sample, with class indices. Saves logits and target, and no copy of either."""
 
     @staticmethod
@@ -48,13 +48,13 @@ class CrossEntropy(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
         """The cotangent times $p$ minus the smoothed target."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return (None,) * 6
         x, target = ctx.saved_tensors
         counted = torch.where(target == ctx.rest[0], 0, cotangent)
-        gradient = CrossEntropyGradient.apply(x, target, counted, *ctx.rest).sum_to_size(x.shape)
+        gradient = CrossEntropyGradient.call(x, target, counted, *ctx.rest).sum_to_size(x.shape)
         return gradient, None, None, None, None, None
 
     @staticmethod
@@ -63,7 +63,7 @@ class CrossEntropy(Function):
         """Inner product of the tangent with $p$ minus the smoothed target."""
         x, target = ctx.saved_tensors
         ignore, smoothing, dim, _ = ctx.rest
-        mean = (Softmax.apply(x, dim) * tangent).sum(dim, keepdim=True) - _expected(
+        mean = (Softmax.call(x, dim) * tangent).sum(dim, keepdim=True) - _expected(
             tangent, target, ignore, smoothing, dim
         )
         return torch.where(target == ignore, 0, mean).expand(ctx.shape)
@@ -71,10 +71,10 @@ class CrossEntropy(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Put the batches in front and let them broadcast."""
-        return CrossEntropy.apply(*batch_in_front(in_dims, inputs)), 0
+        return CrossEntropy.call(*batch_in_front(in_dims, inputs)), 0
 
 
-class CrossEntropyGradient(Function):
+class CrossEntropyGradient(AnyOrderFunction):
     r"""$g\,(p - (1 - \varepsilon)\,e_t - \varepsilon / C)$ with broadcasting. Saves logits, target and g.
 
     Its derivative by the logits costs three passes over the result, and that by $g$ is computed on demand only.
@@ -104,7 +104,7 @@ class CrossEntropyGradient(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, v: Tensor | None) -> Any:
         """$g J v$ by the logits, and the inner product of v with the gradient of a sample by g."""
         if v is None:
             return (None,) * 7
@@ -112,9 +112,9 @@ class CrossEntropyGradient(Function):
         ignore, smoothing, dim, limit = ctx.rest
         by_x = by_g = None
         if ctx.needs_input_grad[0]:
-            by_x = LogSumExpProduct.apply(x, g, v, dim, False, limit).sum_to_size(x.shape)
+            by_x = LogSumExpProduct.call(x, g, v, dim, False, limit).sum_to_size(x.shape)
         if ctx.needs_input_grad[2]:
-            mean = (Softmax.apply(x, dim) * v).sum(dim, keepdim=True)
+            mean = (Softmax.call(x, dim) * v).sum(dim, keepdim=True)
             by_g = (mean - _expected(v, target, ignore, smoothing, dim)).sum_to_size(g.shape)
         return by_x, None, by_g, None, None, None, None
 
@@ -126,15 +126,15 @@ class CrossEntropyGradient(Function):
         dim, limit = ctx.rest[2:]
         terms = []
         if x_t is not None:
-            terms.append(LogSumExpProduct.apply(x, g, x_t, dim, False, limit))
+            terms.append(LogSumExpProduct.call(x, g, x_t, dim, False, limit))
         if g_t is not None:
-            terms.append(CrossEntropyGradient.apply(x, target, g_t, *ctx.rest))
+            terms.append(CrossEntropyGradient.call(x, target, g_t, *ctx.rest))
         return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Put the batches in front and let them broadcast."""
-        return CrossEntropyGradient.apply(*batch_in_front(in_dims, inputs)), 0
+        return CrossEntropyGradient.call(*batch_in_front(in_dims, inputs)), 0
 
 
 def class_of(target: Tensor, ignore: int) -> Tensor:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.autograd import Function
 
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.nesting import nestable_jvp
 
 
-class ElementwiseFunction(Function):
+class ElementwiseFunction(AnyOrderFunction):
     r"""$y = f(x_1, \dots, x_m)$ elementwise, with broadcasting, from a formula and its partial derivatives.
 
     A subclass gives `forward(*inputs)` and `slope(index, *residuals)`; backward, jvp and the batching rule follow.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
+from hodiff.functions.any_order import outside_graphs
 from hodiff.functions.external_nodes import (
     CallNode,
     Convert,
@@ -158,7 +159,7 @@ class NumpyFunction:
             node, error = node.differentiated(inputs)
         return error
 
-    @torch.compiler.disable
+    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate.
 
@@ -170,7 +171,7 @@ class NumpyFunction:
             A tensor, or a tuple of them.
         """
         node, inputs = self._node(args, kwargs)
-        outputs = External.apply(node, *inputs)
+        outputs = External.call(node, *inputs)
         return outputs[0] if not node.several else outputs
 
     def _node(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:

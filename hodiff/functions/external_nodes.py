@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.errors import HodiffWarning, InputError, RouteError
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.differences import Measured, elementwise_derivative, jacobian, rounded
 from hodiff.functions.legacy_batching import any_legacy_batched, with_batches, without_batches
 from hodiff.functions.nesting import nestable_jvp
@@ -77,7 +77,7 @@ class DifferencePolicy:
         return value
 
 
-class External(Function):
+class External(AnyOrderFunction):
     """The Function behind `numpy_function`. Saves its inputs."""
 
     @staticmethod
@@ -128,8 +128,8 @@ class External(Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], node: Node, *inputs: Tensor) -> tuple[Any, Any]:
         """Loop, unless the code is elementwise."""
         if isinstance(node, ElementwiseNode):
-            return External.apply(node, *inputs), (in_dims[1],)
-        rows = [External.apply(node, *_row(inputs, in_dims[1:], i)) for i in range(info.batch_size)]
+            return External.call(node, *inputs), (in_dims[1],)
+        rows = [External.call(node, *_row(inputs, in_dims[1:], i)) for i in range(info.batch_size)]
         return tuple(torch.stack(column) for column in zip(*rows, strict=True)), (0,) * len(rows[0])
 
 
@@ -204,7 +204,7 @@ class CallNode(Node):
 
     def jacobian(self, inputs: Sequence[Tensor], likes: Sequence[Any], output: int, index: int) -> Tensor:
         """By differences."""
-        return External.apply(self._below(output, index), *inputs)[0]
+        return External.call(self._below(output, index), *inputs)[0]
 
     def differentiated(self, inputs: Sequence[Tensor]) -> tuple[Node, float]:
         """Of all outputs by all inputs, one after another; the node is that of the last."""
@@ -271,7 +271,7 @@ class ElementwiseNode(Node):
         return node, 0.0 if self.order + 1 < len(self.tower) else self.policy.last_error or 0.0
 
     def _slope(self, inputs: Sequence[Tensor]) -> Tensor:
-        return External.apply(self._next(), *inputs)[0]
+        return External.call(self._next(), *inputs)[0]
 
     def _next(self) -> ElementwiseNode:
         if self.order + 1 < len(self.tower):

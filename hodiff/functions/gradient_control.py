@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.errors import InputError
+from hodiff.functions.any_order import AnyOrderFunction, outside_graphs
 from hodiff.functions.arguments import require_floating, require_number_or_floating
 from hodiff.functions.elementwise import batch_in_front
 from hodiff.functions.nesting import nestable_jvp
@@ -49,7 +49,7 @@ def stop_gradient(x: Tensor) -> Tensor:
     return x.detach()
 
 
-class ScaleGradient(Function):
+class ScaleGradient(AnyOrderFunction):
     """The Function behind `scale_gradient` and `reverse_gradient`. Saves the factor."""
 
     @staticmethod
@@ -93,7 +93,7 @@ class ScaleGradient(Function):
         x, factor = batch_in_front(in_dims, (x, factor))
         if in_dims[0] is None:
             x = x.expand(info.batch_size, *x.shape)
-        return ScaleGradient.apply(x, factor), 0
+        return ScaleGradient.call(x, factor), 0
 
 
 def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
@@ -156,7 +156,7 @@ def _scaled(function: str, name: str, x: Tensor, factor: Any, sign: int) -> Tens
     return scale(x, sign * factor)
 
 
-class LogGradient(Function):
+class LogGradient(AnyOrderFunction):
     """The Function behind `log_gradient`. Saves nothing."""
 
     @staticmethod
@@ -188,10 +188,10 @@ class LogGradient(Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, record: Any) -> tuple[Tensor, int]:
         """Log the whole batch at once."""
         del info
-        return LogGradient.apply(x.movedim(in_dims[0], 0), record), 0
+        return LogGradient.call(x.movedim(in_dims[0], 0), record), 0
 
 
-class _Shown(Function):
+class _Shown(AnyOrderFunction):
     """Shows a gradient with its batch dimensions; torch calls `forward` with a plain tensor below all transforms."""
 
     @staticmethod
@@ -220,7 +220,7 @@ class _Shown(Function):
         return _Shown.apply(x.movedim(in_dims[0], 0), record), 0
 
 
-@torch.compiler.disable
+@outside_graphs
 def log_gradient(x: Tensor, record: Callable[[Tensor], Any] | None = None, *, name: str = "gradient") -> Tensor:
     r"""The identity, in every route; a gradient that comes back is shown to `record` and passed on unchanged.
 
@@ -251,7 +251,7 @@ def log_gradient(x: Tensor, record: Callable[[Tensor], Any] | None = None, *, na
     require_floating("log_gradient", x=x)
     if record is not None and not callable(record):
         raise InputError(f"log_gradient: record: expected a callable or None, got {type(record).__name__}.")
-    return LogGradient.apply(x, record or _to_logger(name))
+    return LogGradient.call(x, record or _to_logger(name))
 
 
 def _to_logger(name: str) -> Callable[[Tensor], None]:

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.errors import InputError
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_choice, require_floating
 from hodiff.functions.autocast import autocast_like_torch
 from hodiff.functions.linear_activations import FUSED_ACTIVATIONS
 from hodiff.functions.nesting import nestable_jvp
 
 
-class FusedLinear(Function):
+class FusedLinear(AnyOrderFunction):
     """$y = a(x w^T + b)$. Saves input and weight, with the output (relu, tanh) or the bias (silu, gelu).
 
     Besides the shapes of `fused_linear` it takes stacks, x (*stack, n, in), w (*stack, out, in) and b (*stack, out),
@@ -81,16 +81,16 @@ class FusedLinear(Function):
         x_dim, weight_dim, bias_dim, _ = in_dims
         stacked = weight.dim() - (weight_dim is not None) > 2
         if not stacked and weight_dim is None and bias_dim is None:
-            return FusedLinear.apply(x.movedim(x_dim, 0), weight, bias, activation), 0
+            return FusedLinear.call(x.movedim(x_dim, 0), weight, bias, activation), 0
         x, weight = _in_front(x, x_dim), _in_front(weight, weight_dim)
         bias = None if bias is None else _in_front(bias, bias_dim)
         if stacked:
-            return FusedLinear.apply(x, weight, bias, activation), 0
-        y = FusedLinear.apply(_rows(x), weight, bias, activation)
+            return FusedLinear.call(x, weight, bias, activation), 0
+        y = FusedLinear.call(_rows(x), weight, bias, activation)
         return y.reshape(info.batch_size, *x.shape[1:-1], y.shape[-1]), 0
 
 
-class ClippedGradientLinear(Function):
+class ClippedGradientLinear(AnyOrderFunction):
     """$y = x w^T$, whose gradients by $x$ and $w$ are clamped. Saves both.
 
     Takes stacks as `FusedLinear` does, but of equal shapes: what is unbatched is expanded outside, as every example's
@@ -143,8 +143,8 @@ class ClippedGradientLinear(Function):
             for each, dim in zip((x, weight), in_dims[:2], strict=True)
         )
         if stacked:
-            return ClippedGradientLinear.apply(x, weight, bound), 0
-        y = ClippedGradientLinear.apply(_rows(x), weight, bound)
+            return ClippedGradientLinear.call(x, weight, bound), 0
+        y = ClippedGradientLinear.call(_rows(x), weight, bound)
         return y.reshape(*x.shape[:-1], y.shape[-1]), 0
 
 
@@ -180,7 +180,7 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
     require_choice("fused_linear", "activation", activation, tuple(FUSED_ACTIVATIONS))
     x, weight, bias = autocast_like_torch(x, weight, bias)
     _require_same_dtype("fused_linear", x=x, weight=weight, bias=bias)
-    return FusedLinear.apply(x, weight, bias, activation)
+    return FusedLinear.call(x, weight, bias, activation)
 
 
 def clipped_gradient_linear(x: Tensor, weight: Tensor, bound: float) -> Tensor:
@@ -220,7 +220,7 @@ def clipped_gradient_linear(x: Tensor, weight: Tensor, bound: float) -> Tensor:
         raise InputError(f"clipped_gradient_linear: bound: expected a number of at least 0, got {bound!r}.")
     x, weight = autocast_like_torch(x, weight)
     _require_same_dtype("clipped_gradient_linear", x=x, weight=weight)
-    return ClippedGradientLinear.apply(x, weight, bound)
+    return ClippedGradientLinear.call(x, weight, bound)
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

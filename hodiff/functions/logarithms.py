@@ -24,7 +24,7 @@ class LogSigmoid(ElementwiseFunction):
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
         """$σ(-x)$."""
-        return Logistic.apply(-x)
+        return Logistic.call(-x)
 
 
 class Log1mExp(ElementwiseFunction):
@@ -39,7 +39,7 @@ class Log1mExp(ElementwiseFunction):
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
         """$1 / (e^x - 1)$."""
-        return Occupation.apply(x)
+        return Occupation.call(x)
 
 
 class Occupation(ElementwiseFunction):
@@ -53,7 +53,7 @@ class Occupation(ElementwiseFunction):
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
         """$-n (1 + n)$, in which nothing cancels or overflows too early."""
-        n = Occupation.apply(x)
+        n = Occupation.call(x)
         return -(n * (1 + n))
 
 
@@ -68,7 +68,7 @@ class Logit(ElementwiseFunction):
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
         """$1 / (x (1 - x))$."""
-        return LogitSlope.apply(x)
+        return LogitSlope.call(x)
 
 
 class LogitSlope(ElementwiseFunction):
@@ -82,7 +82,7 @@ class LogitSlope(ElementwiseFunction):
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
         """$(2x - 1) y^2$ in terms of the value y, which overflows to the right infinity."""
-        y = LogitSlope.apply(x)
+        y = LogitSlope.call(x)
         return (2 * x - 1) * (y * y)
 
 
@@ -122,7 +122,7 @@ def log_sigmoid(x: Tensor) -> Tensor:
     Source: M. Mächler, "Accurately computing log(1 - exp(-|a|))", 2012, equation 10.
     """
     require_floating("log_sigmoid", x=x)
-    return LogSigmoid.apply(x)
+    return LogSigmoid.call(x)
 
 
 def log1mexp(x: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def log1mexp(x: Tensor) -> Tensor:
     Source: M. Mächler, "Accurately computing log(1 - exp(-|a|))", 2012, equation 7.
     """
     require_floating("log1mexp", x=x)
-    return Log1mExp.apply(x)
+    return Log1mExp.call(x)
 
 
 def logit(x: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def logit(x: Tensor) -> Tensor:
     Source: J. Berkson, "Application of the logistic function to bio-assay", 1944.
     """
     require_floating("logit", x=x)
-    return Logit.apply(x)
+    return Logit.call(x)
 
 
 def xlogy(x: Tensor, y: Tensor) -> Tensor:
@@ -201,4 +201,4 @@ def xlogy(x: Tensor, y: Tensor) -> Tensor:
     """
     require_floating("xlogy", x=x, y=y)
     require_broadcastable("xlogy", x=x, y=y)
-    return XLogY.apply(x, y)
+    return XLogY.call(x, y)

@@ -32,7 +32,7 @@ class Logistic(ElementwiseFunction):
     @staticmethod
     def slope(index: int, z: Tensor) -> Tensor:
         """$b(z)$."""
-        return Bell.apply(z)
+        return Bell.call(z)
 
 
 class Bell(ElementwiseFunction):
@@ -46,7 +46,7 @@ class Bell(ElementwiseFunction):
     @staticmethod
     def slope(index: int, z: Tensor) -> Tensor:
         """$-b(z) t(z)$."""
-        return -(Bell.apply(z) * HalfTanh.apply(z))
+        return -(Bell.call(z) * HalfTanh.call(z))
 
 
 class HalfTanh(ElementwiseFunction):
@@ -60,7 +60,7 @@ class HalfTanh(ElementwiseFunction):
     @staticmethod
     def slope(index: int, z: Tensor) -> Tensor:
         """$2 b(z)$."""
-        return 2 * Bell.apply(z)
+        return 2 * Bell.call(z)
 
 
 class BernoulliEntropy(ElementwiseFunction):
@@ -76,7 +76,7 @@ class BernoulliEntropy(ElementwiseFunction):
     def slope(index: int, z: Tensor) -> Tensor:
         """$-z b(z)$."""
         z = z.clamp(-SATURATED, SATURATED)
-        return -(z * Bell.apply(z))
+        return -(z * Bell.call(z))
 
 
 class ScaledSigmoid(ElementwiseFunction):
@@ -130,5 +130,5 @@ def scaled_sigmoid(x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     require_number_or_floating("scaled_sigmoid", scale=scale)
     require_broadcastable("scaled_sigmoid", x=x, scale=scale)
     if isinstance(scale, Tensor):
-        return scale * ScaledSigmoid.apply(x, 1.0)
-    return ScaledSigmoid.apply(x, scale)
+        return scale * ScaledSigmoid.call(x, 1.0)
+    return ScaledSigmoid.call(x, scale)

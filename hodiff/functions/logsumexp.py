@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.blocks import block_of, blocks, broadcast_shape
 from hodiff.functions.elementwise import batch_in_front
 from hodiff.functions.nesting import nestable_jvp
 from hodiff.functions.softmax import Softmax, third_derivative, weighted_product
 
 
-class LogSumExp(Function):
+class LogSumExp(AnyOrderFunction):
     """The Function behind `logsumexp`; the dimension is negative and kept. Saves its input and output."""
 
     @staticmethod
@@ -38,28 +38,28 @@ class LogSumExp(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
         """The cotangent times $p$, and zero for empty sums."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
         x, y = ctx.saved_tensors
-        return LogSumExpGradient.apply(x, torch.where(y.detach().isneginf(), 0, cotangent), ctx.dim, True), None
+        return LogSumExpGradient.call(x, torch.where(y.detach().isneginf(), 0, cotangent), ctx.dim, True), None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         """Mean of the tangent under $p$."""
         (x,) = ctx.saved_tensors
-        live = LogSumExp.apply(x.detach(), ctx.dim).isneginf().logical_not().to(x.dtype)
-        return (LogSumExpGradient.apply(x, live, ctx.dim, True) * tangent).sum(ctx.dim, keepdim=True)
+        live = LogSumExp.call(x.detach(), ctx.dim).isneginf().logical_not().to(x.dtype)
+        return (LogSumExpGradient.call(x, live, ctx.dim, True) * tangent).sum(ctx.dim, keepdim=True)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
         """Put the batch in front, where negative dimensions do not count it."""
-        return LogSumExp.apply(x.movedim(in_dims[0], 0), dim), 0
+        return LogSumExp.call(x.movedim(in_dims[0], 0), dim), 0
 
 
-class LogSumExpGradient(Function):
+class LogSumExpGradient(AnyOrderFunction):
     """$s p$ for a factor s of size 1 along the dimension. Saves both inputs."""
 
     @staticmethod
@@ -78,7 +78,7 @@ class LogSumExpGradient(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, v: Tensor | None) -> Any:
         """$s J v$ by x and $⟨p, v⟩$ by s."""
         if v is None:
             return None, None, None, None
@@ -86,9 +86,9 @@ class LogSumExpGradient(Function):
         x_shape, scale_shape = ctx.shapes
         by_x = by_scale = None
         if ctx.needs_input_grad[0]:
-            by_x = LogSumExpProduct.apply(x, scale, v, ctx.dim, ctx.bounded, None).sum_to_size(x_shape)
+            by_x = LogSumExpProduct.call(x, scale, v, ctx.dim, ctx.bounded, None).sum_to_size(x_shape)
         if ctx.needs_input_grad[1]:
-            p = Softmax.apply(bound(x) if ctx.bounded else x, ctx.dim)
+            p = Softmax.call(bound(x) if ctx.bounded else x, ctx.dim)
             by_scale = (p * v).sum_to_size(scale_shape)
         return by_x, by_scale, None, None
 
@@ -99,18 +99,18 @@ class LogSumExpGradient(Function):
         x, scale = ctx.saved_tensors
         terms = []
         if x_t is not None:
-            terms.append(LogSumExpProduct.apply(x, scale, x_t, ctx.dim, ctx.bounded, None))
+            terms.append(LogSumExpProduct.call(x, scale, x_t, ctx.dim, ctx.bounded, None))
         if scale_t is not None:
-            terms.append(LogSumExpGradient.apply(x, scale_t, ctx.dim, ctx.bounded))
+            terms.append(LogSumExpGradient.call(x, scale_t, ctx.dim, ctx.bounded))
         return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, scale: Tensor, dim: int, bounded: bool) -> Any:
         """Put the batches in front and let them broadcast."""
-        return LogSumExpGradient.apply(*batch_in_front(in_dims, (x, scale, dim, bounded))), 0
+        return LogSumExpGradient.call(*batch_in_front(in_dims, (x, scale, dim, bounded))), 0
 
 
-class LogSumExpProduct(Function):
+class LogSumExpProduct(AnyOrderFunction):
     r"""$s J v = s\,(p \circ v - p\,\langle p, v \rangle)$ with broadcasting. Saves its three tensors."""
 
     @staticmethod
@@ -136,7 +136,7 @@ class LogSumExpProduct(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, u: Tensor | None) -> Any:
         """The product with u by v; by x that with the third derivative's inner part."""
         if u is None:
             return (None,) * 6
@@ -145,14 +145,14 @@ class LogSumExpProduct(Function):
         needs = ctx.needs_input_grad
         by_x = by_scale = by_v = None
         if needs[0] or needs[1]:
-            p = Softmax.apply(bound(x) if bounded else x, dim)
+            p = Softmax.call(bound(x) if bounded else x, dim)
         if needs[0]:
             inner = third_derivative(p, u, v, dim)
-            by_x = LogSumExpProduct.apply(x, scale, inner, dim, bounded, limit).sum_to_size(ctx.shapes[0])
+            by_x = LogSumExpProduct.call(x, scale, inner, dim, bounded, limit).sum_to_size(ctx.shapes[0])
         if needs[1]:
             by_scale = (u * p * (v - (p * v).sum(dim, keepdim=True))).sum_to_size(ctx.shapes[1])
         if needs[2]:
-            by_v = LogSumExpProduct.apply(x, scale, u, dim, bounded, limit).sum_to_size(ctx.shapes[2])
+            by_v = LogSumExpProduct.call(x, scale, u, dim, bounded, limit).sum_to_size(ctx.shapes[2])
         return by_x, by_scale, by_v, None, None, None
 
     @staticmethod
@@ -163,19 +163,19 @@ class LogSumExpProduct(Function):
         dim, bounded, limit = ctx.rest
         inner = v_t
         if x_t is not None:
-            by_x = third_derivative(Softmax.apply(bound(x) if bounded else x, dim), x_t, v, dim)
+            by_x = third_derivative(Softmax.call(bound(x) if bounded else x, dim), x_t, v, dim)
             inner = by_x if v_t is None else by_x + v_t
         terms = []
         if inner is not None:
-            terms.append(LogSumExpProduct.apply(x, scale, inner, dim, bounded, limit))
+            terms.append(LogSumExpProduct.call(x, scale, inner, dim, bounded, limit))
         if scale_t is not None:
-            terms.append(LogSumExpProduct.apply(x, scale_t, v, dim, bounded, limit))
+            terms.append(LogSumExpProduct.call(x, scale_t, v, dim, bounded, limit))
         return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Put the batches in front and let them broadcast."""
-        return LogSumExpProduct.apply(*batch_in_front(in_dims, inputs)), 0
+        return LogSumExpProduct.call(*batch_in_front(in_dims, inputs)), 0
 
 
 def bound(x: Tensor) -> Tensor:

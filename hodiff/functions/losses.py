@@ -63,10 +63,10 @@ def cross_entropy(
     $$ \ell_n = \sum_c w_c\,q_{nc} \Big( \log \sum_k e^{x_{nk}} - x_{nc} \Big), \qquad
        q_{nc} = (1 - \varepsilon)\,[c = t_n] + \varepsilon / C $$
 
-    With class indices the mean is over $\sum_n w_{t_n}$, and with probabilities over the number of samples. Only `input`
-    and `target` are kept for backward (with probabilities, the product with smoothing or weights too); the softmax is
-    computed again for one block of samples at a time, at the second order as well. A Hessian-vector product takes three
-    passes over the logits.
+    With class indices the mean is over $\sum_n w_{t_n}$, and with probabilities over the number of samples. Backward
+    keeps `input` and `target` only (with probabilities that are smoothed or weighted, those); the softmax is computed
+    again for one block of samples at a time, at the second order as well. A Hessian-vector product takes three passes
+    over the logits.
 
     Args:
         input: Floating-point logits (N, C), (C,) or (N, C, d1, ...).
@@ -103,18 +103,18 @@ def cross_entropy(
     along = None if weight is None else weight.to(input.dtype).reshape(-1, *(1,) * (-dim - 1))
     if target.is_floating_point():
         q = target if not label_smoothing else (1 - label_smoothing) * target + label_smoothing / classes
-        losses = SoftCrossEntropy.apply(input, q if along is None else q * along, dim, limit).squeeze(dim)
+        losses = SoftCrossEntropy.call(input, q if along is None else q * along, dim, limit).squeeze(dim)
         return _reduced(losses, reduction)
     index = target.unsqueeze(dim)
     counted = index != ignore_index
     if weight is None:
-        losses = CrossEntropy.apply(input, index, ignore_index, label_smoothing, dim, limit)
+        losses = CrossEntropy.call(input, index, ignore_index, label_smoothing, dim, limit)
         total: Any = counted.sum()
     else:
         each = torch.where(counted, weight.to(input.dtype)[class_of(index, ignore_index)], 0)
-        losses = each * CrossEntropy.apply(input, index, ignore_index, 0.0, dim, limit)
+        losses = each * CrossEntropy.call(input, index, ignore_index, 0.0, dim, limit)
         if label_smoothing:
-            smooth = torch.where(counted, SoftCrossEntropy.apply(input, along, dim, limit), 0)
+            smooth = torch.where(counted, SoftCrossEntropy.call(input, along, dim, limit), 0)
             losses = (1 - label_smoothing) * losses + label_smoothing / classes * smooth
         total = each.sum()
     losses = losses.squeeze(dim)
@@ -122,7 +122,9 @@ def cross_entropy(
 
 
 def huber(input: Tensor, target: Tensor, delta: Tensor | float = 1.0, reduction: str = "mean") -> Tensor:
-    r"""Huber's loss of the residual $r$ = `input` - `target`: $r^2/2$ where $|r| \le \delta$, else $\delta(|r| - \delta/2)$.
+    r"""Huber's loss of the residual $r$ = `input` - `target`.
+
+    $$ \ell(r) = r^2/2 \ \text{ where } |r| \le \delta, \qquad \delta\,(|r| - \delta/2) \ \text{ elsewhere} $$
 
     The first derivative is continuous. The second, 1 inside and 0 outside, is 1 at $|r| = \delta$.
 
@@ -153,7 +155,7 @@ def huber(input: Tensor, target: Tensor, delta: Tensor | float = 1.0, reduction:
         raise InputError(f"huber: delta: expected a positive number, got {delta!r}.")
     _require_broadcasts_to("huber", "delta", delta, input)
     require_choice("huber", "reduction", reduction, REDUCTIONS)
-    return _reduced(Huber.apply(input - target, delta), reduction)
+    return _reduced(Huber.call(input - target, delta), reduction)
 
 
 def hinge(input: Tensor, target: Tensor, margin: Tensor | float = 1.0, reduction: str = "mean") -> Tensor:
@@ -189,7 +191,7 @@ def hinge(input: Tensor, target: Tensor, margin: Tensor | float = 1.0, reduction
     require_number_or_floating("hinge", margin=margin)
     _require_broadcasts_to("hinge", "margin", margin, input)
     require_choice("hinge", "reduction", reduction, REDUCTIONS)
-    return _reduced(Hinge.apply(input, target.to(input.dtype), margin), reduction)
+    return _reduced(Hinge.call(input, target.to(input.dtype), margin), reduction)
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.errors import InputError
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_floating
 from hodiff.functions.normalization_formulas import Layout, aligned, wide
 from hodiff.functions.normalization_function import Normalization
@@ -242,7 +242,7 @@ def _normalization(
 ) -> Any:
     parameter = weight if weight is not None else bias
     dtype = x.dtype if parameter is None else parameter.dtype
-    return Normalization.apply(x, weight, bias, Layout(kind, size, x.dim(), float(eps), centered, dtype))
+    return Normalization.call(x, weight, bias, Layout(kind, size, x.dim(), float(eps), centered, dtype))
 
 
 def _by_running_statistics(
@@ -264,7 +264,7 @@ def _update(running: Tensor | None, new: Tensor, momentum: float) -> None:
         _RunningUpdate.apply(running.detach(), new.detach(), momentum)
 
 
-class _RunningUpdate(Function):
+class _RunningUpdate(AnyOrderFunction):
     """Change a running statistic below all transforms of torch.func, as torch's batch_norm does; saves nothing."""
 
     @staticmethod

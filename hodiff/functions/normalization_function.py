@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.functions import normalization_formulas as formulas
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.nesting import nestable_jvp
 from hodiff.functions.normalization_formulas import (
     Layout,
@@ -31,7 +31,7 @@ from hodiff.functions.normalization_formulas import (
 from hodiff.functions.normalization_kernels import gradient_kernel, value_kernel
 
 
-class Normalization(Function):
+class Normalization(AnyOrderFunction):
     """Standardize, scale and shift. Saves the input, the weight and the statistics (two or three numbers a group)."""
 
     @staticmethod
@@ -64,7 +64,7 @@ class Normalization(Function):
         if torch.compiler.is_compiling():
             found = formulas.gradient(cotangent, x, weight, ctx.layout, wanted)
         else:
-            found = NormalizationGradient.apply(cotangent, x, weight, ctx.layout, wanted, *statistics)
+            found = NormalizationGradient.call(cotangent, x, weight, ctx.layout, wanted, *statistics)
         return (*_placed(found, wanted), None)
 
     @staticmethod
@@ -90,10 +90,10 @@ class Normalization(Function):
         x_dim, weight_dim, bias_dim, _ = in_dims
         samples = x_dim is not None and weight_dim is None and bias_dim is None
         if samples and layout.kind == "trailing":
-            outputs = Normalization.apply(x.movedim(x_dim, 0), weight, bias, layout._replace(rank=layout.rank + 1))
+            outputs = Normalization.call(x.movedim(x_dim, 0), weight, bias, layout._replace(rank=layout.rank + 1))
         elif samples and layout.kind == "groups":
             x = x.movedim(x_dim, 0)
-            outputs = Normalization.apply(x.reshape(-1, *x.shape[2:]), weight, bias, layout)
+            outputs = Normalization.call(x.reshape(-1, *x.shape[2:]), weight, bias, layout)
             outputs = tuple(each.reshape(*x.shape[:2], *each.shape[1:]) for each in outputs)
         else:
             x, weight, bias = _in_front(in_dims, x, weight, bias)
@@ -101,7 +101,7 @@ class Normalization(Function):
         return outputs, (0,) * len(outputs)
 
 
-class NormalizationGradient(Function):
+class NormalizationGradient(AnyOrderFunction):
     """Gradients by input, weight and bias, those wanted. Saves cotangent, input and weight."""
 
     @staticmethod

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.closed_over import is_constant
 from hodiff.functions.hidden_tensors import hidden_tensor
 from hodiff.functions.legacy_batching import any_legacy_batched, with_batches, without_batches
@@ -38,7 +39,7 @@ class Program:
         """Gradients by the inputs at the positions `needed`, as the output of another program."""
         defined = [i for i, each in enumerate(cotangents) if each is not None]
         pullback = Pullback(self, len(inputs), needed, defined)
-        gradients = Checkpoint.apply(pullback, *inputs, *(each for each in cotangents if each is not None))
+        gradients = Checkpoint.call(pullback, *inputs, *(each for each in cotangents if each is not None))
         by_position = dict(zip(pullback.used, gradients, strict=True))
         return [by_position.get(i) for i in needed]
 
@@ -46,10 +47,10 @@ class Program:
         """Tangents of all floating-point outputs, as the output of another program."""
         moving = [i for i, each in enumerate(tangents) if each is not None]
         pushforward = Pushforward(self, len(inputs), moving)
-        return Checkpoint.apply(pushforward, *inputs, *(each for each in tangents if each is not None))
+        return Checkpoint.call(pushforward, *inputs, *(each for each in tangents if each is not None))
 
 
-class Checkpoint(Function):
+class Checkpoint(AnyOrderFunction):
     """The Function behind `checkpoint` and all that stands on programs. Saves the operands of the program."""
 
     @staticmethod
@@ -96,7 +97,7 @@ class Checkpoint(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], program: Program, *inputs: Tensor) -> tuple[Any, Any]:
         """Run the program under `torch.func.vmap`."""
-        outputs = Checkpoint.apply(Batched(program, in_dims[1:], info.randomness), *inputs)
+        outputs = Checkpoint.call(Batched(program, in_dims[1:], info.randomness), *inputs)
         return outputs, (0,) * len(outputs)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.errors import InputError
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_dims, require_floating, require_number_or_floating
 from hodiff.functions.nesting import nestable_jvp
 
 
-class ProjectL2Ball(Function):
+class ProjectL2Ball(AnyOrderFunction):
     """The Function behind `project_l2_ball` and `group_soft_threshold`. Saves its inputs."""
 
     @staticmethod
@@ -65,7 +65,7 @@ class ProjectL2Ball(Function):
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, radius: Any, dims: tuple[int, ...]
     ) -> tuple[Tensor, int]:
         """Put batch dimensions in front: those of the groups are counted from the end."""
-        return ProjectL2Ball.apply(*_batched(info, in_dims, x, radius), dims), 0
+        return ProjectL2Ball.call(*_batched(info, in_dims, x, radius), dims), 0
 
 
 def project_l2_ball(x: Tensor, radius: Tensor | float = 1.0, dim: int | Sequence[int] = -1) -> Tensor:
@@ -97,10 +97,10 @@ def project_l2_ball(x: Tensor, radius: Tensor | float = 1.0, dim: int | Sequence
     dims = require_groups("project_l2_ball", x, "radius", radius, dim, zero=True)
     if torch.compiler.is_compiling():
         return ProjectL2Ball.forward(x, radius, dims)
-    return ProjectL2Ball.apply(x, radius, dims)
+    return ProjectL2Ball.call(x, radius, dims)
 
 
-class ProjectSimplex(Function):
+class ProjectSimplex(AnyOrderFunction):
     """The Function behind `project_simplex`. Saves its output, which is positive exactly on the support."""
 
     @staticmethod
@@ -150,7 +150,7 @@ class ProjectSimplex(Function):
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, radius: Any, dims: tuple[int, ...]
     ) -> tuple[Tensor, int]:
         """Put batch dimensions in front: that of the simplex is counted from the end."""
-        return ProjectSimplex.apply(*_batched(info, in_dims, x, radius), dims), 0
+        return ProjectSimplex.call(*_batched(info, in_dims, x, radius), dims), 0
 
 
 def project_simplex(x: Tensor, radius: Tensor | float = 1.0, dim: int = -1) -> Tensor:
@@ -188,7 +188,7 @@ def project_simplex(x: Tensor, radius: Tensor | float = 1.0, dim: int = -1) -> T
         )
     if torch.compiler.is_compiling():
         return ProjectSimplex.forward(x, radius, dims)
-    return ProjectSimplex.apply(x, radius, dims)
+    return ProjectSimplex.call(x, radius, dims)
 
 
 def _polar(x: Tensor, radius: Any, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:

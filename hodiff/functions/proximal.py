@@ -69,7 +69,7 @@ def soft_threshold(x: Tensor, lam: Tensor | float) -> Tensor:
     require_broadcastable("soft_threshold", x=x, lam=lam)
     if torch.compiler.is_compiling():
         return SoftThreshold.forward(x, lam)
-    return SoftThreshold.apply(x, lam)
+    return SoftThreshold.call(x, lam)
 
 
 def group_soft_threshold(x: Tensor, lam: Tensor | float, dim: int | Sequence[int] = -1) -> Tensor:
@@ -103,4 +103,4 @@ def group_soft_threshold(x: Tensor, lam: Tensor | float, dim: int | Sequence[int
     dims = require_groups("group_soft_threshold", x, "lam", lam, dim, zero=True)
     if torch.compiler.is_compiling():
         return x - ProjectL2Ball.forward(x, lam, dims)
-    return x - ProjectL2Ball.apply(x, lam, dims)
+    return x - ProjectL2Ball.call(x, lam, dims)

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.errors import InputError
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_broadcastable, require_floating, require_number_or_floating
 from hodiff.functions.elementwise import ElementwiseFunction
 from hodiff.functions.logistic import BernoulliEntropy, Logistic
 from hodiff.functions.nesting import nestable_jvp
 
 
-class ReLU(Function):
+class ReLU(AnyOrderFunction):
     """The Function behind `relu`. Saves its output, which the next layer keeps anyway.
 
     The output is detached before it masks the cotangent: the second derivative is zero, and so costs nothing, while
@@ -50,7 +50,7 @@ class ReLU(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, ...], x: Tensor) -> tuple[Tensor, int]:
         """Elementwise."""
-        return ReLU.apply(x), in_dims[0]
+        return ReLU.call(x), in_dims[0]
 
 
 def where_positive(vector: Tensor, mask: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def where_positive(vector: Tensor, mask: Tensor) -> Tensor:
     return torch.ops.aten.threshold_backward(vector, mask.detach(), 0)
 
 
-class ClippedReLU(Function):
+class ClippedReLU(AnyOrderFunction):
     """The Function behind `clipped_relu`. Saves its output, which is detached in backward as in `ReLU`."""
 
     @staticmethod
@@ -98,7 +98,7 @@ class ClippedReLU(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, maximum: float) -> tuple[Tensor, int]:
         """Elementwise."""
-        return ClippedReLU.apply(x, maximum), in_dims[0]
+        return ClippedReLU.call(x, maximum), in_dims[0]
 
 
 def _where_between(vector: Tensor, output: Tensor, maximum: float) -> Tensor:
@@ -123,7 +123,7 @@ class Softplus(ElementwiseFunction):
     def slope(index: int, x: Tensor, beta: Any, threshold: float | None) -> Tensor:
         """$σ(z)$ by x, and by β minus the entropy $log(1 + e^z) - z σ(z)$ over $β^2$."""
         z = beta * x
-        linear, y = (1, Logistic.apply(z)) if index == 0 else (0, -BernoulliEntropy.apply(z) / beta / beta)
+        linear, y = (1, Logistic.call(z)) if index == 0 else (0, -BernoulliEntropy.call(z) / beta / beta)
         return y if threshold is None else torch.where(z > threshold, linear, y)
 
 
@@ -149,7 +149,7 @@ def relu(x: Tensor) -> Tensor:
     Source: V. Nair & G. Hinton, "Rectified linear units improve restricted Boltzmann machines", 2010.
     """
     require_floating("relu", x=x)
-    return ReLU.apply(x)
+    return ReLU.call(x)
 
 
 def clipped_relu(x: Tensor, max: float) -> Tensor:
@@ -178,7 +178,7 @@ def clipped_relu(x: Tensor, max: float) -> Tensor:
     require_floating("clipped_relu", x=x)
     if isinstance(max, bool) or not isinstance(max, (int, float)) or not max > 0:
         raise InputError(f"clipped_relu: max: expected a positive number, got {max!r}.")
-    return ClippedReLU.apply(x, max)
+    return ClippedReLU.call(x, max)
 
 
 def softplus(x: Tensor, beta: Tensor | float = 1.0, threshold: float | None = None) -> Tensor:
@@ -214,4 +214,4 @@ def softplus(x: Tensor, beta: Tensor | float = 1.0, threshold: float | None = No
         isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or math.isnan(threshold)
     ):
         raise InputError(f"softplus: threshold: expected a number or None, got {threshold!r}.")
-    return Softplus.apply(x, beta, threshold)
+    return Softplus.call(x, beta, threshold)

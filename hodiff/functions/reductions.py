@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.errors import InputError
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_dims, require_floating
 from hodiff.functions.elementwise import ElementwiseFunction
 from hodiff.functions.logistic import HalfTanh
@@ -35,10 +35,10 @@ class LogCosh(ElementwiseFunction):
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
         """$tanh(x)$."""
-        return HalfTanh.apply(2 * x)
+        return HalfTanh.call(2 * x)
 
 
-class AMax(Function):
+class AMax(AnyOrderFunction):
     """The Function behind `amax`; the dimension is negative and kept. Saves its input and output.
 
     Both are detached before they select: the second derivative is zero, and so costs nothing.
@@ -58,7 +58,7 @@ class AMax(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
         """An equal share of the cotangent for each maximal element."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
@@ -77,7 +77,7 @@ class AMax(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, dim: int) -> tuple[Tensor, int]:
         """Put the batch in front, where negative dimensions do not count it."""
-        return AMax.apply(x.movedim(in_dims[0], 0), dim), 0
+        return AMax.call(x.movedim(in_dims[0], 0), dim), 0
 
 
 def _ties(x: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -187,7 +187,7 @@ def log_cosh(x: Tensor) -> Tensor:
     Source: P. Green, "Bayesian reconstructions from emission tomography data using a modified EM algorithm", 1990.
     """
     require_floating("log_cosh", x=x)
-    return LogCosh.apply(x)
+    return LogCosh.call(x)
 
 
 def amax(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:

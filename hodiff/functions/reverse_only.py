@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.errors import InputError, RouteError
+from hodiff.functions.any_order import AnyOrderFunction, outside_graphs
 from hodiff.functions.arguments import require_dims, require_floating
 from hodiff.functions.nesting import nestable_jvp
 from hodiff.functions.projections import project_l2_ball
 
 
-class ClipGradient(Function):
+class ClipGradient(AnyOrderFunction):
     """The Function behind `clip_gradient`. Saves nothing but numbers."""
 
     generate_vmap_rule = True
@@ -53,7 +53,7 @@ class ClipGradient(Function):
         raise RouteError(_no_forward_mode("clip_gradient", "clipping a gradient is not linear in it"))
 
 
-@torch.compiler.disable
+@outside_graphs
 def clip_gradient(
     x: Tensor,
     low: float | None = None,
@@ -112,10 +112,10 @@ def clip_gradient(
         raise InputError("clip_gradient: dim: expected max_norm along with dim, got bounds.")
     # A frozenset, as torch's batching of jvp stumbles over tuples of constants.
     dims = frozenset(require_dims("clip_gradient", x, tuple(range(x.dim())) if dim is None else dim))
-    return ClipGradient.apply(x, low, high, max_norm, dims)
+    return ClipGradient.call(x, low, high, max_norm, dims)
 
 
-class NoiseGradient(Function):
+class NoiseGradient(AnyOrderFunction):
     """The Function behind `noise_gradient`. Saves nothing."""
 
     generate_vmap_rule = True
@@ -145,7 +145,7 @@ class NoiseGradient(Function):
         raise RouteError(_no_forward_mode("noise_gradient", "a gradient plus noise is not linear in the gradient"))
 
 
-class _AddNoise(Function):
+class _AddNoise(AnyOrderFunction):
     """Adds noise; an identity to derivatives."""
 
     @staticmethod
@@ -174,7 +174,7 @@ class _AddNoise(Function):
         return _AddNoise.apply(x.movedim(in_dims[0], 0), std, generator), 0
 
 
-@torch.compiler.disable
+@outside_graphs
 def noise_gradient(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
     r"""The identity; a gradient that comes back has normal noise added, $\bar x = \bar y + \sigma \xi$.
 
@@ -207,7 +207,7 @@ def noise_gradient(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
     if not isinstance(generator, torch.Generator) or generator.device.type != x.device.type:
         kind = generator.device if isinstance(generator, torch.Generator) else type(generator).__name__
         raise InputError(f"noise_gradient: generator: expected a torch.Generator on {x.device}, got {kind}.")
-    return NoiseGradient.apply(x, std, generator)
+    return NoiseGradient.call(x, std, generator)
 
 
 def _no_forward_mode(function: str, reason: str) -> str:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.nesting import nestable_jvp
 
 Formula = Callable[..., tuple[Tensor, ...]]
@@ -70,7 +70,7 @@ def blockwise(formula: Formula, plan: Plan, *tensors: Tensor | None) -> tuple[Te
     return tuple(torch.cat(parts, -2) if rows else parts[0] for parts, rows in zip(joined, plan.outputs, strict=True))
 
 
-class RowBlocks(Function):
+class RowBlocks(AnyOrderFunction):
     """`blockwise` with derivatives by blocks. Saves its inputs."""
 
     @staticmethod
@@ -100,7 +100,7 @@ class RowBlocks(Function):
                 outputs=tuple(ctx.plan.inputs[i] for i in wanted),
             )
             formula = partial(_pullback, ctx.formula, wanted, given)
-            found = RowBlocks.apply(formula, plan, *tensors, *(cotangents[i] for i in given))
+            found = RowBlocks.call(formula, plan, *tensors, *(cotangents[i] for i in given))
             for i, each in zip(wanted, found, strict=True):
                 gradients[i] = each
         return None, None, *gradients
@@ -112,13 +112,13 @@ class RowBlocks(Function):
         given = tuple(i for i, each in enumerate(tangents) if each is not None)
         plan = ctx.plan._replace(inputs=(*ctx.plan.inputs, *(ctx.plan.inputs[i] for i in given)))
         formula = partial(_pushforward, ctx.formula, given)
-        return RowBlocks.apply(formula, plan, *ctx.saved_tensors, *(tangents[i] for i in given))
+        return RowBlocks.call(formula, plan, *ctx.saved_tensors, *(tangents[i] for i in given))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], formula: Formula, plan: Plan, *tensors: Tensor | None) -> Any:
         """The batch joins the dimensions before the rows."""
         front = all_batched(info.batch_size, in_dims[2:], tensors)
-        outputs = RowBlocks.apply(formula, plan._replace(width=plan.width * info.batch_size), *front)
+        outputs = RowBlocks.call(formula, plan._replace(width=plan.width * info.batch_size), *front)
         return outputs, (0,) * len(outputs)
 
 

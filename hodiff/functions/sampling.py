@@ -134,7 +134,7 @@ def _perturbed(name: str, logits: Tensor, noise: Tensor, temperature: Tensor | f
         _require_one_along(name, temperature, logits, axis)
     at = axis - logits.dim()
     scaled = (logits + noise) / temperature
-    return _straight_through(scaled, at) if hard else Softmax.apply(scaled, at)
+    return _straight_through(scaled, at) if hard else Softmax.call(scaled, at)
 
 
 def _one_hot(x: Tensor, dim: int) -> Tensor:
@@ -142,7 +142,7 @@ def _one_hot(x: Tensor, dim: int) -> Tensor:
     return torch.zeros_like(x).scatter(dim, x.argmax(dim, keepdim=True), 1.0)
 
 
-_straight_through = straight_through(_one_hot, lambda x, dim: Softmax.apply(x, dim), name="gumbel_softmax")
+_straight_through = straight_through(_one_hot, lambda x, dim: Softmax.call(x, dim), name="gumbel_softmax")
 
 
 def _require_one_along(name: str, temperature: Tensor, logits: Tensor, axis: int) -> None:
@@ -153,8 +153,8 @@ def _require_one_along(name: str, temperature: Tensor, logits: Tensor, axis: int
         fits = False
     if not fits:
         raise InputError(
-            f"{name}: temperature: expected one for all or for each sample, a shape that broadcasts to {tuple(one)} for "
-            f"logits {tuple(logits.shape)}, got {tuple(temperature.shape)}."
+            f"{name}: temperature: expected one for all or for each sample, in a shape that broadcasts to "
+            f"{tuple(one)} for logits {tuple(logits.shape)}, got {tuple(temperature.shape)}."
         )
 
 

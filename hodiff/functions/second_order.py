@@ -64,7 +64,7 @@ def hvp_function(f: Callable[..., Any]) -> Callable[..., Any]:
         # The leaves of x come first among the operands.
         moving = list(range(len(points)))
         program = _SymmetricDerivative(call, [moving], moving)
-        return pytree.tree_unflatten(list(Checkpoint.apply(program, *call.take_inputs(), *directions)), spec)
+        return pytree.tree_unflatten(list(Checkpoint.call(program, *call.take_inputs(), *directions)), spec)
 
     return product
 
@@ -144,7 +144,7 @@ class _SymmetricDerivative(Program):
 
     def _derivative(self, point: Tensors, directions: Sequence[Direction], wanted: Sequence[int]) -> tuple[Tensor, ...]:
         program = _SymmetricDerivative(self.call, [list(each) for each in directions], wanted)
-        return Checkpoint.apply(program, *point, *(t for each in directions for t in each.values()))
+        return Checkpoint.call(program, *point, *(t for each in directions for t in each.values()))
 
     def _split(self, inputs: Tensors) -> tuple[Tensors, list[Direction]]:
         count = len(inputs) - sum(map(len, self.moving))

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.blocks import allows_in_place, block_of, blocks, broadcast_shape
 from hodiff.functions.elementwise import batch_in_front
 from hodiff.functions.logsumexp import LogSumExpProduct
@@ -18,7 +18,7 @@ from hodiff.functions.nesting import nestable_jvp
 from hodiff.functions.softmax import LogSoftmax, Softmax
 
 
-class SoftCrossEntropy(Function):
+class SoftCrossEntropy(AnyOrderFunction):
     """The loss of each sample, of size 1 along the dimension, with probabilities. Saves logits and probabilities.
 
     Where a probability is 0 its term is 0, whatever the logit.
@@ -48,7 +48,7 @@ class SoftCrossEntropy(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
         """$g (Q p - q)$ by x and $-g log p$ by q."""
         if cotangent is None:
             return None, None, None, None
@@ -57,9 +57,9 @@ class SoftCrossEntropy(Function):
         by_x = by_q = None
         if ctx.needs_input_grad[0]:
             # Not expanded, as from a sum: forward mode could not write its tangent in the same layout.
-            by_x = SoftCrossEntropyGradient.apply(x, q, cotangent.contiguous(), dim, limit).sum_to_size(x.shape)
+            by_x = SoftCrossEntropyGradient.call(x, q, cotangent.contiguous(), dim, limit).sum_to_size(x.shape)
         if ctx.needs_input_grad[1]:
-            by_q = (-cotangent * LogSoftmax.apply(x, dim)).sum_to_size(q.shape)
+            by_q = (-cotangent * LogSoftmax.call(x, dim)).sum_to_size(q.shape)
         return by_x, by_q, None, None
 
     @staticmethod
@@ -70,19 +70,19 @@ class SoftCrossEntropy(Function):
         dim = ctx.rest[0]
         terms = []
         if x_t is not None:
-            mean = (Softmax.apply(x, dim) * x_t).sum(dim, keepdim=True)
+            mean = (Softmax.call(x, dim) * x_t).sum(dim, keepdim=True)
             terms.append((q * (mean - x_t)).sum(dim, keepdim=True))
         if q_t is not None:
-            terms.append(-(q_t * LogSoftmax.apply(x, dim)).sum(dim, keepdim=True))
+            terms.append(-(q_t * LogSoftmax.call(x, dim)).sum(dim, keepdim=True))
         return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Put the batches in front and let them broadcast."""
-        return SoftCrossEntropy.apply(*batch_in_front(in_dims, inputs)), 0
+        return SoftCrossEntropy.call(*batch_in_front(in_dims, inputs)), 0
 
 
-class SoftCrossEntropyGradient(Function):
+class SoftCrossEntropyGradient(AnyOrderFunction):
     r"""$g\,(Q p - q)$ with broadcasting. Saves its three tensors."""
 
     @staticmethod
@@ -107,7 +107,7 @@ class SoftCrossEntropyGradient(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, v: Tensor | None) -> Any:
         """$g Q J v$ by x, $g (⟨p,v⟩ - v)$ by q and $Q ⟨p,v⟩ - ⟨q,v⟩$ by g."""
         if v is None:
             return (None,) * 5
@@ -117,9 +117,9 @@ class SoftCrossEntropyGradient(Function):
         by_x = by_q = by_g = None
         if needs[0]:
             scale = g * _mass(x, q, dim)
-            by_x = LogSumExpProduct.apply(x, scale, v, dim, False, limit).sum_to_size(x.shape)
+            by_x = LogSumExpProduct.call(x, scale, v, dim, False, limit).sum_to_size(x.shape)
         if needs[1] or needs[2]:
-            centred = (Softmax.apply(x, dim) * v).sum(dim, keepdim=True) - v
+            centred = (Softmax.call(x, dim) * v).sum(dim, keepdim=True) - v
             by_q = (g * centred).sum_to_size(q.shape) if needs[1] else None
             by_g = (q * centred).sum_to_size(g.shape) if needs[2] else None
         return by_x, by_q, by_g, None, None
@@ -132,11 +132,11 @@ class SoftCrossEntropyGradient(Function):
         dim, limit = ctx.rest
         terms = []
         if x_t is not None:
-            terms.append(LogSumExpProduct.apply(x, g * _mass(x, q, dim), x_t, dim, False, limit))
+            terms.append(LogSumExpProduct.call(x, g * _mass(x, q, dim), x_t, dim, False, limit))
         if q_t is not None:
-            terms.append(SoftCrossEntropyGradient.apply(x, q_t, g, dim, limit))
+            terms.append(SoftCrossEntropyGradient.call(x, q_t, g, dim, limit))
         if g_t is not None:
-            terms.append(SoftCrossEntropyGradient.apply(x, q, g_t, dim, limit))
+            terms.append(SoftCrossEntropyGradient.call(x, q, g_t, dim, limit))
         tangent = terms[0]
         for term in terms[1:]:
             tangent = tangent + term
@@ -145,7 +145,7 @@ class SoftCrossEntropyGradient(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Put the batches in front and let them broadcast."""
-        return SoftCrossEntropyGradient.apply(*batch_in_front(in_dims, inputs)), 0
+        return SoftCrossEntropyGradient.call(*batch_in_front(in_dims, inputs)), 0
 
 
 def _mass(x: Tensor, q: Tensor, dim: int) -> Tensor:

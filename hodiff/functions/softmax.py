@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.blocks import allows_in_place, broadcast_shape
 from hodiff.functions.elementwise import batch_in_front
 from hodiff.functions.nesting import nestable_jvp
 
 
-class Softmax(Function):
+class Softmax(AnyOrderFunction):
     """The Function behind `softmax`; the dimension is negative. Saves its output."""
 
     @staticmethod
@@ -34,25 +34,25 @@ class Softmax(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
-        """$J \\bar p$; the Jacobian is symmetric."""
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
+        r"""$J \bar p$; the Jacobian is symmetric."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
-        return SoftmaxProduct.apply(ctx.saved_tensors[0], cotangent, ctx.dim), None
+        return SoftmaxProduct.call(ctx.saved_tensors[0], cotangent, ctx.dim), None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """$J \\dot x$."""
-        return SoftmaxProduct.apply(Softmax.apply(ctx.saved_tensors[0], ctx.dim), tangent, ctx.dim)
+        r"""$J \dot x$."""
+        return SoftmaxProduct.call(Softmax.call(ctx.saved_tensors[0], ctx.dim), tangent, ctx.dim)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
         """Put the batch in front, where negative dimensions do not count it."""
-        return Softmax.apply(x.movedim(in_dims[0], 0), dim), 0
+        return Softmax.call(x.movedim(in_dims[0], 0), dim), 0
 
 
-class SoftmaxProduct(Function):
+class SoftmaxProduct(AnyOrderFunction):
     r"""$p \circ v - p\,\langle p, v \rangle$ with broadcasting, for probabilities p. Saves both inputs."""
 
     @staticmethod
@@ -70,7 +70,7 @@ class SoftmaxProduct(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, u: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         """$u v - ⟨p,v⟩ u - ⟨p,u⟩ v$ by p, and the product with u by v."""
         if u is None:
             return None, None, None
@@ -80,7 +80,7 @@ class SoftmaxProduct(Function):
         if ctx.needs_input_grad[0]:
             by_p = third_derivative(p, u, v, ctx.dim).sum_to_size(p_shape)
         if ctx.needs_input_grad[1]:
-            by_v = SoftmaxProduct.apply(p, u, ctx.dim).sum_to_size(v_shape)
+            by_v = SoftmaxProduct.call(p, u, ctx.dim).sum_to_size(v_shape)
         return by_p, by_v, None
 
     @staticmethod
@@ -93,16 +93,16 @@ class SoftmaxProduct(Function):
             inner = (p * v).sum(ctx.dim, keepdim=True)
             terms.append(p_t * (v - inner) - p * (p_t * v).sum(ctx.dim, keepdim=True))
         if v_t is not None:
-            terms.append(SoftmaxProduct.apply(p, v_t, ctx.dim))
+            terms.append(SoftmaxProduct.call(p, v_t, ctx.dim))
         return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(broadcast_shape(*ctx.shapes))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], p: Tensor, v: Tensor, dim: int) -> tuple[Tensor, int]:
         """Put the batches in front and let them broadcast."""
-        return SoftmaxProduct.apply(*batch_in_front(in_dims, (p, v, dim))), 0
+        return SoftmaxProduct.call(*batch_in_front(in_dims, (p, v, dim))), 0
 
 
-class LogSoftmax(Function):
+class LogSoftmax(AnyOrderFunction):
     """The Function behind `log_softmax`; the dimension is negative. Saves its input."""
 
     @staticmethod
@@ -119,24 +119,24 @@ class LogSoftmax(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
         """The cotangent minus $p$ times its sum."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
-        p = Softmax.apply(ctx.saved_tensors[0], ctx.dim)
+        p = Softmax.call(ctx.saved_tensors[0], ctx.dim)
         return cotangent - p * cotangent.sum(ctx.dim, keepdim=True), None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         """The tangent minus its mean under $p$."""
-        p = Softmax.apply(ctx.saved_tensors[0], ctx.dim)
+        p = Softmax.call(ctx.saved_tensors[0], ctx.dim)
         return tangent - (p * tangent).sum(ctx.dim, keepdim=True)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
         """Put the batch in front, where negative dimensions do not count it."""
-        return LogSoftmax.apply(x.movedim(in_dims[0], 0), dim), 0
+        return LogSoftmax.call(x.movedim(in_dims[0], 0), dim), 0
 
 
 def weighted_product(p: Tensor, scale: Tensor | None, v: Tensor, dim: int, out: Tensor | None = None) -> Tensor:

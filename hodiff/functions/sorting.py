@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.errors import InputError
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_dims, require_floating, require_number_or_floating
 from hodiff.functions.nesting import nestable_jvp
 
@@ -54,7 +54,7 @@ def _(info: Any, in_dims: tuple[int], y: Tensor) -> tuple[Tensor, int]:
     return isotonic_blocks(y.movedim(in_dims[0], 0)), 0
 
 
-class PermutahedronProjection(Function):
+class PermutahedronProjection(AnyOrderFunction):
     """Projection of a descending vector on the permutahedron of another, given the blocks. Saves the blocks.
 
     Between changes of the blocks it is linear: in each block the mean is exchanged.
@@ -99,7 +99,7 @@ class PermutahedronProjection(Function):
             each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
             for each, dim in zip(inputs, in_dims, strict=True)
         ]
-        return PermutahedronProjection.apply(*batched), 0
+        return PermutahedronProjection.call(*batched), 0
 
 
 def soft_rank(x: Tensor, temperature: Tensor | float = 1.0, dim: int = -1, *, descending: bool = False) -> Tensor:
@@ -187,7 +187,7 @@ def _project(z: Tensor, w: Tensor) -> Tensor:
     blocks = isotonic_blocks((z - w).detach())
     if torch.compiler.is_compiling():
         return PermutahedronProjection.forward(z, w, blocks)
-    return PermutahedronProjection.apply(z, w, blocks)
+    return PermutahedronProjection.call(z, w, blocks)
 
 
 def _block_means(x: Tensor, blocks: Tensor) -> Tensor:

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from hodiff.errors import InputError
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.nesting import nestable_jvp
 
 
-class StraightThrough(Function):
+class StraightThrough(AnyOrderFunction):
     """The Function behind `straight_through`: value of its second argument, derivatives of its first. Saves nothing."""
 
     @staticmethod
@@ -47,7 +47,7 @@ class StraightThrough(Function):
             each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
             for each, dim in zip((surrogate, value), in_dims, strict=True)
         ]
-        return StraightThrough.apply(*pair), 0
+        return StraightThrough.call(*pair), 0
 
 
 def straight_through(
@@ -98,7 +98,7 @@ def straight_through(
         _require_same_kind(title, value, smooth)
         value = value.detach()
         # The compiler looks through a Function's forward in forward mode, where its jvp goes unseen.
-        return _composed(smooth, value) if torch.compiler.is_compiling() else StraightThrough.apply(smooth, value)
+        return _composed(smooth, value) if torch.compiler.is_compiling() else StraightThrough.call(smooth, value)
 
     estimator.__name__ = estimator.__qualname__ = title
     return estimator

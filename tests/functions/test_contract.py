@@ -70,6 +70,22 @@ def test_compiled(case):
     assert report.ok, str(report)
 
 
+@each([case for case in CASES if case.compile])
+def test_compiled_training(case):
+    """A gradient recorded through compiled code, of inputs that require one."""
+    inputs = case.draw()
+    positions = case.differentiated(inputs)
+
+    def gradients(function):
+        leaves = [x.clone().requires_grad_() if i in positions else x for i, x in enumerate(inputs)]
+        return torch.autograd.grad(_total(function(*leaves)), [leaves[i] for i in positions])
+
+    torch.compiler.reset()
+    compiled = torch.compile(case.function, fullgraph=True, backend="aot_eager")
+    for got, expected in zip(gradients(compiled), gradients(case.function), strict=True):
+        assert_close(got, expected)
+
+
 @each(EXACT)
 def test_second_derivative_against_scipy(case):
     phi, point = contracted(case, case.draw())

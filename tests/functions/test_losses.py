@@ -113,7 +113,7 @@ def test_a_product_takes_two_full_size_results_and_one_tensor():
     ours = product_passes(cross_entropy)
     assert len(ours.passes) == 2, ours.passes
     assert len(ours.held) == 1
-    assert len(product_passes(F.cross_entropy).passes) > 6
+    assert len(product_passes(F.cross_entropy).passes) >= 6
 
 
 def test_probabilities_exist_for_one_block_at_a_time(monkeypatch):

@@ -22,7 +22,7 @@ def exact_entropy(z):
 def tower(name, Function, formula, reference, exact, limits):
     return FunctionCase(
         name=name,
-        function=Function.apply,
+        function=Function.call,
         Function=Function,
         inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
         formula=formula,

@@ -27,8 +27,9 @@ def classes(*indices):
     return torch.tensor(indices)
 
 
-def exact_huber(r):
-    return r**2 / 2 if abs(r) <= 1 else abs(r) - mp.mpf(1) / 2
+def exact_huber(x, t, delta):
+    r = x - t
+    return r**2 / 2 if abs(r) <= delta else delta * (abs(r) - delta / 2)
 
 
 CASES = [
@@ -141,7 +142,7 @@ CASES = [
         saved="inputs",
         extremes=[
             Extremes(
-                lambda x: max(1 - x, mp.mpf(0)),
+                lambda x, t, m: max(m - t * x, mp.mpf(0)),
                 others={1: 1.0, 2: 1.0},
                 domain=((-INF, 1), (1, INF)),
                 limits={INF: (0, 0, 0, 0), -INF: (INF, -1, 0, 0), 1.0: (0, 0, 0, 0), NAN: (NAN,)},
