@@ -1,5 +1,8 @@
 """Higher-order differentiation in PyTorch: right, fast and easy to check."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from hodiff.checks import Finding as Finding
 from hodiff.checks import Report as Report
 from hodiff.checks import check as check
@@ -15,5 +18,24 @@ from hodiff.errors import HodiffError as HodiffError
 from hodiff.errors import HodiffWarning as HodiffWarning
 from hodiff.errors import InputError as InputError
 from hodiff.errors import RouteError as RouteError
+from hodiff.functions import straight_through as straight_through
+
+if TYPE_CHECKING:
+    from hodiff.authoring import custom_jvp as custom_jvp
+    from hodiff.authoring import custom_vjp as custom_vjp
+    from hodiff.authoring import elementwise as elementwise
 
 __version__ = "0.1.0"
+
+# Imported on first use: authoring tells dynamo of its rules, and dynamo takes a second to import.
+_AUTHORING = {"custom_jvp", "custom_vjp", "elementwise"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _AUTHORING:
+        return getattr(import_module("hodiff.authoring"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_AUTHORING})

@@ -192,7 +192,7 @@ class ConvolutionInputGradient(AnyOrderFunction):
     def jvp(ctx: Any, cotangent_t: Tensor | None, weight_t: Tensor | None, _: None) -> Tensor:
         """Product rule."""
         cotangent, weight = ctx.saved_tensors
-        rule = ConvolutionInputGradient.apply
+        rule = ConvolutionInputGradient.call
         return _sum(
             None if cotangent_t is None else rule(cotangent_t, weight, ctx.geometry),
             None if weight_t is None else rule(cotangent, weight_t, ctx.geometry),
@@ -257,7 +257,7 @@ class ConvolutionWeightGradient(AnyOrderFunction):
     def jvp(ctx: Any, x_t: Tensor | None, cotangent_t: Tensor | None, *_: None) -> Any:
         """Product rule; the bias's part does not depend on the input."""
         x, cotangent = ctx.saved_tensors
-        rule = ConvolutionWeightGradient.apply
+        rule = ConvolutionWeightGradient.call
         by_weight = by_bias = None
         if cotangent_t is not None:
             both = rule(x, cotangent_t, ctx.geometry, ctx.with_bias)

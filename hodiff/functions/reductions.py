@@ -112,7 +112,7 @@ def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     Source: P. Blanchard, D. Higham & N. Higham, "Accurately computing the log-sum-exp and softmax functions", 2021.
     """
     dims = _dims("logsumexp", x, dim)
-    return _reduced(LogSumExp.apply, x, dims, keepdim)
+    return _reduced(LogSumExp.call, x, dims, keepdim)
 
 
 def softmax(x: Tensor, dim: Dims) -> Tensor:
@@ -139,7 +139,7 @@ def softmax(x: Tensor, dim: Dims) -> Tensor:
 
     Source: P. Blanchard, D. Higham & N. Higham, "Accurately computing the log-sum-exp and softmax functions", 2021.
     """
-    return _normalized(Softmax.apply, x, _dims("softmax", x, dim))
+    return _normalized(Softmax.call, x, _dims("softmax", x, dim))
 
 
 def log_softmax(x: Tensor, dim: Dims) -> Tensor:
@@ -164,7 +164,7 @@ def log_softmax(x: Tensor, dim: Dims) -> Tensor:
 
     Source: P. Blanchard, D. Higham & N. Higham, "Accurately computing the log-sum-exp and softmax functions", 2021.
     """
-    return _normalized(LogSoftmax.apply, x, _dims("log_softmax", x, dim))
+    return _normalized(LogSoftmax.call, x, _dims("log_softmax", x, dim))
 
 
 def log_cosh(x: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ def amax(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     dims = _dims("amax", x, dim)
     if x.dim() and any(x.shape[each] == 0 for each in dims):
         raise InputError(f"amax: x: expected elements along dimensions {dims}, got the shape {tuple(x.shape)}.")
-    return _reduced(AMax.apply, x, dims, keepdim)
+    return _reduced(AMax.call, x, dims, keepdim)
 
 
 def _dims(name: str, x: Any, dim: Any) -> tuple[int, ...]:

@@ -76,7 +76,7 @@ CASES = [
     ),
     FunctionCase(
         name="cross_entropy-gradient",
-        function=lambda x, g: CrossEntropyGradient.apply(x, classes(1, -1, 3)[:, None], g, -1, 0.1, -1, 4),
+        function=lambda x, g: CrossEntropyGradient.call(x, classes(1, -1, 3)[:, None], g, -1, 0.1, -1, 4),
         Function=CrossEntropyGradient,
         inputs=lambda dtype, g: (normal((3, 4), dtype, g), normal((3, 1), dtype, g)),
         reference=lambda x, g: (
@@ -85,14 +85,14 @@ CASES = [
     ),
     FunctionCase(
         name="cross_entropy-soft-gradient",
-        function=lambda x, q, g: SoftCrossEntropyGradient.apply(x, q, g, -1, 3),
+        function=lambda x, q, g: SoftCrossEntropyGradient.call(x, q, g, -1, 3),
         Function=SoftCrossEntropyGradient,
         inputs=lambda dtype, g: (normal((2, 3), dtype, g), normal((2, 3), dtype, g), normal((2, 1), dtype, g)),
         reference=lambda x, q, g: g * (q.sum(-1, keepdim=True) * torch.exp(log_probabilities(x)) - q),
     ),
     FunctionCase(
         name="cross_entropy-product",
-        function=lambda x, scale, v: LogSumExpProduct.apply(x, scale, v, -1, False, 3),
+        function=lambda x, scale, v: LogSumExpProduct.call(x, scale, v, -1, False, 3),
         Function=LogSumExpProduct,
         inputs=lambda dtype, g: (normal((2, 3), dtype, g), normal((2, 1), dtype, g), normal((2, 3), dtype, g)),
         formula=r"s\,(p \circ v - p\,\langle p, v \rangle)",

@@ -62,7 +62,7 @@ CASES = [
     ),
     FunctionCase(
         name="softmax-product",
-        function=lambda p, v: SoftmaxProduct.apply(p, v, -1),
+        function=lambda p, v: SoftmaxProduct.call(p, v, -1),
         Function=SoftmaxProduct,
         inputs=lambda dtype, g: (normal((2, 3), dtype, g), normal((2, 3), dtype, g)),
         formula=r"p \circ v - p\,\langle p, v \rangle",
