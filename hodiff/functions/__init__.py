@@ -121,7 +121,6 @@ from hodiff.functions.soft_cross_entropy import SoftCrossEntropyGradient as Soft
 from hodiff.functions.softmax import LogSoftmax as LogSoftmax
 from hodiff.functions.softmax import Softmax as Softmax
 from hodiff.functions.softmax import SoftmaxProduct as SoftmaxProduct
-from hodiff.functions.softmax import materialized as materialized
 from hodiff.functions.sorting import PermutahedronProjection as PermutahedronProjection
 from hodiff.functions.sorting import soft_rank as soft_rank
 from hodiff.functions.sorting import soft_sort as soft_sort

@@ -38,7 +38,8 @@ class AnyOrderFunction(Function):
 def _either(function: Any, twin: Any) -> Callable[..., Any]:
     # A closure, as dynamo reads no attribute of a Function and looks none up in a table.
     def call(*inputs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        # Within a transform nothing is recorded, and dynamo differentiates what it finds in `forward`.
+        if torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
             return twin.apply(*inputs)
         return function.apply(*inputs)
 

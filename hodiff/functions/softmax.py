@@ -162,20 +162,6 @@ def weighted_product(p: Tensor, scale: Tensor | None, v: Tensor, dim: int, out: 
     return y.addcmul_(p, y.sum(dim, keepdim=True), value=-1)
 
 
-def materialized(tensor: Any) -> Any:
-    """The tensor with memory of its own, where forward mode hands over zeros that have none.
-
-    Args:
-        tensor: The tensor, or None.
-
-    Returns:
-        The same numbers.
-    """
-    if tensor is None or torch.compiler.is_compiling() or not tensor._is_zerotensor():
-        return tensor
-    return tensor.clone()
-
-
 def third_derivative(p: Tensor, u: Tensor, v: Tensor, dim: int) -> Tensor:
     """$u v - ⟨p,v⟩ u - ⟨p,u⟩ v$: the third derivative of log-sum-exp along u and v, before the Jacobian of $p$.
 

@@ -15,6 +15,9 @@ from hodiff.nn.convolution import Conv3d as Conv3d
 from hodiff.nn.gradient_control import GradientReversal as GradientReversal
 from hodiff.nn.gradient_control import ScaleGradient as ScaleGradient
 from hodiff.nn.linear import FusedLinear as FusedLinear
+from hodiff.nn.losses import CrossEntropyLoss as CrossEntropyLoss
+from hodiff.nn.losses import HingeLoss as HingeLoss
+from hodiff.nn.losses import HuberLoss as HuberLoss
 from hodiff.nn.normalization import BatchNorm1d as BatchNorm1d
 from hodiff.nn.normalization import BatchNorm2d as BatchNorm2d
 from hodiff.nn.normalization import BatchNorm3d as BatchNorm3d
@@ -25,3 +28,4 @@ from hodiff.nn.normalization import InstanceNorm3d as InstanceNorm3d
 from hodiff.nn.normalization import LayerNorm as LayerNorm
 from hodiff.nn.normalization import RMSNorm as RMSNorm
 from hodiff.nn.quantization import FakeQuantize as FakeQuantize
+from hodiff.nn.sampling import GumbelSoftmax as GumbelSoftmax

@@ -15,6 +15,10 @@ def normal(*shape):
     return lambda: (torch.randn(shape, generator=torch.Generator().manual_seed(2)),)
 
 
+def with_target(target):
+    return lambda: (*normal(4, 3)(), target)
+
+
 # How to build each module, and the inputs it takes.
 MODULES = {
     "Swish": (nn.Swish, normal(2, 3)),
@@ -33,6 +37,10 @@ MODULES = {
     "ScaleGradient": (lambda: nn.ScaleGradient(0.5), normal(2, 3)),
     "FusedLinear": (lambda: nn.FusedLinear(3, 2, "gelu"), normal(4, 3)),
     "FakeQuantize": (lambda: nn.FakeQuantize(8), normal(4, 3)),
+    "CrossEntropyLoss": (nn.CrossEntropyLoss, with_target(torch.tensor([0, 2, 1, 1]))),
+    "HuberLoss": (nn.HuberLoss, with_target(torch.full((4, 3), 0.1))),
+    "HingeLoss": (nn.HingeLoss, with_target(torch.ones(4, 3))),
+    "GumbelSoftmax": (nn.GumbelSoftmax, normal(4, 3)),
     "LayerNorm": (lambda: nn.LayerNorm(3), normal(4, 3)),
     "RMSNorm": (lambda: nn.RMSNorm(3), normal(4, 3)),
     "GroupNorm": (lambda: nn.GroupNorm(2, 4), normal(3, 4)),

@@ -118,9 +118,9 @@ CASES = [
         extremes=[
             Extremes(
                 exact_huber,
-                others={1: 0.0, 2: 1.0},
-                domain=((-INF, -1), (-1, 1), (1, INF)),
-                limits={INF: (INF, 1, 0, 0), -INF: (INF, -1, 0, 0), 1.0: (0.5, 1, 1, 0), NAN: (NAN, NAN)},
+                others={1: 0.0, 2: 2.0},
+                domain=((-INF, -2), (-2, 2), (2, INF)),
+                limits={INF: (INF, 2, 0, 0), -INF: (INF, -2, 0, 0), 2.0: (2, 2, 1, 0), NAN: (NAN, NAN)},
             )
         ],
         empty=lambda dtype: (torch.ones(0, 3, dtype=dtype), torch.ones(0, 3, dtype=dtype), torch.ones(3, dtype=dtype)),
