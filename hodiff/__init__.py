@@ -1,7 +1,8 @@
 """Higher-order differentiation in PyTorch: right, fast and easy to check."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from hodiff.checks import Finding as Finding
 from hodiff.checks import Report as Report
@@ -20,7 +21,7 @@ from hodiff.errors import InputError as InputError
 from hodiff.errors import RouteError as RouteError
 from hodiff.functions import straight_through as straight_through
 
-if TYPE_CHECKING:
+if _TYPE_CHECKING:
     from hodiff.authoring import custom_jvp as custom_jvp
     from hodiff.authoring import custom_vjp as custom_vjp
     from hodiff.authoring import elementwise as elementwise
@@ -31,9 +32,9 @@ __version__ = "0.1.0"
 _AUTHORING = {"custom_jvp", "custom_vjp", "elementwise"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if name in _AUTHORING:
-        return getattr(import_module("hodiff.authoring"), name)
+        return getattr(_import_module("hodiff.authoring"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

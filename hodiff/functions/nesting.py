@@ -48,7 +48,7 @@ def nestable_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
         ...         (x,) = ctx.saved_tensors
         ...         return 2 * x * tangent
         >>> x, one = torch.tensor(3.0), torch.tensor(1.0)
-        >>> slope = lambda x: torch.func.jvp(Square.call, (x,), (one,))[1]
+        >>> slope = lambda x: torch.func.jvp(Square.apply, (x,), (one,))[1]
         >>> torch.func.jvp(slope, (x,), (one,))[1]
         tensor(2.)
 
