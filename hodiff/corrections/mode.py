@@ -21,6 +21,9 @@ class Corrections(TorchFunctionMode):
 
     It reaches calls inside modules and third-party code. A rule returns torch's value to rounding.
 
+    Args:
+        many: Whether many directions will go through the derivatives at once, as in a dense Hessian.
+
     Example:
         >>> import torch
         >>> from hodiff.corrections import Corrections
@@ -31,6 +34,10 @@ class Corrections(TorchFunctionMode):
         'ThresholdBackwardBackward0'
     """
 
+    def __init__(self, *, many: bool = False):
+        super().__init__()
+        self.many = many
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the rule where it covers the arguments, and torch's own function elsewhere."""
         kwargs = kwargs or {}
@@ -38,6 +45,10 @@ class Corrections(TorchFunctionMode):
         if torch.compiler.is_compiling():
             return func(*args, **kwargs)
         correction = CORRECTIONS.get(func)
-        if correction is not None and _PLAIN.issuperset(types) and correction.applies(*args, **kwargs):
+        if correction is None or not (_PLAIN.issuperset(types) and correction.applies(*args, **kwargs)):
+            return func(*args, **kwargs)
+        # Only the cross-entropy has a least size, and there torch may be given its input by name.
+        first = args[0] if args else kwargs["input"]
+        if self.many or first.numel() >= correction.least_elements:
             return correction.rule(*args, **kwargs)
         return func(*args, **kwargs)

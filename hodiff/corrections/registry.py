@@ -16,12 +16,14 @@ class Correction:
         rule: Takes its arguments and returns its value.
         applies: Given its arguments, whether the rule covers them; torch's own runs where not.
         reason: What is amiss with torch's derivatives.
+        least_elements: Below this size of its first argument the rule pays only for many directions at once.
     """
 
     name: str
     rule: Callable[..., Any]
     applies: Callable[..., bool]
     reason: str
+    least_elements: int = 0
 
 
 CORRECTIONS: dict[Callable[..., Any], Correction] = {}

@@ -41,7 +41,7 @@ class RecordedGradient:
                 leaf.view_as(leaf) if self.connected and leaf.requires_grad else leaf.detach().requires_grad_()
                 for leaf in function.leaves
             )
-            with Corrections():
+            with Corrections(many=not tangents):
                 value, aux = function.scalar(self.primals)
             if not value.requires_grad:
                 raise function.independent()
