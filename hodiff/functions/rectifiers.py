@@ -72,7 +72,7 @@ class ClippedReLU(AnyOrderFunction):
     @staticmethod
     def forward(x: Tensor, maximum: float) -> Tensor:
         """Compute $min(max(x, 0), c)$."""
-        return x.clamp(0, maximum)
+        return x.clamp(0.0, maximum)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

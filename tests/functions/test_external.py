@@ -211,6 +211,7 @@ def test_code_cannot_change_its_inputs():
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.xfail(reason="dynamo traces into the call instead of breaking the graph", strict=True)
 def test_inside_compiled_code():
     """It breaks the graph, and is right."""
     f = numpy_function(np.sin)
