@@ -33,7 +33,8 @@ def batched_product(a: Tensor, b: Tensor) -> Tensor:
         b: Right factors.
 
     Returns:
-        The products (k, m, n), contiguous.
+        The products (k, m, n); where the kernel is used, each in column-major order, which suits what follows: sums
+        over few classes run along the many samples.
 
     Example:
         >>> a, b = torch.ones(2, 3).expand(4, 2, 3), torch.ones(4, 3, 5)
@@ -44,7 +45,7 @@ def batched_product(a: Tensor, b: Tensor) -> Tensor:
     if not (batch > 1 and a.stride(0) == 0 and columns < NARROW and a.device.type == "cpu"):
         return aten.bmm.default(a, b)
     rows = b.transpose(1, 2).reshape(batch * columns, inner)
-    return (rows @ a[0].t()).view(batch, columns, -1).transpose(1, 2).contiguous()
+    return (rows @ a[0].t()).view(batch, columns, -1).transpose(1, 2)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

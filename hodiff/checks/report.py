@@ -71,6 +71,7 @@ class Report:
         title: One line: what was checked, and where.
         entries: All comparisons, in the order in which they were made.
         findings: The defects; empty if every comparison agreed.
+        notes: What is no defect and yet good to know, a sentence each.
 
     Example:
         >>> entry = Entry("reverse", 1, "vs differences", 1e-12, 1e-8, "ok")
@@ -86,6 +87,7 @@ class Report:
     title: str
     entries: tuple[Entry, ...]
     findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -102,10 +104,11 @@ class Report:
             raise CheckError(str(self))
 
     def __str__(self) -> str:
-        """A table of relative errors, route by quantity, followed by the findings."""
+        """A table of relative errors, route by quantity, followed by the findings and the notes."""
         count = len(self.findings)
         verdict = "ok" if self.ok else f"{count} finding{'s' * (count != 1)}"
         parts = [f"check of {self.title}: {verdict}", *_tables(self.entries), *map(str, self.findings)]
+        parts += [f"note: {note}" for note in self.notes]
         return "\n".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ def check(
     second order with SciPy's Hessian of values only, and once more in a curved loss, whose incoming gradient
     depends on the input. ``torch.autograd.gradcheck`` and ``gradgradcheck`` run with each switch on,
     ``torch.func.vmap`` is compared with a loop, and ``torch.compile`` with eager code. The truth is float64;
-    inputs of another dtype are checked in it as well.
+    inputs of another dtype are checked in it as well. An f with ``approximate`` and ``derivative_error``, as
+    `hodiff.functions.numpy_function` makes them, has its own estimate among the notes.
 
     The error of a comparison is the largest absolute difference over the largest element of the truth, and
 
@@ -104,7 +106,8 @@ def check(
     with quiet():
         problem = build(function, args, generator)
         entries = tuple(_entries(problem, order, vmap, backend, scipy, seed, generator))
-    return Report(_title(f, problem), entries, diagnose(entries))
+        notes = tuple(_stated_errors(f, args, order))
+    return Report(_title(f, problem), entries, diagnose(entries), notes)
 
 
 def _entries(
@@ -129,6 +132,16 @@ def _entries(
         yield from batching_checks(problem, order, size, generator)
     if backend:
         yield from compile_checks(problem, order, size, backend, generator)
+
+
+def _stated_errors(f: Any, args: tuple[Any, ...], order: int) -> Iterator[str]:
+    """What a function that takes derivatives by differences knows of their error, as `numpy_function` does."""
+    if not getattr(f, "approximate", False) or not hasattr(f, "derivative_error"):
+        return
+    for k in range(1, order + 1):
+        error = attempt(partial(f.derivative_error, order=k), *args)
+        if not isinstance(error, Failure) and error > 0:
+            yield f"derivatives of order {k} come from differences, with an estimated absolute error of {error:.1e}"
 
 
 def _in_double(own: Problem) -> tuple[Problem, str]:

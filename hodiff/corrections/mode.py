@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from hodiff.corrections import activations, convolution, losses  # noqa: F401  (each enters its rules)
+from hodiff.corrections import activations, convolution, losses, pooling  # noqa: F401  (each enters its rules)
 from hodiff.corrections.registry import CORRECTIONS
+from hodiff.errors import InputError
 
 # Subclasses of Tensor bring rules of their own, which must be asked.
 _PLAIN = {Tensor, Parameter}
@@ -47,8 +48,14 @@ class Corrections(TorchFunctionMode):
         correction = CORRECTIONS.get(func)
         if correction is None or not (_PLAIN.issuperset(types) and correction.applies(*args, **kwargs)):
             return func(*args, **kwargs)
-        # Only the cross-entropy has a least size, and there torch may be given its input by name.
+        # All functions with a least size call their first argument so.
         first = args[0] if args else kwargs["input"]
         if self.many or first.numel() >= correction.least_elements:
-            return correction.rule(*args, **kwargs)
+            try:
+                return correction.rule(*args, **kwargs)
+            except InputError:
+                return func(*args, **kwargs)
+            except (RuntimeError, IndexError, TypeError, ValueError):
+                func(*args, **kwargs)  # wrong arguments get torch's own error
+                raise
         return func(*args, **kwargs)

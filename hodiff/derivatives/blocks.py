@@ -139,13 +139,19 @@ def _symmetrize_in_place(square: Tensor) -> tuple[float, float]:
         for j in range(0, i + 1, _TILE):
             lower, upper = square[i : i + _TILE, j : j + _TILE], square[j : j + _TILE, i : i + _TILE]
             mean = (lower + upper.mT).mul_(0.5)
-            distance = torch.linalg.vector_norm(lower - mean, torch.inf)
+            distance = _largest(lower - mean)
             gap = torch.maximum(gap, 2 * distance)
-            size = torch.maximum(size, torch.linalg.vector_norm(mean, torch.inf) + distance)
+            size = torch.maximum(size, _largest(mean) + distance)
             lower.copy_(mean)
             if i != j:
                 upper.copy_(mean.mT)
     return float(gap), float(size)
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    """Largest magnitude; a vector norm takes four times as long."""
+    low, high = tensor.aminmax()
+    return torch.maximum(-low, high)
 
 
 def _warn_of_asymmetry(linearized: LinearizedHessian, gaps: dict[int, tuple[float, float]]) -> None:

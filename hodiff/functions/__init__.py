@@ -33,7 +33,6 @@ from hodiff.functions.convolution import conv3d as conv3d
 from hodiff.functions.convolution_maps import Convolution as Convolution
 from hodiff.functions.convolution_maps import ConvolutionInputGradient as ConvolutionInputGradient
 from hodiff.functions.convolution_maps import ConvolutionWeightGradient as ConvolutionWeightGradient
-from hodiff.functions.convolution_maps import Geometry as Geometry
 from hodiff.functions.cross_entropy import CrossEntropy as CrossEntropy
 from hodiff.functions.cross_entropy import CrossEntropyGradient as CrossEntropyGradient
 from hodiff.functions.elementwise import ElementwiseFunction as ElementwiseFunction

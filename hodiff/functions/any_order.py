@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -15,33 +19,41 @@ class AnyOrderFunction(Function):
     """A `torch.autograd.Function` with `jvp` that may stand in compiled code; call it by `call`.
 
     Dynamo refuses a Function with `jvp` where a gradient is recorded, and never calls the rule. So every subclass has a
-    twin without: compiled code differentiates `backward` in reverse mode, and what `forward` consists of in forward
-    mode.
+    twin without, whose `backward` compiled training runs; compiled transforms of `torch.func` differentiate what
+    `forward` consists of.
     """
 
     _is_twin = False
 
     @staticmethod
     def call(*inputs: Any) -> Any:
-        """Apply the Function, or its twin where dynamo traces."""
+        """Apply the Function to all its arguments, or its twin where dynamo traces."""
         raise NotImplementedError
 
     def __init_subclass__(cls) -> None:
         """Make the twin, after whatever the classes between make of the subclass."""
         super().__init_subclass__()
         if not cls._is_twin and cls.forward is not Function.forward:
+            # Function.apply asks for it each time, and would work it out anew.
+            cls.forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
             twin = type(cls.__name__, (cls,), {"_is_twin": True, "__module__": cls.__module__})
             twin.jvp = staticmethod(Function.jvp)  # type: ignore[attr-defined]
             cls.call = staticmethod(_either(cls, twin))  # type: ignore[method-assign]
 
 
 def _either(function: Any, twin: Any) -> Callable[..., Any]:
+    # Function.apply fills in defaults, which a call with all arguments does not need: a third of a small call's time.
+    plain = super(Function, function).apply
+
+    forward = function.forward
+
     # A closure, as dynamo reads no attribute of a Function and looks none up in a table.
     def call(*inputs: Any) -> Any:
-        # Within a transform nothing is recorded, and dynamo differentiates what it finds in `forward`.
-        if torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
-            return twin.apply(*inputs)
-        return function.apply(*inputs)
+        if torch.compiler.is_compiling():
+            return forward(*inputs) if torch._C._are_functorch_transforms_active() else twin.apply(*inputs)
+        if torch._C._are_functorch_transforms_active():
+            return function.apply(*inputs)
+        return plain(*unwrap_dead_wrappers(inputs))
 
     return call
 
@@ -53,7 +65,18 @@ def outside_graphs(function: F) -> F:
         function: What to run between two graphs; `fullgraph=True` raises.
 
     Returns:
-        The function.
+        The function, wrapped.
     """
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return function
+    disabled: list[Any] = []
+
+    @functools.wraps(function)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **kwargs)
+
+    # Keeps dynamo from looking into this wrapper, too.
+    outside._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return cast(F, outside)

@@ -159,7 +159,6 @@ class NumpyFunction:
             node, error = node.differentiated(inputs)
         return error
 
-    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate.
 
@@ -170,9 +169,7 @@ class NumpyFunction:
         Returns:
             A tensor, or a tuple of them.
         """
-        node, inputs = self._node(args, kwargs)
-        outputs = External.call(node, *inputs)
-        return outputs[0] if not node.several else outputs
+        return _evaluate(self, args, kwargs)
 
     def _node(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:
         inputs = [each for each in args if isinstance(each, Tensor)]
@@ -214,6 +211,13 @@ class NumpyFunction:
             return rule and (lambda directions, tensors: rule(directions, *merged(tensors), **kwargs))
 
         return RuleNode(call, bound(self._vjp), bound(self._jvp), convert, self._policy), inputs
+
+
+@outside_graphs  # dynamo heeds it on functions only, not on methods
+def _evaluate(function: NumpyFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    node, inputs = function._node(args, kwargs)
+    outputs = External.call(node, *inputs)
+    return outputs[0] if not node.several else outputs
 
 
 def _as_torch(rule: Callable[..., Any] | None, rules: str, name: str) -> Callable[..., Any] | None:

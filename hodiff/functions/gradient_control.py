@@ -152,8 +152,7 @@ def _scaled(function: str, name: str, x: Tensor, factor: Any, sign: int) -> Tens
     if isinstance(factor, Tensor):
         _require_same_shape(function, name, x, factor)
         factor = factor.detach()
-    scale = ScaleGradient.forward if torch.compiler.is_compiling() else ScaleGradient.apply
-    return scale(x, sign * factor)
+    return ScaleGradient.call(x, sign * factor)
 
 
 class LogGradient(AnyOrderFunction):

@@ -10,11 +10,18 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_floating
-from hodiff.functions.normalization_formulas import Layout, aligned, wide
+from hodiff.functions.normalization_arguments import (
+    require_channels,
+    require_eps,
+    require_parameters,
+    require_running,
+    require_several,
+)
+from hodiff.functions.normalization_formulas import Layout, wide
 from hodiff.functions.normalization_function import Normalization
 from hodiff.functions.normalization_function import NormalizationGradient as NormalizationGradient
+from hodiff.functions.running_statistics import by_running_statistics, update_running
 
 
 def layer_norm(
@@ -104,7 +111,7 @@ def group_norm(
 
     Source: Y. Wu & K. He, "Group normalization", 2018, equations 1, 2 and 7.
     """
-    _require_channels("group_norm", x, weight, bias, eps)
+    require_channels("group_norm", x, weight, bias, eps)
     if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 1 or x.shape[1] % num_groups:
         raise InputError(
             f"group_norm: num_groups: expected an int that divides the {x.shape[1]} channels of x, got {num_groups!r}."
@@ -148,15 +155,15 @@ def instance_norm(
 
     Source: D. Ulyanov, A. Vedaldi & V. Lempitsky, "Instance normalization", 2016, equation 3.
     """
-    _require_channels("instance_norm", x, weight, bias, eps)
-    _require_running("instance_norm", x, running_mean, running_var, required=not use_input_stats)
+    require_channels("instance_norm", x, weight, bias, eps)
+    require_running("instance_norm", x, running_mean, running_var, required=not use_input_stats)
     if not use_input_stats:
-        return _by_running_statistics(x, running_mean, running_var, weight, bias, eps)
-    _require_several("instance_norm", x, math.prod(x.shape[2:]), "instance")
+        return by_running_statistics(x, running_mean, running_var, weight, bias, eps)
+    require_several("instance_norm", x, math.prod(x.shape[2:]), "instance")
     if running_mean is not None or running_var is not None:
         variance, mean = torch.var_mean(wide(x.detach()), list(range(2, x.dim())))
-        _update(running_mean, mean.mean(0), momentum)
-        _update(running_var, variance.mean(0), momentum)
+        update_running(running_mean, mean.mean(0), momentum)
+        update_running(running_var, variance.mean(0), momentum)
     return _normalization("groups", x.shape[1], x, weight, bias, eps)[0]
 
 
@@ -200,19 +207,19 @@ def batch_norm(
 
     Source: S. Ioffe & C. Szegedy, "Batch normalization", 2015, algorithm 1.
     """
-    _require_channels("batch_norm", x, weight, bias, eps)
-    _require_running("batch_norm", x, running_mean, running_var, required=not training)
+    require_channels("batch_norm", x, weight, bias, eps)
+    require_running("batch_norm", x, running_mean, running_var, required=not training)
     if not training:
-        return _by_running_statistics(x, running_mean, running_var, weight, bias, eps)
-    _require_several("batch_norm", x, x.shape[0] * math.prod(x.shape[2:]), "channel")
+        return by_running_statistics(x, running_mean, running_var, weight, bias, eps)
+    require_several("batch_norm", x, x.shape[0] * math.prod(x.shape[2:]), "channel")
     y, *statistics = _normalization("channels", x.shape[1], x, weight, bias, eps)
     if running_mean is not None or running_var is not None:
         if statistics:
             mean, _, variance = (each.detach() for each in statistics)
         else:
             variance, mean = torch.var_mean(wide(x.detach()), [0, *range(2, x.dim())])
-        _update(running_mean, mean, momentum)
-        _update(running_var, variance, momentum)
+        update_running(running_mean, mean, momentum)
+        update_running(running_var, variance, momentum)
     return y
 
 
@@ -232,8 +239,8 @@ def _trailing(
         raise InputError(
             f"{function}: normalized_shape: expected the trailing sizes of x {tuple(x.shape)}, got {shape}."
         )
-    _require_parameters(function, x, shape, weight, bias)
-    _require_eps(function, eps)
+    require_parameters(function, x, shape, weight, bias)
+    require_eps(function, eps)
     return _normalization("trailing", len(shape), x, weight, bias, eps, centered)[0]
 
 
@@ -243,110 +250,3 @@ def _normalization(
     parameter = weight if weight is not None else bias
     dtype = x.dtype if parameter is None else parameter.dtype
     return Normalization.call(x, weight, bias, Layout(kind, size, x.dim(), float(eps), centered, dtype))
-
-
-def _by_running_statistics(
-    x: Tensor, mean: Any, variance: Any, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
-    layout = Layout("channels", x.shape[1], x.dim(), eps, True, x.dtype)
-    scale = torch.rsqrt(wide(variance) + eps)
-    scale = scale if weight is None else scale * weight
-    shift = -mean * scale if bias is None else bias - mean * scale
-    return (wide(x) * aligned(scale, layout) + aligned(shift, layout)).to(x.dtype)
-
-
-def _update(running: Tensor | None, new: Tensor, momentum: float) -> None:
-    if running is None:
-        return
-    if torch.compiler.is_compiling():
-        running.copy_((1 - momentum) * running.detach() + momentum * new.detach().to(running.dtype))
-    else:
-        _RunningUpdate.apply(running.detach(), new.detach(), momentum)
-
-
-class _RunningUpdate(AnyOrderFunction):
-    """Change a running statistic below all transforms of torch.func, as torch's batch_norm does; saves nothing."""
-
-    @staticmethod
-    def forward(running: Tensor, new: Tensor, momentum: float) -> Tensor:
-        running.copy_((1 - momentum) * running + momentum * new.to(running.dtype))
-        return running.new_zeros(())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Any:
-        return None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        return None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], running: Tensor, new: Tensor, momentum: float) -> Any:
-        running_dim, new_dim, _ = in_dims
-        if running_dim is None:
-            raise InputError(
-                "batch_norm: running statistics: expected one for each element of the batch of vmap, got one for all; "
-                "stack them and map over them, or pass None."
-            )
-        new = new if new_dim is None else new.movedim(new_dim, 0)
-        return _RunningUpdate.apply(running.movedim(running_dim, 0), new, momentum), None
-
-
-def _require_channels(function: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
-    require_floating(function, x=x)
-    if x.dim() < 2:
-        raise InputError(f"{function}: x: expected at least the two dimensions (N, C, ...), got {tuple(x.shape)}.")
-    _require_parameters(function, x, (x.shape[1],), weight, bias)
-    _require_eps(function, eps)
-
-
-def _require_parameters(function: str, x: Tensor, shape: tuple[int, ...], *parameters: Tensor | None) -> None:
-    dtypes = {x.dtype, torch.float32} if x.dtype in {torch.float16, torch.bfloat16} else {x.dtype}
-    given = {name: each for name, each in zip(("weight", "bias"), parameters, strict=True) if each is not None}
-    require_floating(function, **given)
-    for name, each in given.items():
-        if tuple(each.shape) != shape or each.dtype not in dtypes:
-            raise InputError(
-                f"{function}: {name}: expected {shape} {_short(x.dtype)}, "
-                f"got {tuple(each.shape)} {_short(each.dtype)}; {name}.to(x.dtype) converts it."
-            )
-    if len({each.dtype for each in given.values()}) > 1:
-        raise InputError(
-            f"{function}: bias: expected the dtype of weight, {_short(given['weight'].dtype)}, "
-            f"got {_short(given['bias'].dtype)}; bias.to(weight.dtype) converts it."
-        )
-
-
-def _require_running(function: str, x: Tensor, mean: Any, variance: Any, *, required: bool) -> None:
-    for name, each in (("running_mean", mean), ("running_var", variance)):
-        if each is None:
-            if required:
-                raise InputError(
-                    f"{function}: {name}: expected a tensor ({x.shape[1]},), got None; "
-                    "without running statistics normalize by the input's own."
-                )
-            continue
-        require_floating(function, **{name: each})
-        if tuple(each.shape) != (x.shape[1],):
-            raise InputError(f"{function}: {name}: expected shape ({x.shape[1]},), got {tuple(each.shape)}.")
-
-
-def _require_several(function: str, x: Tensor, count: int, unit: str) -> None:
-    if count == 1:
-        raise InputError(
-            f"{function}: x: expected more than one value for each {unit}, got {tuple(x.shape)}; "
-            "the variance of one value is zero. Use running statistics."
-        )
-
-
-def _require_eps(function: str, eps: float) -> None:
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or eps < 0:
-        raise InputError(f"{function}: eps: expected a non-negative number, got {eps!r}.")
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -229,9 +229,7 @@ def quantize_ste(
     if not isinstance(scale, Tensor) and not scale > 0:
         raise InputError(f"quantize_ste: scale: expected a positive number, got {scale!r}.")
     require_broadcastable("quantize_ste", x=x, scale=scale, offset=offset)
-    # The compiler takes no Function with a jvp where autograd records; the forward formula is right in every mode.
-    quantize = QuantizeSTE.forward if torch.compiler.is_compiling() else QuantizeSTE.apply
-    return quantize(x, scale, offset, lowest, highest)
+    return QuantizeSTE.call(x, scale, offset, lowest, highest)
 
 
 def _integers(bits: int, symmetric: bool) -> tuple[int, int]:
@@ -268,9 +266,9 @@ def _extent(x: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
     numbers = x.detach()
     if symmetric:
         numbers = numbers.abs()
-    # An appended zero also serves tensors without elements.
+    # An appended zero also serves tensors without elements; ONNX has extremes along dimensions only.
     numbers = torch.cat([numbers.reshape(-1), numbers.new_zeros(1)])
-    low, high = numbers.amin(), numbers.amax()
+    low, high = numbers.amin(0), numbers.amax(0)
     return low, torch.where(high > low, high, torch.ones_like(high))
 
 

@@ -19,8 +19,11 @@ class StraightThrough(AnyOrderFunction):
     @staticmethod
     def forward(surrogate: Tensor, value: Tensor) -> Tensor:
         """Return the value, as a tensor of its own: a view could not be changed in place later."""
-        del surrogate
-        return value.clone()
+        if not torch.compiler.is_compiling():
+            return value.clone()
+        # Within compiled transforms jvp goes unseen, and this line is what dynamo differentiates. surrogate - surrogate
+        # is an exact zero with a derivative, which value + surrogate - value would not be.
+        return torch.where(surrogate.isfinite(), value + (surrogate - surrogate.detach()), value)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -58,8 +61,8 @@ def straight_through(
     $$ y(x) = f(x), \qquad \mathrm{D}^k y(x) = \mathrm{D}^k s(x) \quad (k \ge 1) $$
 
     Both functions run: forward without a graph, so that whatever it touches gets no gradient, and the surrogate with
-    one, which keeps what its own derivative needs. Under `torch.compile` a surrogate that is infinite has derivative
-    zero in forward mode.
+    one, which keeps what its own derivative needs. Within transforms that are compiled, a surrogate that is infinite
+    has derivative zero.
 
     Args:
         forward: Gives the values; tensors and constants in, one floating-point tensor out. It need not be
@@ -96,17 +99,10 @@ def straight_through(
         constants = [each.detach() if isinstance(each, Tensor) else each for each in inputs]
         value, smooth = forward(*constants), surrogate(*inputs)
         _require_same_kind(title, value, smooth)
-        value = value.detach()
-        # The compiler looks through a Function's forward in forward mode, where its jvp goes unseen.
-        return _composed(smooth, value) if torch.compiler.is_compiling() else StraightThrough.call(smooth, value)
+        return StraightThrough.call(smooth, value.detach())
 
     estimator.__name__ = estimator.__qualname__ = title
     return estimator
-
-
-def _composed(smooth: Tensor, value: Tensor) -> Tensor:
-    # smooth - smooth is an exact zero with a derivative, which value + smooth - value would not be.
-    return torch.where(smooth.isfinite(), value + (smooth - smooth.detach()), value)
 
 
 def _require_same_kind(title: str, value: Any, smooth: Any) -> None:

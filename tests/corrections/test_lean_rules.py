@@ -35,6 +35,11 @@ CALLS = {
     "ignored": (lambda x: F.cross_entropy(x, torch.tensor([1, -100, 3])), torch.randn(3, 4)),
     "summed": (lambda x: F.cross_entropy(x, torch.tensor([1, 0, 3]), reduction="sum"), torch.randn(3, 4)),
     "weighted": (lambda x: F.cross_entropy(x, torch.tensor([1, 0]), weight=torch.rand(4)), torch.randn(2, 4)),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2), torch.randn(2, 16, 6, 6)),
+    "max_pool2d, ties": (lambda x: F.max_pool2d(x, 3, 2, 1), torch.randn(2, 16, 7, 7).relu()),
+    "max_pool2d, options": (lambda x: F.max_pool2d(x, (2, 3), 1, (1, 0), 2, ceil_mode=True), torch.randn(1, 17, 9, 8)),
+    "max_pool2d, NaN": (lambda x: F.max_pool2d(x, 2), torch.full((1, 16, 2, 2), float("nan"))),
+    "max_pool2d, strided": (lambda x: F.max_pool2d(x.mT, 2), torch.randn(2, 16, 6, 4)),
     "probabilities": (lambda x: F.cross_entropy(x, torch.full((2, 4), 0.25)), torch.randn(2, 4)),
 }
 
@@ -51,7 +56,19 @@ def test_values_and_dtypes_are_torchs(name):
     torch.testing.assert_close(got.detach(), expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["relu", "conv1d", "conv2d", "unbatched conv2d", "cross_entropy", "ignored", "summed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "relu",
+        "conv1d",
+        "conv2d",
+        "unbatched conv2d",
+        "cross_entropy",
+        "ignored",
+        "summed",
+        *(name for name in CALLS if "pool" in name and "NaN" not in name),
+    ],
+)
 def test_products_are_torchs(name):
     function, x = CALLS[name]
     x = torch.where(x.isfinite(), x, 0.5).double()
@@ -60,19 +77,60 @@ def test_products_are_torchs(name):
         return function(x.float()).double().square().sum() + (x**3).sum()
 
     v = torch.ones_like(x)
-    ours = hodiff.hvp(loss, x, v)
-    torchs = torch.func.vjp(torch.func.grad(loss), x)[1](v)[0]
-    torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-5)
+
+    def product(mode):
+        leaf = x.clone().requires_grad_()
+        with mode:
+            value = loss(leaf)
+        (gradient,) = torch.autograd.grad(value, leaf, create_graph=True)
+        return torch.autograd.grad(gradient, leaf, v)[0]
+
+    torch.testing.assert_close(product(Corrections(many=True)), product(nullcontext()), rtol=1e-5, atol=1e-5)
 
 
-def test_errors_are_torchs():
-    def message(mode):
-        with pytest.raises((RuntimeError, ValueError, IndexError)) as error, mode:
-            F.cross_entropy(torch.randn(2, 3, requires_grad=True), torch.tensor([0, 1, 2]))
-        return str(error.value)
+WRONG = {
+    "cross_entropy, sizes": lambda x: F.cross_entropy(x, torch.tensor([0, 1, 2])),
+    "cross_entropy, target out of range": lambda x: F.cross_entropy(x, torch.tensor([0, 3])),
+    "cross_entropy, negative target": lambda x: F.cross_entropy(x, torch.tensor([0, -1])),
+    "cross_entropy, float target": lambda x: F.cross_entropy(x, torch.tensor([0.0, 1.0])),
+    "cross_entropy, bool target": lambda x: F.cross_entropy(x, torch.tensor([True, False])),
+    "cross_entropy, reduction": lambda x: F.cross_entropy(x, torch.tensor([0, 1]), reduction="median"),
+    "conv1d, channels": lambda x: F.conv1d(x[None], torch.ones(1, 3, 1)),
+    "conv1d, dtypes": lambda x: F.conv1d(x[None], torch.ones(1, 2, 1, dtype=torch.float64)),
+    "conv1d, kernel too large": lambda x: F.conv1d(x[None], torch.ones(1, 2, 5)),
+    "conv1d, stride": lambda x: F.conv1d(x[None], torch.ones(1, 2, 1), stride=0),
+    "conv1d, padding": lambda x: F.conv1d(x[None], torch.ones(1, 2, 1), padding="full"),
+    "conv1d, same with a stride": lambda x: F.conv1d(x[None], torch.ones(1, 2, 1), padding="same", stride=2),
+    "conv1d, groups": lambda x: F.conv1d(x[None], torch.ones(1, 1, 1), groups=2),
+    "conv1d, bias": lambda x: F.conv1d(x[None], torch.ones(1, 2, 1), torch.ones(3)),
+    "conv1d, no tensor": lambda x: F.conv1d(x[None], 3.0),
+    "conv2d, dimensions": lambda x: F.conv2d(x, torch.ones(1, 2, 1, 1)),
+    "max_pool2d, stride": lambda x: F.max_pool2d(torch.ones(1, 16, 4, 4) * x.sum(), 2, -1),
+    "max_pool2d, padding": lambda x: F.max_pool2d(torch.ones(1, 16, 4, 4) * x.sum(), 2, padding=2),
+    "max_pool2d, too small": lambda x: F.max_pool2d(torch.ones(1, 16, 1, 1) * x.sum(), 2),
+    "max_pool2d, kernel": lambda x: F.max_pool2d(torch.ones(1, 16, 4, 4) * x.sum(), "2"),
+    "max_pool2d, three sizes": lambda x: F.max_pool2d(torch.ones(1, 16, 4, 4) * x.sum(), (2, 2, 2)),
+    "relu, no tensor": lambda x: F.relu([x]),
+}
 
-    assert "match" in message(nullcontext())
-    assert message(Corrections(many=True))
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_are_torchs(name):
+    def error(mode):
+        with pytest.raises((RuntimeError, ValueError, IndexError, TypeError)) as caught, mode:
+            WRONG[name](torch.randn(2, 3, requires_grad=True))
+        return caught.type, str(caught.value)
+
+    assert error(Corrections(many=True)) == error(nullcontext())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_an_empty_batch_is_torchs(reduction):
+    x, target = torch.randn(0, 3, requires_grad=True), torch.empty(0, dtype=torch.long)
+    expected = F.cross_entropy(x, target, reduction=reduction)
+    with Corrections(many=True):
+        got = F.cross_entropy(x, target, reduction=reduction)
+    torch.testing.assert_close(got, expected, equal_nan=True)
 
 
 def test_reaches_modules_and_ends_with_the_context():
@@ -94,8 +152,8 @@ def test_in_place_relu_stays_in_place():
 
 def test_no_product_computes_the_gradient_of_constant_images():
     """One gradient by the input fewer than torch takes: the data's."""
-    images, targets = torch.randn(4, 1, 6, 6), torch.tensor([0, 1, 2, 0])
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3))
+    images, targets = torch.randn(4, 1, 128, 128), torch.tensor([0, 1, 2, 0])
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, 4), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 32 * 32, 3))
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
     def loss(parameters):

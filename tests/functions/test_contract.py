@@ -66,7 +66,11 @@ def test_every_route_to_third_order(case):
 
 @each([case for case in EXACT if case.compile])
 def test_compiled(case):
-    report = hodiff.check(case.function, case.draw(), vmap=False, scipy=False, compile="aot_eager")
+    def of_intermediates(*inputs):
+        # Dynamo treats a Function of a graph's own inputs otherwise than one of what was computed from them.
+        return case.function(*(1 * x if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs))
+
+    report = hodiff.check(of_intermediates, case.draw(), vmap=False, scipy=False, compile="aot_eager")
     assert report.ok, str(report)
 
 
@@ -209,13 +213,11 @@ def test_subsets_of_arguments_that_need_a_gradient(case):
                 assert_close(gradient, everything[i])
 
 
-@each([case for case in CASES if case.Function is not None])
+@each([case for case in CASES if case.Function is not None and len(case.differentiated(case.draw())) > 1])
 def test_gradients_that_nobody_needs_are_not_computed(case, monkeypatch):
     """Backward must return None for arguments that do not require a gradient."""
     inputs = case.draw()
     positions = case.differentiated(inputs)
-    if len(positions) < 2:
-        pytest.skip("one differentiated argument")
     returned = []
     original = case.Function.backward
 

@@ -47,7 +47,6 @@ def test_torch_export(model, images):
     torch.testing.assert_close(program.module()(images), model(images))
 
 
-@pytest.mark.xfail(reason="the exporter cannot translate every operator of this model", strict=True)
 def test_onnx(model, images, tmp_path):
     path = tmp_path / "model.onnx"
     with warnings.catch_warnings():

@@ -1,5 +1,7 @@
 """NumPy code: differences with an honest error, rules, and errors instead of lost terms."""
 
+import re
+
 import numpy as np
 import pytest
 import scipy.integrate
@@ -211,7 +213,6 @@ def test_code_cannot_change_its_inputs():
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.xfail(reason="dynamo traces into the call instead of breaking the graph", strict=True)
 def test_inside_compiled_code():
     """It breaks the graph, and is right."""
     f = numpy_function(np.sin)
@@ -243,3 +244,15 @@ def test_errors():
         numpy_function(np.sin)(x.to(torch.complex64))
     with pytest.raises(InputError, match=r"expected the vjp or jvp to return shapes \[\(2,\)\], got \[\(3,\)\]"):
         torch.func.grad(lambda x: numpy_function(np.sum, vjp=lambda u, x: np.ones(3))(x))(x)
+
+
+def test_check_states_the_error():
+    by_differences = hodiff.check(numpy_function(scipy.special.j0), torch.ones(2, dtype=D), order=1, scipy=False)
+    assert by_differences.ok, str(by_differences)
+    (note,) = by_differences.notes
+    assert re.search(
+        r"note: derivatives of order 1 come from differences, .* error of \d\.\de-1\d$", str(by_differences)
+    )
+    assert note in str(by_differences)
+    bessel = numpy_function(scipy.special.j0, elementwise=True, derivatives=[lambda x: -scipy.special.j1(x)])
+    assert not hodiff.check(bessel, torch.ones(2, dtype=D), order=1, scipy=False).notes
