@@ -24,6 +24,10 @@ def _covered(input: Any, inplace: bool = False) -> bool:
 correct(
     (torch.relu, Tensor.relu, F.relu),
     Correction(
-        "torch.nn.functional.relu", _relu, _covered, "slow: the second derivative is zero, yet computed and added"
+        "torch.nn.functional.relu",
+        _relu,
+        "slow",
+        "the second derivative is zero, yet computed and added",
+        covers=_covered,
     ),
 )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from hodiff.corrections import activations, convolution, losses, pooling  # noqa: F401  (each enters its rules)
 from hodiff.corrections.registry import CORRECTIONS
-from hodiff.errors import InputError
+from hodiff.errors import HodiffError, InputError
 
-# Subclasses of Tensor bring rules of their own, which must be asked.
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Other subclasses of Tensor bring rules of their own, which must be asked.
 _PLAIN = {Tensor, Parameter}
 
 
@@ -23,39 +27,84 @@ class Corrections(TorchFunctionMode):
     It reaches calls inside modules and third-party code. A rule returns torch's value to rounding.
 
     Args:
+        lean: Whether rules that are only faster take part.
         many: Whether many directions will go through the derivatives at once, as in a dense Hessian.
-
-    Example:
-        >>> import torch
-        >>> from hodiff.corrections import Corrections
-        >>> x = torch.tensor([-1.0, 2.0], requires_grad=True)
-        >>> with Corrections():
-        ...     y = torch.relu(x)
-        >>> y.grad_fn.name()
-        'ThresholdBackwardBackward0'
     """
 
-    def __init__(self, *, many: bool = False):
+    def __init__(self, *, lean: bool = False, many: bool = False):
         super().__init__()
+        self.lean = lean
         self.many = many
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Wrap a function so that it runs in this mode."""
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return run
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the rule where it covers the arguments, and torch's own function elsewhere."""
         kwargs = kwargs or {}
-        # A compiler fuses what these rules spare, and traces torch's own functions best.
-        if torch.compiler.is_compiling():
-            return func(*args, **kwargs)
         correction = CORRECTIONS.get(func)
-        if correction is None or not (_PLAIN.issuperset(types) and correction.applies(*args, **kwargs)):
+        if (
+            correction is None
+            or not _PLAIN.issuperset(types)
+            or (correction.kind == "slow" and not self._pays(correction.least_elements, args, kwargs))
+            or not correction.covers(*args, **kwargs)
+        ):
             return func(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            result = correction.rule(*args, **kwargs)
+        else:
+            result = _or_torchs_error(correction.rule, func, args, kwargs)
+        return func(*args, **kwargs) if result is NotImplemented else result
+
+    def _pays(self, least_elements: int, args: Any, kwargs: Any) -> bool:
+        # A compiler fuses what the lean rules spare, and traces torch's own functions best.
+        if not self.lean or torch.compiler.is_compiling():
+            return False
         # All functions with a least size call their first argument so.
-        first = args[0] if args else kwargs["input"]
-        if self.many or first.numel() >= correction.least_elements:
-            try:
-                return correction.rule(*args, **kwargs)
-            except InputError:
-                return func(*args, **kwargs)
-            except (RuntimeError, IndexError, TypeError, ValueError):
-                func(*args, **kwargs)  # wrong arguments get torch's own error
-                raise
-        return func(*args, **kwargs)
+        return self.many or not least_elements or (args[0] if args else kwargs["input"]).numel() >= least_elements
+
+
+def _or_torchs_error(rule: Callable[..., Any], func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The rule's result; wrong arguments get torch's own error."""
+    try:
+        return rule(*args, **kwargs)
+    except InputError:
+        return NotImplemented
+    except HodiffError:
+        raise
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        func(*args, **kwargs)
+        raise
+
+
+def corrected() -> Corrections:
+    r"""Context manager and decorator: derivatives of torch functions are hodiff's where torch's are wrong or missing.
+
+    Every transform of hodiff does so by itself. Use this for derivatives that torch takes: `torch.autograd.grad`,
+    `torch.func` transforms, training with a gradient penalty. `hodiff.corrections.table()` lists what is corrected.
+
+    It reaches calls inside modules and third-party code, `torch.func` transforms and `torch.compile`, in this thread.
+    What was computed outside keeps torch's derivatives. It nests, and one of them may be entered many times.
+
+    Returns:
+        The context manager, which also decorates functions.
+
+    Example:
+        >>> import torch, hodiff
+        >>> x, v = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.0, 0.0, 0.0])
+        >>> f = lambda x: torch.nn.functional.layer_norm(x, (3,))[0]
+        >>> product = torch.func.grad(lambda x: torch.func.jvp(f, (x,), (v,))[1])
+        >>> product(x)  # the second derivative of the first output, by torch: wrong
+        tensor([ 0.3818, -0.0764, -0.0764])
+        >>> with hodiff.corrected():
+        ...     product(x)
+        tensor([ 0.1964, -0.1800, -0.0164])
+    """
+    return Corrections()

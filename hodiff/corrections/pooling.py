@@ -53,8 +53,9 @@ correct(
     Correction(
         "torch.nn.functional.max_pool2d",
         _max_pool2d,
-        _covered,
-        "slow: torch's kernel is not vectorised unless channels are the innermost dimension",
+        "slow",
+        "torch's kernel is not vectorised unless channels are the innermost dimension",
+        covers=_covered,
         least_elements=2**16,
     ),
 )

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
+
+from torch.overrides import resolve_name
+
+from hodiff.errors import InputError
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+# What may be amiss with torch's derivatives: silently wrong, not implemented, or right and slow.
+KINDS = ("wrong", "missing", "slow")
+
+
+def always(*_: Any, **__: Any) -> bool:
+    """Cover all arguments."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -13,17 +27,34 @@ class Correction:
 
     Attributes:
         name: The torch function, as users write it.
-        rule: Takes its arguments and returns its value.
-        applies: Given its arguments, whether the rule covers them; torch's own runs where not.
+        rule: Takes its arguments and returns its value; `NotImplemented` leaves the call to torch.
+        kind: "wrong" or "missing", which every `corrected()` mends, or "slow", which hodiff's own transforms spare
+            where it pays.
         reason: What is amiss with torch's derivatives.
+        routes: The routes by which they are; empty for "slow".
+        reference: Where the rule comes from.
+        covers: Given the arguments, whether the rule is meant for them; torch's own function runs where not.
         least_elements: Below this size of its first argument the rule pays only for many directions at once.
     """
 
     name: str
     rule: Callable[..., Any]
-    applies: Callable[..., bool]
+    kind: str
     reason: str
+    routes: tuple[str, ...] = ()
+    reference: str = ""
+    covers: Callable[..., bool] = always
     least_elements: int = 0
+
+
+class Row(NamedTuple):
+    """A line of `hodiff.corrections.table()`: see `Correction`."""
+
+    name: str
+    kind: str
+    routes: tuple[str, ...]
+    reason: str
+    reference: str
 
 
 CORRECTIONS: dict[Callable[..., Any], Correction] = {}
@@ -40,15 +71,86 @@ def correct(functions: Iterable[Callable[..., Any]], correction: Correction) -> 
         CORRECTIONS[function] = correction
 
 
-def table() -> list[tuple[str, str]]:
-    """What is corrected, and why.
+def register(
+    *functions: Callable[..., Any],
+    reason: str,
+    kind: str = "wrong",
+    routes: Sequence[str] = (),
+    reference: str = "",
+    covers: Callable[..., bool] = always,
+    name: str | None = None,
+) -> Callable[[Rule], Rule]:
+    r"""Decorator that enters a rule in place of a torch function.
+
+    Inside `hodiff.corrected()`, and so in every transform of hodiff, a call of the torch function runs the rule.
+
+    Args:
+        *functions: The torch function, by all the names it is called by: `torch.relu`, `torch.Tensor.relu`,
+            `torch.nn.functional.relu`.
+        reason: What is amiss with torch's derivatives.
+        kind: "wrong" or "missing".
+        routes: The routes by which they are.
+        reference: Where the rule comes from.
+        covers: Takes the arguments and says whether the rule is meant for them; torch's own function runs where not.
+        name: What the table calls the function; by default torch's own name of it.
 
     Returns:
-        Pairs of a torch function and what is amiss with its derivatives.
+        The decorator. It returns the rule, which takes the arguments of the torch function and returns its value, made
+        of operators that torch differentiates rightly. A rule that returns `NotImplemented` leaves the call to torch.
+
+    Raises:
+        InputError: If no function is given, one is not callable, or the kind is unknown.
 
     Example:
-        >>> from hodiff.corrections import table
-        >>> dict(table())["torch.nn.functional.relu"]
-        'slow: the second derivative is zero, yet computed and added'
+        >>> import torch, hodiff
+        >>> @hodiff.corrections.register(torch.hypot, reason="for the example's sake")
+        ... def hypot(input, other):
+        ...     return (input**2 + other**2).sqrt()
+        >>> with hodiff.corrected():
+        ...     torch.hypot(torch.tensor(3.0, requires_grad=True), torch.tensor(4.0)).grad_fn.name()
+        'SqrtBackward0'
+        >>> hodiff.corrections.unregister(torch.hypot)
     """
-    return sorted({(each.name, each.reason) for each in CORRECTIONS.values()})
+    if not functions:
+        raise InputError("register: functions: expected at least one torch function, got none.")
+    for function in functions:
+        if not callable(function):
+            raise InputError(f"register: functions: expected callables, got {type(function).__name__}.")
+    if kind not in KINDS:
+        raise InputError(f"register: kind: expected one of {KINDS}, got {kind!r}.")
+    title = name or resolve_name(functions[-1]) or functions[-1].__name__
+
+    def enter(rule: Rule) -> Rule:
+        if not callable(rule):
+            raise InputError(f"register: rule: expected a callable, got {type(rule).__name__}.")
+        correct(functions, Correction(title, rule, kind, reason, tuple(routes), reference, covers))
+        return rule
+
+    return enter
+
+
+def unregister(*functions: Callable[..., Any]) -> None:
+    """Remove the rules of torch functions; those without one are passed over.
+
+    Args:
+        *functions: The torch functions.
+    """
+    for function in functions:
+        CORRECTIONS.pop(function, None)
+
+
+def table() -> list[Row]:
+    """What is corrected, by which routes, why and whence.
+
+    Returns:
+        A row for each torch function, sorted by name.
+
+    Example:
+        >>> import hodiff
+        >>> row = next(row for row in hodiff.corrections.table() if row.name == "torch.nn.functional.relu")
+        >>> row.kind, row.reason
+        ('slow', 'the second derivative is zero, yet computed and added')
+    """
+    return sorted({
+        Row(each.name, each.kind, each.routes, each.reason, each.reference) for each in CORRECTIONS.values()
+    })

@@ -24,6 +24,7 @@ def hessian(
     chunk_size: int | str | None = "auto",
     randomness: str = "error",
     progress: bool = False,
+    correct: bool = True,
 ) -> Callable[..., PyTree]:
     r"""Function that computes the dense Hessian of a scalar function; a drop-in for `torch.func.hessian`.
 
@@ -45,6 +46,7 @@ def hessian(
         randomness: What random operations in `f` mean where a route evaluates `f` several times: "error", or "same" to
             share one draw among all directions.
         progress: Whether to show a progress bar over the directions.
+        correct: As in `hodiff.hvp`.
 
     Returns:
         Function of the arguments of `f`. For a tensor `x` it returns a tensor of shape `(*x.shape, *x.shape)`; for
@@ -66,7 +68,7 @@ def hessian(
 
     @leave_inference_mode
     def hessian_of_f(*args: Any, **kwargs: Any) -> PyTree:
-        function = bind("hessian", f, args, kwargs, argnums, has_aux=has_aux)
+        function = bind("hessian", f, args, kwargs, argnums, has_aux=has_aux, correct=correct)
         blocks, aux = hessian_blocks(function, route, chunk_size, randomness, progress)
         leaves = function.leaves
         result = function.unflatten([
@@ -90,6 +92,7 @@ def hessian_matrix(
     chunk_size: int | str | None = "auto",
     randomness: str = "error",
     progress: bool = False,
+    correct: bool = True,
 ) -> Tensor: ...
 
 
@@ -103,6 +106,7 @@ def hessian_matrix(
     chunk_size: int | str | None = "auto",
     randomness: str = "error",
     progress: bool = False,
+    correct: bool = True,
 ) -> tuple[Tensor, PyTree]: ...
 
 
@@ -116,6 +120,7 @@ def hessian_matrix(
     chunk_size: int | str | None = "auto",
     randomness: str = "error",
     progress: bool = False,
+    correct: bool = True,
 ) -> Tensor | tuple[Tensor, PyTree]:
     r"""The dense Hessian of a scalar function as one matrix, the leaves of `x` flattened in pytree order.
 
@@ -130,6 +135,7 @@ def hessian_matrix(
         chunk_size: As in `hodiff.hessian`.
         randomness: As in `hodiff.hessian`.
         progress: Whether to show a progress bar over the directions.
+        correct: As in `hodiff.hvp`.
 
     Returns:
         Tensor of shape `(n, n)` in the dtype that the leaves promote to; with `has_aux`, the pair of it and aux.
@@ -149,7 +155,7 @@ def hessian_matrix(
     Source: as `hodiff.hessian`.
     """
     validate_options("hessian_matrix", route, chunk_size, randomness)
-    function = bind("hessian_matrix", f, (x, *args), has_aux=has_aux, name="x")
+    function = bind("hessian_matrix", f, (x, *args), has_aux=has_aux, name="x", correct=correct)
     blocks, aux = hessian_blocks(function, route, chunk_size, randomness, progress, joined=True)
     matrix = blocks.matrix(function.leaves)
     return (matrix, aux) if has_aux else matrix

@@ -24,6 +24,7 @@ def hessian_diagonal(
     chunk_size: int | str | None = "auto",
     randomness: str = "error",
     progress: bool = False,
+    correct: bool = True,
 ) -> Callable[..., PyTree]:
     r"""Function that computes the exact diagonal of the Hessian of a scalar function.
 
@@ -39,6 +40,7 @@ def hessian_diagonal(
         chunk_size: As in `hodiff.hessian`.
         randomness: As in `hodiff.hessian`.
         progress: Whether to show a progress bar over the coordinates.
+        correct: As in `hodiff.hvp`.
 
     Returns:
         Function of the arguments of `f` that returns the diagonal in the structure of the differentiated argument, or
@@ -58,7 +60,7 @@ def hessian_diagonal(
 
     @leave_inference_mode
     def diagonal_of_f(*args: Any, **kwargs: Any) -> PyTree:
-        function = bind("hessian_diagonal", f, args, kwargs, argnums, has_aux=has_aux)
+        function = bind("hessian_diagonal", f, args, kwargs, argnums, has_aux=has_aux, correct=correct)
         leaves = function.leaves
 
         def assemble(name: str) -> tuple[PyTree, PyTree]:

@@ -13,7 +13,9 @@ from hodiff.errors import InputError
 
 
 @leave_inference_mode
-def directional_derivatives(f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, order: int) -> tuple[PyTree, ...]:
+def directional_derivatives(
+    f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, order: int, correct: bool = True
+) -> tuple[PyTree, ...]:
     r"""Value and directional derivatives of a function up to an order, by nested forward mode.
 
     $$ \left(f(x),\ Df(x)[v],\ D^2 f(x)[v, v],\ \dots,\ D^k f(x)[v, \dots, v]\right), \qquad
@@ -28,6 +30,7 @@ def directional_derivatives(f: Callable[..., Any], x: PyTree, v: PyTree, *args: 
         v: The direction, with the structure, shapes, dtypes and devices of `x`.
         *args: Further arguments of `f`, taken as constants.
         order: The highest order k, 0 or more. Time and memory grow as 2^k.
+        correct: As in `hodiff.hvp`.
 
     Returns:
         Tuple of k + 1 entries, each in the structure of what `f` returns; zeros where `f` does not depend on `x`.
@@ -46,7 +49,7 @@ def directional_derivatives(f: Callable[..., Any], x: PyTree, v: PyTree, *args: 
     """
     if not isinstance(order, int) or isinstance(order, bool) or order < 0:
         raise InputError(f"directional_derivatives: order must be an int of 0 or more, got {order!r}.")
-    function = bind("directional_derivatives", f, (x, *args), name="x")
+    function = bind("directional_derivatives", f, (x, *args), name="x", correct=correct)
     tangents = flatten_tangents(v, function.leaves, function.user_spec, "directional_derivatives")
 
     def tower(height: int) -> Callable[[Leaves], tuple[tuple[PyTree, ...], PyTree]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.corrections import Corrections
 from hodiff.derivatives.trees import PyTree, dense, describe, flatten_primals, recordable, tensors_in
 from hodiff.errors import InputError
 
@@ -31,14 +32,19 @@ class BoundFunction:
     spec: pytree.TreeSpec
     user_spec: pytree.TreeSpec
     has_aux: bool
+    correct: bool
 
-    def __call__(self, leaves: Sequence[Tensor]) -> tuple[PyTree, PyTree]:
-        """Evaluate at other leaves; aux is `()` where the function has none."""
+    def __call__(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[PyTree, PyTree]:
+        """Evaluate at other leaves, in another mode than plain corrections; aux is `()` where there is none."""
         trees = pytree.tree_unflatten(list(leaves), self.spec)
         args = list(self.args)
         for argnum, tree in zip(self.argnums, trees, strict=True):
             args[argnum] = tree
-        result = self.f(*args, **self.kwargs)
+        if self.correct:
+            with mode or Corrections():
+                result = self.f(*args, **self.kwargs)
+        else:
+            result = self.f(*args, **self.kwargs)
         if not self.has_aux:
             return result, ()
         if not (isinstance(result, tuple) and len(result) == 2):
@@ -54,9 +60,9 @@ class BoundFunction:
                 )
         return result
 
-    def scalar(self, leaves: Sequence[Tensor]) -> tuple[Tensor, PyTree]:
+    def scalar(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[Tensor, PyTree]:
         """Evaluate a function that must return one real number."""
-        value, aux = self(leaves)
+        value, aux = self(leaves, mode)
         if not isinstance(value, Tensor):
             hint = "; pass has_aux=True if it returns (value, aux)" if isinstance(value, tuple) else ""
             raise InputError(
@@ -101,6 +107,7 @@ def bind(
     *,
     has_aux: bool = False,
     name: str | None = None,
+    correct: bool = True,
 ) -> BoundFunction:
     """Validate a function and its arguments, and bind them.
 
@@ -112,6 +119,7 @@ def bind(
         argnums: Which positional arguments are differentiated.
         has_aux: Whether `f` returns `(output, aux)`.
         name: What error messages call the differentiated argument; by default its position.
+        correct: Whether hodiff's rules take the place of torch's wrong and missing ones.
 
     Returns:
         The bound function.
@@ -139,7 +147,9 @@ def bind(
     primals = tuple(args[position] for position in positions)
     leaves, spec = pytree.tree_flatten(primals)
     user_spec = spec if isinstance(argnums, tuple) else pytree.tree_flatten(primals[0])[1]
-    return BoundFunction(caller, f, args, kwargs, positions, tuple(map(dense, leaves)), spec, user_spec, has_aux)
+    return BoundFunction(
+        caller, f, args, kwargs, positions, tuple(map(dense, leaves)), spec, user_spec, has_aux, correct
+    )
 
 
 def leave_inference_mode(function: Callable[P, R]) -> Callable[P, R]:

@@ -36,6 +36,7 @@ def jacobian(
     has_aux: bool = False,
     randomness: str = "error",
     progress: bool = False,
+    correct: bool = True,
 ) -> Callable[..., PyTree]:
     r"""Function that computes the Jacobian of a function; results as those of `torch.func.jacrev`.
 
@@ -51,6 +52,7 @@ def jacobian(
         has_aux: Whether `f` returns `(output, aux)`, aux a pytree of tensors.
         randomness: As in `hodiff.hessian`; matters in forward mode only.
         progress: Whether to show a progress bar over the directions.
+        correct: As in `hodiff.hvp`.
 
     Returns:
         Function of the arguments of `f` that returns, for each output tensor, a tree in the structure of the
@@ -75,7 +77,7 @@ def jacobian(
 
     @leave_inference_mode
     def jacobian_of_f(*args: Any, **kwargs: Any) -> PyTree:
-        function = bind("jacobian", f, args, kwargs, argnums, has_aux=has_aux)
+        function = bind("jacobian", f, args, kwargs, argnums, has_aux=has_aux, correct=correct)
         linearized = follow("auto", "jacobian", lambda _: _Linearized(function), MODES[:1])
         inputs = sum(leaf.numel() for leaf in function.leaves)
         outputs = sum(output.numel() for output in linearized.outputs)

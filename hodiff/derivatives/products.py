@@ -12,7 +12,15 @@ from hodiff.derivatives.trees import PyTree, flatten_tangents
 
 
 @leave_inference_mode
-def hvp(f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, route: str = "auto", has_aux: bool = False) -> PyTree:
+def hvp(
+    f: Callable[..., Any],
+    x: PyTree,
+    v: PyTree,
+    *args: Any,
+    route: str = "auto",
+    has_aux: bool = False,
+    correct: bool = True,
+) -> PyTree:
     r"""Hessian-vector product of a scalar function, without the Hessian.
 
     $$ H v = \nabla^2 f(x)\, v = \left.\frac{d}{dt} \nabla f(x + t v)\right|_{t=0} $$
@@ -34,6 +42,8 @@ def hvp(f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, route: str = "a
             where torch's forward rules are: `layer_norm`, `batch_norm`, `solve`, `det` and others; "auto" takes them
             last, and warns.
         has_aux: Whether `f` returns `(value, aux)`, aux a pytree of tensors.
+        correct: Whether hodiff's rules take the place of torch's where those are wrong or missing, as within
+            `hodiff.corrected()`; else the derivatives are torch's own.
 
     Returns:
         The product, with the structure of `x`; with `has_aux`, the pair (product, aux). A leaf that `f` ignores gets
@@ -53,7 +63,7 @@ def hvp(f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, route: str = "a
     Source: B. A. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994), eq. 2.4.
     """
     validate_route(route, "hvp")
-    function = bind("hvp", f, (x, *args), name="x", has_aux=has_aux)
+    function = bind("hvp", f, (x, *args), name="x", has_aux=has_aux, correct=correct)
     primals = function.leaves
     tangents = flatten_tangents(v, primals, function.user_spec, "hvp")
     plain = in_plain_eager()

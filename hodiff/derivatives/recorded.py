@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
 from hodiff.derivatives.functions import BoundFunction
-from hodiff.derivatives.graphs import inspect_graph
+from hodiff.graphs import inspect_graph
 
 # How torch words that an operator or a Function has no batching rule.
 _BATCHING = re.compile("vmap|batching rule", re.IGNORECASE)
@@ -41,8 +41,7 @@ class RecordedGradient:
                 leaf.view_as(leaf) if self.connected and leaf.requires_grad else leaf.detach().requires_grad_()
                 for leaf in function.leaves
             )
-            with Corrections(many=not tangents):
-                value, aux = function.scalar(self.primals)
+            value, aux = function.scalar(self.primals, Corrections(lean=True, many=not tangents))
             if not value.requires_grad:
                 raise function.independent()
             found, once = inspect_graph(value)

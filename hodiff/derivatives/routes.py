@@ -19,24 +19,16 @@ from torch.func import vmap
 
 from hodiff.derivatives.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.derivatives.functions import BoundFunction
-from hodiff.derivatives.graphs import inspect_graph
 from hodiff.derivatives.randomness import Replay
 from hodiff.derivatives.transforms import gradient, pull, push
 from hodiff.derivatives.trees import PyTree, one_hot_rows
 from hodiff.errors import HodiffError, HodiffWarning, InputError, RouteError
+from hodiff.graphs import inspect_graph
+from hodiff.routes import FORWARD_INSIDE as FORWARD_INSIDE
+from hodiff.routes import ROUTES as ROUTES
 
 Leaves = tuple[Tensor, ...]
 T = TypeVar("T")
-
-# Reverse mode inside first: torch's own rules are right there for nearly every operator, while its forward rules for
-# layer_norm, batch_norm, solve, det and others are constants to a second derivative, silently.
-ROUTES = (
-    "reverse-over-reverse",
-    "forward-over-reverse",
-    "reverse-over-forward",
-    "forward-over-forward",
-)
-FORWARD_INSIDE = ROUTES[2:]
 
 
 def reverse_over_reverse(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,6 +29,25 @@ def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
     """
     leaves: list[Tensor] = []
     once: str | None = None
+    for node in nodes_of(output):
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            leaves.append(leaf)
+        function = getattr(node, "_forward_cls", None)
+        if once is None and function is not None and is_once_differentiable(function):
+            once = node.name().removesuffix("Backward").removesuffix("Generated")
+    return leaves, once
+
+
+def nodes_of(output: Tensor) -> Iterator[Any]:
+    """Walk the graph that computed a tensor.
+
+    Args:
+        output: The tensor.
+
+    Yields:
+        Every node once.
+    """
     stack: list[Any] = [output.grad_fn]
     seen = set()
     while stack:
@@ -35,17 +55,19 @@ def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            leaves.append(leaf)
-        function = getattr(node, "_forward_cls", None)
-        if once is None and function is not None and _is_once_differentiable(function):
-            once = node.name().removesuffix("Backward").removesuffix("Generated")
+        yield node
         stack.extend(parent for parent, _ in node.next_functions)
-    return leaves, once
 
 
-def _is_once_differentiable(function: type) -> bool:
+def is_once_differentiable(function: type) -> bool:
+    """Whether a Function's gradient is marked `once_differentiable`.
+
+    Args:
+        function: The class, or the one that torch.func makes of it for a level.
+
+    Returns:
+        Whether it is.
+    """
     rules = [getattr(function, name, None) for name in ("backward", "vjp")]
     if any(getattr(rule, "__code__", None) is _ONCE for rule in rules):
         return True
@@ -57,6 +79,6 @@ def _is_once_differentiable(function: type) -> bool:
         isinstance(value, type)
         and issubclass(value, torch.autograd.Function)
         and value is not function
-        and _is_once_differentiable(value)
+        and is_once_differentiable(value)
         for value in values
     )

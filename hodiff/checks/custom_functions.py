@@ -1,0 +1,82 @@
+"""What the custom Functions in a graph lack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+from hodiff.graphs import is_once_differentiable, nodes_of
+from hodiff.routes import ROUTES
+
+
+@dataclass(frozen=True)
+class CustomFunction:
+    """A custom Function with a defect that can be seen from outside.
+
+    Attributes:
+        name: Its class.
+        defect: What it lacks.
+        remedy: What to do about it.
+        wrong: Routes that are wrong in silence because of it.
+        missing: Routes that raise because of it.
+    """
+
+    name: str
+    defect: str
+    remedy: str
+    wrong: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def custom_functions(outputs: Iterable[Any]) -> Iterator[CustomFunction]:
+    """Look for Functions with a defect among everything that computed some tensors; hodiff's own are passed over.
+
+    Args:
+        outputs: Tensors, and other things.
+
+    Yields:
+        One entry for each Function and defect.
+    """
+    seen = set()
+    for output in outputs:
+        for node in nodes_of(output) if isinstance(output, Tensor) else ():
+            function = getattr(node, "_forward_cls", None)
+            if function is None or function in seen or function.__module__.startswith("hodiff."):
+                continue
+            seen.add(function)
+            yield from _defects(function)
+
+
+def _defects(function: type[Function]) -> Iterator[CustomFunction]:
+    name = function.__name__
+    if is_once_differentiable(function):
+        yield CustomFunction(
+            name,
+            "backward is marked once_differentiable, and is a constant to a second derivative",
+            "write it with torch operators or other Functions, and remove the mark",
+            wrong=ROUTES[:2],
+        )
+    if function.setup_context is Function.setup_context:
+        yield CustomFunction(
+            name,
+            "forward takes ctx, which torch.func refuses",
+            "split it into forward and setup_context",
+            missing=ROUTES[1:],
+        )
+    if function.jvp is Function.jvp:
+        yield CustomFunction(
+            name,
+            "it has no jvp, so that forward mode raises",
+            "add one, of saved inputs and torch operators",
+            missing=ROUTES[1:],
+        )
+    if function.vmap is Function.vmap and not function.generate_vmap_rule:
+        yield CustomFunction(
+            name,
+            "it has no batching rule, so that dense derivatives take one direction at a time, or raise",
+            "set generate_vmap_rule = True if all its rules are torch operators, else write vmap",
+        )

@@ -1,0 +1,69 @@
+"""Errors in place of second derivatives that would come out as zero without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
+
+from hodiff.corrections.registry import register
+from hodiff.errors import RouteError
+from hodiff.graphs import inspect_graph
+from hodiff.routes import ROUTES
+
+_silent = partial(
+    register,
+    kind="missing",
+    routes=ROUTES,
+    reason="a Function marked once_differentiable has a gradient that is a constant, in silence",
+    reference="an error in its place",
+)
+
+
+@_silent(torch.autograd.grad)
+def _grad(
+    outputs: Tensor | Sequence[Tensor], inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any
+) -> tuple[Tensor, ...]:
+    create_graph = args[1] if len(args) > 1 else kwargs.get("create_graph", False)
+    if create_graph:
+        _refuse_constant_gradients(outputs)
+    return torch.autograd.grad(outputs, inputs, grad_outputs, *args, **kwargs)
+
+
+@_silent(torch.Tensor.backward)
+def _tensor_backward(
+    self: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> None:
+    if create_graph:
+        _refuse_constant_gradients(self)
+    self.backward(gradient, retain_graph, create_graph, inputs)
+
+
+def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor]) -> None:
+    """Raise where the gradient is about to be differentiated, and a Function on the way has a constant for one."""
+    if not _will_be_differentiated():
+        return
+    for output in _tensors(outputs):
+        _, once = inspect_graph(output)
+        if once is not None:
+            raise RouteError(
+                f"{once}.backward is marked once_differentiable: the gradient that it gives is a constant to a second "
+                "derivative, which would be wrong without a word. Write its backward with torch operators or other "
+                "Functions and remove the mark, or take the gradient without create_graph."
+            )
+
+
+def _will_be_differentiated() -> bool:
+    """In plain torch create_graph says so. torch.func always records, so there a transform around has to be seen."""
+    stack = get_interpreter_stack() or []
+    differentiating = [each for each in stack if each.key() in (TransformType.Grad, TransformType.Jvp)]
+    return not stack or len(differentiating) > 1
+
+
+def _tensors(outputs: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
+    candidates = (outputs,) if isinstance(outputs, Tensor) else outputs
+    yield from (each for each in candidates if isinstance(each, Tensor))  # others are edges of a graph

@@ -1,0 +1,1 @@
+"""Rules for scattering, reducing by index, and cumulative products."""

@@ -1,0 +1,1 @@
+"""Rules for sampling from grids, and for dropout."""

@@ -1,0 +1,120 @@
+"""A second derivative that would be zero without a word raises, and only that."""
+
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+
+import hodiff
+
+
+class Cube(torch.autograd.Function):
+    """A backward that nobody may differentiate, by its own word."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 3 * ctx.saved_tensors[0] ** 2 * tangent
+
+
+class Square(torch.autograd.Function):
+    """A right one."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 2 * ctx.saved_tensors[0] * tangent
+
+
+def cube(x):
+    return Cube.apply(x).sum()
+
+
+def square(x):
+    return Square.apply(x).sum()
+
+
+def x():
+    return torch.tensor([1.0, 2.0], requires_grad=True)
+
+
+def test_torch_alone_is_silent():
+    """Else the tests below prove nothing: the true second derivative is 6 x."""
+    product = torch.func.grad(lambda x: torch.func.grad(cube)(x).sum())(x().detach())
+    assert torch.equal(product, torch.zeros(2))
+
+
+def test_recorded_gradients():
+    with hodiff.corrected():
+        leaf = x()
+        with pytest.raises(hodiff.RouteError, match=r"Cube\.backward is marked once_differentiable"):
+            torch.autograd.grad(cube(leaf), leaf, create_graph=True)
+        with pytest.raises(hodiff.RouteError, match=r"Cube\.backward is marked once_differentiable"):
+            torch.autograd.grad([cube(leaf)], [leaf], None, None, True)
+        with pytest.raises(hodiff.RouteError, match=r"Cube\.backward is marked once_differentiable"):
+            cube(leaf).backward(create_graph=True)
+
+
+def test_first_derivatives_go_on():
+    with hodiff.corrected():
+        leaf = x()
+        (gradient,) = torch.autograd.grad(cube(leaf), leaf)
+        cube(leaf).backward()
+        assert torch.equal(gradient, leaf.grad)
+        assert torch.equal(torch.func.grad(cube)(leaf.detach()), gradient)
+        assert torch.equal(torch.func.vmap(torch.func.grad(lambda x: Cube.apply(x)))(leaf.detach()), gradient)
+        edge = torch.autograd.graph.get_gradient_edge(leaf)
+        assert torch.equal(torch.autograd.grad(cube(leaf), edge)[0], gradient)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sum()),
+        lambda f: lambda x: torch.func.jvp(torch.func.grad(f), (x,), (torch.ones(2),))[1],
+        lambda f: lambda x: torch.func.vjp(torch.func.grad(f), x)[1](torch.ones(2))[0],
+    ],
+    ids=["grad of grad", "jvp of grad", "vjp of grad"],
+)
+def test_transforms(second):
+    point = x().detach()
+    with hodiff.corrected():
+        assert torch.equal(second(square)(point), 2 * torch.ones(2))
+        with pytest.raises(hodiff.RouteError, match=r"Cube\.backward is marked once_differentiable"):
+            second(cube)(point)
+
+
+def test_gradient_penalty_of_right_functions():
+    with hodiff.corrected():
+        leaf = x()
+        (gradient,) = torch.autograd.grad(square(leaf), leaf, create_graph=True)
+        gradient.square().sum().backward()
+    assert torch.equal(leaf.grad, 8 * leaf.detach())

@@ -1,0 +1,207 @@
+"""`corrected()` reaches what it should, for as long as it should, and is left out on request."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hodiff
+from hodiff.corrections import register, table, unregister
+from hodiff.corrections.registry import CORRECTIONS
+
+D = torch.float64
+X = torch.tensor([1.0, 2.0, 4.0], dtype=D)
+V = torch.tensor([1.0, 0.0, 0.0], dtype=D)
+
+
+def first_of_layer_norm(x):
+    return F.layer_norm(x, (3,))[0]
+
+
+def along(x):
+    return torch.func.jvp(first_of_layer_norm, (x,), (V,))[1]
+
+
+# By primitives, which torch differentiates rightly.
+def by_hand(x):
+    return ((x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt())[0]
+
+
+TRUTH = torch.func.grad(lambda x: torch.func.jvp(by_hand, (x,), (V,))[1])(X)
+WRONG = torch.func.grad(along)(X)
+
+
+def right(product):
+    return torch.allclose(product, TRUTH, rtol=1e-10)
+
+
+def test_torch_is_wrong_here():
+    """Else the tests below prove nothing."""
+    assert not right(WRONG)
+
+
+def test_as_a_context_and_as_a_decorator():
+    with hodiff.corrected():
+        assert right(torch.func.grad(along)(X))
+    assert torch.equal(torch.func.grad(along)(X), WRONG)
+    assert right(hodiff.corrected()(torch.func.grad(along))(X))
+
+
+def test_it_ends_with_an_exception():
+    with pytest.raises(KeyError), hodiff.corrected():
+        raise KeyError
+    assert torch.equal(torch.func.grad(along)(X), WRONG)
+
+
+def test_it_nests_and_enters_twice():
+    mode = hodiff.corrected()
+    with mode, hodiff.corrected(), mode:
+        assert right(torch.func.grad(along)(X))
+    with mode:
+        assert right(torch.func.grad(along)(X))
+
+
+def test_it_stays_in_its_thread():
+    entered, leave, found = threading.Event(), threading.Event(), []
+
+    def inside():
+        with hodiff.corrected():
+            entered.set()
+            leave.wait(10)
+            found.append(right(torch.func.grad(along)(X)))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    assert entered.wait(10)
+    assert torch.equal(torch.func.grad(along)(X), WRONG)
+    leave.set()
+    thread.join()
+    assert found == [True]
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_every_route_of_every_transform_and_opting_out(route):
+    layer = nn.LayerNorm(3).double()
+
+    def f(x):
+        return layer(x)[0]
+
+    truth = torch.func.hessian(by_hand)(X)
+    for got in (
+        hodiff.hvp(f, X, V, route=route),
+        hodiff.hessian(f, route=route)(X)[0],
+        hodiff.hessian_matrix(f, X, route=route)[0],
+    ):
+        torch.testing.assert_close(got, truth[0], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(hodiff.hessian_diagonal(f, route=route)(X), truth.diag(), rtol=1e-10, atol=1e-12)
+    torchs = hodiff.hvp(f, X, V, route=route, correct=False)
+    assert right(torchs) == (route in hodiff.ROUTES[:2])
+
+
+def test_directional_derivatives_and_jacobians():
+    values = hodiff.directional_derivatives(first_of_layer_norm, X, V, order=3)
+    truth = hodiff.directional_derivatives(by_hand, X, V, order=3)
+    torch.testing.assert_close(values, truth, rtol=1e-9, atol=1e-12)
+    wrong = hodiff.directional_derivatives(first_of_layer_norm, X, V, order=3, correct=False)
+    assert not torch.allclose(wrong[2], truth[2], rtol=1e-3)
+    for mode in ("forward", "reverse"):
+        twice = hodiff.jacobian(hodiff.jacobian(first_of_layer_norm, mode=mode), mode=mode)(X)
+        torch.testing.assert_close(twice, torch.func.hessian(by_hand)(X), rtol=1e-9, atol=1e-12)
+
+
+def test_under_vmap():
+    xs = torch.stack([X, X.sin()])
+    expected = torch.stack([torch.func.grad(lambda x: torch.func.jvp(by_hand, (x,), (V,))[1])(x) for x in xs])
+    with hodiff.corrected():
+        torch.testing.assert_close(torch.func.vmap(torch.func.grad(along))(xs), expected, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_under_compile(route):
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda x: hodiff.hvp(first_of_layer_norm, x, V, route=route), fullgraph=True, backend="aot_eager"
+    )
+    assert right(compiled(X))
+
+
+def test_compiled_inside_and_around():
+    torch.compiler.reset()
+
+    def product(x):
+        with hodiff.corrected():
+            return torch.func.grad(along)(x)
+
+    assert right(torch.compile(product, fullgraph=True, backend="aot_eager")(X))
+    torch.compiler.reset()
+    with hodiff.corrected():
+        assert right(torch.compile(torch.func.grad(along), backend="aot_eager")(X))
+
+
+@pytest.fixture
+def hypot():
+    def rule(input, other):
+        return (input**2 + other**2).sqrt() if other.dim() else NotImplemented
+
+    yield register(torch.hypot, reason="a test", routes=hodiff.ROUTES, reference="none")(rule)
+    unregister(torch.hypot)
+
+
+def test_registering(hypot):
+    three, four = torch.tensor(3.0, requires_grad=True), torch.tensor([4.0])
+    with hodiff.corrected():
+        assert torch.hypot(three, four).grad_fn.name() == "SqrtBackward0"
+        assert torch.hypot(three, four[0]).grad_fn.name() == "HypotBackward0"  # NotImplemented
+    row = next(row for row in table() if row.name == "torch.hypot")
+    assert row.kind == "wrong"
+    assert row.routes == hodiff.ROUTES
+    unregister(torch.hypot)
+    assert torch.hypot not in CORRECTIONS
+
+
+def test_a_rule_that_fails_is_not_hidden():
+    @register(torch.hypot, reason="a test")
+    def hypot(input, other):
+        raise RuntimeError("mine")
+
+    try:
+        with hodiff.corrected():
+            with pytest.raises(RuntimeError, match="mine"):
+                torch.hypot(torch.ones(2), torch.ones(2))
+            with pytest.raises(TypeError, match="hypot"):
+                torch.hypot("a", "b")
+    finally:
+        unregister(torch.hypot)
+
+
+def test_subclasses_bring_their_own_rules():
+    class Loud(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return "loud" if func is F.layer_norm else super().__torch_function__(func, types, args, kwargs or {})
+
+    with hodiff.corrected():
+        assert F.layer_norm(torch.ones(3).as_subclass(Loud), (3,)) == "loud"
+
+
+def test_errors():
+    with pytest.raises(hodiff.InputError, match="expected at least one torch function"):
+        register(reason="x")
+    with pytest.raises(hodiff.InputError, match="expected callables, got str"):
+        register("torch.relu", reason="x")
+    with pytest.raises(hodiff.InputError, match="kind: expected one of"):
+        register(torch.relu, reason="x", kind="odd")
+    with pytest.raises(hodiff.InputError, match="rule: expected a callable, got int"):
+        register(torch.hypot, reason="x")(3)
+
+
+def test_the_table_names_each_function_once():
+    names = [row.name for row in table()]
+    assert names == sorted(set(names))
+    for row in table():
+        assert row.reason
+        assert row.kind in {"wrong", "missing", "slow"}
+        assert set(row.routes) <= set(hodiff.ROUTES)
+        assert row.kind == "slow" or (row.routes and row.reference), row
