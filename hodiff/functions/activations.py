@@ -22,6 +22,7 @@ from hodiff.functions.arguments import (
 from hodiff.functions.elementwise import ElementwiseFunction
 from hodiff.functions.logarithms import LogSigmoid
 from hodiff.functions.logistic import SATURATED, Bell, HalfTanh, Logistic
+from hodiff.functions.rectifiers import where_positive
 
 # Beyond it the normal density and all its derivatives are zero in float64, and so are those of the tanh form.
 FLAT = 64.0
@@ -34,7 +35,7 @@ class Swish(ElementwiseFunction):
     def forward(x: Tensor, beta: Any) -> Tensor:
         """Compute $x σ(βx)$."""
         s = torch.sigmoid(beta * x)
-        return torch.where(s == 0, s, x * s)  # zero at -∞ too
+        return where_positive(x * s, s)  # zero at -∞ too
 
     @staticmethod
     def slope(index: int, x: Tensor, beta: Any) -> Tensor:
@@ -62,15 +63,32 @@ class SiLUSlope(ElementwiseFunction):
 
     @staticmethod
     def forward(z: Tensor) -> Tensor:
-        """Compute $σ(z) (1 + z σ(-z))$."""
+        """Compute $σ(z) (1 + z σ(-z))$, whose second term is silu(-z)."""
         z = z.clamp(-SATURATED, SATURATED)
-        return torch.sigmoid(z) * (1 + z * torch.sigmoid(-z))
+        return torch.sigmoid(z) * (1 - F.silu(-z))
 
     @staticmethod
     def slope(index: int, z: Tensor) -> Tensor:
-        """$b(z) (2 - z t(z))$ with $t = tanh(z/2)$."""
+        """Its derivative."""
+        return SiLUCurvature.call(z)
+
+
+class SiLUCurvature(ElementwiseFunction):
+    """The second derivative of `silu`. Saves its input."""
+
+    @staticmethod
+    def forward(z: Tensor) -> Tensor:
+        """Compute $b(z) (2 - z t(z))$ with $t = σ(z) - σ(-z)$, whose cancellation at 0 is multiplied by z."""
         z = z.clamp(-SATURATED, SATURATED)
-        return Bell.call(z) * (2 - z * HalfTanh.call(z))
+        upper, lower = torch.sigmoid(z), torch.sigmoid(-z)
+        return upper * lower * (2 - z * (upper - lower))
+
+    @staticmethod
+    def slope(index: int, z: Tensor) -> Tensor:
+        """$b (z (t^2 - 2b) - 3t)$ with $t = tanh(z/2)$."""
+        z = z.clamp(-SATURATED, SATURATED)
+        b, t = Bell.call(z), HalfTanh.call(z)
+        return b * (z * (t * t - 2 * b) - 3 * t)
 
 
 class GELU(ElementwiseFunction):
@@ -179,14 +197,16 @@ class MishSlope(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute it by the rule for gates, as $tanh(log(1 + e^x)) = σ(v)$ with $v = x + log(1 + e^x / 2)$."""
+        """Compute it by torch's kernel; compiled code differentiates the rule for gates."""
         x = x.clamp(-SATURATED, SATURATED)
+        if not torch.compiler.is_compiling():
+            return torch.ops.aten.mish_backward(torch.ones_like(x), x)
         shifted = x - math.log(2)
         return _gated_slope(x, x - F.logsigmoid(-shifted), 1 + torch.sigmoid(shifted))
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """Second derivative, by the rule for gates."""
+        """Second derivative, by the rule for gates: $tanh(log(1 + e^x)) = σ(v)$ with $v = x + log(1 + e^x / 2)$."""
         x = x.clamp(-SATURATED, SATURATED)
         shifted = x - math.log(2)
         return _gated_curvature(x, x - LogSigmoid.call(-shifted), 1 + Logistic.call(shifted), Bell.call(shifted))

@@ -13,6 +13,7 @@ from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_broadcastable, require_floating, require_number_or_floating
 from hodiff.functions.elementwise import ElementwiseFunction, batch_in_front
 from hodiff.functions.nesting import nestable_jvp
+from hodiff.functions.rectifiers import where_positive
 
 
 class FusedAddReLU(AnyOrderFunction):
@@ -40,7 +41,7 @@ class FusedAddReLU(AnyOrderFunction):
         if cotangent is None:
             return None, None
         (mask,) = ctx.saved_tensors
-        kept = torch.where(mask, cotangent, 0.0)
+        kept = where_positive(cotangent, mask.to(cotangent.dtype))
         return tuple(
             kept.sum_to_size(shape) if needed else None
             for shape, needed in zip(ctx.shapes, ctx.needs_input_grad, strict=True)
@@ -51,8 +52,8 @@ class FusedAddReLU(AnyOrderFunction):
     def jvp(ctx: Any, x_t: Tensor | None, y_t: Tensor | None) -> Any:
         """The tangents' sum where the sum was positive."""
         (mask,) = ctx.saved_tensors
-        tangent = sum(each for each in (x_t, y_t) if each is not None)
-        return torch.where(mask, tangent, 0.0), None
+        tangent: Any = sum(each for each in (x_t, y_t) if each is not None)
+        return where_positive(tangent, mask.to(tangent.dtype)), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:

@@ -67,7 +67,7 @@ def _make_backward(cls: type[ElementwiseFunction]) -> Callable[..., Any]:
             return (None,) * len(ctx.shapes)
         residuals = _merged(ctx.saved_tensors, ctx.constant_residuals)
         return tuple(
-            (cotangent * cls.slope(index, *residuals)).sum_to_size(shape) if needed else None
+            _times(cotangent, cls.slope(index, *residuals)).sum_to_size(shape) if needed else None
             for index, (shape, needed) in enumerate(zip(ctx.shapes, ctx.needs_input_grad, strict=True))
         )
 
@@ -79,13 +79,18 @@ def _make_jvp(cls: type[ElementwiseFunction]) -> Callable[..., Any]:
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         inputs = _merged(ctx.saved_tensors, ctx.constant_inputs)
         residuals = cls.residuals(inputs, cls.apply(*inputs) if cls.saves_output else None)
-        terms = [t * cls.slope(index, *residuals) for index, t in enumerate(tangents) if t is not None]
+        terms = [_times(t, cls.slope(index, *residuals)) for index, t in enumerate(tangents) if t is not None]
         tangent = terms[0]
         for term in terms[1:]:
             tangent = tangent + term
         return tangent.expand(ctx.shape)
 
     return jvp
+
+
+def _times(vector: Tensor, slope: Tensor | float) -> Tensor:
+    # A slope of one is not worth a pass over the vector.
+    return vector if isinstance(slope, float) and slope == 1.0 else vector * slope
 
 
 def _make_vmap(cls: type[ElementwiseFunction]) -> Callable[..., Any]:

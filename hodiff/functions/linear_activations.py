@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from hodiff.functions.activations import GELUSlope, SiLUSlope
+from hodiff.functions.rectifiers import where_positive
 
 
 class FusedActivation(NamedTuple):
@@ -25,27 +27,13 @@ class FusedActivation(NamedTuple):
     from_output: bool
 
 
-def _scaled_relu(t: Tensor, y: Tensor) -> Tensor:
-    return torch.where(y > 0, t, 0.0)
-
-
 def _scaled_tanh(t: Tensor, y: Tensor) -> Tensor:
     return t * ((1 - y) * (1 + y))
 
 
-def _scaled_silu(t: Tensor, z: Tensor) -> Tensor:
-    s = torch.sigmoid(z)
-    return t * (s + z * (s * torch.sigmoid(-z)))
-
-
-def _scaled_gelu(t: Tensor, z: Tensor) -> Tensor:
-    density = torch.exp(-0.5 * z * z) * (1 / math.sqrt(2 * math.pi))
-    return t * (0.5 * torch.erfc(z * -math.sqrt(0.5)) + z * density)
-
-
 FUSED_ACTIVATIONS = {
-    "relu": FusedActivation(torch.relu, _scaled_relu, from_output=True),
+    "relu": FusedActivation(torch.relu, where_positive, from_output=True),
     "tanh": FusedActivation(torch.tanh, _scaled_tanh, from_output=True),
-    "silu": FusedActivation(torch.nn.functional.silu, _scaled_silu, from_output=False),
-    "gelu": FusedActivation(torch.nn.functional.gelu, _scaled_gelu, from_output=False),
+    "silu": FusedActivation(torch.nn.functional.silu, lambda t, z: t * SiLUSlope.call(z), from_output=False),
+    "gelu": FusedActivation(torch.nn.functional.gelu, lambda t, z: t * GELUSlope.call(z), from_output=False),
 }

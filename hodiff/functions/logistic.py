@@ -100,7 +100,21 @@ class ScaledSigmoid(ElementwiseFunction):
     @staticmethod
     def slope(index: int, y: Tensor, scale: float) -> Tensor:
         """$y (1 - y/s)$."""
-        return y * (1 - y / scale) if scale else y
+        return Parabola.call(y, scale) if scale else y
+
+
+class Parabola(ElementwiseFunction):
+    """$y (1 - y/s)$ for a constant s. Saves its input."""
+
+    @staticmethod
+    def forward(y: Tensor, scale: float) -> Tensor:
+        """Compute it in one pass."""
+        return torch.addcmul(y, y, y, value=-1 / scale)
+
+    @staticmethod
+    def slope(index: int, y: Tensor, scale: float) -> Tensor:
+        """$1 - 2y/s$."""
+        return torch.rsub(y, 1, alpha=2 / scale)
 
 
 def scaled_sigmoid(x: Tensor, scale: Tensor | float = 1.0) -> Tensor:

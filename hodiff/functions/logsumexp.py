@@ -85,11 +85,16 @@ class LogSumExpGradient(AnyOrderFunction):
         x, scale = ctx.saved_tensors
         x_shape, scale_shape = ctx.shapes
         by_x = by_scale = None
-        if ctx.needs_input_grad[0]:
+        if not ctx.needs_input_grad[1]:
             by_x = LogSumExpProduct.call(x, scale, v, ctx.dim, ctx.bounded, None).sum_to_size(x_shape)
-        if ctx.needs_input_grad[1]:
-            p = Softmax.call(bound(x) if ctx.bounded else x, ctx.dim)
-            by_scale = (p * v).sum_to_size(scale_shape)
+            return by_x, None, None, None
+        # Both need the probabilities and the mean: once is enough.
+        p = Softmax.call(bound(x) if ctx.bounded else x, ctx.dim)
+        weighted = p * v
+        mean = weighted.sum(ctx.dim, keepdim=True)
+        if ctx.needs_input_grad[0]:
+            by_x = (scale * (weighted - p * mean)).sum_to_size(x_shape)
+        by_scale = mean.sum_to_size(scale_shape)
         return by_x, by_scale, None, None
 
     @staticmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +12,15 @@ from hodiff.errors import InputError
 from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_dims, require_floating
 from hodiff.functions.elementwise import ElementwiseFunction
-from hodiff.functions.logistic import HalfTanh
+from hodiff.functions.logistic import Bell
 from hodiff.functions.logsumexp import LogSumExp
 from hodiff.functions.nesting import nestable_jvp
 from hodiff.functions.softmax import LogSoftmax, Softmax
 
 Dims = int | tuple[int, ...]
+
+# Beyond it log cosh differs from a line by less than float64 can hold.
+_LINEAR = 20.0
 
 
 class LogCosh(ElementwiseFunction):
@@ -26,16 +28,28 @@ class LogCosh(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute $log cosh(x)$, near zero as $log(1 + sinh(x)^2) / 2$, where the other form cancels."""
-        size = x.abs()
-        far = size + (torch.log1p(torch.exp(-2 * size)) - math.log(2))
-        square = torch.sinh(size.clamp(max=1)).square()
-        return torch.where(size < 1, 0.5 * torch.log1p(square), far)
+        """Compute $log(1 + 2 sinh(x/2)^2)$, which does not cancel near zero; it is linear where the square is huge."""
+        near = x.clamp(-_LINEAR, _LINEAR)
+        return torch.log1p(2 * torch.sinh(0.5 * near).square()) + (x - near).abs()
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
         """$tanh(x)$."""
-        return HalfTanh.call(2 * x)
+        return Tanh.call(x)
+
+
+class Tanh(ElementwiseFunction):
+    """tanh(x), whose derivatives keep all digits in both tails. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute $tanh(x)$."""
+        return torch.tanh(x)
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> Tensor:
+        """$4 b(2x)$, with b the derivative of σ."""
+        return 4 * Bell.call(2 * x)
 
 
 class AMax(AnyOrderFunction):

@@ -96,17 +96,8 @@ def reference(name: str) -> Reference:
 
 
 def route_table(routes: Iterable[str]) -> list[Any]:
-    """Every case by every route that exists; where torch is known to be wrong, a failure is expected and told.
-
-    The mark is strict: a route that comes right has to leave the record.
-    """
-    wrong = pytest.mark.xfail(raises=AssertionError, strict=True, reason="torch's own rule is wrong")
-    return [
-        pytest.param(each, route, id=f"{each.name}-{route}", marks=[wrong] if route in each.wrong_in_torch else [])
-        for each in CASES
-        for route in routes
-        if route not in each.missing_in_torch
-    ]
+    """Every case by every route, those too that are wrong or missing in torch."""
+    return [pytest.param(each, route, id=f"{each.name}-{route}") for each in CASES for route in routes]
 
 
 def assert_same_structure(actual: Any, expected: Any) -> None:

@@ -59,10 +59,8 @@ def test_elementary_functions_against_mpmath(name: str) -> None:
         assert derivative.item() == pytest.approx(value, rel=1e-11, abs=1e-11)
 
 
-@pytest.mark.parametrize("case", [each for each in CASES if not each.missing_in_torch], ids=lambda each: each.name)
-def test_first_orders_of_every_case(case: Case, request: pytest.FixtureRequest) -> None:
-    if case.wrong_in_torch:
-        request.applymarker(pytest.mark.xfail(raises=AssertionError, strict=True, reason="torch's own rule"))
+@pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
+def test_first_orders_of_every_case(case: Case) -> None:
     x, args = case.inputs()
     v = case.vector()
     value, first, second = directional_derivatives(case.function, x, v, *args, order=2)

@@ -132,13 +132,13 @@ def test_has_aux(route: str, chunk_size: int | None) -> None:
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each.missing_in_torch], ids=lambda each: each.name)
-def test_a_missing_route_says_so(case: Case) -> None:
+def test_a_route_that_torch_lacks_says_so(case: Case) -> None:
     x, args = case.inputs()
     for route in case.missing_in_torch:
         with pytest.raises(RouteError, match=route):
-            hessian_matrix(case.function, x, *args, route=route)
+            hessian_matrix(case.function, x, *args, route=route, correct=False)
         with pytest.raises(RouteError, match=route):
-            hessian(case.function, route=route)(x, *args)
+            hessian(case.function, route=route, correct=False)(x, *args)
 
 
 def test_inputs_are_left_alone() -> None:

@@ -66,8 +66,8 @@ def test_has_aux(route: str) -> None:
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each.missing_in_torch], ids=lambda each: each.name)
-def test_a_missing_route_says_so(case: Case) -> None:
+def test_a_route_that_torch_lacks_says_so(case: Case) -> None:
     x, args = case.inputs()
     for route in case.missing_in_torch:
         with pytest.raises(RouteError, match=route):
-            hessian_diagonal(case.function, route=route)(x, *args)
+            hessian_diagonal(case.function, route=route, correct=False)(x, *args)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, FORWARD_OVER_FORWARD, Case, ravel
+from cases import CASES, Case, ravel
 from cases import case as named
 from derivatives.oracles import assert_same_structure, flat_function, reference
 from torch import Tensor
@@ -150,18 +150,14 @@ def test_result_requires_grad_only_when_something_does(mode: str) -> None:
         torch.testing.assert_close(jacobian(torch.sin, mode=mode)(x), torch.diag(x.cos()))
 
 
-# A derivative of a forward Jacobian is one of a forward rule, which torch gets wrong for layer norm and others.
 def composed() -> list[Any]:
-    # An inner result that torch takes for a constant comes as an InputError: better than the zeros of torch.
-    wrong = pytest.mark.xfail(raises=(AssertionError, InputError), strict=True, reason="torch's own rule is wrong")
     return [
-        pytest.param(each, inner, outer, id=f"{each.name}-{outer}-{inner}", marks=[wrong] if faulty else [])
+        pytest.param(each, inner, outer, id=f"{each.name}-{outer}-{inner}")
         for each in CASES
         # The gradient of an affine function does not depend on its input, which is an error of its own.
-        if each.name != "affine" and not each.missing_in_torch
+        if each.name != "affine"
         for inner in ("forward", "reverse")
         for outer in ("forward", "reverse")
-        for faulty in [inner == "forward" and FORWARD_OVER_FORWARD in each.wrong_in_torch]
     ]
 
 
@@ -182,7 +178,7 @@ def test_a_missing_mode_says_so() -> None:
 
     x = draw(3)
     with pytest.raises(RouteError, match="forward"):
-        jacobian(f, mode="forward")(x)
+        jacobian(f, mode="forward", correct=False)(x)
     expected = torch.diag((x.abs() < 1).double()) / 3
     torch.testing.assert_close(jacobian(f)(x), expected)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, THIRD_ORDER, Case, ravel
+from cases import CASES, Case, ravel
 from cases import case as named
 from derivatives.oracles import flat_function, third_differences
 from torch import Tensor
@@ -296,9 +296,8 @@ def test_third_order_through_dense(chunk_size: int | str, route: str) -> None:
 
 
 def third_order_cases() -> list[Any]:
-    wrong = pytest.mark.xfail(raises=AssertionError, strict=True, reason="torch's own rule is wrong")
     return [
-        pytest.param(case, id=case.name, marks=[wrong] if THIRD_ORDER in case.wrong_in_torch else [])
+        pytest.param(case, id=case.name)
         for case in CASES
         # A constant Hessian has no graph to go back through.
         if case.smooth and case.name not in {"quadratic", "affine", "fourier_power", "in_place"}
