@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.memory import TITLE, Peak, dense_peaks
 from benchmarks.problems import Problem
-from benchmarks.workloads import authoring, dense, functions, hvp, overhead
+from benchmarks.workloads import authoring, corrections, dense, functions, hvp, overhead
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ WORKLOADS = {
     "hvp": Workload("Hessian-vector products of three networks, float32", hvp.problems, rounds=30),
     "dense": Workload("dense Hessians of two classifiers, float32", dense.problems, rounds=10, peaks=dense_peaks),
     "overhead": Workload("what a product costs beyond its arithmetic", overhead.problems, rounds=100),
+    "corrections": Workload("what corrections cost on three networks, float32", corrections.problems, rounds=30),
     "authoring": Workload(
         "what rules cost beyond a hand-written Function, 10 elements, float32", authoring.problems, rounds=100
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -96,7 +97,7 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
     r"""List what a model calls in one forward pass, and by which routes its second derivatives exist and are right.
 
     Operators are looked up in hodiff's audit of torch's operator database and in the table of corrections; custom
-    Functions are found in the graph. Nothing is differentiated.
+    Functions are found in the graph. Nothing is differentiated, and buffers and random states are put back.
 
     Args:
         model_or_function: A module or a function of tensors.
@@ -124,10 +125,12 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         )
     inputs = pytree.tree_map_only(Tensor, _recording, inputs)
     held = {id(each) for each in pytree.tree_leaves(inputs) if isinstance(each, Tensor)}
+    buffers: list[Tensor] = []
     if isinstance(model_or_function, torch.nn.Module):
-        held |= {id(each) for each in (*model_or_function.parameters(), *model_or_function.buffers())}
+        buffers = list(model_or_function.buffers())
+        held |= {id(each) for each in (*model_or_function.parameters(), *buffers)}
     listener, remarks = _Listener(correct), _Remarks(held)
-    with torch.enable_grad(), remarks, Corrections(), listener:
+    with _as_it_was(buffers), torch.enable_grad(), remarks, Corrections(), listener:
         outputs = model_or_function(*inputs)
     operators = sorted(listener.uses.values(), key=lambda use: -_RANKS.index(use.worst))
     worst = {
@@ -144,6 +147,19 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
 
 def _recording(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_() if tensor.is_floating_point() else tensor
+
+
+@contextmanager
+def _as_it_was(buffers: list[Tensor]) -> Iterator[None]:
+    """Put buffers and the states of random generators back in the end."""
+    saved = [buffer.detach().clone() for buffer in buffers]
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in zip(buffers, saved, strict=True):
+                buffer.copy_(before)
 
 
 class _Listener(TorchFunctionMode):

@@ -36,11 +36,11 @@ def hvp(
         x: Where to differentiate: a tensor or a pytree of tensors, real and floating-point.
         v: The direction, with the structure, shapes, dtypes and devices of `x`.
         *args: Further arguments of `f`, taken as constants.
-        route: One of `hodiff.ROUTES`, or "auto": "reverse-over-reverse", the fastest or within ten percent of it on
+        route: One of `hodiff.ROUTES`, or "auto": "reverse-over-reverse", the fastest or within a few percent of it on
             every network we measured and the one where torch's own rules are right most often, and the next of
-            `hodiff.ROUTES` where torch does not implement it. The two with forward mode inside are silently wrong
-            where torch's forward rules are: `layer_norm`, `batch_norm`, `solve`, `det` and others; "auto" takes them
-            last, and warns.
+            `hodiff.ROUTES` where it does not exist. With `correct=False` the two with forward mode inside are silently
+            wrong where torch's forward rules are: `layer_norm`, `batch_norm`, `solve`, `det` and others; "auto" takes
+            them last, and warns.
         has_aux: Whether `f` returns `(value, aux)`, aux a pytree of tensors.
         correct: Whether hodiff's rules take the place of torch's where those are wrong or missing, as within
             `hodiff.corrected()`; else the derivatives are torch's own.

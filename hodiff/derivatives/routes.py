@@ -208,9 +208,9 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
             continue
         if said and name in FORWARD_INSIDE:
             warnings.warn(
-                f"{caller}: took {name}, as torch does not implement {' and '.join(said)} here. torch's forward rules "
-                "of layer_norm, batch_norm, solve, det and others are silently wrong inside of it; compare with "
-                "hodiff.check(f, x).",
+                f"{caller}: took {name}, as torch does not implement {' and '.join(said)} here. Inside of it "
+                "torch's forward rules of some operators are silently wrong, of which hodiff corrects those in "
+                "hodiff.corrections.table(), unless correct=False; compare with hodiff.check(f, x).",
                 HodiffWarning,
                 stacklevel=4,
             )

@@ -78,17 +78,17 @@ def errors_in_ulps(case: FunctionCase, extremes: Extremes, point: float) -> list
     """Errors of orders 0 to 3 in units of `eps * max(|f^(k)|, max(|x|, scale) |f^(k+1)|)`."""
     got, exact = derivatives(case, extremes, point), truth(extremes, point)
     distance = max(abs(point), extremes.scale)
-    return [_ulps(got[k], exact[k], distance * exact[k + 1]) for k in ORDERS]
+    return [_ulps(got[k], exact[k], distance * exact[k + 1], TINY * max(1.0, abs(point))) for k in ORDERS]
 
 
-def _ulps(got: float, exact: Any, change: Any) -> float:
+def _ulps(got: float, exact: Any, change: Any, flushed: float) -> float:
     # Results that float64 cannot hold: flushed to zero, or overflowed to the right infinity.
     if abs(exact) > torch.finfo(torch.float64).max:
         return 0.0 if got == math.copysign(math.inf, exact) else math.inf
     if not math.isfinite(got):
         return math.inf
-    # Below the smallest normal number floats have an absolute grid.
-    unit = max(EPS * max(abs(exact), abs(change)), mp.mpf(TINY))
+    # Factors below the smallest normal number are flushed to zero, and what is multiplied by them is lost.
+    unit = max(EPS * max(abs(exact), abs(change)), mp.mpf(flushed))
     return float(abs(mp.mpf(got) - exact) / unit)
 
 

@@ -1,0 +1,135 @@
+"""What preflight sees in models."""
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+import hodiff
+
+
+class Cut(torch.autograd.Function):
+    """Lacks whatever a Function can lack."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+
+class Whole(torch.autograd.Function):
+    """Lacks nothing."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 3 * ctx.saved_tensors[0] ** 2 * t
+
+
+MODEL = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh())
+X = torch.ones(2, 3)
+
+
+def test_a_model_that_torch_has_wrong_and_hodiff_right():
+    report = hodiff.preflight(MODEL, X)
+    assert report.ok
+    uses = {each.name: each for each in report.operators}
+    norm = uses["torch.nn.functional.layer_norm"]
+    assert norm.calls == 1
+    assert norm.routes["reverse-over-forward"] == "corrected"
+    assert set(uses["torch.nn.functional.linear"].routes.values()) == {"right"}
+    torchs = hodiff.preflight(MODEL, X, correct=False)
+    assert not torchs.ok
+    assert torchs.routes["reverse-over-forward"] == "wrong"
+    assert torchs.routes["reverse-over-reverse"] == "right"
+    assert "inside hodiff.corrected()" in str(torchs)
+
+
+def test_verdicts_come_true():
+    """What it says of torch alone is what the routes do."""
+    x, v = X.double(), torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh()).double()
+
+    def loss(x):
+        return model(x)[:, 0].exp().sum()
+
+    routes = hodiff.preflight(loss, x, correct=False).routes
+    truth = hodiff.hvp(loss, x, v)
+    for route in hodiff.ROUTES:
+        product = hodiff.hvp(loss, x, v, route=route, correct=False)
+        assert torch.allclose(product, truth, rtol=1e-6) == (routes[route] in {"right", "not smooth"}), route
+
+
+def test_custom_functions():
+    report = hodiff.preflight(lambda x: Whole.apply(Cut.apply(x)).sum(), X)
+    assert {each.name for each in report.functions} == {"Cut"}
+    defects = " ".join(each.defect for each in report.functions)
+    for word in ("once_differentiable", "forward takes ctx", "no jvp", "no batching rule"):
+        assert word in defects
+    assert not report.ok
+    assert report.routes["reverse-over-reverse"] == "wrong"
+    assert report.routes["forward-over-forward"] == "raises"
+    assert hodiff.preflight(lambda x: Whole.apply(x).sum(), X).ok
+    assert hodiff.preflight(lambda x: hodiff.functions.swish(x).sum(), X).ok
+
+
+def test_custom_operators():
+    @torch.library.custom_op("hodiff_tests::sine", mutates_args=())
+    def sine(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    sine.register_autograd(lambda ctx, g: g, setup_context=lambda ctx, inputs, output: None)
+    report = hodiff.preflight(lambda x: sine(x).sum(), X)
+    (use,) = (each for each in report.operators if "sine" in each.name)
+    assert use.routes["forward-over-forward"] == "wrong"
+    assert "custom operator" in use.remedy
+    assert not report.ok
+
+
+def test_random_numbers_and_changes_in_place():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    before = model[1].running_mean.clone()
+    remarks = " ".join(hodiff.preflight(model, X).remarks)
+    assert "draws random numbers" in remarks
+    assert "changes an input, parameter or buffer in place" in remarks
+    assert torch.equal(model[1].running_mean, before)  # it looks, and leaves the model as it was
+    assert not hodiff.preflight(model.eval(), X).remarks
+
+
+def test_the_table():
+    text = str(hodiff.preflight(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), X))
+    lines = text.splitlines()
+    assert lines[0].split() == ["operator", "calls", "rr", "fr", "rf", "ff"]
+    assert lines[1].split()[0] == "torch.nn.functional.layer_norm"
+    assert lines[-4:] == [f"{route}: {verdict}" for route, verdict in hodiff.preflight(MODEL, X).routes.items()]
+
+
+def test_inputs_are_left_alone():
+    x = torch.ones(2, 3)
+    hodiff.preflight(lambda x: x.mul_(2).sum() if x.requires_grad is False else (x * 2).sum(), x)
+    assert torch.equal(x, torch.ones(2, 3))
+    assert not x.requires_grad
+
+
+def test_errors():
+    with pytest.raises(hodiff.InputError, match=r"expected a module or a function, got int"):
+        hodiff.preflight(3)

@@ -1,0 +1,32 @@
+"""The documentation lists every Function of the catalogue, and every Function is in the catalogue."""
+
+import re
+from pathlib import Path
+
+import pytest
+from functions.catalogue import CASES
+
+from hodiff import functions
+
+ROOT = Path(__file__).resolve().parents[2]
+# Without derivatives of their own, or with none that a table of derivatives could hold; tested in their family's file.
+ELSEWHERE = {"stop_gradient", "clip_gradient", "noise_gradient", "gradient_hook", "nestable_jvp", "straight_through"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_documentation_lists(case):
+    page = (ROOT / "docs" / "functions.md").read_text(encoding="utf-8")
+    assert f"| `{case.name}` |" in page, "run python tests/functions/table.py"
+
+
+def test_readme_lists_every_formula():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(\w+)` \|", readme, re.MULTILINE))
+    assert {case.name.partition("-")[0] for case in CASES if case.formula} <= listed
+
+
+def test_catalogue_holds_every_public_function():
+    public = {name for name in vars(functions) if name.islower() and not name.startswith("_")}
+    public = {name for name in public if callable(getattr(functions, name))} - ELSEWHERE
+    tested = {case.name.partition("-")[0] for case in CASES}
+    assert public <= tested
