@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint format bench bench-peers clean
+.PHONY: demo test test-slow lint format bench bench-peers clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/digits_hessian.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+# The audits: torch's whole operator database, among others.
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ from typing import Any as _Any
 from hodiff.checks import Finding as Finding
 from hodiff.checks import Report as Report
 from hodiff.checks import check as check
+from hodiff.checks.preflight import preflight as preflight
 from hodiff.corrections import corrected as corrected
 from hodiff.derivatives import ROUTES as ROUTES
 from hodiff.derivatives import directional_derivatives as directional_derivatives

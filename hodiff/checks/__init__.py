@@ -1,5 +1,8 @@
 """Checks of derivatives: independent routes, differences, and what torch offers."""
 
+from hodiff.checks.audit_run import audit as audit
+from hodiff.checks.audit_table import AuditTable as AuditTable
+from hodiff.checks.audit_verdicts import Verdict as Verdict
 from hodiff.checks.compositions import derivative as derivative
 from hodiff.checks.compositions import route_names as route_names
 from hodiff.checks.finite_differences import DifferenceEstimate as DifferenceEstimate

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.registry import Correction, correct
+from hodiff.corrections.registry import Correction, correct, register
+from hodiff.functions.elementwise import ElementwiseFunction
+from hodiff.routes import FORWARD_INSIDE, ROUTES
 
 
 def _relu(input: Tensor, inplace: bool = False) -> Tensor:
@@ -31,3 +33,76 @@ correct(
         covers=_covered,
     ),
 )
+
+
+class HardSigmoid(ElementwiseFunction):
+    """$min(max(x/6 + 1/2, 0), 1)$. Saves its input; as in torch, the slope is 0 at the two kinks."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute it by torch's kernel, which has no second derivative for a compiler to trace."""
+        if torch.compiler.is_compiling():
+            return torch.where(_sloped(x), (x + 3) / 6, F.hardsigmoid(x.detach()))
+        return F.hardsigmoid(x)
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> Tensor:
+        """1/6 between the kinks."""
+        return HardSigmoidSlope.call(x)
+
+
+class HardSigmoidSlope(ElementwiseFunction):
+    """The derivative of the hard sigmoid, whose own is 0. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute 1/6 between the kinks and 0 elsewhere."""
+        return _sloped(x).to(x.dtype) / 6
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> float:
+        """Zero."""
+        return 0.0
+
+
+def _sloped(x: Tensor) -> Tensor:
+    return (x > -3) & (x < 3)
+
+
+@register(
+    F.hardsigmoid,
+    torch._C._nn.hardsigmoid,
+    name="torch.nn.functional.hardsigmoid",
+    kind="missing",
+    routes=ROUTES,
+    reason="a second derivative is not implemented, not even as zero",
+    reference="Howard et al. (2019), section 5.2",
+    covers=_covered,
+)
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    del inplace
+    return HardSigmoid.call(input)
+
+
+def _halves(input: Any, dim: Any = -1) -> bool:
+    return (
+        isinstance(input, Tensor)
+        and input.is_floating_point()
+        and -input.dim() <= dim < input.dim()
+        and input.shape[dim] % 2 == 0
+    )
+
+
+@register(
+    F.glu,
+    torch._C._nn.glu,
+    name="torch.nn.functional.glu",
+    kind="missing",
+    routes=FORWARD_INSIDE,
+    reason="the forward rule has no derivative",
+    reference="Dauphin et al. (2017), eq. 1",
+    covers=_halves,
+)
+def _glu(input: Tensor, dim: int = -1) -> Tensor:
+    half = input.shape[dim] // 2
+    return input.narrow(dim, 0, half) * torch.sigmoid(input.narrow(dim, half, half))

@@ -9,7 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff import functions
-from hodiff.corrections.registry import Correction, correct
+from hodiff.corrections import connectionist as _connectionist  # noqa: F401  (enters its rules)
+from hodiff.corrections import margins as _margins  # noqa: F401
+from hodiff.corrections.registry import Correction, correct, register
+from hodiff.routes import ROUTES
 
 
 def _cross_entropy(
@@ -72,3 +75,23 @@ correct(
         least_elements=2**17,
     ),
 )
+
+
+def _chunked(*_: Any, options: Any = None, **__: Any) -> bool:
+    return options is not None
+
+
+# New in torch 2.13.
+if hasattr(F, "linear_cross_entropy"):
+
+    @register(
+        F.linear_cross_entropy,
+        kind="wrong",
+        routes=ROUTES,
+        reason="the chunked kernel takes its gradient for a constant",
+        reference="torch's own, in one chunk, which takes the memory of all logits",
+        covers=_chunked,
+    )
+    def _linear_cross_entropy(*args: Any, options: Any, **kwargs: Any) -> Tensor:
+        del options
+        return F.linear_cross_entropy(*args, **kwargs)

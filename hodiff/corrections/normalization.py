@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hodiff import functions
 from hodiff.corrections.registry import register
-from hodiff.routes import FORWARD_INSIDE
+from hodiff.functions.normalization_formulas import wide
+from hodiff.routes import FORWARD_INSIDE, ROUTES
 
 _constant = partial(
     register,
@@ -26,7 +29,12 @@ def _real(input: Any, *_: Any, **__: Any) -> bool:
     return isinstance(input, Tensor) and input.is_floating_point()
 
 
-@_constant(torch.layer_norm, F.layer_norm, covers=_real, reference="Ba, Kiros & Hinton (2016), eq. 4")
+_of_layers = partial(_constant, covers=_real, reference="Ba, Kiros & Hinton (2016), eq. 4")
+_of_batches = partial(_constant, covers=_real, reference="Ioffe & Szegedy (2015), alg. 1")
+_of_instances = partial(_constant, covers=_real, reference="Ulyanov, Vedaldi & Lempitsky (2016), eq. 3")
+
+
+@_of_layers(torch.layer_norm, F.layer_norm)
 def _layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -34,12 +42,49 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     cudnn_enable: bool = True,
-) -> Tensor:
+) -> Any:
     del cudnn_enable
+    if isinstance(normalized_shape, int):
+        return NotImplemented  # torch takes no number
     return functions.layer_norm(input, normalized_shape, weight, bias, eps)
 
 
-@_constant(F.batch_norm, covers=_real, reference="Ioffe & Szegedy (2015), alg. 1")
+@_of_layers(torch.native_layer_norm)
+def _native_layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Any:
+    y = _layer_norm(input, normalized_shape, weight, bias, eps)
+    if y is NotImplemented:
+        return y
+    weight, bias = (None if each is None else each.detach() for each in (weight, bias))
+    return y, *torch.native_layer_norm(input.detach(), normalized_shape, weight, bias, eps)[1:]
+
+
+def _by_channels(
+    function: Callable[..., Tensor],
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """The value of hodiff's function, for arguments that torch's takes as well."""
+    running = [each for each in (running_mean, running_var) if each is not None]
+    dtypes = {input.dtype} if wide(input) is input else {input.dtype, torch.float32}
+    if len(running) == 1 or not dtypes.issuperset(each.dtype for each in running):
+        return NotImplemented
+    if not input.numel() or not isinstance(momentum, (int, float)):
+        return NotImplemented
+    if running and training and weight is None and bias is None and running[0].dtype != input.dtype:
+        # The kernel computes statistics in the dtype of the parameters.
+        weight = running[0].new_ones(input.shape[1])
+    return function(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+@_of_batches(F.batch_norm)
 def _batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -49,13 +94,11 @@ def _batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Tensor:
-    del cudnn_enabled
-    return functions.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+) -> Any:
+    return _by_channels(functions.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-@_constant(F.instance_norm, covers=_real, reference="Ulyanov, Vedaldi & Lempitsky (2016), eq. 3")
+@_of_instances(F.instance_norm)
 def _instance_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -65,5 +108,98 @@ def _instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Tensor:
-    return functions.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+) -> Any:
+    return _by_channels(
+        functions.instance_norm, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+    )
+
+
+def _counts(self: Any, other: Any, *_: Any, **__: Any) -> bool:
+    """Whether an integer goes up inside a transform that it is no part of, as BatchNorm's count of batches does."""
+    return (
+        isinstance(self, Tensor)
+        and isinstance(other, int)
+        and not self.dtype.is_floating_point
+        and not self.dtype.is_complex
+        and not torch.compiler.is_compiling()
+        and torch._C._are_functorch_transforms_active()
+        and not is_functorch_wrapped_tensor(self)
+    )
+
+
+@register(
+    Tensor.add_,
+    name="torch.Tensor.add_",
+    kind="missing",
+    routes=ROUTES,
+    reason="torch.func refuses to change a captured tensor, even the count of batches, which has no derivative",
+    reference="the same, outside of the transform",
+    covers=_counts,
+)
+def _count(self: Tensor, other: int, *, alpha: int = 1) -> Tensor:
+    with temporarily_clear_interpreter_stack():
+        return self.add_(other, alpha=alpha)
+
+
+# The builtins have the parameters before the statistics.
+
+
+@_of_batches(torch.batch_norm)
+def _builtin_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    del cudnn_enabled
+    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+@_of_instances(torch.instance_norm)
+def _builtin_instance_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    del cudnn_enabled
+    return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
+@_of_batches(torch.native_batch_norm)
+def _native_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    if not training:
+        return NotImplemented  # right, and the statistics are the kernel's own affair
+    y = _batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
+    if y is NotImplemented:
+        return y
+    # Torch takes these two for constants.
+    variance, mean = torch.var_mean(wide(input.detach()), [0, *range(2, input.dim())], correction=0)
+    dtype = next((each.dtype for each in (weight, running_mean) if each is not None), input.dtype)
+    return y, mean.to(dtype), torch.rsqrt(variance + eps).to(dtype)
+
+
+@_of_batches(torch._native_batch_norm_legit)
+def _native_batch_norm_legit(input: Tensor, weight: Any, bias: Any, *rest: Any, **options: Any) -> Any:
+    # Three arguments after the bias: the overload without running statistics.
+    statistics = (None, None) if len(rest) + len(options) == 3 else ()
+    return _native_batch_norm(input, weight, bias, *statistics, *rest, **options)

@@ -21,8 +21,8 @@ def directional_derivatives(
     $$ \left(f(x),\ Df(x)[v],\ D^2 f(x)[v, v],\ \dots,\ D^k f(x)[v, \dots, v]\right), \qquad
        D^j f(x)[v, \dots, v] = \left.\frac{d^j}{dt^j} f(x + t v)\right|_{t=0} $$
 
-    With `correct=False` it is as right as torch's forward rules: those of `layer_norm`, `batch_norm`, `solve`, `det` and
-    others are constants to a second derivative, so entries from the second on are wrong there.
+    With `correct=False` it is as right as torch's forward rules: those of `layer_norm`, `batch_norm`, `solve`, `det`
+    and others are constants to a second derivative, so entries from the second on are wrong there.
 
     Args:
         f: Function `f(x, *args)` that returns a tensor or a pytree of tensors.

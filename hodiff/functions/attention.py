@@ -17,7 +17,7 @@ from torch import Tensor
 from hodiff.errors import InputError
 from hodiff.functions import attention_formulas as formulas
 from hodiff.functions.any_order import AnyOrderFunction
-from hodiff.functions.arguments import require_floating
+from hodiff.functions.attention_arguments import grouped_heads, require_batches, require_inputs, require_options
 from hodiff.functions.attention_formulas import Options
 from hodiff.functions.autocast import autocast_like_torch
 from hodiff.functions.nesting import nestable_jvp
@@ -177,12 +177,51 @@ def attention(
     Source: A. Vaswani et al., "Attention is all you need", 2017, equation 1; M. N. Rabe & C. Staats, "Self-attention
     does not need O(n²) memory", 2021, for the blocks.
     """
-    _require_inputs(q, k, v, mask)
-    _require_options(scale, dropout_p, generator)
+    require_options(scale, dropout_p)
+    if dropout_p and generator is None:
+        raise InputError(
+            "attention: generator: expected a torch.Generator where dropout_p is not 0, got None; "
+            "torch.Generator(device).manual_seed(0) makes one."
+        )
+    return attend(q, k, v, mask, scale, is_causal, dropout_p, generator, enable_gqa)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    is_causal: bool,
+    dropout_p: float,
+    generator: torch.Generator | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """`attention` that draws the seed of dropout from torch's own generator where none is given.
+
+    Args:
+        q: As in `attention`, and so are all others.
+        k: Keys.
+        v: Values.
+        mask: The mask, or None.
+        scale: Factor of the scores, or None.
+        is_causal: Whether a query sees no later keys.
+        dropout_p: Probability that a weight is dropped.
+        generator: Where the seed comes from; None for torch's own generator of the device.
+        enable_gqa: Whether heads of k and v are shared.
+
+    Returns:
+        The same.
+
+    Raises:
+        InputError: If shapes, dtypes or options do not fit.
+    """
+    require_options(scale, dropout_p)
+    require_inputs(q, k, v, mask)
     q, k, v, mask = autocast_like_torch(q, k, v, mask)
     if enable_gqa:
-        q, k, v, mask = _grouped_heads(q, k, v, mask)
-    _require_batches(q, k, v, mask)
+        q, k, v, mask = grouped_heads(q, k, v, mask)
+    require_batches(q, k, v, mask)
     # Equal ranks, so that a batch of vmap in front of all of them still broadcasts.
     rank = max(each.dim() for each in (q, k, v, mask) if each is not None)
     aligned: Any = (None if each is None else each[(None,) * (rank - each.dim())] for each in (q, k, v, mask))
@@ -242,64 +281,3 @@ def _placed(found: Any, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
 def _seed(generator: torch.Generator | None, rank: int, device: torch.device) -> Tensor:
     source = generator.device if generator is not None else device
     return torch.randint(2**32, (1,) * rank, generator=generator, device=source).to(device)
-
-
-def _grouped_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-    """(..., H, L, E) as (..., H_k, H / H_k, L, E), against one head of keys each."""
-    if min(q.dim(), k.dim(), v.dim()) < 3 or k.shape[-3] != v.shape[-3] or q.shape[-3] % max(k.shape[-3], 1):
-        raise InputError(
-            "attention: enable_gqa: expected (..., heads, length, size) with equal heads of k and v that divide "
-            f"those of q, got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}."
-        )
-    heads, shared = q.shape[-3], k.shape[-3]
-    q = q.reshape(*q.shape[:-3], shared, heads // shared, *q.shape[-2:])
-    if mask is not None and mask.dim() > 2:
-        pair = (1, 1) if mask.shape[-3] == 1 else (shared, heads // shared)
-        mask = mask.reshape(*mask.shape[:-3], *pair, *mask.shape[-2:])
-    return q, k.unsqueeze(-3), v.unsqueeze(-3), mask
-
-
-def _require_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> None:
-    require_floating("attention", q=q, k=k, v=v)
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if min(q.dim(), k.dim(), v.dim()) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        raise InputError(f"attention: expected q (..., L, E), k (..., S, E) and v (..., S, F), got {shapes}.")
-    if not q.dtype == k.dtype == v.dtype:
-        raise InputError(
-            f"attention: expected q, k and v of one dtype, got {q.dtype}, {k.dtype} and {v.dtype}; Tensor.to converts."
-        )
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise InputError(
-            f"attention: mask: expected a boolean or floating-point tensor, got {got}; mask.bool() converts."
-        )
-    sizes = (q.shape[-2], k.shape[-2])
-    if mask.dim() < 2 or any(m not in {1, n} for m, n in zip(mask.shape[-2:], sizes, strict=True)):
-        raise InputError(
-            f"attention: mask: expected (..., L, S) with L {sizes[0]} or 1 and S {sizes[1]} or 1, "
-            f"got {tuple(mask.shape)}."
-        )
-
-
-def _require_batches(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
-    named = {"q": q, "k": k, "v": v, "mask": mask}
-    shapes = {name: tuple(each.shape[:-2]) for name, each in named.items() if each is not None}
-    try:
-        torch.broadcast_shapes(*shapes.values())
-    except RuntimeError:
-        listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise InputError(f"attention: expected batch dimensions that broadcast, got {listing}.") from None
-
-
-def _require_options(scale: Any, dropout_p: Any, generator: Any) -> None:
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
-        raise InputError(f"attention: scale: expected a number or None, got {scale!r}; multiply q for a learned scale.")
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)) or not 0 <= dropout_p <= 1:
-        raise InputError(f"attention: dropout_p: expected a number from 0 to 1, got {dropout_p!r}.")
-    if dropout_p and generator is None:
-        raise InputError(
-            "attention: generator: expected a torch.Generator where dropout_p is not 0, got None; "
-            "torch.Generator(device).manual_seed(0) makes one."
-        )

@@ -299,7 +299,7 @@ def test_recurrent_layers(cell: type[nn.Module]) -> None:
 
 
 def test_attention() -> None:
-    """torch's default kernel has no second derivative, and hodiff says so; its math backend has one."""
+    """torch's default kernel has no second derivative, its math backend and hodiff have one."""
     key, value, x, v = (draw(1, 2, 4, 3, seed=seed) for seed in range(4))
 
     def f(query: Tensor) -> Tensor:
@@ -311,8 +311,10 @@ def test_attention() -> None:
     expected = exact(primitive, x) @ ravel(v)
     with sdpa_kernel(SDPBackend.MATH):
         torch.testing.assert_close(ravel(hvp(f, x, v)), expected, rtol=0, atol=1e-7)
+    for route in ROUTES:
+        torch.testing.assert_close(ravel(hvp(f, x, v, route=route)), expected, rtol=0, atol=1e-10)
     with pytest.raises(RouteError) as caught:
-        hvp(f, x, v)
+        hvp(f, x, v, correct=False)
     assert [route for route in ROUTES if route not in str(caught.value)] == []
 
 

@@ -1,0 +1,177 @@
+"""torch's operator database as functions of the tensors that they are differentiated in.
+
+The database is a private part of torch, meant for its own tests: importing it changes global switches of torch, so that
+only the audit's worker processes do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from hodiff.corrections import corrected
+from hodiff.corrections.registry import CORRECTIONS
+from hodiff.errors import HodiffError
+
+# Beyond these the database only repeats itself.
+_LISTED = 200
+# Larger samples are taken only where there are no others.
+_ELEMENTS = 10_000
+
+# Samples of the database that are not functions to be differentiated, and why.
+ILL_POSED = dict.fromkeys(
+    (f"nn.functional.max_unpool{n}d" for n in (1, 2, 3)),
+    "indices repeat, and then the result depends on the order of writing; the variant 'grad' has distinct ones",
+)
+
+# The places of labels, 1 or -1, that the database would differentiate in: any other value gives another function.
+LABELS = {"nn.functional.hinge_embedding_loss": 1, "nn.functional.cosine_embedding_loss": 2}
+
+# Operators whose further outputs are what their reverse rule keeps, or diagnostics; torch gives those no gradient.
+FIRST_OUTPUT_ONLY = frozenset({
+    "native_layer_norm",
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_batch_norm_with_update",
+    "linalg.lstsq",
+})
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of an operator.
+
+    Attributes:
+        call: Takes the operator's arguments and returns its outputs.
+        leaves: The leaves of its arguments, tensors or not.
+        structure: How they are arranged.
+        places: Which of them are differentiated.
+    """
+
+    call: Callable[..., Any]
+    leaves: tuple[Any, ...]
+    structure: Any
+    places: tuple[int, ...]
+
+    @property
+    def point(self) -> tuple[Tensor, ...]:
+        """Where it is differentiated."""
+        return tuple(self.leaves[i].detach().clone() for i in self.places)
+
+    @property
+    def size(self) -> int:
+        """Numbers in all tensors."""
+        return sum(leaf.numel() for leaf in self.leaves if isinstance(leaf, Tensor))
+
+    def function(self, *, correct: bool, seed: int | None = None) -> Callable[..., tuple[Tensor, ...]]:
+        """The floating-point outputs as a function of the differentiated tensors; a seed stops randomness."""
+
+        def run(*moving: Tensor) -> tuple[Tensor, ...]:
+            filled = [leaf.detach().clone() if _is_buffer(leaf) else leaf for leaf in self.leaves]
+            for place, tensor in zip(self.places, moving, strict=True):
+                filled[place] = tensor.clone()  # some operators write into their arguments
+            if seed is not None:
+                torch.manual_seed(seed)
+            mode: AbstractContextManager[Any] = corrected() if correct else nullcontext()
+            with mode:
+                output = self.call(*tree_unflatten(filled, self.structure))
+            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            return tuple(each for each in tensors if each.is_floating_point() or each.is_complex())
+
+        return run
+
+    def is_corrected(self) -> bool:
+        """Whether any torch function that the operator calls has a rule of hodiff's."""
+        with _Listener() as listener, torch.no_grad():
+            self.function(correct=False)(*self.point)
+        return listener.found
+
+
+class _Listener(torch.overrides.TorchFunctionMode):
+    found = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        correction = CORRECTIONS.get(func)
+        self.found = self.found or (correction is not None and correction.kind != "slow")
+        return func(*args, **(kwargs or {}))
+
+
+def database() -> dict[str, Any]:
+    """Torch's operators by name; variants are called "name.variant".
+
+    Returns:
+        The entries, which are `OpInfo` objects of torch.
+
+    Raises:
+        HodiffError: If this build of torch has no database.
+    """
+    try:
+        from torch.testing._internal import common_methods_invocations as definitions
+    except Exception as error:  # whatever its many imports raise
+        raise HodiffError(
+            f"audit: torch {torch.__version__} has no operator database here ({type(error).__name__}: {error}). "
+            "Use a build of torch with torch.testing._internal, and install the package expecttest that it needs."
+        ) from error
+    # The database sets the seed within dropout and the like; the audit wants to see that they are random.
+    definitions.wrapper_set_seed = _as_it_is
+    return {f"{op.name}.{op.variant_test_name}".rstrip("."): op for op in definitions.op_db}
+
+
+def _as_it_is(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
+
+
+def samples(name: str, op: Any, count: int) -> list[Sample]:
+    """Some of an operator's samples in float64, chosen at random, the same in every run."""
+    with torch.random.fork_rng(devices=[]):
+        seed = zlib.crc32(name.encode())
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002  (what torch's generators of samples draw from)
+        everything = list(itertools.islice(_differentiable(op), _LISTED))
+    listed = [sample for sample in everything if sample.size <= _ELEMENTS] or everything
+    # The database runs through products of options, of which samples at equal distances would see the same ones.
+    picked = random.Random(seed).sample(range(len(listed)), min(count, len(listed)))
+    return [listed[i] for i in sorted(picked)]
+
+
+def _differentiable(op: Any) -> Iterator[Sample]:
+    for sample in op.sample_inputs("cpu", torch.float64, requires_grad=True):
+        leaves, structure = tree_flatten((sample.input, tuple(sample.args), dict(sample.kwargs)))
+        held = LABELS.get(op.name)
+        places = tuple(i for i, leaf in enumerate(leaves) if _moves(leaf) and i != held)
+        if any(leaves[i].numel() for i in places):
+            values = tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+            yield Sample(_call(op, sample.output_process_fn_grad), values, structure, places)
+
+
+def _is_buffer(leaf: Any) -> bool:
+    """Whether an operator may change it, as the running statistics of a normalization."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.layout == torch.strided
+
+
+def _moves(leaf: Any) -> bool:
+    return _is_buffer(leaf) and leaf.requires_grad and leaf.dtype == torch.float64 and not leaf.is_nested
+
+
+def _call(op: Any, process: Callable[[Any], Any]) -> Callable[..., Any]:
+    # As torch's own gradient checks do: the wrapper makes arguments symmetric, triangular or positive where they have
+    # to be, and what follows it makes eigenvectors and the like unique.
+    seeded = op.gradcheck_wrapper.__name__ == "wrapper_set_seed"
+    wrapper = _as_it_is if seeded else op.gradcheck_wrapper
+
+    def call(input: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        output = process(wrapper(op.op, input, *args, **kwargs))
+        return output[0] if op.name in FIRST_OUTPUT_ONLY else output
+
+    return call

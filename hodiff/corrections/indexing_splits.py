@@ -1,0 +1,35 @@
+"""The rule for splitting at indices that are a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.registry import register
+from hodiff.routes import ROUTES
+
+
+def _by_tensor(input: Any, tensor_indices_or_sections: Any = None, *_: Any, **__: Any) -> bool:
+    return isinstance(tensor_indices_or_sections, Tensor) and not torch.compiler.is_compiling()
+
+
+@register(
+    torch.tensor_split,
+    torch.Tensor.tensor_split,
+    name="torch.tensor_split",
+    kind="missing",
+    routes=ROUTES,
+    reason="indices that are a tensor cannot be read inside a transform",
+    reference="the same split at numbers",
+    covers=_by_tensor,
+)
+def _tensor_split(input: Tensor, tensor_indices_or_sections: Tensor, dim: int = 0) -> Any:
+    places = tensor_indices_or_sections
+    while torch._C._functorch.is_gradtrackingtensor(places):
+        places = torch._C._functorch.get_unwrapped(places)
+    # Indices that differ within a batch are torch's to refuse, as is all but integers.
+    if torch._C._functorch.is_functorch_wrapped_tensor(places) or places.dtype != torch.int64 or places.dim() > 1:
+        return NotImplemented
+    return torch.tensor_split(input, places.tolist(), dim)

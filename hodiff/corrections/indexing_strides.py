@@ -1,0 +1,42 @@
+"""The rule for scattering by strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.registry import register
+from hodiff.routes import ROUTES
+
+
+@register(
+    torch.as_strided_scatter,
+    torch.Tensor.as_strided_scatter,
+    name="torch.as_strided_scatter",
+    routes=ROUTES,
+    reason="the gradient, too, is wrong where all of the input is written over",
+    reference="torch.scatter at the places that the strides name",
+)
+def _as_strided_scatter(
+    input: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    # Storage that is no row of numbers, and places that are written to twice, mean what torch says.
+    if not input.is_contiguous() or input.dtype != src.dtype or src.shape != torch.Size(size) or _meet(size, stride):
+        return NotImplemented
+    places = torch.tensor(input.storage_offset() if storage_offset is None else storage_offset, device=input.device)
+    for n, step in zip(size, stride, strict=True):
+        places = places.unsqueeze(-1) + step * torch.arange(n, device=input.device)
+    places = places - input.storage_offset()
+    return input.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1)).reshape(input.shape)
+
+
+def _meet(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether two indices may name one place."""
+    reach = 0
+    for step, n in sorted((step, n) for n, step in zip(size, stride, strict=True) if n > 1):
+        if step <= reach:
+            return True
+        reach += step * (n - 1)
+    return False

@@ -1,0 +1,92 @@
+r"""Determinants of matrices that may be singular, by formulas that never divide by what vanishes there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# A determinant's k-th derivative by solves loses 1 / distance to the power k - 1: at this one the third is still good.
+_LARGEST = 64
+
+
+def is_nearly_singular(pair: Tensor) -> bool:
+    """Whether a matrix of a batch is so near to singular that solves are of no use.
+
+    A compiler sees no values: there, solves give a determinant that is not finite, or inaccurate.
+
+    Args:
+        pair: The factors L and U of the matrices, in one.
+
+    Returns:
+        False for matrices too large to eliminate step by step.
+    """
+    if torch.compiler.is_compiling() or pair.shape[-1] > _LARGEST or pair.device.type == "meta":
+        return False
+    while torch._C._functorch.is_functorch_wrapped_tensor(pair):
+        pair = torch._C._functorch.get_unwrapped(pair)
+    pivots = pair.detach().diagonal(dim1=-2, dim2=-1).abs()
+    smallest, largest = torch.aminmax(pivots, dim=-1)
+    return bool((smallest <= torch.finfo(pair.dtype).eps ** (1 / 3) * largest).any())
+
+
+def determinant_of_few(matrix: Tensor) -> Tensor:
+    """The determinant of up to three rows, as a polynomial.
+
+    Args:
+        matrix: (..., n, n), n at most 3.
+
+    Returns:
+        Of shape (...).
+    """
+    rows = [row.unbind(-1) for row in matrix.unbind(-2)]
+    return _expanded(rows) if rows else matrix.new_ones(matrix.shape[:-2])
+
+
+def _expanded(rows: list[tuple[Tensor, ...]]) -> Tensor:
+    """Laplace's expansion along the first row."""
+    first, *others = rows
+    if not others:
+        return first[0]
+    terms = [each * _expanded([row[:j] + row[j + 1 :] for row in others]) for j, each in enumerate(first)]
+    total = terms[0]
+    for j, term in enumerate(terms[1:], 1):
+        total = total - term if j % 2 else total + term
+    return total
+
+
+def determinant_by_elimination(matrix: Tensor) -> Tensor:
+    """The determinant by complete pivoting down to four rows, which are expanded.
+
+    Where the pivots end, the matrix has lost five ranks or more, and no derivative below the fifth is left: what the
+    quotients are there does not matter, as long as they are finite.
+
+    Args:
+        matrix: (..., n, n), n at least 4.
+
+    Returns:
+        Of shape (...).
+    """
+    result = None
+    while matrix.shape[-1] > 4:
+        matrix, sign = _largest_first(matrix)
+        pivot = matrix[..., 0, 0]
+        divisor = pivot.where(pivot != 0, 1)[..., None, None]
+        matrix = matrix[..., 1:, 1:] - matrix[..., 1:, :1] * (matrix[..., :1, 1:] / divisor)
+        result = sign * pivot if result is None else sign * result * pivot
+    rest = _expanded([row.unbind(-1) for row in matrix.unbind(-2)])
+    return rest if result is None else result * rest
+
+
+def _largest_first(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Bring the largest element to the corner, and say by which sign the determinant changed."""
+    n = matrix.shape[-1]
+    place = matrix.detach().abs().flatten(-2).argmax(-1, keepdim=True)
+    row, column = place // n, place % n
+    matrix = matrix.take_along_dim(_swap(n, row)[..., :, None], -2).take_along_dim(_swap(n, column)[..., None, :], -1)
+    return matrix, (1 - 2 * ((row != 0) ^ (column != 0)).to(matrix.dtype)).squeeze(-1)
+
+
+def _swap(n: int, place: Tensor) -> Tensor:
+    """The permutation of n places that exchanges the first with another."""
+    places = torch.arange(n, device=place.device)
+    return torch.where(places == 0, place, torch.where(places == place, 0, places))

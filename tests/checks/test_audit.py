@@ -1,0 +1,334 @@
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_flatten
+
+import hodiff.checks
+from hodiff.__main__ import main
+from hodiff.checks import AuditTable, Verdict, audit
+from hodiff.checks.audit_operator import audit_function, audit_sample
+from hodiff.checks.audit_pool import DiedError, Worker, serve
+from hodiff.checks.audit_samples import Sample, database
+from hodiff.checks.audit_verdicts import AUDITED_ROUTES, STATUSES, THIRD, everywhere, worst
+from hodiff.errors import HodiffError, InputError
+from hodiff.routes import ROUTES
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "hodiff" / "checks" / "audit_data" / "torch-2.13.json"
+
+
+def point(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def sample(call, *args) -> Sample:
+    leaves, structure = tree_flatten(args)
+    places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+    return Sample(call, tuple(leaves), structure, places)
+
+
+def statuses(verdicts) -> set[str]:
+    return {verdict.status for verdict in verdicts.values()}
+
+
+def right_except(verdicts, *routes: str) -> bool:
+    return all((verdicts[route].status == "right") == (route not in routes) for route in AUDITED_ROUTES)
+
+
+# One operator at one point.
+
+
+@pytest.mark.parametrize(
+    "f",
+    [torch.sin, torch.linalg.inv, lambda x: torch.fft.fft(x), lambda x: x.float(), lambda x: 2 * x],
+    ids=["sin", "inv", "complex output", "float32 output", "linear"],
+)
+def test_what_torch_differentiates_rightly_is_right_by_every_route(f):
+    verdicts = audit_function(lambda x: (f(x),), (point(3, 3),))
+    assert statuses(verdicts) == {"right"}
+    assert max(verdict.error for verdict in verdicts.values()) < (
+        1e-3 if f(point(3, 3)).dtype == torch.float32 else 1e-6
+    )
+
+
+def test_a_forward_rule_of_torch_that_is_a_constant_is_wrong_and_its_correction_right():
+    layer_norm = sample(lambda x, w, b: F.layer_norm(x, (3,), w, b), point(2, 3), 1 + point(3), point(3))
+    assert right_except(audit_sample(layer_norm, correct=False, seed=0), *ROUTES[2:], THIRD)
+    assert right_except(audit_sample(layer_norm, correct=True, seed=0))
+    assert layer_norm.is_corrected()
+    assert not sample(torch.sin, point(3)).is_corrected()
+
+
+def function_of(value, slope_of):
+    """x -> value(x), whose backward rule is another function."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return value(x)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            return slope_of(ctx.saved_tensors[0]) * g
+
+    return lambda x: (Function.apply(x),)
+
+
+def test_a_wrong_second_derivative_is_caught():
+    verdicts = audit_function(function_of(torch.sin, lambda x: x.detach().cos()), (point(3),))
+    assert verdicts["reverse-over-reverse"].status == "wrong"
+    assert verdicts["reverse-over-reverse"].error > 0.1
+    assert verdicts["reverse-over-forward"].status == "raises"
+    assert "jvp" in verdicts["reverse-over-forward"].detail
+
+
+def test_a_wrong_third_derivative_is_caught():
+    curvature = function_of(torch.cos, lambda x: -x.detach().sin())
+    verdicts = audit_function(function_of(torch.sin, lambda x: curvature(x)[0]), (point(3),))
+    assert verdicts["reverse-over-reverse"].status == "right"
+    assert verdicts[THIRD].status == "wrong"
+
+
+def test_where_a_derivative_vanishes_rounding_is_forgiven_and_nothing_else():
+    def straight(jerk):
+        flat = function_of(torch.zeros_like, lambda x: torch.full_like(x, jerk))
+        level = function_of(torch.ones_like, lambda x: flat(x)[0])
+        return function_of(torch.clone, lambda x: level(x)[0])
+
+    assert audit_function(straight(1e-15), (point(3),))[THIRD].status == "right"
+    assert audit_function(straight(1e-6), (point(3),))[THIRD].status == "wrong"
+
+
+def test_a_derivative_that_is_not_finite_is_found():
+    curvature = function_of(torch.cos, lambda x: x * math.nan)
+    verdicts = audit_function(function_of(torch.sin, lambda x: curvature(x)[0]), (point(3),))
+    assert verdicts["reverse-over-reverse"].status == "non-finite"
+
+
+def test_a_wrong_gradient_is_named():
+    verdicts = audit_function(lambda x: (x + x.detach().sin(),), (point(3),))
+    assert statuses(verdicts) == {"wrong"}
+    assert "gradient" in verdicts[THIRD].detail
+
+
+@pytest.mark.parametrize("f", [torch.relu, torch.abs, lambda x: x.sqrt(), lambda x: x.sign()])
+def test_kinks_are_not_smooth(f):
+    assert statuses(audit_function(lambda x: (f(x),), (torch.zeros(2, dtype=torch.float64),))) == {"not smooth"}
+
+
+def test_random_functions_are_random_and_still_differentiated():
+    assert statuses(audit_sample(sample(F.dropout, point(4)), correct=False, seed=0)) == {"random"}
+    assert statuses(audit_sample(sample(torch.rand_like, point(4)), correct=False, seed=0)) == {"random"}
+    noisy = sample(lambda x: F.layer_norm(F.dropout(x), (6,)), point(2, 6))
+    found = audit_sample(noisy, correct=False, seed=0)
+    assert found["reverse-over-forward"].status == "wrong"
+    assert "seed held" in found["reverse-over-forward"].detail
+    assert found["reverse-over-reverse"].status == "random"
+
+
+@pytest.mark.parametrize(
+    ("f", "reason"),
+    [(torch.Tensor.half, "16 bits"), (torch.argmax, "no floating-point output"), (torch.ones_like, "constant")],
+)
+def test_what_has_no_derivative_says_so(f, reason):
+    verdicts = audit_sample(sample(f, point(3)), correct=False, seed=0)
+    assert statuses(verdicts) == {"not differentiable"}
+    assert reason in verdicts[THIRD].detail
+
+
+def test_a_correction_that_changes_the_value_is_wrong():
+    @hodiff.corrections.register(torch.hypot, reason="for the test")
+    def hypot(input, other):
+        return (input**2 + other**2).sqrt() + 1e-3
+
+    try:
+        verdicts = audit_sample(sample(torch.hypot, point(3), 1 + point(3)), correct=True, seed=0)
+    finally:
+        hodiff.corrections.unregister(torch.hypot)
+    assert verdicts[THIRD] == Verdict("wrong", None, "the value is not torch's")
+
+
+def test_operators_may_write_into_their_arguments():
+    x = point(3)
+    assert statuses(audit_sample(sample(lambda x: x.mul_(2).sin(), x), correct=False, seed=0)) == {"right"}
+    assert torch.equal(x, point(3))
+
+
+# Many samples, many operators.
+
+
+def test_the_worst_sample_counts():
+    good, bad, kink = (everywhere(v) for v in (Verdict("right", 1e-9), Verdict("wrong", 1.0), Verdict("not smooth")))
+    empty = everywhere(Verdict("not differentiable"))
+    assert worst([good, bad, empty])[THIRD] == Verdict("wrong", 1.0, "1 of 2 samples")
+    assert worst([kink, good])[THIRD].status == "right"
+    assert worst([empty])[THIRD].status == "not differentiable"
+
+
+@pytest.fixture(scope="module")
+def table() -> AuditTable:
+    names = ["sin", "nn.functional.relu", "bernoulli", "linalg.eigh", "linalg.cholesky", "bfloat16"]
+    return audit([*names, "nn.functional.instance_norm"], correct="both", samples=2)
+
+
+def test_the_database_is_audited(table):
+    assert table.torch == torch.__version__.split("+")[0]
+    for name in ("sin", "nn.functional.relu", "linalg.cholesky"):  # symmetric probing makes cholesky well-posed
+        assert right_except(table.operators[name]["torch"])
+        assert right_except(table.operators[name]["corrected"])
+    assert statuses(table.operators["bernoulli"]["torch"]) == {"random"}
+    assert statuses(table.operators["bfloat16"]["torch"]) == {"not differentiable"}
+    eigh = table.operators["linalg.eigh"]["torch"]
+    assert {eigh[route].status for route in (*ROUTES[:2], ROUTES[3], THIRD)} == {"right"}
+    norm = table.operators["nn.functional.instance_norm"]
+    assert norm["torch"]["reverse-over-forward"].status == "wrong"
+    assert right_except(norm["corrected"])
+
+
+def test_operators_are_found_by_part_of_their_names():
+    worker = Worker()
+    found = []
+    try:
+        select = hodiff.checks.audit_run._select
+        assert select("layer_norm", worker.operators) == ["nn.functional.layer_norm"]
+        assert select(["std.unbiased", "sin"], worker.operators) == ["std.unbiased", "sin"]
+        with pytest.raises(InputError, match=r"no 'lin\.eigh'.*linalg\.eigh"):
+            select("lin.eigh", worker.operators)
+        # One that hangs and one that crashes cost no other.
+        common = {"correct": False, "count": 1, "seed": 0}
+        requests = [{"operator": name, **common} for name in ("no such operator", "sin")]
+        serve(worker, requests, jobs=1, limit=100.0, done=lambda request, reply: found.append(reply) or [])
+    finally:
+        worker.close()
+    assert isinstance(found[0], DiedError)
+    assert found[1]["verdicts"][THIRD]["status"] == "right"
+
+
+def test_the_time_limit_ends_an_operator():
+    found = audit("sin", time_limit=1e-3, jobs=1)
+    assert found.operators["sin"]["torch"] == everywhere(Verdict("timed out", None, "took more than 0.001 s"))
+
+
+def test_a_build_without_the_database_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.testing._internal", None)
+    monkeypatch.setitem(sys.modules, "torch.testing._internal.common_methods_invocations", None)
+    with pytest.raises(HodiffError, match="no operator database"):
+        database()
+
+
+@pytest.mark.parametrize("wrong", [{"correct": "maybe"}, {"samples": 0}, {"jobs": -1}, {"time_limit": 0}])
+def test_wrong_arguments_are_refused(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        audit("sin", **wrong)
+
+
+# What comes out.
+
+MIXED = AuditTable(
+    "2.13.0",
+    {
+        "sin": {"torch": everywhere(Verdict("right", 1.23456e-12))},
+        "det": {
+            "torch": everywhere(Verdict("right", 1e-9))
+            | {THIRD: Verdict("wrong", 0.5), ROUTES[3]: Verdict("raises", None, "no | rule")},
+            "corrected": everywhere(Verdict("right", 1e-9)) | {ROUTES[3]: Verdict("raises", None, "no | rule")},
+        },
+    },
+)
+
+
+def test_json_has_one_entry_an_operator_run_and_route():
+    data = json.loads(MIXED.to_json())
+    assert data["torch"] == "2.13.0"
+    assert data["operators"]["sin"]["torch"]["forward-over-forward"] == {
+        "status": "right",
+        "error": 1.23e-12,
+        "detail": "",
+    }
+    assert set(data["operators"]["det"]["corrected"]) == {*ROUTES, "third-order reverse"}
+    assert AuditTable.from_json(MIXED.to_json()).to_json() == MIXED.to_json()
+    for text in ("[", "[]", '{"torch": "2.13.0"}'):
+        with pytest.raises(InputError, match="audit's JSON"):
+            AuditTable.from_json(text)
+
+
+def test_markdown_shows_both_runs_side_by_side():
+    page = str(MIXED)
+    assert "| `det` | right | right | right | raises | wrong 5e-01 → right |" in page
+    assert "| `det` | forward-over-forward | raises: no \\| rule |" in page
+    assert "`sin`" not in page
+    assert "| forward-over-forward | 0 | 1 | 1 |" in page  # wrong, raises, right
+
+
+def test_only_what_got_worse_is_named():
+    better = AuditTable("2.13.0", {**MIXED.operators, "det": {"torch": everywhere(Verdict("right", 1e-9))}})
+    assert better.worsened(MIXED) == []
+    worse = MIXED.worsened(better)
+    assert len(worse) == 2
+    assert "det, torch, third-order reverse: was right, is wrong" in worse
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("right", 0), ("random", 0), ("not smooth", 0), ("wrong", 1), ("raises", 1), ("timed out", 1)]
+)
+def test_the_exit_status_says_whether_all_is_right(monkeypatch, tmp_path, capsys, status, code):
+    entry = {"torch": everywhere(Verdict("wrong", 1.0)), "corrected": everywhere(Verdict(status))}
+    monkeypatch.setattr(hodiff.checks, "audit", lambda *_, **__: AuditTable("2.13.0", {"sin": entry}))
+    written, page = tmp_path / "audit.json", tmp_path / "audit.md"
+    assert main(["audit", "--json", str(written), "--markdown", str(page)]) == code
+    assert AuditTable.from_json(written.read_text()).operators["sin"] == entry
+    assert page.read_text().startswith("# ")
+    assert not capsys.readouterr().out
+
+
+def test_the_command_line_audits_one_operator(capsys):
+    assert (
+        main(["audit", "--op", "native_layer_norm", "--uncorrected", "--quiet", "--jobs", "1", "--samples", "1"]) == 1
+    )
+    assert "| `native_layer_norm` | right | right | wrong" in capsys.readouterr().out
+    assert main(["audit", "--samples", "0"]) == 2
+    assert "samples: expected a positive number" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 2
+
+
+# What is committed.
+
+
+@pytest.fixture(scope="module")
+def committed() -> AuditTable:
+    return AuditTable.from_json(COMMITTED.read_text(encoding="utf-8"))
+
+
+def test_the_committed_table_has_both_runs_of_every_operator(committed):
+    assert committed.torch.startswith("2.13")
+    assert len(committed.operators) > 600
+    for entry in committed.operators.values():
+        assert set(entry) == {"torch", "corrected"}
+        for verdicts in entry.values():
+            assert tuple(verdicts) == AUDITED_ROUTES
+            assert all(v.status in STATUSES and not math.isnan(v.error or 0.0) for v in verdicts.values())
+    assert committed.operators["nn.functional.layer_norm"]["torch"]["reverse-over-forward"].status == "wrong"
+
+
+def test_the_page_shows_the_committed_table(committed):
+    assert (ROOT / "docs" / "audit.md").read_text(encoding="utf-8") == str(committed)
+
+
+@pytest.mark.slow
+def test_nothing_got_worse(committed):
+    if committed.torch != torch.__version__.split("+")[0]:
+        pytest.skip(f"the table is of torch {committed.torch}")
+    found = audit(correct=True, jobs=2)
+    worse = found.worsened(committed)
+    assert not worse, "worse than the committed table:\n" + "\n".join(worse)

@@ -1,0 +1,81 @@
+"""Activations: torch's values, every route right, and torch's derivatives at kinks."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hodiff
+
+D = torch.float64
+corrected = hodiff.corrected()
+X = torch.tensor([-4.0, -1.3, 0.2, 2.5, 3.7, 0.9], dtype=D)
+
+CALLS = {
+    "hardsigmoid": F.hardsigmoid,
+    "Hardsigmoid": nn.Hardsigmoid(),
+    "operator": torch._C._nn.hardsigmoid,
+    "glu": F.glu,
+    "GLU": lambda x: nn.GLU(0)(x.reshape(2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", ["hardsigmoid", "glu"])
+def test_every_route(name):
+    report = hodiff.check(corrected(lambda x: CALLS[name](x.sin() * x)), X, vmap=False, scipy=False)
+    assert report.ok, report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+def test_third_order_batched_and_compiled(name):
+    report = hodiff.check(corrected(CALLS[name]), X, order=3, compile="aot_eager")
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_values_are_torchs(name, dtype):
+    x = torch.cat([X, torch.tensor([float("inf"), -float("inf"), 3.0, -3.0, 1e-9, 0.0], dtype=D)]).to(dtype)
+    x = x[:6] if name == "GLU" else x
+    expected = CALLS[name](x)
+    with corrected:
+        got = CALLS[name](x)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+def test_hard_sigmoid_at_its_kinks_and_beyond():
+    x = torch.tensor([-5.0, -3.0, 0.0, 3.0, 5.0, float("nan")], dtype=D, requires_grad=True)
+    slopes = torch.tensor([0, 0, 1, 0, 0, 0], dtype=D) / 6
+    with corrected:
+        (first,) = torch.autograd.grad(F.hardsigmoid(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(first.detach(), slopes, rtol=1e-15, atol=0)
+    (torchs,) = torch.autograd.grad(F.hardsigmoid(x).sum(), x)
+    torch.testing.assert_close(first.detach(), torchs, rtol=1e-7, atol=0)  # torch's 1/6 is a float32
+    assert not torch.autograd.grad(first.sum(), x)[0].any()
+
+
+def test_glu_in_closed_form():
+    """The mixed derivative of a σ(b) is σ(b) σ(-b), the second by b is a σ(b) σ(-b) (1 - 2 σ(b))."""
+    x = torch.tensor([1.5, -0.4], dtype=D)
+    s = torch.sigmoid(x[1])
+    bell = s * (1 - s)
+    expected = torch.stack([torch.stack([0 * s, bell]), torch.stack([bell, x[0] * bell * (1 - 2 * s)])])
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hessian(lambda x: F.glu(x)[0], route=route)(x), expected)
+
+
+def test_in_place_stays_in_place():
+    x = torch.tensor([-1.0, 1.0])
+    with corrected:
+        assert F.hardsigmoid(x, inplace=True) is x
+
+
+@pytest.mark.parametrize("call", [lambda: F.glu(torch.ones(3)), lambda: F.glu(torch.tensor(1.0))])
+def test_errors_are_torchs(call):
+    with pytest.raises((RuntimeError, TypeError)) as expected:
+        call()
+    with pytest.raises(expected.type) as caught, corrected:
+        call()
+    assert str(caught.value) == str(expected.value)

@@ -1,0 +1,285 @@
+"""Attention inside `corrected()` has torch's values and errors, and derivatives by every route."""
+
+import types
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hodiff
+from hodiff.corrections.composites import COMPOSITES
+from hodiff.corrections.registry import CORRECTIONS
+
+attend = F.scaled_dot_product_attention
+D = torch.float64
+
+
+def normal(*shape, dtype=D):
+    return torch.randn(shape, dtype=dtype)
+
+
+def of(*shapes, dtype=D, **options):
+    """A call with random q, k and v."""
+    return lambda: attend(*(normal(*shape, dtype=dtype) for shape in shapes), **options)
+
+
+def masked(mask, *shapes, **options):
+    return lambda: attend(*(normal(*shape) for shape in shapes), attn_mask=mask(), **options)
+
+
+def hidden_row():
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    mask[1] = False
+    return mask
+
+
+def hidden_row_of_floats():
+    return torch.zeros(3, 5, dtype=D).masked_fill(~hidden_row(), -torch.inf)
+
+
+SHAPES = ((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 6))
+IN_3D = tuple(shape[1:] for shape in SHAPES)
+GROUPED = ((2, 4, 3, 4), (2, 2, 5, 4), (2, 2, 5, 6))
+CALLS = {
+    "four dimensions": of(*SHAPES),
+    "three dimensions": of(*IN_3D),
+    "two dimensions": of((3, 4), (5, 4), (5, 6)),
+    "five dimensions": of(*((3, *shape) for shape in SHAPES)),
+    "broadcast": of((2, 2, 3, 4), (5, 4), (1, 2, 5, 6)),
+    "causal": of(*SHAPES, is_causal=True),
+    "causal, more queries than keys": of((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, 4), is_causal=True),
+    "scale": of(*SHAPES, scale=0.3),
+    "scale of zero": of(*SHAPES, scale=0.0),
+    "no keys": of((2, 2, 3, 4), (2, 2, 0, 4), (2, 2, 0, 6)),
+    "no queries": of((2, 2, 0, 4), (2, 2, 5, 4), (2, 2, 5, 6)),
+    "no features": of((2, 2, 3, 0), (2, 2, 5, 0), (2, 2, 5, 6)),
+    "float32": of(*SHAPES, dtype=torch.float32),
+    "bfloat16": of(*SHAPES, dtype=torch.bfloat16),
+    "float16": of(*SHAPES, dtype=torch.float16),
+    "shared heads": of(*GROUPED, enable_gqa=True),
+    "shared heads, three dimensions": of(*(shape[1:] for shape in GROUPED), enable_gqa=True),
+    "shared heads, unequally": of((2, 4, 3, 4), (2, 2, 5, 4), (2, 1, 5, 6), enable_gqa=True),
+    "shared heads, masked": masked(lambda: normal(2, 4, 3, 5), *GROUPED, enable_gqa=True),
+    "boolean mask": masked(hidden_row, *SHAPES),
+    "boolean mask, three dimensions": masked(hidden_row, *IN_3D),
+    "float mask": masked(lambda: normal(2, 1, 3, 5), *SHAPES),
+    "float mask that hides a row": masked(hidden_row_of_floats, *SHAPES),
+    "float32 mask for float64": masked(lambda: normal(3, 5, dtype=torch.float32), *SHAPES),
+    "mask of keys": masked(lambda: normal(2, 1, 1, 5), *SHAPES),
+    "mask of one dimension": masked(lambda: normal(5), *SHAPES),
+    "mask of one dimension, three": masked(lambda: torch.tensor([True, False, True, True, True]), *IN_3D),
+    "everything dropped": of(*SHAPES, dropout_p=1.0),
+    "dropout of True": of(*SHAPES, dropout_p=True),
+}
+WRONG = {
+    "one dimension": of((4,), (5, 4), (5, 6)),
+    "features": of((2, 2, 3, 4), (2, 2, 5, 3), (2, 2, 5, 6)),
+    "lengths": of((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 4, 6)),
+    "batches": of((2, 2, 3, 4), (3, 2, 5, 4), (3, 2, 5, 4)),
+    "heads": of((2, 4, 3, 4), (2, 3, 5, 4), (2, 3, 5, 4), enable_gqa=True),
+    "dtypes": lambda: attend(normal(2, 3, 4), normal(2, 5, 4, dtype=torch.float32), normal(2, 5, 4)),
+    "integers": lambda: attend(*[torch.ones(2, 3, 4, dtype=torch.long)] * 3),
+    "mask of integers": masked(lambda: torch.ones(3, 5, dtype=torch.long), *SHAPES),
+    "mask of another dtype": masked(lambda: normal(3, 5, dtype=torch.float16), *SHAPES),
+    "mask of another shape": masked(lambda: normal(3, 4), *SHAPES),
+    "mask of too many batches": masked(lambda: normal(3, 3, 5), *IN_3D),
+    "mask of a larger batch": masked(lambda: normal(2, 1, 3, 5), (1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 6)),
+    "mask and causal": masked(lambda: normal(3, 5), *IN_3D, is_causal=True),
+    "probability": of(*SHAPES, dropout_p=1.5),
+    "scale": of(*SHAPES, scale="large"),
+    "no tensor": lambda: attend([1.0], [1.0], [1.0]),
+    "nothing": lambda: attend(),
+}
+
+
+def run(call, mode, recording=True):
+    torch.manual_seed(0)
+    with torch.set_grad_enabled(recording), mode:
+        return call()
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    """All random tensors require a gradient, without which the rule leaves the call to torch."""
+    plain = normal
+
+    def recorded(*shape, dtype=D):
+        return plain(*shape, dtype=dtype).requires_grad_()
+
+    monkeypatch.setitem(globals(), "normal", recorded)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_values_are_torchs(name, recording):
+    expected, got = (run(CALLS[name], mode) for mode in (nullcontext(), hodiff.corrected()))
+    assert got.dtype == expected.dtype
+    tolerance = {D: 1e-13, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[got.dtype]
+    torch.testing.assert_close(got.detach(), expected.detach(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in {"no keys", "no queries"}])
+def test_the_rule_takes_those_calls(name, recording):
+    assert "AttentionBackward" in nodes(CALLS[name])
+
+
+def nodes(call):
+    with hodiff.corrected():
+        queue, found = [call().grad_fn], []
+    while queue:
+        node = queue.pop()
+        if node is not None:
+            found.append(node.name())
+            queue += [parent for parent, _ in node.next_functions]
+    return found
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_are_torchs(name, recording):
+    def error(mode):
+        with pytest.raises((RuntimeError, ValueError, IndexError, TypeError)) as caught:
+            run(WRONG[name], mode)
+        return caught.type, str(caught.value)
+
+    assert error(hodiff.corrected()) == error(nullcontext())
+
+
+@pytest.mark.parametrize("name", ["four dimensions", "causal", "float32", "boolean mask"])
+def test_what_is_not_differentiated_runs_torchs_kernel(name):
+    assert torch.equal(run(CALLS[name], hodiff.corrected()), run(CALLS[name], nullcontext()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, D])
+def test_autocast(dtype):
+    q, k, v = (normal(2, 2, 3, 4, dtype=dtype).requires_grad_() for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = attend(q, k, v)
+        with hodiff.corrected():
+            got = attend(q, k, v)
+    assert got.dtype == expected.dtype
+    torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+
+
+CHECKED = {
+    "plain": lambda q, k, v: attend(q, k, v),
+    "causal, scaled": lambda q, k, v: attend(q, k, v, is_causal=True, scale=1.3),
+    "hidden row": lambda q, k, v: attend(q, k, v, hidden_row()),
+    "dropout": lambda q, k, v: (torch.manual_seed(5), attend(q, k, v, dropout_p=0.4))[1],
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_all_routes_to_third_order(name):
+    f, inputs = hodiff.corrected()(CHECKED[name]), tuple(normal(1, 1, *s) for s in ((3, 2), (4, 2), (4, 1)))
+    # vmap would draw anew for each element of its batch.
+    drops = name == "dropout"
+    hodiff.check(f, inputs, order=2 if drops else 3, vmap=not drops, scipy=False).raise_on_failure()
+
+
+def test_a_mask_that_is_differentiated():
+    q, k, v = normal(1, 2, 3, 2), normal(1, 2, 4, 2), normal(1, 2, 4, 1)
+    hodiff.check(hodiff.corrected()(lambda m: attend(q, k, v, m)), normal(2, 3, 4), scipy=False).raise_on_failure()
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_two_tokens_are_a_logistic_curve(route):
+    """Weights of two keys are s(z) and s(-z), for z the difference of their scores; O = v0 + (v1 - v0) s(z)."""
+    q, k, v = normal(1, 1, 1, 1), normal(1, 1, 2, 1), normal(1, 1, 2, 1)
+    slope, height = (k[..., 1, :] - k[..., 0, :]).item(), (v[..., 1, :] - v[..., 0, :]).item()
+    s = torch.sigmoid(q * slope)
+    second = height * slope**2 * s * (1 - s) * (1 - 2 * s)
+    product = hodiff.hvp(lambda q: attend(q, k, v).sum(), q, torch.ones_like(q), route=route)
+    torch.testing.assert_close(product, second, rtol=1e-12, atol=0)
+
+
+def test_the_seed_decides_what_is_dropped():
+    q, k, v = (normal(1, 2, 6, 4).requires_grad_() for _ in range(3))
+
+    def drawn(seed):
+        torch.manual_seed(seed)
+        with hodiff.corrected():
+            return attend(q, k, v, dropout_p=0.5)
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+    with torch.no_grad():
+        assert torch.equal(drawn(1), drawn(1).detach())
+    average = torch.stack([drawn(seed).detach() for seed in range(400)]).mean(0)
+    torch.testing.assert_close(average, attend(q, k, v).detach(), rtol=0, atol=0.35)
+
+
+def test_no_composite_hides_a_function_that_has_a_rule():
+    """torch's functions in Python run with the mode set aside, so each that calls one with a rule needs one itself."""
+    table = {each for each, entry in CORRECTIONS.items() if entry.kind != "slow"}
+    for module in (F, torch.functional, torch.Tensor):
+        for name, function in vars(module).items():
+            if not isinstance(function, types.FunctionType) or function in table:
+                continue
+            used = set(function.__code__.co_names) - {name, name.lstrip("_")}
+            if not any("has_torch_function" in each for each in used):
+                continue
+            callees = (function.__globals__.get(each, getattr(torch, each, None)) for each in used)
+            hidden = [each for each in callees if callable(each) and each.__hash__ and each in table]
+            assert not hidden, f"{name} calls {hidden}"
+    assert table.issuperset(COMPOSITES)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+def test_multi_head_attention_has_torchs_values(weights, mask):
+    model = nn.MultiheadAttention(4, 2, batch_first=True, add_bias_kv=True).double()
+    x = normal(2, 3, 4)
+    options = {"need_weights": weights, "attn_mask": torch.zeros(3, 3, dtype=D) if mask else None}
+    expected = model(x, x, x, **options)
+    with hodiff.corrected():
+        got = model(x, x, x, **options)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_the_layer_leaves_its_fused_path_inside():
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).double().eval()
+    x = normal(2, 3, 4)
+
+    def fused(mode):
+        with torch.no_grad(), mode, torch.profiler.profile() as profile:
+            layer(x)
+        return any("_transformer_encoder_layer_fwd" in event.key for event in profile.key_averages())
+
+    assert fused(nullcontext())
+    assert not fused(hodiff.corrected())
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES[:3])
+def test_multi_head_attention_compiles(route):
+    model = nn.MultiheadAttention(4, 2, batch_first=True).double().requires_grad_(False)
+    x = normal(2, 3, 4)
+
+    def product(x):
+        return hodiff.hvp(lambda x: model(x, x, x, need_weights=False)[0].sin().sum(), x, x, route=route)
+
+    torch.compiler.reset()
+    compiled = torch.compile(product, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), product(x), rtol=1e-12, atol=1e-13)
+
+
+def test_compiled_inference_keeps_the_kernel():
+    found = []
+
+    def backend(graph, _):
+        found.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    def run(x):
+        with hodiff.corrected():
+            return attend(x, x, x)
+
+    torch.compiler.reset()
+    compiled, x = torch.compile(run, fullgraph=True, backend=backend), normal(1, 2, 3, 4)
+    torch.testing.assert_close(compiled(x), attend(x, x, x), rtol=1e-12, atol=0)
+    assert any("scaled_dot_product_attention" in name for name in found)
+    found.clear()
+    x.requires_grad_()
+    torch.testing.assert_close(compiled(x), attend(x, x, x), rtol=1e-12, atol=0)
+    assert found
+    assert not any("scaled_dot_product_attention" in name for name in found)

@@ -1,0 +1,167 @@
+"""Embedding bags: torch's values, gradients and errors, and every route right."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hodiff
+
+D = torch.float64
+corrected = hodiff.corrected()
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+ROWS = torch.tensor([1, 3, 1, 0, 2, 3])
+PAIRS = ROWS.reshape(2, 3)
+OFFSETS = torch.tensor([0, 2, 2, 5])  # the second bag is empty
+
+
+def bags(mode, **options):
+    return lambda w: F.embedding_bag(ROWS, w, OFFSETS, mode=mode, **options)
+
+
+CALLS = {
+    **{mode: (bags(mode), (draw(4, 2),)) for mode in ("sum", "mean", "max")},
+    **{f"{mode}, padded": (bags(mode, padding_idx=-1), (draw(4, 2),)) for mode in ("sum", "mean", "max")},
+    "last offset": (
+        lambda w: F.embedding_bag(ROWS, w, torch.tensor([0, 2, 2, 6]), mode="max", include_last_offset=True),
+        (draw(4, 2),),
+    ),
+    "rows": (lambda w: F.embedding_bag(PAIRS, w, mode="mean", padding_idx=0), (draw(4, 2),)),
+    "weights": (
+        lambda w, s: F.embedding_bag(ROWS, w, OFFSETS, mode="sum", per_sample_weights=s),
+        (draw(4, 2), draw(6, seed=1)),
+    ),
+    "rows, weights": (
+        lambda w, s: F.embedding_bag(PAIRS, w, mode="sum", per_sample_weights=s, padding_idx=1),
+        (draw(4, 2), draw(2, 3, seed=1)),
+    ),
+    "torch, weights": (
+        lambda w, s: torch.embedding_bag(w, ROWS, OFFSETS, False, 0, False, s)[0],
+        (draw(4, 2), draw(6, seed=1)),
+    ),
+    "torch, maximum": (lambda w: torch.embedding_bag(w, ROWS, OFFSETS.int().long(), False, 2)[0], (draw(4, 2),)),
+}
+
+
+@pytest.mark.parametrize("name", ["mean, padded", "max", "weights", "torch, weights"])
+def test_every_route(name):
+    function, inputs = CALLS[name]
+    report = hodiff.check(corrected(lambda *x: function(*x).sin()), inputs, vmap=False, scipy=False)
+    assert report.ok, report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+def test_third_order_batched_and_compiled(name):
+    function, inputs = CALLS[name]
+    report = hodiff.check(corrected(lambda *x: function(*x).sin()), inputs, order=3, scipy=False, compile="aot_eager")
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_values_and_gradients_are_torchs(name, dtype):
+    function, inputs = CALLS[name]
+    leaves = [each.to(dtype).requires_grad_() for each in inputs]
+
+    def results():
+        value = function(*leaves)
+        cotangent = draw(*value.shape, seed=2).to(dtype)
+        return value, *torch.autograd.grad(value, leaves, cotangent)
+
+    expected = results()
+    with corrected:
+        torch.testing.assert_close(results(), expected)
+
+
+def test_weights_in_closed_form():
+    """The mixed derivative of a weighted sum by row and weight is 1."""
+    w, s = draw(4, 2), draw(6, seed=1)
+
+    def mixed(s):
+        return torch.func.grad(lambda w: F.embedding_bag(ROWS, w, OFFSETS, mode="sum", per_sample_weights=s).sum())(w)
+
+    with corrected:
+        for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+            expected = F.one_hot(ROWS, 4).mT.unsqueeze(1).expand(4, 2, 6).to(D)
+            torch.testing.assert_close(jacobian(mixed)(s), expected)
+
+
+def test_of_equal_maxima_the_first_counts():
+    w = torch.ones(4, 1, dtype=D, requires_grad=True)
+    (expected,) = torch.autograd.grad(bags("max")(w).sum(), w)
+    with corrected:
+        torch.testing.assert_close(torch.autograd.grad(bags("max")(w).sum(), w)[0], expected)
+
+
+def test_a_maximum_of_nan_is_nan():
+    w = draw(4, 2)
+    w[3, 0] = float("nan")
+    with corrected:
+        assert bags("max")(w).isnan().tolist() == [[True, False], [False, False], [False, False], [True, False]]
+
+
+def test_other_outputs_are_torchs():
+    expected = torch.embedding_bag(draw(4, 2), ROWS, OFFSETS, mode=2)
+    with corrected:
+        torch.testing.assert_close(torch.embedding_bag(draw(4, 2), ROWS, OFFSETS, mode=2), expected)
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
+def test_what_is_no_derivative_is_left_to_torch(options):
+    module = nn.EmbeddingBag(4, 2, dtype=D, **options)
+    with torch.no_grad():
+        module.weight.copy_(draw(4, 2))
+    with corrected:
+        names = {module(PAIRS).grad_fn.name()}
+    assert names == {"EmbeddingBagBackward0"}
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_what_follows_the_last_offset_is_left_to_torch(mode):
+    def f():
+        return F.embedding_bag(ROWS, draw(4, 2), torch.tensor([0, 2, 5]), mode=mode, include_last_offset=True)
+
+    expected = f()
+    with corrected:
+        assert torch.equal(f(), expected)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_no_indices(mode):
+    def f():
+        return F.embedding_bag(ROWS[:0], draw(4, 2), torch.tensor([0, 0]), mode=mode)
+
+    with corrected:
+        assert torch.equal(f(), torch.zeros(2, 2, dtype=D))
+
+
+WRONG = {
+    "index": lambda w: F.embedding_bag(ROWS + 1, w, OFFSETS),
+    "offsets": lambda w: F.embedding_bag(ROWS, w),
+    "offsets of rows": lambda w: F.embedding_bag(PAIRS, w, OFFSETS),
+    "first offset": lambda w: F.embedding_bag(ROWS, w, OFFSETS + 1),
+    "mode": lambda w: F.embedding_bag(ROWS, w, OFFSETS, mode="median"),
+    "weights of a mean": lambda w: F.embedding_bag(ROWS, w, OFFSETS, per_sample_weights=draw(6)),
+    "shape of weights": lambda w: F.embedding_bag(ROWS, w, OFFSETS, mode="sum", per_sample_weights=draw(5)),
+    "dimensions": lambda w: F.embedding_bag(ROWS, w[0], OFFSETS),
+    "padding": lambda w: F.embedding_bag(ROWS, w, OFFSETS, padding_idx=4),
+    "last offset": lambda w: F.embedding_bag(ROWS, w, torch.tensor([0, 7])),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_are_torchs(name):
+    def error():
+        with pytest.raises((RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)) as caught:
+            WRONG[name](draw(4, 2))
+        return caught.type, str(caught.value)
+
+    expected = error()
+    with corrected:
+        assert error() == expected

@@ -1,0 +1,248 @@
+"""Products by index and along a dimension, zeros among the factors; reductions by segment; splits and strides."""
+
+import itertools
+
+import pytest
+import torch
+
+import hodiff
+from hodiff.checks.routes import against_differences, climb
+from hodiff.checks.scalarize import build
+from hodiff.corrections import table
+
+# torch says of index_reduce, once, that it may change.
+pytestmark = pytest.mark.filterwarnings("ignore:.*index_reduce.*:UserWarning")
+
+D = torch.float64
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=GENERATOR, dtype=D)
+
+
+def with_zeros(*shape):
+    """Numbers of which some are zero, two of them in a row."""
+    x = randn(*shape)
+    flat = x.view(-1)
+    flat[1::4] = 0
+    flat[2] = 0
+    return x
+
+
+X, ROW = with_zeros(2, 4), with_zeros(5)
+REPEATED = torch.tensor([0, 2, 0, 2])
+LENGTHS = torch.tensor([2, 0, 3])
+OFFSETS = torch.tensor([0, 2, 2, 5])
+
+
+def scattered(reduce, include_self=True):
+    index = torch.tensor([[0, 2, 0, 2], [1, 1, 1, 0]])
+    return lambda x, src: torch.scatter_reduce(x, 1, index, src, reduce, include_self=include_self)
+
+
+def indexed(reduce, include_self=True):
+    return lambda x, src: torch.index_reduce(x, 1, REPEATED, src, reduce, include_self=include_self)
+
+
+def segmented(reduce, **options):
+    return lambda x: torch.segment_reduce(x, reduce, **options)
+
+
+def changed_in_place(x, src):
+    y = 2 * x
+    y.scatter_reduce_(1, REPEATED.expand(2, 4), src, "prod")
+    y.index_reduce_(1, REPEATED, src, "mean")
+    return y.cumprod_(1)
+
+
+BY_INDEX = list(itertools.product(("prod", "mean", "amax", "amin"), (True, False)))
+BY_SEGMENT = list(itertools.product(("sum", "mean", "max", "min", "prod"), (None, 0.5)))
+TARGET = randn(2, 3)
+CASES = {
+    "cumprod": (lambda x: x.cumprod(0), (ROW,)),
+    "cumprod of rows": (lambda x: torch.cumprod(x, dim=-2), (X,)),
+    "scatter_reduce prod": (scattered("prod"), (TARGET, X)),
+    "scatter_reduce prod of a zero target": (scattered("prod"), (TARGET * torch.tensor([0.0, 1.0, 1.0]), X)),
+    "scatter_reduce prod without self": (scattered("prod", False), (TARGET, X)),
+    "scatter_reduce prod of fewer": (
+        lambda x, src: x.scatter_reduce(0, torch.tensor([[0, 0], [0, 1]]), src, reduce="prod"),
+        (randn(3, 3), with_zeros(2, 3)),
+    ),
+    "index_reduce prod": (indexed("prod"), (TARGET, X)),
+    "index_reduce prod without self": (indexed("prod", False), (TARGET, X)),
+    "index_reduce mean": (indexed("mean"), (TARGET, randn(2, 4))),
+    "index_reduce amax": (indexed("amax"), (TARGET, randn(2, 4))),
+    "index_reduce amin without self": (indexed("amin", False), (TARGET, randn(2, 4))),
+    "in place": (changed_in_place, (TARGET, X)),
+    "segment_reduce sum": (segmented("sum", lengths=LENGTHS), (ROW,)),
+    "segment_reduce mean": (segmented("mean", offsets=OFFSETS, initial=1.5), (ROW,)),
+    "segment_reduce prod": (segmented("prod", lengths=LENGTHS), (ROW,)),
+    "segment_reduce prod of many": (
+        segmented("prod", lengths=torch.tensor([[1, 3], [4, 0]]), axis=1, initial=2.0),
+        (with_zeros(2, 4, 2),),
+    ),
+    "segment_reduce max": (segmented("max", lengths=torch.tensor([2, 3])), (randn(5),)),
+    "segment_reduce min": (segmented("min", offsets=OFFSETS, initial=0.1), (randn(5),)),
+    "tensor_split": (lambda x: torch.tensor_split(x, torch.tensor([1, 3]))[1] ** 3, (randn(5),)),
+    "as_strided_scatter": (
+        lambda x, src: torch.as_strided_scatter(x**3, src**3, (2, 2), (2, 1)),
+        (randn(4), randn(2, 2)),
+    ),
+}
+# The compiler has no kernel for segments in functions that it may transform, and cannot read indices.
+NOT_COMPILED = {"tensor_split"}
+
+
+def judged(f, inputs, order):
+    """What differences say of the routes: of two of first order, four of second, eight of third."""
+    generator = torch.Generator().manual_seed(0)
+    problem = build(f, inputs, generator)
+    return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_route(name):
+    f, inputs = CASES[name]
+    assert judged(hodiff.corrected()(f), inputs, 3) == ["ok"] * 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_route_batched_and_compiled(name):
+    f, inputs = CASES[name]
+    compile = "aot_eager" if name not in NOT_COMPILED else False
+    hodiff.check(hodiff.corrected()(f), inputs, order=3, compile=compile, scipy=False).raise_on_failure()
+
+
+WRONG = (
+    "cumprod",
+    "scatter_reduce prod",
+    "index_reduce prod",
+    "segment_reduce mean",
+    "tensor_split",
+    "as_strided_scatter",
+)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_torch_fails_here(name):
+    """Else nothing above proves anything."""
+    f, inputs = CASES[name]
+    assert {"wrong", "raises", "non-finite"} & set(judged(f, inputs, 2))
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_the_hessian_of_a_product_with_a_zero(route):
+    """By hand: the mixed derivatives of x y z at (0, y, z) are z, y and 0."""
+    x = torch.tensor([0.0, 2.0, 5.0], dtype=D)
+    expected = torch.tensor([[0.0, 5.0, 2.0], [5.0, 0.0, 0.0], [2.0, 0.0, 0.0]], dtype=D)
+    one, zeros = torch.ones(1, dtype=D), torch.zeros(3, dtype=torch.int64)
+    for f in (
+        lambda x: x.cumprod(0)[-1],
+        lambda x: one.scatter_reduce(0, zeros, x, "prod")[0],
+        lambda x: one.index_reduce(0, zeros, x, "prod", include_self=False)[0],
+        lambda x: torch.segment_reduce(x, "prod", lengths=torch.tensor([3]))[0],
+    ):
+        torch.testing.assert_close(hodiff.hessian(f, route=route)(x), expected, rtol=0, atol=1e-14)
+
+
+def same_value(f, **tolerance):
+    """The value with corrections is torch's, and of its type."""
+    expected = f()
+    with hodiff.corrected():
+        got = f()
+    torch.testing.assert_close(got, expected, equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [D, torch.float32, torch.bfloat16, torch.complex64, torch.int64])
+@pytest.mark.parametrize("n", [0, 1, 2, 7])
+def test_values_of_cumulative_products(n, dtype):
+    x = (2 * randn(3, n)).to(dtype)
+    for dim in (0, 1, -1):
+        same_value(lambda dim=dim: x.cumprod(dim))
+    same_value(lambda: torch.cumprod(input=x, dim=1, out=torch.empty_like(x)))
+    same_value(lambda: torch.cumprod(x.real.to(torch.int64), 1, dtype=D))
+    same_value(lambda: x.clone().cumprod_(0))
+    same_value(lambda: torch.tensor(2.0).cumprod(0))
+
+
+@pytest.mark.parametrize(("reduce", "include_self"), BY_INDEX)
+@pytest.mark.parametrize("dtype", [D, torch.bfloat16, torch.int64])
+def test_values_of_reductions_by_index(reduce, include_self, dtype):
+    x, src = (3 * randn(4, 5)).to(dtype), (3 * randn(6, 7)).to(dtype)
+    rows = torch.randint(0, 4, (5, 3), generator=GENERATOR)
+    columns = torch.randint(0, 5, (3, 6), generator=GENERATOR)
+    some = torch.tensor([0, 2, 2], dtype=torch.int32)
+    options = {"include_self": include_self}
+    same_value(lambda: x.scatter_reduce(0, rows, src, reduce, **options))
+    same_value(lambda: torch.scatter_reduce(x, -1, columns, src, reduce=reduce, **options))
+    same_value(lambda: x.clone().scatter_reduce_(1, columns, src, reduce, **options))
+    same_value(lambda: torch.scatter_reduce(x[0, 0], 0, rows[0, 0] * 0, src[0, 0], reduce, **options))
+    same_value(lambda: x.scatter_reduce(0, rows[:0], src, reduce, **options))
+    same_value(lambda: torch.index_reduce(x, 0, some, src[:3, :5], reduce, **options))
+    same_value(lambda: x.index_reduce(-1, some, src[:4, :3], reduce, **options))
+    same_value(lambda: x.clone().index_reduce_(1, some, src[:4, :3], reduce, **options))
+    same_value(lambda: x[0, 0].index_reduce(0, some[:1], src[0, 0], reduce, **options))
+
+
+@pytest.mark.parametrize(("reduce", "initial"), BY_SEGMENT)
+@pytest.mark.parametrize(
+    "lengths", [torch.tensor([1, 0, 3]), torch.tensor([[1, 0, 5], [2, 2, 2], [0, 0, 6], [6, 0, 0]])]
+)
+def test_values_of_reductions_by_segment(reduce, initial, lengths):
+    data = randn(4, 6, 3)
+    options = {"axis": lengths.dim() - 1, "initial": initial}
+    offsets = torch.cat([torch.zeros_like(lengths[..., :1]), lengths.cumsum(-1)], -1)
+    fewer = lengths.clone()
+    fewer[..., -1] = 0
+    same_value(lambda: torch.segment_reduce(data, reduce, lengths=lengths, **options))
+    same_value(lambda: torch.segment_reduce(data, reduce, offsets=offsets, **options))
+    same_value(lambda: torch.segment_reduce(data, reduce, lengths=fewer, unsafe=True, **options))
+
+
+@pytest.mark.parametrize("initial", [None, 3.0, 2.0])
+def test_ties_share_as_in_torch(initial):
+    def gradient():
+        x = torch.tensor([1.0, 3.0, 3.0, 2.0], requires_grad=True)
+        torch.segment_reduce(x, "max", lengths=torch.tensor([4]), initial=initial).sum().backward()
+        return x.grad
+
+    same_value(gradient)
+
+
+def test_values_of_splits_and_strides():
+    x = torch.arange(6.0)
+    for places in (torch.tensor([1, 3]), torch.tensor(3), torch.tensor([-1]), [1, 3], 2):
+        same_value(lambda places=places: torch.tensor_split(x, places))
+        same_value(lambda places=places: x.reshape(2, 3).tensor_split(places, dim=1))
+    same_value(lambda: torch.tensor_split(input=x, indices=(1, 2)))
+    same_value(lambda: torch.as_strided_scatter(x, -torch.ones(2, 2), (2, 2), (2, 1), 1))
+    same_value(lambda: torch.as_strided_scatter(x[1:], -torch.ones(2), (2,), (2,), 2))
+    same_value(lambda: torch.as_strided_scatter(x.reshape(2, 3).mT, -torch.ones(2, 2), (2, 2), (1, 2)))
+
+
+BAD = {
+    "cumprod": lambda x: x.cumprod(3),
+    "scatter_reduce index": lambda x: x.scatter_reduce(0, torch.tensor([[9]]), x, "prod"),
+    "scatter_reduce negative index": lambda x: x.scatter_reduce(0, torch.tensor([[-1]]), x, "prod"),
+    "scatter_reduce shape": lambda x: x.scatter_reduce(0, torch.zeros(3, 3, dtype=torch.int64), x, "prod"),
+    "index_reduce index": lambda x: x.index_reduce(0, torch.tensor([5, 0]), x, "prod"),
+    "index_reduce shape": lambda x: x.index_reduce(0, torch.tensor([0, 1]), x[:, :1], "mean"),
+    "segment_reduce lengths": lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([1])),
+    "tensor_split": lambda x: x.tensor_split(torch.tensor(0)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_errors_are_torchs(name):
+    with pytest.raises((RuntimeError, IndexError, ValueError)) as torchs:
+        BAD[name](torch.ones(2, 2))
+    with pytest.raises(type(torchs.value)) as ours, hodiff.corrected():
+        BAD[name](torch.ones(2, 2))
+    assert str(ours.value) == str(torchs.value)
+
+
+def test_the_table_says_so():
+    names = {row.name for row in table()}
+    assert {"torch.cumprod", "torch.index_reduce", "torch.scatter_reduce(prod)", "torch.tensor_split"} <= names

@@ -1,0 +1,307 @@
+"""Solves, determinants and factors: closed forms, and every route against differences of the gradient."""
+
+import pytest
+import torch
+from torch.linalg import eigh
+
+import hodiff
+from hodiff.checks.routes import against_differences, climb
+from hodiff.checks.scalarize import build
+from hodiff.corrections import table
+
+# torch says of these, once, that they are deprecated.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.(linalg.solve_triangular|cholesky|triangular_solve) .*:UserWarning"
+)
+
+D = torch.float64
+GENERATOR = torch.Generator().manual_seed(0)
+LINALG = torch.linalg
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=GENERATOR, dtype=D)
+
+
+def regular(*shape):
+    """Matrices far from singular, of no symmetry."""
+    return randn(*shape) / 2 + 2 * torch.eye(shape[-1], dtype=D)
+
+
+def positive(matrix):
+    return matrix @ matrix.mT + torch.eye(matrix.shape[-1], dtype=D)
+
+
+def joined(real, imaginary):
+    return torch.complex(real, imaginary)
+
+
+def unsigned(vectors):
+    """What of eigenvectors does not depend on their signs or phases: the projections, with the first one larger."""
+    return (vectors * torch.arange(1, vectors.shape[-1] + 1, dtype=D)) @ vectors.mH
+
+
+SQUARE, OTHER, VECTOR = regular(3, 3), randn(3, 2), randn(3)
+A, B = regular(2, 2), randn(2, 2)
+BATCH = regular(2, 3, 3)
+# Of rank 3, 4 - 1 and 5 - 2: two of them singular beyond the first derivative.
+SINGULAR = randn(4, 3) @ randn(3, 4)
+DEEPLY_SINGULAR = randn(5, 3) @ randn(3, 5)
+DISTINCT = torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=D)) + randn(3, 3) / 4
+
+CASES = {
+    "solve": (LINALG.solve, (SQUARE, OTHER)),
+    "solve a vector": (LINALG.solve, (SQUARE, VECTOR)),
+    "solve from the right": (lambda a, b: LINALG.solve(a, b, left=False), (SQUARE, OTHER.mT.contiguous())),
+    "solve broadcast": (LINALG.solve, (SQUARE, randn(2, 3, 2))),
+    "solve many": (LINALG.solve, (BATCH, OTHER)),
+    "solve complex": (lambda a, b, c, d: LINALG.solve(joined(a, b), joined(c, d)), (A, B, randn(2, 1), randn(2, 1))),
+    "solve complex from the right": (
+        lambda a, b, c, d: LINALG.solve(joined(a, b), joined(c, d), left=False),
+        (A, B, randn(1, 2), randn(1, 2)),
+    ),
+    "solve_ex": (lambda a, b: LINALG.solve_ex(a, b)[0], (SQUARE, OTHER)),
+    "tensorsolve": (LINALG.tensorsolve, (regular(4, 4).reshape(2, 2, 4), randn(2, 2))),
+    "tensorsolve of some dims": (
+        lambda a, b: LINALG.tensorsolve(a, b, dims=(0,)),
+        (regular(4, 4).mT.reshape(4, 2, 2), randn(2, 2)),
+    ),
+    "det of two rows": (torch.det, (A,)),
+    "det of three rows": (LINALG.det, (BATCH,)),
+    "det": (torch.Tensor.det, (regular(4, 4),)),
+    "det complex": (lambda a, b: torch.det(joined(a, b)), (regular(4, 4), randn(4, 4) / 2)),
+    "slogdet": (lambda a: torch.slogdet(a)[1], (SQUARE,)),
+    "slogdet many": (lambda a: LINALG.slogdet(a)[1], (BATCH,)),
+    "slogdet complex": (lambda a, b: tuple(LINALG.slogdet(joined(a, b))), (A, B)),
+    "logdet": (torch.logdet, (SQUARE,)),
+    "logdet complex": (lambda a, b: torch.logdet(joined(a, b)), (A, B)),
+    "triangular_solve": (lambda b, a: torch.triangular_solve(b, a)[0], (OTHER, SQUARE)),
+    "triangular_solve transposed": (
+        lambda b, a: torch.triangular_solve(b, a, upper=False, transpose=True, unitriangular=True)[0],
+        (OTHER, SQUARE),
+    ),
+    "cholesky_inverse": (torch.cholesky_inverse, (SQUARE,)),
+    "cholesky_inverse upper": (lambda a: torch.cholesky_inverse(a, upper=True), (SQUARE,)),
+    "cholesky": (lambda a: torch.cholesky(positive(a)), (SQUARE,)),
+    "householder_product": (LINALG.householder_product, (randn(4, 3), randn(2))),
+    "orgqr with a zero": (torch.orgqr, (randn(3, 2), torch.tensor([0.0, 1.0], dtype=D))),
+    "ormqr": (torch.ormqr, (randn(3, 2), randn(2), randn(3, 2))),
+    "ormqr from the right": (
+        lambda a, tau, b: torch.ormqr(a, tau, b, left=False, transpose=True),
+        (randn(3, 2), randn(2), randn(2, 3)),
+    ),
+    "eigh": (lambda a: unsigned(eigh(a + a.mT)[1]), (DISTINCT,)),
+    "eigh values": (lambda a: eigh(a + a.mT, UPLO="U")[0], (DISTINCT,)),
+    "eigh complex": (lambda a, b: unsigned(eigh(joined(a, b) + joined(a, b).mH)[1]), (DISTINCT[:2, :2], B)),
+}
+# A compiler sees no eigenvectors of general matrices by a route that is right, and no values to find singularities by.
+EAGER_CASES = {
+    "det of rank n - 1": (torch.det, (SINGULAR,)),
+    "det of rank n - 2": (torch.det, (DEEPLY_SINGULAR,)),
+    "det of zero": (torch.det, (torch.zeros(2, 2, dtype=D),)),
+    "eig": (lambda a: unsigned(LINALG.eig(a)[1]), (DISTINCT,)),
+    "eig values": (lambda a: LINALG.eig(a)[0], (DISTINCT,)),
+    "eig complex": (lambda a, b: unsigned(LINALG.eig(joined(a, b))[1]), (DISTINCT[:2, :2], B)),
+}
+
+
+def judged(f, inputs, order):
+    """What differences say of the routes: of two of first order, four of second, eight of third."""
+    generator = torch.Generator().manual_seed(0)
+    problem = build(f, inputs, generator)
+    return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
+
+
+ALL = CASES | EAGER_CASES
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_route(name):
+    f, inputs = ALL[name]
+    assert judged(hodiff.corrected()(f), inputs, 3) == ["ok"] * 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_every_route_batched_and_compiled(name):
+    f, inputs = ALL[name]
+    compile = "aot_eager" if name in CASES else False
+    hodiff.check(hodiff.corrected()(f), inputs, order=3, compile=compile, scipy=False).raise_on_failure()
+
+
+WRONG = (
+    "solve",
+    "solve_ex",
+    "tensorsolve",
+    "det",
+    "slogdet",
+    "logdet",
+    "triangular_solve",
+    "cholesky_inverse",
+    "cholesky",
+    "householder_product",
+    "ormqr",
+    "eigh",
+    "eig",
+    "det of rank n - 1",
+)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_torch_fails_here(name):
+    """Else nothing above proves anything."""
+    f, inputs = ALL[name]
+    assert {"wrong", "raises", "non-finite"} & set(judged(f, inputs, 2))
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_determinants_written_out(route):
+    """By hand: of a d - b c the mixed derivatives are 1 by a and d, and -1 by b and c."""
+    expected = torch.tensor([0.0, 0, 0, 1, 0, 0, -1, 0, 0, -1, 0, 0, 1, 0, 0, 0], dtype=D).reshape(4, 4)
+    for matrix in (A, torch.zeros(2, 2, dtype=D)):
+        got = hodiff.hessian_matrix(torch.det, matrix, route=route)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-15)
+
+    def sarrus(a):
+        diagonals = [a[0, i] * a[1, (i + 1) % 3] * a[2, (i + 2) % 3] for i in range(3)]
+        others = [a[0, i] * a[1, (i + 2) % 3] * a[2, (i + 1) % 3] for i in range(3)]
+        return sum(diagonals) - sum(others)
+
+    def bordered(a):
+        return torch.block_diag(a, torch.eye(2, dtype=D))
+
+    expected = torch.func.hessian(sarrus)(SQUARE).reshape(9, 9)
+    for f in (torch.det, lambda a: torch.det(bordered(a)), lambda a: LINALG.slogdet(bordered(a))[1].exp()):
+        got = hodiff.hessian_matrix(f, SQUARE, route=route)
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_solutions_written_out(route):
+    """Cramer's rule for two unknowns, with weights to reach both."""
+
+    def cramer(a):
+        b, divisor = B[:, 0], a[0, 0] * a[1, 1] - a[0, 1] * a[1, 0]
+        first, second = b[0] * a[1, 1] - b[1] * a[0, 1], b[1] * a[0, 0] - b[0] * a[1, 0]
+        return (first + 3 * second) / divisor
+
+    def solved(a):
+        return LINALG.solve(a, B[:, 0]) @ torch.tensor([1.0, 3.0], dtype=D)
+
+    expected = torch.func.hessian(cramer)(A).reshape(4, 4)
+    torch.testing.assert_close(hodiff.hessian_matrix(solved, A, route=route), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_perturbation_theory(route):
+    """To second order: l_i'' = 2 sum_j E_ij^2 / (l_i - l_j), and <v_i, v_i>'' = -sum_j (E_ij / (l_i - l_j))^2."""
+    values, change = torch.tensor([1.0, 2.0, 4.0], dtype=D), DISTINCT + DISTINCT.mT
+    gaps = (values[:, None] - values).fill_diagonal_(torch.inf)
+    zero, one = torch.zeros((), dtype=D), torch.ones((), dtype=D)
+    for i in range(3):
+        got = hodiff.hvp(lambda t: eigh(torch.diag(values) + t * change)[0][i], zero, one, route=route)
+        torch.testing.assert_close(got, 2 * (change[i] ** 2 / gaps[i]).sum(), rtol=1e-12, atol=0)
+        own = hodiff.hvp(lambda t: eigh(torch.diag(values) + t * change)[1][i, i].abs(), zero, one, route=route)
+        torch.testing.assert_close(own, -((change[i] / gaps[i]) ** 2).sum(), rtol=1e-12, atol=0)
+
+
+def same_value(f, **tolerance):
+    """The value with corrections is torch's, and of its type."""
+    expected = f()
+    with hodiff.corrected():
+        got = f()
+    assert type(got) is type(expected)
+    torch.testing.assert_close(got, expected, equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D, torch.complex64, torch.complex128])
+def test_values_and_types(dtype):
+    a, b = (
+        torch.randn(2, 5, 5, generator=GENERATOR, dtype=dtype),
+        torch.randn(2, 5, 3, generator=GENERATOR, dtype=dtype),
+    )
+    spd = a @ a.mH + torch.eye(5)
+    tolerance = {"rtol": 1e-3, "atol": 1e-3} if a.real.dtype is torch.float32 else {"rtol": 1e-11, "atol": 1e-11}
+    for f in (
+        lambda: LINALG.solve(a, b),
+        lambda: LINALG.solve(A=a, B=b.mT, left=False),
+        lambda: LINALG.solve(a, b, out=torch.empty_like(b)),
+        lambda: LINALG.solve(a, b[..., 0]),
+        lambda: LINALG.solve(a[:1], b),
+        lambda: LINALG.solve(a[:, None], b),
+        lambda: LINALG.solve_ex(a, b, check_errors=True),
+        lambda: a.det(),
+        lambda: torch.det(a[:, :3, :3]),
+        lambda: torch.det(a[:, :0, :0]),
+        lambda: torch.det(torch.zeros(6, 6, dtype=dtype)),
+        lambda: a.slogdet(),
+        lambda: torch.slogdet(torch.zeros(2, 2, dtype=dtype)),
+        lambda: LINALG.slogdet(a),
+        lambda: a.logdet(),
+        lambda: torch.triangular_solve(b, spd),
+        lambda: b.triangular_solve(spd, upper=False, transpose=True),
+        lambda: torch.cholesky(spd, upper=True),
+        lambda: torch.cholesky_inverse(LINALG.cholesky(spd)),
+        lambda: LINALG.cholesky(spd, upper=True).cholesky_inverse(upper=True),
+        lambda: LINALG.householder_product(a[..., :4] / 4, b[..., 0, :]),
+        lambda: torch.ormqr(a[..., :3] / 4, b[..., 0, :], b, transpose=True),
+        lambda: a[..., :3].ormqr(b[..., 0, :], b.mT, left=False),
+        lambda: LINALG.eigh(spd, UPLO="U"),
+        lambda: LINALG.eig(a),
+    ):
+        same_value(f, **tolerance)
+    assert LINALG.solve_ex(a, b).info.dtype == torch.int32
+
+
+def test_float32_is_as_precise_as_the_primal():
+    """One Hessian of log|det| of a matrix of condition 10 or so, against float64."""
+    a = regular(4, 4)
+    exact = hodiff.hessian_matrix(lambda a: LINALG.slogdet(a)[1], a)
+    got = hodiff.hessian_matrix(lambda a: LINALG.slogdet(a)[1], a.float())
+    torch.testing.assert_close(got.double(), exact, rtol=0, atol=1e-5 * float(exact.abs().max()))
+
+
+def test_a_repeated_eigenvalue_is_not_finite_unless_its_vectors_are_left_out():
+    identity = torch.eye(3, dtype=D)
+    with hodiff.corrected():
+        gradient = torch.func.grad(lambda a: eigh(a)[0].square().sum())(identity)
+        assert not torch.func.grad(lambda a: unsigned(eigh(a)[1])[0, 1])(identity).isfinite().all()
+    torch.testing.assert_close(gradient, 2 * identity)
+
+
+@pytest.mark.parametrize("f", [LINALG.eigh, LINALG.eig])
+def test_losses_of_phases_are_refused(f):
+    matrix = torch.complex(A + A.mT, B - B.mT).requires_grad_()
+    with hodiff.corrected(), pytest.raises(hodiff.RouteError, match="phases of complex eigenvectors"):
+        f(matrix)[1].imag.sum().backward()
+
+
+BAD = {
+    "solve a singular one": lambda a: LINALG.solve(torch.zeros_like(a), a),
+    "solve_ex a singular one": lambda a: LINALG.solve_ex(torch.zeros_like(a), a, check_errors=True),
+    "solve shapes": lambda a: LINALG.solve(a, a[:1]),
+    "solve dtypes": lambda a: LINALG.solve(a, a.float()),
+    "solve a row from the right": lambda a: LINALG.solve(a, a[0], left=False),
+    "tensorsolve": lambda a: LINALG.tensorsolve(a, a[0, :1]),
+    "det": lambda a: torch.det(a[:1]),
+    "slogdet": lambda a: LINALG.slogdet(a[0]),
+    "householder_product": lambda a: LINALG.householder_product(a[:1], a[0]),
+    "ormqr": lambda a: torch.ormqr(a, a[0], a[:1]),
+    "eigh": lambda a: LINALG.eigh(a, "X"),
+    "cholesky": lambda a: torch.cholesky(-a @ a.mT),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_errors_are_torchs(name):
+    with pytest.raises((RuntimeError, IndexError)) as torchs:
+        BAD[name](A)
+    with pytest.raises(type(torchs.value)) as ours, hodiff.corrected():
+        BAD[name](A)
+    assert str(ours.value) == str(torchs.value)
+
+
+def test_the_table_says_so():
+    rows = {row.name: row for row in table()}
+    assert {"torch.linalg.solve", "torch.linalg.det", "torch.slogdet", "torch.linalg.eigh"} <= set(rows)
+    assert rows["torch.ormqr"].kind == "missing"

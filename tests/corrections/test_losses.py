@@ -1,0 +1,215 @@
+"""Losses: torch's values and errors, every route right, closed forms."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hodiff
+
+D = torch.float64
+corrected = hodiff.corrected()
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+Y = torch.tensor([0, 2])
+LABELS = torch.tensor([[2, 0, -1], [1, -1, 0]])
+SIGNS = draw(2, 3, seed=1).sign()
+WEIGHT = torch.tensor([0.5, 2.0, 1.5], dtype=D)
+CTC = torch.tensor([[1, 2], [1, 1]])
+
+
+def ctc(log_probs, targets=CTC, steps=(4, 3), lengths=(2, 1), function=F.ctc_loss, **options):
+    return function(log_probs.log_softmax(-1), targets, steps, lengths, **options)
+
+
+CALLS = {
+    "huber": (lambda x, t: F.huber_loss(x, t, delta=0.7), (draw(2, 3), draw(2, 3, seed=1))),
+    "huber, weighted": (
+        lambda x, t, w: F.huber_loss(x, t, "sum", 0.7, w),
+        (draw(2), draw(2, seed=1), draw(2, seed=2) ** 2),
+    ),
+    "soft_margin": (lambda x: F.soft_margin_loss(x, SIGNS), (draw(2, 3),)),
+    "soft_margin, none": (lambda x: F.soft_margin_loss(x, SIGNS, reduction="none"), (draw(2, 3),)),
+    "multi_margin": (lambda x: F.multi_margin_loss(x.sin() * x, Y, weight=WEIGHT), (draw(2, 3),)),
+    "multi_margin, squared": (lambda x: F.multi_margin_loss(x, Y, p=2, margin=0.8, reduction="none"), (draw(2, 3),)),
+    "multi_margin, one": (lambda x: F.multi_margin_loss(x, torch.tensor(1), p=2), (draw(3),)),
+    "multilabel_margin": (lambda x: F.multilabel_margin_loss(x**3 / 4, LABELS), (draw(2, 3),)),
+    "multilabel_margin, none": (
+        lambda x: F.multilabel_margin_loss(x**3, LABELS, reduction="none").sin(),
+        (draw(2, 3),),
+    ),
+    "ctc": (ctc, (draw(4, 2, 3),)),
+    "ctc, concatenated": (lambda x: ctc(x, torch.tensor([1, 2, 2]), reduction="none"), (draw(4, 2, 3),)),
+    "ctc, tensors": (
+        lambda x: ctc(x, CTC, torch.tensor([4, 4]), torch.tensor([2, 0]), reduction="sum", zero_infinity=True),
+        (draw(4, 2, 3),),
+    ),
+    "ctc, one": (lambda x: ctc(x, torch.tensor([0, 1]), (3,), (2,), blank=2), (draw(3, 3),)),
+    "torch.ctc": (lambda x: ctc(x, CTC, function=torch.ctc_loss, reduction=2), (draw(4, 2, 3),)),
+    "ctc, without softmax": (lambda x: F.ctc_loss(x, CTC, (4, 3), (2, 1)), (draw(4, 2, 3),)),
+}
+if hasattr(F, "linear_cross_entropy"):
+    OPTIONS = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2)
+    for reduction in ("mean", "none"):
+        CALLS[f"linear_cross_entropy, {reduction}"] = (
+            lambda x, w, r=reduction: F.linear_cross_entropy(
+                x, w, torch.tensor([0, 2, 1]), reduction=r, options=OPTIONS
+            ),
+            (draw(3, 2), draw(3, 2, seed=1)),
+        )
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_route(name):
+    function, inputs = CALLS[name]
+    report = hodiff.check(corrected(function), inputs, vmap=False, scipy=False)
+    assert report.ok, report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+def test_third_order_batched_and_compiled(name):
+    function, inputs = CALLS[name]
+    report = hodiff.check(corrected(function), inputs, order=3, scipy=False, compile="aot_eager")
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_values_and_gradients_are_torchs(name, dtype):
+    function, inputs = CALLS[name]
+    if dtype == torch.float32 and name.startswith(("soft_margin", "multi_margin")):
+        pytest.skip("constants are float64")
+    leaves = [each.to(dtype).requires_grad_() for each in inputs]
+
+    def results():
+        value = function(*leaves)
+        if name == "ctc, without softmax":  # torch's gradient is that by logits
+            return (value,)
+        return value, *torch.autograd.grad(value.sum(), leaves)
+
+    expected = results()
+    with corrected:
+        torch.testing.assert_close(results(), expected)
+
+
+def test_huber_in_closed_form():
+    x = torch.tensor([0.3, -2.0, 1.0], dtype=D, requires_grad=True)
+    with corrected:
+        value = F.huber_loss(x, torch.zeros(3, dtype=D), "none", 1.0)
+        (first,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+    torch.testing.assert_close(value.detach(), torch.tensor([0.045, 1.5, 0.5], dtype=D))
+    torch.testing.assert_close(first.detach(), torch.tensor([0.3, -1.0, 1.0], dtype=D))
+    assert torch.autograd.grad(first[:2].sum(), x)[0].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_margins_at_their_kinks():
+    """Where the margin is just kept, torch's derivative is zero."""
+    x = torch.tensor([1.0, 0.0, 0.5], dtype=D, requires_grad=True)
+    calls = (
+        lambda: F.multi_margin_loss(x, torch.tensor(0)),
+        lambda: F.multilabel_margin_loss(x, torch.tensor([0, -1, -1])),
+    )
+    for call in calls:
+        (expected,) = torch.autograd.grad(call(), x)
+        with corrected:
+            (got,) = torch.autograd.grad(call(), x)
+        torch.testing.assert_close(got, expected)
+
+
+def by_enumeration(log_probs, target, blank):
+    """-log of the probability of all paths that collapse to a target: Graves et al. (2006), eq. 3."""
+    total = 0
+    for path in itertools.product(range(log_probs.shape[1]), repeat=log_probs.shape[0]):
+        if [label for label, _ in itertools.groupby(path) if label != blank] == target:
+            total = total + torch.exp(sum(log_probs[step, label] for step, label in enumerate(path)))
+    return -torch.log(total)
+
+
+@pytest.mark.parametrize("target", [[], [1], [1, 2], [1, 1], [2, 1, 2]])
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_ctc_is_the_sum_of_all_alignments(target, route):
+    x, v = draw(4, 3), draw(4, 3, seed=1)
+
+    def loss(x):
+        targets = torch.tensor(target, dtype=torch.long)
+        return F.ctc_loss(x, targets, (4,), (len(target),), reduction="sum")
+
+    def truth(x):
+        return by_enumeration(x, target, 0)
+
+    with corrected:
+        torch.testing.assert_close(loss(x), truth(x))
+        torch.testing.assert_close(torch.func.grad(loss)(x), torch.func.grad(truth)(x))
+    torch.testing.assert_close(hodiff.hvp(loss, x, v, route=route), hodiff.hvp(truth, x, v))
+
+
+def test_ctc_of_the_impossible():
+    x = draw(2, 2, 3)
+
+    def loss(x, **options):
+        return ctc(x, CTC, (2, 2), (2, 2), reduction="none", **options)
+
+    with corrected:
+        assert loss(x)[1] == math.inf
+        gradient = torch.func.grad(lambda x: loss(x)[1])(x)
+        assert gradient[:, 1].isnan().all()  # as torch's
+        assert torch.func.grad(lambda x: loss(x)[0])(x)[:, 0].isfinite().all()
+        finite = torch.func.hessian(lambda x: loss(x, zero_infinity=True).sum())(x)
+    assert finite.isfinite().all()
+    assert finite[:, 0].any()
+    assert not finite[:, 1].any()
+
+
+def test_ctc_with_impossible_labels_has_finite_derivatives():
+    x = draw(3, 1, 3).log_softmax(-1)
+    x[1, 0, 2] = -math.inf
+    with corrected:
+        second = torch.func.hessian(lambda x: F.ctc_loss(x, torch.tensor([[1]]), (3,), (1,)))(x)
+    assert second.isfinite().all()
+
+
+WRONG = {
+    "huber, delta": lambda x: F.huber_loss(x, x, delta=-1.0),
+    "huber, reduction": lambda x: F.huber_loss(x, x, "median"),
+    "huber, weight": lambda x: F.huber_loss(x, x, weight=x[:1]),
+    "soft_margin, reduction": lambda x: F.soft_margin_loss(x, x, reduction="median"),
+    "soft_margin, shapes": lambda x: F.soft_margin_loss(x, x[:, :2]),
+    "multi_margin, class": lambda x: F.multi_margin_loss(x, torch.tensor([0, 3])),
+    "multi_margin, targets": lambda x: F.multi_margin_loss(x, torch.tensor([0])),
+    "multi_margin, p": lambda x: F.multi_margin_loss(x, Y, p=3),
+    "multi_margin, weight": lambda x: F.multi_margin_loss(x, Y, weight=WEIGHT[:2]),
+    "multilabel_margin, class": lambda x: F.multilabel_margin_loss(x, LABELS + 2),
+    "multilabel_margin, shape": lambda x: F.multilabel_margin_loss(x, LABELS[:1]),
+    "ctc, steps": lambda x: F.ctc_loss(x[:, None], torch.tensor([[1]]), (5,), (1,)),
+    "ctc, lengths": lambda x: F.ctc_loss(x[:, None], torch.tensor([[1]]), (2, 2), (1,)),
+    "ctc, long targets": lambda x: F.ctc_loss(x[:, None], torch.tensor([[1]]), (2,), (2,)),
+    "ctc, blank": lambda x: F.ctc_loss(x[:, None], torch.tensor([[1]]), (2,), (1,), blank=3),
+    "ctc, reduction": lambda x: F.ctc_loss(x[:, None], torch.tensor([[1]]), (2,), (1,), reduction="median"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_are_torchs(name):
+    def error():
+        with pytest.raises((RuntimeError, ValueError, TypeError, IndexError)) as caught:
+            WRONG[name](draw(2, 3))
+        return caught.type, str(caught.value)
+
+    expected = error()
+    with corrected:
+        assert error() == expected
+
+
+def test_a_loss_that_broadcasts_warns_as_torchs():
+    x, t = draw(2, 3), draw(3, seed=1)
+    with pytest.warns(UserWarning, match="different to the input size"):
+        expected = F.huber_loss(x, t)
+    with corrected, pytest.warns(UserWarning, match="different to the input size"):
+        torch.testing.assert_close(F.huber_loss(x, t), expected)

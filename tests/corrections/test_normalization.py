@@ -1,0 +1,246 @@
+"""Normalizations inside `corrected()`: torch's values, dtypes, running statistics and errors, by all of their names."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hodiff
+
+D, S, H, B = torch.float64, torch.float32, torch.float16, torch.bfloat16
+
+
+def r(*shape, dtype=D):
+    return torch.randn(shape, dtype=dtype)
+
+
+def statistics(channels=3, dtype=D):
+    return [torch.zeros(channels, dtype=dtype), torch.ones(channels, dtype=dtype)]
+
+
+def with_statistics(function, running, *args, parameters_first=False, **options):
+    """What a function returns, and its running statistics thereafter."""
+    x, *rest = args
+    if parameters_first:
+        found = function(x, *rest[:2], *running, *rest[2:], **options)
+    else:
+        found = function(x, *running, *rest, **options)
+    found = found if isinstance(found, tuple) else (found,)
+    return *found, *(each for each in running if each is not None)
+
+
+def batch(*args, running=None, **options):
+    running = statistics() if running is None else running
+    return with_statistics(F.batch_norm, running, *args, **options)
+
+
+def builtin(function, x, training, *rest, running=None, parameters=True):
+    running = statistics() if running is None else running
+    weights = (r(3), r(3)) if parameters else (None, None)
+    return with_statistics(function, running, x, *weights, training, 0.3, 1e-3, *rest, parameters_first=True)
+
+
+NONE = [None, None]
+CALLS = {
+    "layer": lambda: F.layer_norm(r(2, 3), (3,), r(3), r(3)),
+    "layer, two dimensions": lambda: F.layer_norm(r(2, 3), [2, 3]),
+    "layer, by keyword": lambda: F.layer_norm(input=r(2, 3), normalized_shape=(3,), eps=0.1),
+    "layer, 16 bits": lambda: F.layer_norm(r(2, 3, dtype=B), (3,), r(3, dtype=B)),
+    "layer, half": lambda: F.layer_norm(r(2, 3, dtype=H), (3,), r(3, dtype=H)),
+    "layer, 16 bits, wide weight": lambda: F.layer_norm(r(2, 3, dtype=B), (3,), r(3, dtype=S), r(3, dtype=S)),
+    "layer, empty": lambda: F.layer_norm(r(0, 3), (3,)),
+    "layer, a number": lambda: F.layer_norm(r(2, 3), 3),
+    "layer, another shape": lambda: F.layer_norm(r(2, 3), (4,)),
+    "layer, weight of another shape": lambda: F.layer_norm(r(2, 3), (3,), r(4)),
+    "layer, weight of another dtype": lambda: F.layer_norm(r(2, 3), (3,), r(3, dtype=S)),
+    "layer, no shape": lambda: F.layer_norm(r(2, 3), ()),
+    "layer, complex": lambda: F.layer_norm(r(2, 3).to(torch.complex64), (3,)),
+    "layer, integers": lambda: F.layer_norm(torch.ones(2, 3, dtype=torch.long), (3,)),
+    "builtin layer": lambda: torch.layer_norm(r(2, 3), (3,), r(3), r(3), 1e-3, False),
+    "native layer": lambda: torch.native_layer_norm(r(2, 3), (3,), r(3), r(3), 1e-3),
+    "native layer, 16 bits": lambda: torch.native_layer_norm(r(2, 3, dtype=B), (3,), None, None, 1e-3),
+    "native layer, wide weight": lambda: torch.native_layer_norm(r(2, 3, dtype=B), (3,), r(3, dtype=S), None, 1e-3),
+    "batch": lambda: batch(r(4, 3), r(3), r(3), True),
+    "batch, images": lambda: batch(r(2, 3, 4, 4), r(3), r(3), True),
+    "batch, channels last": lambda: batch(r(2, 3, 4, 4).to(memory_format=torch.channels_last), r(3), r(3), True),
+    "batch, no statistics": lambda: batch(r(4, 3, 2), training=True, running=NONE),
+    "batch, weight alone": lambda: batch(r(4, 3), r(3), None, True),
+    "batch, bias alone": lambda: batch(r(4, 3), None, r(3), True),
+    "batch, momentum 0": lambda: batch(r(4, 3), training=True, momentum=0.0),
+    "batch, momentum 1": lambda: batch(r(4, 3), training=True, momentum=1.0),
+    "batch, one value with space": lambda: batch(r(1, 3, 2), training=True),
+    "batch, evaluation": lambda: batch(r(4, 3), r(3), r(3)),
+    "batch, 16 bits": lambda: batch(r(4, 3, dtype=B), r(3, dtype=B), None, True, running=statistics(dtype=B)),
+    "batch, wide weight": lambda: batch(r(4, 3, dtype=B), r(3, dtype=S), None, True, running=statistics(dtype=S)),
+    "batch, wide statistics": lambda: batch(r(4, 3, dtype=B), training=True, running=statistics(dtype=S)),
+    "batch, half": lambda: batch(r(4, 3, dtype=H), training=True, running=statistics(dtype=H)),
+    "batch, evaluation of 16 bits": lambda: batch(r(4, 3, dtype=B), r(3, dtype=S), running=statistics(dtype=S)),
+    "batch, empty": lambda: batch(r(0, 3), training=True),
+    "batch, empty in space": lambda: batch(r(2, 3, 0), training=True),
+    "batch, one value": lambda: batch(r(1, 3), training=True),
+    "batch, one dimension": lambda: batch(r(3), training=True),
+    "batch, evaluation without statistics": lambda: batch(r(4, 3), running=NONE),
+    "batch, one statistic": lambda: batch(r(4, 3), training=True, running=[None, torch.ones(3, dtype=D)]),
+    "batch, statistics of another dtype": lambda: batch(r(4, 3), training=True, running=statistics(dtype=S)),
+    "batch, evaluation by another dtype": lambda: batch(r(4, 3), running=statistics(dtype=S)),
+    "batch, statistics of another size": lambda: batch(r(4, 3), training=True, running=statistics(4)),
+    "batch, weight of another size": lambda: batch(r(4, 3), r(4), None, True),
+    "batch, momentum of None": lambda: batch(r(4, 3), training=True, momentum=None),
+    "builtin batch": lambda: builtin(torch.batch_norm, r(4, 3), True, False),
+    "builtin batch, evaluation": lambda: builtin(torch.batch_norm, r(4, 3), False, False),
+    "builtin batch, one value": lambda: builtin(torch.batch_norm, r(1, 3), True, False, parameters=False),
+    "builtin batch, empty": lambda: builtin(torch.batch_norm, r(0, 3), True, False),
+    "native batch": lambda: builtin(torch.native_batch_norm, r(4, 3), True),
+    "native batch, evaluation": lambda: builtin(torch.native_batch_norm, r(4, 3), False),
+    "native batch, 16 bits": lambda: builtin(
+        torch.native_batch_norm, r(4, 3, dtype=B), True, running=NONE, parameters=False
+    ),
+    "legit batch": lambda: builtin(torch._native_batch_norm_legit, r(4, 3), True),
+    "legit batch, no statistics": lambda: torch._native_batch_norm_legit(r(4, 3), r(3), r(3), True, 0.3, 1e-3),
+    "legit batch, by keyword": lambda: torch._native_batch_norm_legit(
+        r(4, 3), None, r(3), True, momentum=0.3, eps=1e-3
+    ),
+    "instance": lambda: F.instance_norm(r(4, 3, 5), weight=r(3), bias=r(3)),
+    "instance, statistics": lambda: with_statistics(F.instance_norm, statistics(), r(4, 3, 5), momentum=0.3),
+    "instance, by statistics": lambda: with_statistics(
+        F.instance_norm, statistics(), r(4, 3, 5), use_input_stats=False
+    ),
+    "instance, 16 bits": lambda: F.instance_norm(r(4, 3, 5, dtype=B), weight=r(3, dtype=S), bias=r(3, dtype=S)),
+    "instance, empty": lambda: F.instance_norm(r(0, 3, 5)),
+    "instance, one value": lambda: F.instance_norm(r(4, 3, 1)),
+    "instance, two dimensions": lambda: F.instance_norm(r(4, 3)),
+    "instance, no statistics": lambda: F.instance_norm(r(4, 3, 5), use_input_stats=False),
+    "instance, momentum of None": lambda: F.instance_norm(r(4, 3, 5), momentum=None),
+    "builtin instance": lambda: builtin(torch.instance_norm, r(4, 3, 5), True, False),
+    "builtin instance, by statistics": lambda: builtin(torch.instance_norm, r(4, 3, 5), False, False),
+    "builtin instance, one value": lambda: builtin(torch.instance_norm, r(4, 3, 1), True, False, running=NONE),
+    "builtin instance, by keyword": lambda: torch.instance_norm(
+        r(4, 3, 5),
+        weight=None,
+        bias=r(3),
+        running_mean=None,
+        running_var=None,
+        use_input_stats=True,
+        momentum=0.1,
+        eps=1e-5,
+        cudnn_enabled=True,
+    ),
+}
+AUTOCAST = {
+    "layer": lambda: F.layer_norm(r(2, 3, dtype=S), (3,), r(3, dtype=S)),
+    "layer, 16 bits": lambda: F.layer_norm(r(2, 3, dtype=B), (3,), r(3, dtype=B)),
+    "layer, wide weight": lambda: F.layer_norm(r(2, 3, dtype=B), (3,), r(3, dtype=S)),
+    "batch": lambda: batch(r(4, 3, dtype=S), r(3, dtype=S), None, True, running=statistics(dtype=S)),
+    "batch, 16 bits": lambda: batch(r(4, 3, dtype=B), r(3, dtype=S), None, True, running=statistics(dtype=S)),
+    "instance": lambda: F.instance_norm(r(4, 3, 5, dtype=B), weight=r(3, dtype=S)),
+}
+TOLERANCES = {D: 1e-12, S: 1e-5, H: 2e-3, B: 1e-2, torch.complex64: 1e-5}
+
+
+def outcome(call, mode):
+    torch.manual_seed(0)
+    with mode:
+        try:
+            found = call()
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            return type(error), str(error)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def assert_same(call):
+    expected, got = (outcome(call, mode) for mode in (nullcontext(), hodiff.corrected()))
+    if isinstance(expected[0], type):
+        assert got == expected
+        return
+    for ours, theirs in zip(got, expected, strict=True):
+        assert (ours.dtype, ours.stride()) == (theirs.dtype, theirs.stride())
+        tolerance = TOLERANCES[ours.dtype]
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_outcomes_are_torchs(name):
+    assert_same(CALLS[name])
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast_is_torchs(name):
+    with torch.autocast("cpu", B):
+        assert_same(AUTOCAST[name])
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_modules_count_batches_once_by_every_route(route, momentum):
+    x, v = r(4, 3), r(4, 3)
+
+    def buffers(run):
+        torch.manual_seed(0)
+        module = nn.BatchNorm1d(3, momentum=momentum).double()
+        for _ in range(2):
+            run(module)
+        return list(module.buffers())
+
+    expected = buffers(lambda module: module(x))
+    once = route != "forward-over-forward"  # which runs the function anew for groups of directions
+    found = buffers(lambda module: hodiff.hvp(lambda x: module(x).sin().sum(), x, v, route=route))
+    if once:
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+    assert found[2].dtype == torch.long
+    assert found[2] >= 2
+
+
+NAMED = {
+    "layer": lambda x: F.layer_norm(x, (3,)),
+    "builtin layer": lambda x: torch.layer_norm(x, (3,)),
+    "native layer": lambda x: torch.native_layer_norm(x, (3,), None, None, 0.1)[0],
+    "batch": lambda x: F.batch_norm(x, None, None, training=True),
+    "builtin batch": lambda x: torch.batch_norm(x, None, None, None, None, True, 0.1, 0.1, False),
+    "native batch": lambda x: torch.native_batch_norm(x, None, None, None, None, True, 0.1, 0.1)[0],
+    "legit batch": lambda x: torch._native_batch_norm_legit(x, None, None, True, 0.1, 0.1)[0],
+    "instance": lambda x: F.instance_norm(x[None]),
+    "builtin instance": lambda x: torch.instance_norm(x[None], None, None, None, None, True, 0.1, 0.1, False),
+    "group": lambda x: F.group_norm(x, 1, eps=0.1),
+    "root mean square": lambda x: F.rms_norm(x, (3,), eps=0.1),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_all_routes_to_third_order(name):
+    """Groups and root mean squares, too, of which torch's own rules are right."""
+    hodiff.check(
+        hodiff.corrected()(NAMED[name]), r(2, 3), order=3, scipy=False, vmap="native" not in name
+    ).raise_on_failure()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name not in {"group", "root mean square"}])
+def test_torch_is_wrong_there(name):
+    """Else the test above proves nothing."""
+    x, v = r(2, 3), r(2, 3)
+
+    def f(x):
+        return NAMED[name](x).sin().sum()
+
+    product = hodiff.hvp(f, x, v, route="reverse-over-forward")
+    assert not torch.allclose(hodiff.hvp(f, x, v, route="reverse-over-forward", correct=False), product, rtol=1e-3)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_a_layer_along_a_line(route):
+    r"""For $x = t d$ with a centered d of variance $s^2$: $y = d\, t / \sqrt{s^2 t^2 + \varepsilon}$."""
+    d, t, eps = torch.tensor([1.0, -3.0, 2.0], dtype=D), torch.tensor(0.8, dtype=D), 0.7
+    variance = d.square().mean()
+    q = variance * t**2 + eps
+    second = -3 * eps * variance * t * q**-2.5
+    third = -3 * eps * variance * q**-2.5 + 15 * eps * variance**2 * t**2 * q**-3.5
+
+    def f(t):
+        return F.layer_norm(t * d, (3,), eps=eps)[0] / d[0]
+
+    def product(t):
+        return hodiff.hvp(f, t, torch.ones_like(t), route=route)
+
+    torch.testing.assert_close(product(t), second, rtol=1e-12, atol=0)
+    torch.testing.assert_close(torch.func.grad(product)(t), third, rtol=1e-11, atol=0)

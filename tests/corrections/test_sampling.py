@@ -1,0 +1,217 @@
+"""Sampling from grids, and dropout: torch's values, gradients, random numbers and errors, and every route right."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hodiff
+
+D = torch.float64
+corrected = hodiff.corrected()
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+MODES = ("bilinear", "nearest", "bicubic")
+PADDINGS = ("zeros", "border", "reflection")
+OPTIONS = [
+    (dimensions, *each)
+    for dimensions in (2, 3)
+    for each in itertools.product(MODES, PADDINGS, (False, True))
+    if (dimensions, each[0]) != (3, "bicubic")
+]
+
+
+def inputs(dimensions, points=2):
+    """An image or volume, and points of which some lie outside."""
+    sizes = (3, 4) if dimensions == 2 else (3, 2, 4)
+    return draw(1, 1, *sizes), 0.8 * draw(1, *[1] * (dimensions - 1), points, dimensions, seed=1)
+
+
+def sampled(mode, padding, align_corners):
+    return lambda x, grid: F.grid_sample(x, grid, mode, padding, align_corners=align_corners)
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "mode", "padding", "align_corners"),
+    [(2, "bilinear", "zeros", False), (2, "bicubic", "border", True), (3, "bilinear", "reflection", False)],
+)
+def test_every_route(dimensions, mode, padding, align_corners):
+    f = sampled(mode, padding, align_corners)
+    report = hodiff.check(corrected(f), inputs(dimensions, 1), vmap=False, scipy=False)
+    assert report.ok, report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dimensions", "mode", "padding", "align_corners"), OPTIONS)
+def test_third_order_and_compiled(dimensions, mode, padding, align_corners):
+    f = sampled(mode, padding, align_corners)
+    report = hodiff.check(corrected(f), inputs(dimensions, 1), order=3, scipy=False, compile="aot_eager")
+    assert report.ok, report
+
+
+@pytest.mark.parametrize(("dimensions", "mode", "padding", "align_corners"), OPTIONS)
+def test_values_and_derivatives_are_torchs(dimensions, mode, padding, align_corners):
+    """Where torch has them: in reverse mode. The points reach far outside, and some lie on the kinks."""
+    x, grid = inputs(dimensions, 40)
+    grid = torch.cat(
+        [2 * grid, torch.tensor([-1.0, 0.0, 1.0, 3.0, -3.0], dtype=D)[:, None].expand_as(grid[..., :5, :])], -2
+    )
+    x, grid = x.requires_grad_(), grid.requires_grad_()
+
+    def results():
+        y = sampled(mode, padding, align_corners)(x, grid)
+        first = torch.autograd.grad(y.sin().sum(), (x, grid), create_graph=True)
+        return y, *first, *torch.autograd.grad([(each**2).sum() for each in first], (x, grid))
+
+    expected = results()
+    with corrected:
+        torch.testing.assert_close(results(), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_bilinear_weights_by_hand():
+    """Between four points $a, b; c, d$ the mixed derivative is $a - b - c + d$, by the pixel."""
+    x = torch.tensor([[1.0, 3.0], [4.0, 11.0]], dtype=D)[None, None]
+    grid = torch.tensor([0.2, -0.6], dtype=D)
+
+    def f(grid):
+        return F.grid_sample(x, grid[None, None, None], align_corners=True)[0, 0, 0, 0]
+
+    with corrected:
+        value = f(grid)
+    torch.testing.assert_close(value, torch.tensor(0.8 * 2.2 + 0.2 * 8.2, dtype=D))
+    expected = torch.tensor([[0.0, 5 / 4], [5 / 4, 0.0]], dtype=D)
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hessian(f, route=route)(grid), expected)
+
+
+def test_the_numbered_functions():
+    x, grid = inputs(2)
+    volume, points = inputs(3)
+    tangent = draw(*grid.shape, seed=2)
+    for function, mode in itertools.product((torch.grid_sampler, torch.grid_sampler_2d), (0, 1, 2)):
+        expected = function(x, grid, mode, 1, True)
+        with corrected:
+            torch.testing.assert_close(function(x, grid, mode, 1, True), expected)
+            torch.func.jvp(lambda g, f=function, m=mode: f(x, g, m, 1, True), (grid,), (tangent,))
+    with corrected:
+        got = torch.grid_sampler_3d(volume, points, 0, 2, False)
+    torch.testing.assert_close(got, torch.grid_sampler_3d(volume, points, 0, 2, False))
+
+
+def test_a_spatial_transformer_and_a_batch_of_grids():
+    """The reference is torch's own reverse-over-reverse."""
+    theta, x, v = draw(1, 2, 3) / 3, draw(1, 1, 4, 4, seed=1), draw(1, 2, 3, seed=2)
+
+    def f(theta, x):
+        grid = F.affine_grid(theta, [1, 1, 3, 3], align_corners=False)
+        return F.grid_sample(x, grid, align_corners=False).sin().sum()
+
+    expected = hodiff.hvp(f, theta, v, x, route="reverse-over-reverse", correct=False)
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hvp(f, theta, v, x, route=route), expected)
+
+    grids = draw(3, 1, 2, 2, 2, seed=3)
+
+    def product(grid):
+        def g(grid):
+            return F.grid_sample(x, grid, align_corners=False).sin().sum()
+
+        return torch.func.grad(lambda grid: torch.func.jvp(g, (grid,), (grid.cos(),))[1])(grid)
+
+    with corrected:
+        batched = torch.func.vmap(product)(grids)
+        torch.testing.assert_close(batched, torch.stack([product(grid) for grid in grids]))
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("size", [(2, 1, 3, 4), (2, 5, 1, 2), (2, 1, 3, 1, 4)])
+def test_affine_grids_are_torchs(size, align_corners):
+    theta = draw(2, len(size) - 2, len(size) - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a single point with aligned corners
+        expected = F.affine_grid(theta, size, align_corners=align_corners)
+    with corrected:
+        torch.testing.assert_close(F.affine_grid(theta, size, align_corners=align_corners), expected)
+        tangents = torch.func.jacfwd(lambda theta: F.affine_grid(theta, size, align_corners=align_corners))(theta)
+    torch.testing.assert_close((tangents * theta).sum((-3, -2, -1)), expected)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_points_that_are_no_numbers_lie_outside(padding):
+    x, grid = draw(1, 1, 3, 3), torch.full((1, 1, 3, 2), float("nan"), dtype=D)
+    grid[0, 0, 1], grid[0, 0, 2] = float("inf"), 1e30
+    with corrected:
+        y = F.grid_sample(x, grid, padding_mode=padding, align_corners=False)
+    assert y.isfinite().all()
+
+
+def test_half_precision_is_closer_than_torchs():
+    x, grid = draw(1, 2, 8, 8).bfloat16(), draw(1, 6, 6, 2, seed=1).bfloat16() / 2
+    truth = F.grid_sample(x.double(), grid.double(), align_corners=False)
+    torchs = F.grid_sample(x, grid, align_corners=False)
+    with corrected:
+        ours = F.grid_sample(x, grid, align_corners=False)
+    assert ours.dtype == torchs.dtype
+    assert (ours - truth).abs().max() <= (torchs - truth).abs().max()
+    torch.testing.assert_close(ours.double(), truth, rtol=1e-2, atol=1e-2)
+
+
+def test_the_default_of_align_corners_warns():
+    x, grid = inputs(2)
+    with corrected, pytest.warns(UserWarning, match="align_corners"):
+        got = F.grid_sample(x, grid)
+    torch.testing.assert_close(got, F.grid_sample(x, grid, align_corners=False))
+
+
+WRONG = {
+    "mode": lambda x, g: F.grid_sample(x, g, "linear", align_corners=False),
+    "padding": lambda x, g: F.grid_sample(x, g, padding_mode="circular", align_corners=False),
+    "batches": lambda x, g: F.grid_sample(x.expand(2, -1, -1, -1), g.expand(3, -1, -1, -1), align_corners=False),
+    "coordinates": lambda x, g: F.grid_sample(x, g[..., :1], align_corners=False),
+    "dimensions": lambda x, g: F.grid_sample(x[0], g, align_corners=False),
+    "dtypes": lambda x, g: F.grid_sample(x, g.float(), align_corners=False),
+    "cubic volume": lambda x, g: F.grid_sample(*inputs(3), "bicubic", align_corners=False),
+    "sizes of an affine grid": lambda x, g: F.affine_grid(draw(1, 2, 3), [2, 1, 3, 3], align_corners=False),
+    "empty": lambda x, g: F.grid_sample(x[:, :, :0], g, align_corners=False),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_are_torchs(name):
+    def error():
+        with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
+            WRONG[name](*inputs(2))
+        return caught.type, str(caught.value)
+
+    expected = error()
+    with corrected:
+        assert error() == expected
+
+
+def test_dropout_draws_torchs_numbers():
+    x = draw(50)
+    torch.manual_seed(0)
+    expected, kept = torch.native_dropout(x, 0.4, True)
+    torch.manual_seed(0)
+    with corrected:
+        got = torch.native_dropout(x, 0.4, True)
+    torch.testing.assert_close(got, (expected, kept))
+    with corrected:
+        assert torch.equal(torch.native_dropout(x, 0.4, False)[0], x)
+
+
+def test_dropout_in_every_route():
+    def f(x):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            y, kept = torch.native_dropout(x, 0.4, True)
+        return torch.ops.aten.native_dropout_backward(y.sin(), kept, 2.0)
+
+    report = hodiff.check(corrected(f), draw(6), vmap=False, scipy=False)
+    assert report.ok, report
