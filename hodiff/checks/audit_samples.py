@@ -33,6 +33,7 @@ ILL_POSED = dict.fromkeys(
     (f"nn.functional.max_unpool{n}d" for n in (1, 2, 3)),
     "indices repeat, and then the result depends on the order of writing; the variant 'grad' has distinct ones",
 )
+ILL_POSED["round.decimals_3"] = "steps of a thousandth, which differences take for a slope"
 
 # The places of labels, 1 or -1, that the database would differentiate in: any other value gives another function.
 LABELS = {"nn.functional.hinge_embedding_loss": 1, "nn.functional.cosine_embedding_loss": 2}

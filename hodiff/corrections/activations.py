@@ -42,7 +42,7 @@ class HardSigmoid(ElementwiseFunction):
     def forward(x: Tensor) -> Tensor:
         """Compute it by torch's kernel, which has no second derivative for a compiler to trace."""
         if torch.compiler.is_compiling():
-            return torch.where(_sloped(x), (x + 3) / 6, F.hardsigmoid(x.detach()))
+            return torch.where(_sloped(x), x + 3, (x.detach() + 3).clamp(0, 6)) / 6
         return F.hardsigmoid(x)
 
     @staticmethod

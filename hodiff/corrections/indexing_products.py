@@ -82,7 +82,7 @@ def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Te
         return NotImplemented
     # Kernels for 16 bits accumulate in more.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    result = scan_of_products(wide.movedim(dim, -1)).movedim(-1, dim).to(x.dtype)
+    result = scan_of_products(wide.movedim(dim, -1)).movedim(-1, dim).contiguous().to(x.dtype)
     # What is changed in place afterwards must not be the input.
     return result.clone() if x.shape[dim] < 2 else result
 

@@ -49,7 +49,7 @@ def _scatter_reduce(
     products = products_by_index(
         factors.movedim(dim, -1), index.movedim(dim, -1), input.movedim(dim, -1), include_target=include_self
     )
-    return products.movedim(-1, dim)
+    return products.movedim(-1, dim).contiguous()
 
 
 def _fits(input: Tensor, dim: int, index: Tensor, src: Tensor) -> bool:
@@ -147,7 +147,7 @@ def _segment_reduce(
     x, places = data.movedim(axis, -1), places.movedim(axis, -1)
     # One place more, for what belongs to no segment.
     result = _SEGMENT_REDUCTIONS[reduce](x, places, count + 1, initial)
-    return result[..., :count].movedim(-1, axis)
+    return result[..., :count].movedim(-1, axis).contiguous()
 
 
 def _is_hidden(tensor: Tensor) -> bool:

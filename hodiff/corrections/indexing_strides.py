@@ -25,10 +25,10 @@ def _as_strided_scatter(
     # Storage that is no row of numbers, and places that are written to twice, mean what torch says.
     if not input.is_contiguous() or input.dtype != src.dtype or src.shape != torch.Size(size) or _meet(size, stride):
         return NotImplemented
-    places = torch.tensor(input.storage_offset() if storage_offset is None else storage_offset, device=input.device)
+    start = 0 if storage_offset is None else storage_offset - int(input.storage_offset())
+    places = torch.tensor(start, device=input.device)
     for n, step in zip(size, stride, strict=True):
         places = places.unsqueeze(-1) + step * torch.arange(n, device=input.device)
-    places = places - input.storage_offset()
     return input.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1)).reshape(input.shape)
 
 

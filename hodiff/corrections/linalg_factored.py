@@ -91,7 +91,9 @@ class FactoredSolve(AnyOrderFunction):
             # The kernel broadcasts factors wrongly, in silence, if the strides of a dimension of one are unusual.
             pair = pair.expand(*batch, *pair.shape[-2:]).contiguous()
             pivots = pivots.expand(*batch, pivots.shape[-1]).contiguous()
-        return torch.linalg.lu_solve(pair, pivots, right, adjoint=adjoint)
+        solution = torch.linalg.lu_solve(pair, pivots, right, adjoint=adjoint)
+        # A compiler's tangents of tangents have to be laid out by rows.
+        return solution.contiguous() if torch.compiler.is_compiling() else solution
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

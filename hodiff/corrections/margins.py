@@ -118,7 +118,9 @@ def _multi_margin_loss(
     excess = torch.where(torch.arange(classes, device=input.device) == own, 0, excess if p == 1 else excess * excess)
     if weight is not None:
         excess = excess * weight.take(own)
-    return _reduced((excess.sum(-1) / classes).reshape(target.shape), reduction)
+    losses = excess.sum(-1) / classes
+    # Dynamo fails on a view that changes nothing.
+    return _reduced(losses if losses.shape == target.shape else losses.reshape(target.shape), reduction)
 
 
 def _multilabel_margin_covers(

@@ -69,6 +69,22 @@ def test_transformer_encoder(norm_first, training, padded):
     assert_all_routes(loss, {"x": torch.randn(2, 3, 4)})
 
 
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_torch_alone_is_wrong_or_raises_there(route):
+    """Else the tests of this file prove nothing."""
+    model = nn.TransformerEncoderLayer(4, 2, 6, 0.0, "gelu", batch_first=True).double().requires_grad_(False)
+    x, v = torch.randn(2, 3, 4, dtype=D), torch.randn(2, 3, 4, dtype=D)
+
+    def loss(x):
+        return model(x).sin().sum()
+
+    try:
+        torchs = hodiff.hvp(loss, x, v, route=route, correct=False)
+    except hodiff.RouteError:
+        return
+    assert not torch.allclose(torchs, hodiff.hvp(loss, x, v, route=route), rtol=1e-3)
+
+
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_multi_head_attention(need_weights):
     model = nn.MultiheadAttention(4, 2, batch_first=True)

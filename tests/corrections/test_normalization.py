@@ -207,7 +207,10 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in {"layer", "batch", "instance"} else pytest.param(name, marks=pytest.mark.slow) for name in NAMED],
+)
 def test_all_routes_to_third_order(name):
     """Groups and root mean squares, too, of which torch's own rules are right."""
     hodiff.check(

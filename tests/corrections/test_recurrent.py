@@ -102,7 +102,7 @@ def test_all_routes_of_packed_networks(name):
     hodiff.check(f, normal(3, 2, 1), scipy=False, vmap=name == "gru").raise_on_failure()
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize("name", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
 def test_third_order_by_input_and_weights(name):
     network = NETWORKS[name](1, 2).double()
     names = [name for name, _ in network.named_parameters()]
