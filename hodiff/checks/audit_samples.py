@@ -33,6 +33,7 @@ ILL_POSED = dict.fromkeys(
     (f"nn.functional.max_unpool{n}d" for n in (1, 2, 3)),
     "indices repeat, and then the result depends on the order of writing; the variant 'grad' has distinct ones",
 )
+ILL_POSED["as_strided.partial_views"] = "depends on memory around its argument"
 ILL_POSED["round.decimals_3"] = "steps of a thousandth, which differences take for a slope"
 
 # The places of labels, 1 or -1, that the database would differentiate in: any other value gives another function.
@@ -87,7 +88,7 @@ class Sample:
             with mode:
                 output = self.call(*tree_unflatten(filled, self.structure))
             tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-            return tuple(each for each in tensors if each.is_floating_point() or each.is_complex())
+            return tuple(each.resolve_conj() for each in tensors if each.is_floating_point() or each.is_complex())
 
         return run
 
