@@ -8,6 +8,7 @@ from hodiff.corrections import embedding as _embedding  # noqa: F401
 from hodiff.corrections import guards as _guards  # noqa: F401
 from hodiff.corrections import indexing as _indexing  # noqa: F401
 from hodiff.corrections import linalg as _linalg  # noqa: F401
+from hodiff.corrections import logarithms as _logarithms  # noqa: F401
 from hodiff.corrections import losses as _losses  # noqa: F401
 from hodiff.corrections import normalization as _normalization  # noqa: F401
 from hodiff.corrections import pooling as _pooling  # noqa: F401

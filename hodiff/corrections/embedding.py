@@ -1,4 +1,4 @@
-"""Rules for embedding bags."""
+"""Rules for embeddings and bags of them."""
 
 from __future__ import annotations
 
@@ -187,3 +187,36 @@ def _maximum(rows: Tensor, places: Tensor, counted: Tensor, bags: int) -> Tensor
     if not count:
         return rows.new_zeros(top.shape)
     return torch.where(first < count, rows.gather(0, first.clamp(max=count - 1)), 0)
+
+
+def _pads(
+    input: Any,
+    weight: Any,
+    padding_idx: Any = None,
+    max_norm: Any = None,
+    norm_type: Any = 2,
+    scale_grad_by_freq: Any = False,
+    sparse: Any = False,
+) -> bool:
+    del norm_type
+    return (
+        padding_idx is not None
+        and _real(weight)
+        and isinstance(input, Tensor)
+        and -weight.shape[0] <= padding_idx < weight.shape[0]
+        and max_norm is None
+        and not scale_grad_by_freq
+        and not sparse
+    )
+
+
+@register(
+    F.embedding,
+    routes=ROUTES,
+    reason="the padding row has no gradient, yet a tangent, so that routes disagree where padding is used",
+    reference="the padding row is a constant",
+    covers=_pads,
+)
+def _embedding(input: Tensor, weight: Tensor, padding_idx: int, *_: Any, **__: Any) -> Tensor:
+    rows = F.embedding(input, weight)
+    return torch.where((input == padding_idx % weight.shape[0]).unsqueeze(-1), rows.detach(), rows)

@@ -203,3 +203,23 @@ def _native_batch_norm_legit(input: Tensor, weight: Any, bias: Any, *rest: Any, 
     # Three arguments after the bias: the overload without running statistics.
     statistics = (None, None) if len(rest) + len(options) == 3 else ()
     return _native_batch_norm(input, weight, bias, *statistics, *rest, **options)
+
+
+@_of_batches(torch.ops.aten._batch_norm_with_update)
+def _batch_norm_with_update(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> Any:
+    y = _batch_norm(input, None, None, weight, bias, True, momentum, eps)
+    if y is NotImplemented:
+        return y
+    weight, bias = (None if each is None else each.detach() for each in (weight, bias))
+    others = torch.ops.aten._batch_norm_with_update(
+        input.detach(), weight, bias, running_mean, running_var, momentum, eps
+    )
+    return y, *others[1:]

@@ -114,8 +114,9 @@ def require_eps(function: str, eps: float) -> None:
     Raises:
         InputError: If it is.
     """
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or eps < 0:
-        raise InputError(f"{function}: eps: expected a non-negative number, got {eps!r}.")
+    # A negative one makes sense as long as the sum is positive, and torch takes it.
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise InputError(f"{function}: eps: expected a number, got {eps!r}.")
 
 
 def _short(dtype: torch.dtype) -> str:

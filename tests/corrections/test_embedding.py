@@ -165,3 +165,23 @@ def test_errors_are_torchs(name):
     expected = error()
     with corrected:
         assert error() == expected
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_the_padding_row_is_a_constant(route):
+    """By torch alone its tangent counts and its gradient does not."""
+    weight = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
+    indices = torch.tensor([0, 2, 0, 3])
+
+    def padded(weight, padding_idx=0):
+        return F.embedding(indices, weight, padding_idx=padding_idx).sum(0).pow(3).sum()
+
+    def by_hand(weight):
+        rows = torch.cat([weight[:1].detach(), weight[1:]])
+        return rows[indices].sum(0).pow(3).sum()
+
+    v = torch.ones_like(weight)
+    expected = hodiff.hvp(by_hand, weight, v, route=route, correct=False)
+    torch.testing.assert_close(hodiff.hvp(padded, weight, v, route=route), expected)
+    torch.testing.assert_close(hodiff.hvp(lambda w: padded(w, -4), weight, v, route=route), expected)
+    assert not expected[0].any()

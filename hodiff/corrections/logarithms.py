@@ -1,0 +1,65 @@
+"""Rules for sums in the log domain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.registry import register
+from hodiff.functions.elementwise import ElementwiseFunction
+from hodiff.functions.logistic import Logistic
+from hodiff.routes import ROUTES
+
+
+class LogAddExp(ElementwiseFunction):
+    r"""$\log(e^a + e^b)$, whose derivatives are $\sigma(a - b)$ and $\sigma(b - a)$. Saves its inputs."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        """Compute it by torch's kernel."""
+        return torch.logaddexp(a, b)
+
+    @staticmethod
+    def slope(index: int, a: Tensor, b: Tensor) -> Tensor:
+        """The share of one term."""
+        # Two equal infinities have no difference; as the limit of equal numbers they share the derivative.
+        difference = torch.where((a == b) & a.isinf(), 0, a - b)
+        return Logistic.call(difference if index == 0 else -difference)
+
+
+def _real(*inputs: Any, out: Any = None, **_: Any) -> bool:
+    return out is None and all(not isinstance(each, Tensor) or each.is_floating_point() for each in inputs)
+
+
+@register(
+    torch.logaddexp,
+    torch.Tensor.logaddexp,
+    name="torch.logaddexp",
+    routes=("reverse-over-reverse", "reverse-over-forward"),
+    reason="not finite where the difference of the terms overflows or both are infinite",
+    reference="derivatives by the logistic function",
+    covers=_real,
+)
+def _logaddexp(input: Tensor, other: Tensor) -> Tensor:
+    return LogAddExp.call(input, other)
+
+
+@register(
+    torch.logcumsumexp,
+    torch.Tensor.logcumsumexp,
+    name="torch.logcumsumexp",
+    routes=ROUTES[1:],
+    reason="half of the digits are lost, and the third derivative is not finite",
+    reference="a scan of logaddexp, W. D. Hillis & G. L. Steele (1986)",
+    covers=_real,
+)
+def _logcumsumexp(input: Tensor, dim: int) -> Tensor:
+    if not input.dim():
+        return input.clone()
+    y, step = input.movedim(dim, -1), 1
+    while step < y.shape[-1]:
+        y = torch.cat([y[..., :step], LogAddExp.call(y[..., step:], y[..., :-step])], -1)
+        step *= 2
+    return (y.clone() if y.shape[-1] < 2 else y).movedim(-1, dim)

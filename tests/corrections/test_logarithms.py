@@ -1,0 +1,83 @@
+"""Sums in the log domain, far apart and at minus infinity, by every route."""
+
+import pytest
+import torch
+
+import hodiff
+
+D = torch.float64
+INF = float("inf")
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
+
+
+FUNCTIONS = {
+    "logaddexp": (torch.logaddexp, (randn(2, 3), randn(3, seed=1))),
+    "method": (lambda a, b: a.logaddexp(b), (randn(2), randn(2, seed=1))),
+    "logcumsumexp": (lambda x: torch.logcumsumexp(x, 1), (randn(2, 5, 2),)),
+    "of one": (lambda x: x.logcumsumexp(-1), (randn(2, 1),)),
+    "of a number": (lambda x: torch.logcumsumexp(x, 0), (randn(),)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_route(name):
+    f, inputs = FUNCTIONS[name]
+    hodiff.check(hodiff.corrected()(f), inputs, order=3, scipy=False).raise_on_failure()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_gradients_are_torchs(name):
+    f, inputs = FUNCTIONS[name]
+    corrected = hodiff.corrected()(f)
+    torch.testing.assert_close(corrected(*inputs), f(*inputs))
+    for i in range(len(inputs)):
+        ours, torchs = (torch.func.grad(lambda *x, g=g: g(*x).sin().sum(), argnums=i)(*inputs) for g in (corrected, f))
+        torch.testing.assert_close(ours, torchs)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_far_apart_and_infinite(route):
+    """The Hessian of logaddexp is p (1 - p) times ((1, -1), (-1, 1)), with p the share of the first."""
+    for a, b, p in ((800.0, 0.0, 1.0), (0.0, 800.0, 0.0), (-INF, 1.0, 0.0), (1.0, 1.0, 0.5)):
+        x = torch.tensor([a, b], dtype=D)
+        H = hodiff.hessian_matrix(lambda x: torch.logaddexp(x[0], x[1]), x, route=route)
+        expected = p * (1 - p) * torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=D)
+        torch.testing.assert_close(H, expected, rtol=1e-12, atol=1e-300)
+
+
+def test_two_infinities_share_the_gradient():
+    x = torch.tensor([-INF, -INF], dtype=D)
+    gradient = hodiff.jacobian(lambda x: torch.logaddexp(x[0], x[1]))(x)
+    assert gradient.tolist() == [0.5, 0.5]
+    assert not hodiff.hessian_matrix(lambda x: torch.logaddexp(x[0], x[1]), x).any()
+
+
+def test_logcumsumexp_of_many():
+    x = randn(100)
+    got = hodiff.hvp(lambda x: torch.logcumsumexp(x, 0).square().sum(), x, torch.ones_like(x))
+    mask = torch.ones(100, 100, dtype=torch.bool).tril()
+    by_hand = lambda x: torch.logsumexp(x.expand(100, 100).masked_fill(~mask, -INF), 1).square().sum()  # noqa: E731
+    torch.testing.assert_close(got, hodiff.hvp(by_hand, x, torch.ones_like(x), correct=False), rtol=1e-10, atol=1e-10)
+
+
+def test_masked_sums():
+    x, y = randn(5), randn(5, seed=1)
+    mask, other = torch.tensor([1, 1, 0, 0, 1]).bool(), torch.tensor([1, 0, 1, 0, 1]).bool()
+
+    def f(x):
+        total = torch.masked.logaddexp(x, y, input_mask=mask, other_mask=other)
+        return torch.where(mask | other, total, 0).square().sum()
+
+    for route in hodiff.ROUTES:
+        assert hodiff.hvp(f, x, x, route=route).isfinite().all()
+
+
+@pytest.mark.parametrize("out", [True, False])
+def test_left_to_torch(out):
+    a, b = (torch.ones(2) * (1 if out else 1j) for _ in range(2))
+    with hodiff.corrected():
+        y = torch.logaddexp(a, b, out=torch.empty(2)) if out else torch.logaddexp(a, b)
+    assert y.isfinite().all()
