@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hodiff.checks.custom_functions import CustomFunction, custom_functions
 from hodiff.corrections import Corrections
-from hodiff.corrections.registry import CORRECTIONS
+from hodiff.corrections.registry import CORRECTIONS, Correction
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 
@@ -177,7 +177,9 @@ class _Listener(TorchFunctionMode):
             use = self.uses.setdefault(name, OperatorUse(name))
             use.calls += 1
             if not use.routes:
-                use.routes, use.remedy = _judge(func, name, self.correct)
+                correction = CORRECTIONS.get(func)
+                covered = correction is not None and correction.covers(*args, **(kwargs or {}))
+                use.routes, use.remedy = _judge(func, name, correction if covered else None, self.correct)
         return result
 
 
@@ -185,12 +187,11 @@ def _differentiable(result: Any) -> bool:
     return any(isinstance(each, Tensor) and each.requires_grad for each in pytree.tree_leaves(result))
 
 
-def _judge(func: Any, name: str, correct: bool) -> tuple[dict[str, str], str]:
+def _judge(func: Any, name: str, correction: Correction | None, correct: bool) -> tuple[dict[str, str], str]:
     """What each route makes of a torch function, and the remedy."""
     if isinstance(func, (OpOverload, OpOverloadPacket)) and not name.startswith(("aten.", "prims.")):
         silent = dict.fromkeys(ROUTES, "raises") | dict.fromkeys(ROUTES[2:], "wrong")
         return silent, "a custom operator has a zero tangent, in silence; wrap it in a Function with backward and jvp"
-    correction = CORRECTIONS.get(func)
     known = _audited(name, "corrected" if correct else "torch")
     routes = {route: known.get(route, "not audited") for route in ROUTES}
     if correct and correction is not None and correction.kind != "slow":

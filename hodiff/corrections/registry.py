@@ -118,7 +118,7 @@ def register(
             raise InputError(f"register: functions: expected callables, got {type(function).__name__}.")
     if kind not in KINDS:
         raise InputError(f"register: kind: expected one of {KINDS}, got {kind!r}.")
-    title = name or resolve_name(functions[-1]) or functions[-1].__name__
+    title = name or _name_of(functions[-1])
 
     def enter(rule: Rule) -> Rule:
         if not callable(rule):
@@ -127,6 +127,14 @@ def register(
         return rule
 
     return enter
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """The name by which users call a torch function."""
+    name = resolve_name(function) or function.__name__
+    if name.startswith("torch."):
+        return name
+    return f"torch.ops.{name}" if name.startswith("aten.") else f"{function.__module__ or 'torch'}.{name}"
 
 
 def unregister(*functions: Callable[..., Any]) -> None:

@@ -1,6 +1,7 @@
 """`corrected()` reaches what it should, for as long as it should, and is left out on request."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -205,3 +206,9 @@ def test_the_table_names_each_function_once():
         assert row.kind in {"wrong", "missing", "slow"}
         assert set(row.routes) <= set(hodiff.ROUTES)
         assert row.kind == "slow" or (row.routes and row.reference), row
+
+
+def test_the_documentation_lists_every_correction():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "corrections.md").read_text(encoding="utf-8")
+    for row in table():
+        assert f"| `{row.name}` |" in page, "run python tests/corrections/write_table.py"
