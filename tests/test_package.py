@@ -97,8 +97,8 @@ def test_docstrings_speak_of_every_parameter(name: str) -> None:
         and f"\n    **{parameter}:" not in documentation
     ]
     assert missing == []
-    for section in ("Args:", "Returns:"):
-        assert section in documentation
+    sections = ["Args:", "Returns:"] if inspect.signature(function).parameters else ["Returns:"]
+    assert [section for section in sections if section not in documentation] == []
 
 
 def test_version_is_that_of_the_metadata() -> None:
