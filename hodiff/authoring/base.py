@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Any
@@ -16,7 +17,7 @@ from hodiff.authoring.trees import Layout, flatten, plain_tensors
 from hodiff.errors import InputError
 
 
-class CustomRule:
+class CustomRule(ABC):
     """A function whose derivative is a rule of its own."""
 
     def __init__(self, f: Callable[..., Any], nondiff_argnums: int | Sequence[int], decorator: str, definer: str):
@@ -63,8 +64,9 @@ class CustomRule:
         call, leaves = self._bind(args, kwargs)
         self._check(call, [each.detach() for each in leaves], seed)
 
+    @abstractmethod
     def _check(self, call: Any, leaves: list[Tensor], seed: int) -> None:
-        raise NotImplementedError
+        """Raise where the rule breaks a promise at a point."""
 
     def _define(self, symbolic_zeros: bool, *functions: Any) -> None:
         for each in functions:
@@ -95,8 +97,9 @@ class CustomRule:
         leaves, layout = flatten(args)
         return self._call(static, layout, transformed), leaves
 
+    @abstractmethod
     def _call(self, static: tuple[Any, ...], layout: Layout | None, transformed: bool) -> Call:
-        raise NotImplementedError
+        """What one call of the function is to torch: its value and both its rules."""
 
     def _evaluate(self, call: Call, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
         if tracked(leaves):

@@ -178,6 +178,7 @@ def _below_batches(tensor: Tensor) -> Tensor:
 
 
 def _wrapped(tensor: Tensor) -> bool:
+    # torch's stubs leave out is_dead_tensor_wrapper.
     return (
         levels.is_gradtrackingtensor(tensor) or levels.is_batchedtensor(tensor)
     ) and not levels.is_dead_tensor_wrapper(tensor)  # type: ignore[attr-defined]

@@ -70,7 +70,8 @@ def elementwise(
     def run(*inputs: Any) -> Tensor:
         return Function.apply(*inputs)
 
-    # As in hodiff.authoring.function: Function.apply binds the signature anew at each call.
+    # As in hodiff.authoring.function: Function.apply binds the signature anew at each call. (mypy knows super() in
+    # methods only.)
     plain = super(torch.autograd.Function, Function).apply  # type: ignore[misc]
     in_graph = torch._dynamo.nonstrict_trace(run)
     named = [(each, i) for i, each in enumerate(partials.inputs)]
@@ -95,6 +96,7 @@ def elementwise(
 
     function.__name__ = function.__qualname__ = title
     function.__doc__ = getattr(f, "__doc__", None)
+    # An attribute of a plain function, which mypy does not know of.
     function.Function = Function  # type: ignore[attr-defined]
     return function
 
@@ -111,6 +113,7 @@ class _Partials:
 
     def __init__(self, title: str, f: Callable[..., Tensor], derivative: Derivative | Sequence[Derivative | None]):
         several = isinstance(derivative, (tuple, list))
+        # `several` says which of the two types it is, which mypy cannot follow.
         self.rules: list[Derivative | None] = list(derivative) if several else [derivative]  # type: ignore[list-item,arg-type]
         for rule in self.rules:
             if rule is not None and not callable(rule):

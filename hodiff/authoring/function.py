@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from hodiff.functions.nesting import nestable_jvp
 Tensors = Sequence[Any]
 
 
-class Call:
+class Call(ABC):
     """One call of a function with a rule: what is not a tensor, and how tensors become arguments and results.
 
     Attributes:
@@ -50,19 +51,19 @@ class Call:
         self.kept: Sequence[int] = ()
         self.like: list[tuple[torch.Size, torch.dtype]] = []
 
+    @abstractmethod
     def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:
         """Tensors of the output, then residuals that are neither inputs nor outputs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pushforward(self, leaves: Tensors, tangents: Tensors) -> list[Tensor | None]:
         """Tangents of the output's tensors, linear in the tangents, where None is zero or non-differentiable."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pullback(
         self, leaves: Tensors, kept: Tensors | None, needed: Sequence[bool], cotangents: Tensors
     ) -> list[Tensor | None]:
         """Cotangents of the leaves; `kept` is None where residuals must be computed again to be differentiable."""
-        raise NotImplementedError
 
     def all_arguments(self, leaves: Tensors) -> Sequence[Any]:
         """What the user's function takes, in the order of its signature."""
@@ -258,6 +259,7 @@ class Batched(Call):
 
 
 def _alive(tensor: Tensor | None) -> Any:
+    # torch's stubs leave out is_dead_tensor_wrapper.
     while tensor is not None and levels.is_dead_tensor_wrapper(tensor):  # type: ignore[attr-defined]
         tensor = levels.unwrap_if_dead(tensor)
     return tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,13 @@ from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.nesting import nestable_jvp
 from hodiff.routes import FORWARD_INSIDE
 
-_REASON = "the forward rule solves with factors that are constants to a second derivative"
-_SOURCE = "Giles, Collected matrix derivative results (2008), sec. 2.2.4"
+_determinant = partial(
+    register,
+    routes=FORWARD_INSIDE,
+    reason="the forward rule solves with factors that are constants to a second derivative",
+    reference="Giles, Collected matrix derivative results (2008), sec. 2.2.4",
+    covers=covered,
+)
 
 
 def _parity(pivots: Tensor) -> Tensor:
@@ -119,14 +125,10 @@ class Determinant(AnyOrderFunction):
         return Determinant.call(*in_front(in_dims, tensors, (2, 2, 1))), 0
 
 
-@register(
+@_determinant(
     torch.det,
     torch.Tensor.det,
     torch.linalg.det,
-    routes=FORWARD_INSIDE,
-    reason=_REASON,
-    reference=_SOURCE,
-    covers=covered,
 )
 def _det(A: Tensor) -> Tensor:
     if not _is_square(A):
@@ -146,33 +148,17 @@ def _sign_and_logarithm(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return (pair.detach().diagonal(dim1=-2, dim2=-1).sign().prod(-1) * _parity(pivots)), logarithm
 
 
-@register(torch.linalg.slogdet, routes=FORWARD_INSIDE, reason=_REASON, reference=_SOURCE, covers=covered)
+@_determinant(torch.linalg.slogdet)
 def _linalg_slogdet(A: Tensor) -> Any:
     return named("linalg_slogdet", _sign_and_logarithm(A)) if _is_square(A) else NotImplemented
 
 
-@register(
-    torch.slogdet,
-    torch.Tensor.slogdet,
-    name="torch.slogdet",
-    routes=FORWARD_INSIDE,
-    reason=_REASON,
-    reference=_SOURCE,
-    covers=covered,
-)
+@_determinant(torch.slogdet, torch.Tensor.slogdet, name="torch.slogdet")
 def _slogdet(input: Tensor) -> Any:
     return named("slogdet", _sign_and_logarithm(input)) if _is_square(input) else NotImplemented
 
 
-@register(
-    torch.logdet,
-    torch.Tensor.logdet,
-    name="torch.logdet",
-    routes=FORWARD_INSIDE,
-    reason=_REASON,
-    reference=_SOURCE,
-    covers=covered,
-)
+@_determinant(torch.logdet, torch.Tensor.logdet, name="torch.logdet")
 def _logdet(input: Tensor) -> Tensor:
     if not _is_square(input):
         return NotImplemented

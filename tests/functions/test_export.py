@@ -52,6 +52,6 @@ def test_onnx(model, images, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
         torch.onnx.export(model, (images,), dynamo=True, verbose=False).save(path)
-    session = onnxruntime.InferenceSession(path)
-    (output,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    runtime = onnxruntime.InferenceSession(path)
+    (output,) = runtime.run(None, {runtime.get_inputs()[0].name: images.numpy()})
     np.testing.assert_allclose(output, model(images).detach().numpy(), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,51 @@
+"""Custom Functions that several tests share: a right one, and one whose gradient is a constant by its own word."""
+
+import torch
+from torch.autograd.function import once_differentiable
+
+
+class Cube(torch.autograd.Function):
+    """A backward that nobody may differentiate, by its own word."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 3 * ctx.saved_tensors[0] ** 2 * tangent
+
+
+class Square(torch.autograd.Function):
+    """A right one."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 2 * ctx.saved_tensors[0] * tangent
