@@ -34,7 +34,7 @@ bench-peers: .venv-bench/installed
 clean:
 	rm -rf .venv .venv-bench build *.egg-info
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt setup.py kernels/fused.cpp
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

@@ -7,6 +7,7 @@ nothing but the argument.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,9 +24,12 @@ from hodiff.functions.elementwise import ElementwiseFunction
 from hodiff.functions.logarithms import LogSigmoid
 from hodiff.functions.logistic import SATURATED, Bell, HalfTanh, Logistic
 from hodiff.functions.rectifiers import where_positive
+from hodiff.kernels import fused
 
 # Beyond it the normal density and all its derivatives are zero in float64, and so are those of the tanh form.
 FLAT = 64.0
+# c and d of the tanh form, $x σ(c x (1 + d x²))$.
+CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 
 
 class Swish(ElementwiseFunction):
@@ -34,47 +38,44 @@ class Swish(ElementwiseFunction):
     @staticmethod
     def forward(x: Tensor, beta: Any) -> Tensor:
         """Compute $x σ(βx)$."""
-        s = torch.sigmoid(beta * x)
+        z = beta * x
+        if z.shape == x.shape and fused.takes(x, z):
+            return fused.elementwise("gate", z, x)
+        s = torch.sigmoid(z)
         return where_positive(x * s, s)  # zero at -∞ too
 
     @staticmethod
-    def slope(index: int, x: Tensor, beta: Any) -> Tensor:
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
         """$σ(z) + z b(z)$ by x and $x^2 b(z)$ by β, with $z = βx$ and b the derivative of σ."""
+        x, beta = residuals
         z = beta * x
-        return SiLUSlope.call(z) if index == 0 else x * (x * Bell.call(z))
-
-
-class SiLU(ElementwiseFunction):
-    """The Function behind `silu`. Saves its input: two inputs share an output, so the output would not do."""
+        return SiLUSlope.scaled(vector, z) if index == 0 else x * Bell.scaled(vector * x, z)
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        """Compute $x σ(x)$."""
-        return F.silu(x.clamp(min=-SATURATED))
+    def pull(cotangent: Tensor, wanted: Sequence[bool], shapes: Sequence[Any], *residuals: Any) -> list[Tensor | None]:
+        """The same, sharing z; a single β takes an inner product."""
+        x, beta = residuals
+        z = beta * x
+        if all(wanted) and x.shape == z.shape == cotangent.shape and fused.takes(x, z, cotangent):
+            by_x, halfway = fused.pullback("gate", z, x, cotangent)
+            return [by_x, _inner(x, halfway, shapes[1])]
+        return [
+            SiLUSlope.scaled(cotangent, z).sum_to_size(shapes[0]) if wanted[0] else None,
+            _inner(x, Bell.scaled(cotangent * x, z), shapes[1]) if wanted[1] else None,
+        ]
 
-    @staticmethod
-    def slope(index: int, x: Tensor) -> Tensor:
-        """$σ(x) + x b(x)$."""
-        return SiLUSlope.call(x)
 
-
-class SiLUSlope(ElementwiseFunction):
-    """The derivative of `silu`. Saves its input."""
-
-    @staticmethod
-    def forward(z: Tensor) -> Tensor:
-        """Compute $σ(z) (1 + z σ(-z))$, whose second term is silu(-z)."""
-        z = z.clamp(-SATURATED, SATURATED)
-        return torch.sigmoid(z) * (1 - F.silu(-z))
-
-    @staticmethod
-    def slope(index: int, z: Tensor) -> Tensor:
-        """Its derivative."""
-        return SiLUCurvature.call(z)
+def _inner(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
+    """The product of two tensors, reduced to a shape; in one pass where that is a single number."""
+    if math.prod(shape) == 1 and a.shape == b.shape:
+        return torch.dot(a.reshape(-1), b.reshape(-1)).reshape(shape)
+    return (a * b).sum_to_size(shape)
 
 
 class SiLUCurvature(ElementwiseFunction):
     """The second derivative of `silu`. Saves its input."""
+
+    kernel = "silu_curvature"
 
     @staticmethod
     def forward(z: Tensor) -> Tensor:
@@ -91,35 +92,29 @@ class SiLUCurvature(ElementwiseFunction):
         return b * (z * (t * t - 2 * b) - 3 * t)
 
 
-class GELU(ElementwiseFunction):
-    """The Function behind `gelu`. Saves its input."""
+class SiLUSlope(ElementwiseFunction):
+    """The derivative of `silu`. Saves its input."""
+
+    kernel = "silu_slope"
+    derivative = SiLUCurvature
+
+    @staticmethod
+    def forward(z: Tensor) -> Tensor:
+        """Compute $σ(z) (1 + z σ(-z))$, whose second term is silu(-z)."""
+        z = z.clamp(-SATURATED, SATURATED)
+        return torch.sigmoid(z) * (1 - F.silu(-z))
+
+
+class SiLU(ElementwiseFunction):
+    """The Function behind `silu`. Saves its input: two inputs share an output, so the output would not do."""
+
+    kernel = "silu"
+    derivative = SiLUSlope
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute $x Φ(x)$; by erfc, as 1 + erf loses all digits for negative x."""
-        x = x.clamp(min=-FLAT)
-        return x * (0.5 * torch.erfc(x * -math.sqrt(0.5)))
-
-    @staticmethod
-    def slope(index: int, x: Tensor) -> Tensor:
-        """$Φ(x) + x φ(x)$."""
-        return GELUSlope.call(x)
-
-
-class GELUSlope(ElementwiseFunction):
-    """The derivative of `gelu`. Saves its input."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        """Compute $Φ(x) + x φ(x)$."""
-        x = x.clamp(-FLAT, FLAT)
-        return 0.5 * torch.erfc(x * -math.sqrt(0.5)) + x * _normal_density(x)
-
-    @staticmethod
-    def slope(index: int, x: Tensor) -> Tensor:
-        """$φ(x) (2 - x^2)$."""
-        x = x.clamp(-FLAT, FLAT)
-        return NormalDensity.call(x) * (2 - x * x)
+        """Compute $x σ(x)$."""
+        return F.silu(x.clamp(min=-SATURATED))
 
 
 class NormalDensity(ElementwiseFunction):
@@ -140,23 +135,73 @@ def _normal_density(x: Tensor) -> Tensor:
     return torch.exp(-0.5 * (x * x)) * (1 / math.sqrt(2 * math.pi))
 
 
-class GELUTanh(ElementwiseFunction):
-    """The Function behind `gelu` with `approximate="tanh"`. Saves its input."""
+class GELUCurvature(ElementwiseFunction):
+    """The second derivative of `gelu`. Saves its input."""
+
+    kernel = "gelu_curvature"
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute $x σ(v)$, which is the tanh form without its difference of nearly equal numbers."""
-        x = x.clamp(min=-FLAT)
-        return x * torch.sigmoid(_cubic(x.clamp(max=FLAT))[0])
+        """Compute $φ(x) (2 - x^2)$."""
+        x = x.clamp(-FLAT, FLAT)
+        return _normal_density(x) * (2 - x * x)
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """$σ(v) + x v' b(v)$."""
-        return GELUTanhSlope.call(x)
+        """$φ(x) x (x^2 - 4)$."""
+        x = x.clamp(-FLAT, FLAT)
+        return NormalDensity.call(x) * (x * (x * x - 4))
+
+
+class GELUSlope(ElementwiseFunction):
+    """The derivative of `gelu`. Saves its input."""
+
+    kernel = "gelu_slope"
+    derivative = GELUCurvature
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute $Φ(x) + x φ(x)$."""
+        x = x.clamp(-FLAT, FLAT)
+        return 0.5 * torch.erfc(x * -math.sqrt(0.5)) + x * _normal_density(x)
+
+
+class GELU(ElementwiseFunction):
+    """The Function behind `gelu`. Saves its input."""
+
+    kernel = "gelu"
+    derivative = GELUSlope
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute $x Φ(x)$; by erfc, as 1 + erf loses all digits for negative x."""
+        x = x.clamp(min=-FLAT)
+        return x * (0.5 * torch.erfc(x * -math.sqrt(0.5)))
+
+
+class GELUTanhCurvature(ElementwiseFunction):
+    """The second derivative of `gelu` with `approximate="tanh"`. Saves its input."""
+
+    kernel = "gelu_tanh_curvature"
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute it by the rule for gates."""
+        x = x.clamp(-FLAT, FLAT)
+        return _gated_curvature(x, *_cubic(x))
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> Tensor:
+        """Third derivative, by the rule for gates."""
+        x = x.clamp(-FLAT, FLAT)
+        return _gated_third(x, *_cubic(x), torch.full_like(x, 6 * CUBIC[0] * CUBIC[1]))
 
 
 class GELUTanhSlope(ElementwiseFunction):
     """The derivative of `gelu` with `approximate="tanh"`. Saves its input."""
+
+    kernel = "gelu_tanh_slope"
+    derivative = GELUTanhCurvature
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -165,35 +210,53 @@ class GELUTanhSlope(ElementwiseFunction):
         v, first, _ = _cubic(x)
         return _gated_slope(x, v, first)
 
-    @staticmethod
-    def slope(index: int, x: Tensor) -> Tensor:
-        """Second derivative, by the rule for gates."""
-        x = x.clamp(-FLAT, FLAT)
-        return _gated_curvature(x, *_cubic(x))
 
+class GELUTanh(ElementwiseFunction):
+    """The Function behind `gelu` with `approximate="tanh"`. Saves its input."""
 
-def _cubic(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The argument $v = 2 sqrt(2/π) (x + 0.044715 x³)$ of σ and its derivatives."""
-    c, d, square = 2 * math.sqrt(2 / math.pi), 0.044715, x * x
-    return c * x * (1 + d * square), c * (1 + 3 * d * square), (6 * c * d) * x
-
-
-class Mish(ElementwiseFunction):
-    """The Function behind `mish`. Saves its input."""
+    kernel = "gelu_tanh"
+    derivative = GELUTanhSlope
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute $x tanh(log(1 + e^x))$."""
-        return F.mish(x.clamp(min=-SATURATED))
+        """Compute $x σ(v)$, which is the tanh form without its difference of nearly equal numbers."""
+        x = x.clamp(min=-FLAT)
+        return x * torch.sigmoid(_cubic(x.clamp(max=FLAT))[0])
+
+
+def _cubic(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The argument $v = c x (1 + d x²)$ of σ and its derivatives."""
+    (c, d), square = CUBIC, x * x
+    return c * x * (1 + d * square), c * (1 + 3 * d * square), (6 * c * d) * x
+
+
+class MishCurvature(ElementwiseFunction):
+    """The second derivative of `mish`. Saves its input."""
+
+    kernel = "mish_curvature"
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute it by the rule for gates: $tanh(log(1 + e^x)) = σ(v)$ with $v = x + log(1 + e^x / 2)$."""
+        x = x.clamp(-SATURATED, SATURATED)
+        shifted = x - math.log(2)
+        return _gated_curvature(x, x - LogSigmoid.call(-shifted), 1 + Logistic.call(shifted), Bell.call(shifted))
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """$σ(v) + x v' b(v)$."""
-        return MishSlope.call(x)
+        """Third derivative, by the rule for gates."""
+        x = x.clamp(-SATURATED, SATURATED)
+        shifted = x - math.log(2)
+        b = Bell.call(shifted)
+        third = -(b * HalfTanh.call(shifted))
+        return _gated_third(x, x - LogSigmoid.call(-shifted), 1 + Logistic.call(shifted), b, third)
 
 
 class MishSlope(ElementwiseFunction):
     """The derivative of `mish`. Saves its input."""
+
+    kernel = "mish_slope"
+    derivative = MishCurvature
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -204,12 +267,17 @@ class MishSlope(ElementwiseFunction):
         shifted = x - math.log(2)
         return _gated_slope(x, x - F.logsigmoid(-shifted), 1 + torch.sigmoid(shifted))
 
+
+class Mish(ElementwiseFunction):
+    """The Function behind `mish`. Saves its input."""
+
+    kernel = "mish"
+    derivative = MishSlope
+
     @staticmethod
-    def slope(index: int, x: Tensor) -> Tensor:
-        """Second derivative, by the rule for gates: $tanh(log(1 + e^x)) = σ(v)$ with $v = x + log(1 + e^x / 2)$."""
-        x = x.clamp(-SATURATED, SATURATED)
-        shifted = x - math.log(2)
-        return _gated_curvature(x, x - LogSigmoid.call(-shifted), 1 + Logistic.call(shifted), Bell.call(shifted))
+    def forward(x: Tensor) -> Tensor:
+        """Compute $x tanh(log(1 + e^x))$."""
+        return F.mish(x.clamp(min=-SATURATED))
 
 
 def _gated_slope(x: Tensor, v: Tensor, first: Tensor) -> Tensor:
@@ -220,6 +288,15 @@ def _gated_slope(x: Tensor, v: Tensor, first: Tensor) -> Tensor:
 def _gated_curvature(x: Tensor, v: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """The second derivative $b(v) (2v' + x (v'' - v'^2 tanh(v/2)))$ of $x σ(v(x))$."""
     return Bell.call(v) * (2 * first + x * (second - first * first * HalfTanh.call(v)))
+
+
+def _gated_third(x: Tensor, v: Tensor, first: Tensor, second: Tensor, third: Tensor) -> Tensor:
+    """The third derivative $b (I' - v' t I)$ of $x σ(v(x))$, with $b I$ the second, $b = b(v)$ and $t = tanh(v/2)$."""
+    b, t = Bell.call(v), HalfTanh.call(v)
+    bend = second - first * first * t
+    inner = 2 * first + x * bend
+    inner_slope = 2 * second + bend + x * (third - 2 * first * (second * t + first * first * b))
+    return b * (inner_slope - first * t * inner)
 
 
 def swish(x: Tensor, beta: Tensor | float = 1.0) -> Tensor:

@@ -13,7 +13,8 @@ from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_broadcastable, require_floating, require_number_or_floating
 from hodiff.functions.elementwise import ElementwiseFunction, batch_in_front
 from hodiff.functions.nesting import nestable_jvp
-from hodiff.functions.rectifiers import where_positive
+from hodiff.functions.rectifiers import Masked
+from hodiff.kernels import fused
 
 
 class FusedAddReLU(AnyOrderFunction):
@@ -22,8 +23,10 @@ class FusedAddReLU(AnyOrderFunction):
     @staticmethod
     def forward(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The value and its mask."""
+        if x.shape == y.shape and fused.takes(x, y):
+            return fused.add_relu(x, y)
         total = torch.relu(x + y)
-        return total, total > 0
+        return total, (total <= 0).logical_not()  # NaN passes its derivative on
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -41,7 +44,7 @@ class FusedAddReLU(AnyOrderFunction):
         if cotangent is None:
             return None, None
         (mask,) = ctx.saved_tensors
-        kept = where_positive(cotangent, mask.to(cotangent.dtype))
+        kept = Masked.call(cotangent, mask)
         return tuple(
             kept.sum_to_size(shape) if needed else None
             for shape, needed in zip(ctx.shapes, ctx.needs_input_grad, strict=True)
@@ -53,7 +56,7 @@ class FusedAddReLU(AnyOrderFunction):
         """The tangents' sum where the sum was positive."""
         (mask,) = ctx.saved_tensors
         tangent: Any = sum(each for each in (x_t, y_t) if each is not None)
-        return where_positive(tangent, mask.to(tangent.dtype)), None
+        return Masked.call(tangent, mask), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
@@ -128,7 +131,11 @@ class ScaleShift(ElementwiseFunction):
     @staticmethod
     def forward(x: Tensor, weight: Any, bias: Any) -> Tensor:
         """Compute $xw + b$."""
-        return x * weight + bias
+        return (
+            torch.addcmul(bias, x, weight)
+            if isinstance(bias, Tensor) and isinstance(weight, Tensor)
+            else x * weight + bias
+        )
 
     @staticmethod
     def residuals(inputs: Sequence[Any], output: Any) -> Sequence[Any]:

@@ -105,21 +105,24 @@ class AttentionGradient(AnyOrderFunction):
             return (None,) * 8
         directions = _placed(cotangents, ctx.wanted)
         needed = tuple(ctx.needs_input_grad[:4])
-        by_inputs = by_cotangent = None
+        by_inputs: list[Tensor] = []
+        by_cotangent = None
         if any(needed):
-            by_inputs = _gradient_tangent(ctx.options, needed, tensors, cotangent, directions, None)
-        if ctx.needs_input_grad[5]:
+            *by_inputs, by_cotangent = _gradient_tangent(
+                ctx.options, needed, tensors, cotangent, directions, None, with_output=ctx.needs_input_grad[5]
+            )
+        elif ctx.needs_input_grad[5]:
             plan = _plan((*tensors, *directions), (True,))
             (by_cotangent,) = RowBlocks.call(partial(formulas.tangent, ctx.options), plan, *tensors, *directions)
             by_cotangent = by_cotangent.to(cotangent.dtype)
-        return (*_placed(by_inputs or (), needed), None, by_cotangent, None, None)
+        return (*_placed(by_inputs, needed), None, by_cotangent, None, None)
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         """The tangent of the gradient by blocks."""
         *tensors, cotangent = ctx.saved_tensors
-        return _gradient_tangent(ctx.options, ctx.wanted, tensors, cotangent, tangents[:4], tangents[5])
+        return _gradient_tangent(ctx.options, ctx.wanted, tensors, cotangent, tangents[:4], tangents[5])[:-1]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
@@ -245,12 +248,23 @@ def _gradient(options: Options, wanted: tuple[bool, ...], tensors: Any, cotangen
 
 
 def _gradient_tangent(
-    options: Options, wanted: tuple[bool, ...], tensors: Any, cotangent: Tensor, tangents: Any, cotangent_t: Any
-) -> tuple[Tensor, ...]:
+    options: Options,
+    wanted: tuple[bool, ...],
+    tensors: Any,
+    cotangent: Tensor,
+    tangents: Any,
+    cotangent_t: Any,
+    *,
+    with_output: bool = False,
+) -> tuple[Any, ...]:
+    """The tangent of the gradient, and last that of the output if it is asked for, or None."""
     tensors = (*tensors, cotangent, *tangents, cotangent_t)
-    formula = partial(formulas.gradient_tangent, options, wanted)
-    found = RowBlocks.call(formula, _gradient_plan(tensors, wanted), *tensors)
-    return _like_inputs(found, tensors, wanted)
+    formula = partial(formulas.gradient_tangent, options, wanted, with_output)
+    plan = _gradient_plan(tensors, wanted)
+    if with_output:
+        *found, output = RowBlocks.call(formula, plan._replace(outputs=(*plan.outputs, True)), *tensors)
+        return (*_like_inputs(tuple(found), tensors, wanted), output.to(cotangent.dtype))
+    return (*_like_inputs(RowBlocks.call(formula, plan, *tensors), tensors, wanted), None)
 
 
 def _gradient_plan(tensors: Any, wanted: tuple[bool, ...]) -> Plan:

@@ -62,12 +62,7 @@ def tangent(
     block = _open(options, start, q, k, v, mask, seed)
     q_t, k_t, v_t, mask_t = _cut(block, *tangents)
     s_t = _score_tangent(options, block, q_t, k_t, mask_t)
-    terms = []
-    if s_t is not None:
-        terms.append(_thinned(_softmax_derivative(block.p, s_t), block) @ block.v)
-    if v_t is not None:
-        terms.append(_thinned(block.p, block) @ v_t)
-    return (sum(terms[1:], terms[0]),)
+    return (_output_tangent(block, None if s_t is None else _softmax_derivative(block.p, s_t), v_t),)
 
 
 def gradient(
@@ -99,6 +94,7 @@ def gradient(
 def gradient_tangent(
     options: Options,
     wanted: tuple[bool, ...],
+    with_output: bool,
     start: int,
     q: Tensor,
     k: Tensor,
@@ -108,7 +104,7 @@ def gradient_tangent(
     cotangent: Tensor,
     *tangents: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """The tangent of `gradient` for tangents of q, k, v, the mask and the cotangent, where None is zero."""
+    """The tangents of `gradient` and, last, of the output if wanted, where a tangent that is None is zero."""
     block = _open(options, start, q, k, v, mask, seed)
     q_t, k_t, v_t, mask_t = _cut(block, *tangents[:4])
     g, g_t = _wide(cotangent), None if tangents[4] is None else _wide(tangents[4])
@@ -148,7 +144,16 @@ def gradient_tangent(
         torch.zeros_like(zero) if each is None and want else each
         for each, zero, want in zip(found, like, wanted, strict=True)
     ]
-    return _close(block, (q, k, v, mask), *found)
+    closed = _close(block, (q, k, v, mask), *found)
+    return (*closed, _output_tangent(block, p_t, v_t)) if with_output else closed
+
+
+def _output_tangent(block: _Block, p_t: Tensor | None, v_t: Tensor | None) -> Tensor:
+    r"""$\dot P V + P \dot V$, where one of them may be zero but not both."""
+    through_weights = None if p_t is None else _thinned(p_t, block) @ block.v
+    total = _plus(through_weights, None if v_t is None else _thinned(block.p, block) @ v_t)
+    assert total is not None
+    return total
 
 
 def _open(options: Options, start: int, q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: Any) -> _Block:

@@ -14,6 +14,7 @@ from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_broadcastable, require_choice, require_floating
 from hodiff.functions.elementwise import batch_in_front
 from hodiff.functions.nesting import nestable_jvp
+from hodiff.functions.recomputed import can_forget, forget_between
 from hodiff.functions.rectifiers import where_positive
 
 
@@ -37,9 +38,12 @@ ACTIVATIONS = {
     "relu": Activation(torch.relu, where_positive, "output"),
     "sigmoid": Activation(torch.sigmoid, lambda v, y: v * (y * (1 - y)), "output"),
     "tanh": Activation(torch.tanh, lambda v, y: v * (1 - y * y), "output"),
-    "gelu": Activation(GELU.forward, lambda v, z: v * GELUSlope.call(z), "preactivation"),
-    "silu": Activation(SiLU.forward, lambda v, z: v * SiLUSlope.call(z), "preactivation"),
+    "gelu": Activation(GELU.forward, GELUSlope.scaled, "preactivation"),
+    "silu": Activation(SiLU.forward, SiLUSlope.scaled, "preactivation"),
 }
+
+# Those that read the pre-activation.
+GATES = {"gelu": GELU.call, "silu": SiLU.call}
 
 
 class BiasAct(AnyOrderFunction):
@@ -136,4 +140,6 @@ def bias_act(x: Tensor, b: Tensor, act: str = "relu") -> Tensor:
     require_floating("bias_act", x=x, b=b)
     require_broadcastable("bias_act", x=x, b=b)
     require_choice("bias_act", "act", act, tuple(ACTIVATIONS))
+    if act in GATES and can_forget():
+        return forget_between(torch.add, (x, b), GATES[act])
     return BiasAct.call(x, b, act)

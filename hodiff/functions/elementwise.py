@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.nesting import nestable_jvp
+from hodiff.kernels import fused
 
 
 class ElementwiseFunction(AnyOrderFunction):
     r"""$y = f(x_1, \dots, x_m)$ elementwise, with broadcasting, from a formula and its partial derivatives.
 
-    A subclass gives `forward(*inputs)` and `slope(index, *residuals)`; backward, jvp and the batching rule follow.
-    Inputs are tensors or Python constants, which get no gradient.
+    A subclass gives `forward(*inputs)` and `slope(index, *residuals)`, or for a function of one tensor the class of its
+    derivative; backward, jvp and the batching rule follow. Inputs are tensors or Python constants, which get no
+    gradient.
 
     $$ \bar x_i = \sum_{\text{broadcast}} \bar y \, \frac{\partial f}{\partial x_i}, \qquad
        \dot y = \sum_i \frac{\partial f}{\partial x_i} \, \dot x_i $$
@@ -23,13 +26,33 @@ class ElementwiseFunction(AnyOrderFunction):
     Attributes:
         saves_output: Whether `residuals` reads the output. Forward mode saves the inputs and computes the output
             again, as a saved output is not yet part of an outer graph.
+        derivative: The Function of the same tensor that is the derivative, in place of `slope`.
+        kernel: The name in `hodiff.kernels.fused` of a function of one tensor that has a kernel, which then computes
+            `forward`, and `scaled` without a tensor in between.
     """
 
     saves_output = False
+    derivative: ClassVar[type[ElementwiseFunction] | None] = None
+    kernel = ""
 
     @staticmethod
     def slope(index: int, *residuals: Any) -> Tensor | float:
         """Partial derivative by input `index`, made of differentiable operators of the residuals."""
+        raise NotImplementedError
+
+    @staticmethod
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
+        """A tangent or cotangent times `slope`."""
+        raise NotImplementedError
+
+    @staticmethod
+    def pull(cotangent: Tensor, wanted: Sequence[bool], shapes: Sequence[Any], *residuals: Any) -> list[Tensor | None]:
+        """Cotangents of the wanted inputs, reduced to their shapes; for a subclass where they share work."""
+        raise NotImplementedError
+
+    @staticmethod
+    def scaled(vector: Tensor, *inputs: Any) -> Tensor:
+        """A tensor times the function: a Function of its own where that saves passes over memory."""
         raise NotImplementedError
 
     @staticmethod
@@ -40,11 +63,101 @@ class ElementwiseFunction(AnyOrderFunction):
 
     def __init_subclass__(cls) -> None:
         # torch.compile traces plain functions only, so the rules are made for each class instead of class methods.
+        if "derivative" in cls.__dict__:
+            cls.slope = staticmethod(_make_slope(cls.derivative))  # type: ignore[method-assign]
+        if "kernel" in cls.__dict__:
+            cls.forward = staticmethod(_with_kernel(cls.kernel, cls.forward))  # type: ignore[method-assign]
         super().__init_subclass__()
+        if not cls._is_twin:
+            if "scaled_slope" not in cls.__dict__:
+                cls.scaled_slope = staticmethod(_make_scaled_slope(cls))  # type: ignore[method-assign]
+            if "pull" not in cls.__dict__:
+                cls.pull = staticmethod(_make_pull(cls))  # type: ignore[method-assign]
+        cls.scaled = staticmethod(_make_scaled(cls))  # type: ignore[method-assign]
         cls.setup_context = staticmethod(_make_setup_context(cls))  # type: ignore[method-assign]
         cls.backward = staticmethod(_make_backward(cls))  # type: ignore[method-assign]
         cls.jvp = staticmethod(_make_jvp(cls))  # type: ignore[method-assign]
         cls.vmap = staticmethod(_make_vmap(cls))  # type: ignore[method-assign]
+
+
+# Below, functions are bound to names before they are closed over: dynamo does not call Functions that it finds as
+# attributes of a class in a closure.
+def _make_slope(derivative: Any) -> Callable[..., Tensor]:
+    call = derivative.call
+
+    def slope(index: int, *residuals: Any) -> Tensor:
+        return call(*residuals)
+
+    return slope
+
+
+def _with_kernel(name: str, formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(formula)
+    def forward(x: Tensor) -> Tensor:
+        return fused.elementwise(name, x) if fused.takes(x) else formula(x)
+
+    return forward
+
+
+def _make_scaled_slope(cls: type[ElementwiseFunction]) -> Callable[..., Tensor]:
+    derivative = cls.derivative
+    if derivative is not None:
+        scaled = derivative.scaled
+        return lambda vector, index, *residuals: scaled(vector, *residuals)
+    return lambda vector, index, *residuals: _times(vector, cls.slope(index, *residuals))
+
+
+def _make_pull(cls: type[ElementwiseFunction]) -> Callable[..., list[Tensor | None]]:
+    def pull(cotangent: Tensor, wanted: Sequence[bool], shapes: Sequence[Any], *residuals: Any) -> list[Tensor | None]:
+        return [
+            cls.scaled_slope(cotangent, index, *residuals).sum_to_size(shape) if needed else None
+            for index, (shape, needed) in enumerate(zip(shapes, wanted, strict=True))
+        ]
+
+    return pull
+
+
+def _make_scaled(cls: type[ElementwiseFunction]) -> Callable[..., Tensor]:
+    call = cls.call
+    if "kernel" not in cls.__dict__:
+        return lambda vector, *inputs: vector * call(*inputs)
+
+    times = _times_function(cls).call
+
+    def scaled(vector: Tensor, x: Tensor) -> Tensor:
+        return times(vector, x) if fused.suit(vector, x) else vector * call(x)
+
+    return scaled
+
+
+def _times_function(cls: Any) -> Any:
+    """The Function $v f(x)$ of v and x."""
+
+    class Times(ElementwiseFunction):
+        @staticmethod
+        def forward(vector: Tensor, x: Tensor) -> Tensor:
+            if vector.shape == x.shape and fused.takes(vector, x):
+                return fused.elementwise(cls.kernel, x, vector)
+            return vector * cls.forward(x)
+
+        @staticmethod
+        def scaled_slope(cotangent: Tensor, index: int, *residuals: Any) -> Tensor:
+            vector, x = residuals
+            return cls.scaled(cotangent, x) if index == 0 else cls.scaled_slope(cotangent * vector, 0, x)
+
+    one_by_one = Times.backward
+
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
+        # Where nothing records what happens here, one pass serves both cotangents.
+        if cotangent is not None and all(ctx.needs_input_grad) and cls.kernel in fused.pullbacks():
+            vector, x = ctx.saved_tensors
+            if vector.shape == x.shape and fused.takes(vector, x, cotangent):
+                return fused.pullback(cls.kernel, x, vector, cotangent)
+        return one_by_one(ctx, cotangent)
+
+    Times.backward = staticmethod(backward)  # type: ignore[method-assign]
+    Times.__name__, Times.__qualname__ = f"Times{cls.__name__}", f"Times{cls.__qualname__}"
+    return Times
 
 
 def _make_setup_context(cls: type[ElementwiseFunction]) -> Callable[..., None]:
@@ -66,10 +179,7 @@ def _make_backward(cls: type[ElementwiseFunction]) -> Callable[..., Any]:
         if cotangent is None:
             return (None,) * len(ctx.shapes)
         residuals = _merged(ctx.saved_tensors, ctx.constant_residuals)
-        return tuple(
-            _times(cotangent, cls.slope(index, *residuals)).sum_to_size(shape) if needed else None
-            for index, (shape, needed) in enumerate(zip(ctx.shapes, ctx.needs_input_grad, strict=True))
-        )
+        return tuple(cls.pull(cotangent, ctx.needs_input_grad, ctx.shapes, *residuals))
 
     return backward
 
@@ -79,7 +189,7 @@ def _make_jvp(cls: type[ElementwiseFunction]) -> Callable[..., Any]:
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         inputs = _merged(ctx.saved_tensors, ctx.constant_inputs)
         residuals = cls.residuals(inputs, cls.apply(*inputs) if cls.saves_output else None)
-        terms = [_times(t, cls.slope(index, *residuals)) for index, t in enumerate(tangents) if t is not None]
+        terms = [cls.scaled_slope(t, index, *residuals) for index, t in enumerate(tangents) if t is not None]
         tangent = terms[0]
         for term in terms[1:]:
             tangent = tangent + term

@@ -14,6 +14,7 @@ from hodiff.functions.arguments import require_choice, require_floating
 from hodiff.functions.autocast import autocast_like_torch
 from hodiff.functions.linear_activations import FUSED_ACTIVATIONS
 from hodiff.functions.nesting import nestable_jvp
+from hodiff.functions.recomputed import can_forget, forget_between
 
 
 class FusedLinear(AnyOrderFunction):
@@ -153,8 +154,8 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
 
     $$ y = a(x w^T + b) $$
 
-    Backward of relu and tanh reads the output, which the next layer usually keeps anyway; that of silu and gelu
-    computes the pre-activation again, one matrix product for the memory of one activation.
+    Backward of relu reads a mask of one byte an element, that of tanh the output, which the next layer usually keeps
+    anyway; that of silu and gelu computes the pre-activation again, a matrix product for the memory of an activation.
 
     Args:
         x: Floating-point tensor (..., in).
@@ -180,6 +181,11 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
     require_choice("fused_linear", "activation", activation, tuple(FUSED_ACTIVATIONS))
     x, weight, bias = autocast_like_torch(x, weight, bias)
     _require_same_dtype("fused_linear", x=x, weight=weight, bias=bias)
+    found = FUSED_ACTIVATIONS[activation]
+    if found.alone is not None and can_forget():
+        if found.from_output:
+            return found.alone(_affine(x, weight, bias))
+        return forget_between(_affine, (x, weight, bias), found.alone)
     return FusedLinear.call(x, weight, bias, activation)
 
 

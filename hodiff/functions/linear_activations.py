@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hodiff.functions.activations import GELUSlope, SiLUSlope
-from hodiff.functions.rectifiers import where_positive
+from hodiff.functions.activations import GELU, GELUSlope, SiLU, SiLUSlope
+from hodiff.functions.rectifiers import MaskedReLU, where_positive
 
 
 class FusedActivation(NamedTuple):
@@ -20,11 +20,13 @@ class FusedActivation(NamedTuple):
         scaled: `scaled(t, r)` is $a'(z) t$, where r is $a(z)$ if `from_output`, and $z$ if not. It is differentiated
             again, so it is made of operators whose derivatives are stable.
         from_output: Whether the output says all about the derivative.
+        alone: $a(z)$ as a Function that keeps less than the output, or z, which can be computed again; None if neither.
     """
 
     value: Callable[[Tensor], Tensor]
     scaled: Callable[[Tensor, Tensor], Tensor]
     from_output: bool
+    alone: Callable[[Tensor], Tensor] | None
 
 
 def _scaled_tanh(t: Tensor, y: Tensor) -> Tensor:
@@ -32,8 +34,8 @@ def _scaled_tanh(t: Tensor, y: Tensor) -> Tensor:
 
 
 FUSED_ACTIVATIONS = {
-    "relu": FusedActivation(torch.relu, where_positive, from_output=True),
-    "tanh": FusedActivation(torch.tanh, _scaled_tanh, from_output=True),
-    "silu": FusedActivation(torch.nn.functional.silu, lambda t, z: t * SiLUSlope.call(z), from_output=False),
-    "gelu": FusedActivation(torch.nn.functional.gelu, lambda t, z: t * GELUSlope.call(z), from_output=False),
+    "relu": FusedActivation(torch.relu, where_positive, from_output=True, alone=lambda z: MaskedReLU.call(z)[0]),
+    "tanh": FusedActivation(torch.tanh, _scaled_tanh, from_output=True, alone=None),
+    "silu": FusedActivation(SiLU.forward, SiLUSlope.scaled, from_output=False, alone=SiLU.call),
+    "gelu": FusedActivation(GELU.forward, GELUSlope.scaled, from_output=False, alone=GELU.call),
 }

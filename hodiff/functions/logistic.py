@@ -21,32 +21,45 @@ from hodiff.functions.elementwise import ElementwiseFunction
 SATURATED = 1e3
 
 
-class Logistic(ElementwiseFunction):
-    """σ(z), whose derivatives keep all digits in both tails. Saves its input."""
+class BellSlope(ElementwiseFunction):
+    """The second derivative of σ, -b(z) t(z). Saves its input."""
+
+    kernel = "bell_slope"
 
     @staticmethod
     def forward(z: Tensor) -> Tensor:
-        """Compute $σ(z)$."""
-        return torch.sigmoid(z)
+        """Compute $-b(z) t(z)$."""
+        return torch.sigmoid(z) * torch.sigmoid(-z) * torch.tanh(-0.5 * z)
 
     @staticmethod
     def slope(index: int, z: Tensor) -> Tensor:
-        """$b(z)$."""
-        return Bell.call(z)
+        """$b (t^2 - 2b)$."""
+        b, t = Bell.call(z), HalfTanh.call(z)
+        return b * (t * t - 2 * b)
 
 
 class Bell(ElementwiseFunction):
     """The derivative of σ, σ(z) σ(-z). Saves its input."""
+
+    kernel = "bell"
+    derivative = BellSlope
 
     @staticmethod
     def forward(z: Tensor) -> Tensor:
         """Compute $b(z)$; not as σ - σ², which loses all digits for large z."""
         return torch.sigmoid(z) * torch.sigmoid(-z)
 
+
+class Logistic(ElementwiseFunction):
+    """σ(z), whose derivatives keep all digits in both tails. Saves its input."""
+
+    kernel = "sigmoid"
+    derivative = Bell
+
     @staticmethod
-    def slope(index: int, z: Tensor) -> Tensor:
-        """$-b(z) t(z)$."""
-        return -(Bell.call(z) * HalfTanh.call(z))
+    def forward(z: Tensor) -> Tensor:
+        """Compute $σ(z)$."""
+        return torch.sigmoid(z)
 
 
 class HalfTanh(ElementwiseFunction):

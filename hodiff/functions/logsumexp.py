@@ -19,6 +19,7 @@ from hodiff.functions.blocks import block_of, blocks, broadcast_shape
 from hodiff.functions.elementwise import batch_in_front
 from hodiff.functions.nesting import nestable_jvp
 from hodiff.functions.softmax import Softmax, third_derivative, weighted_product
+from hodiff.kernels import fused
 
 
 class LogSumExp(AnyOrderFunction):
@@ -27,7 +28,7 @@ class LogSumExp(AnyOrderFunction):
     @staticmethod
     def forward(x: Tensor, dim: int) -> Tensor:
         """Compute $f(x)$."""
-        return torch.logsumexp(x, dim, keepdim=True)
+        return fused.logsumexp(x) if dim == -1 and fused.takes(x) else torch.logsumexp(x, dim, keepdim=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -65,6 +66,8 @@ class LogSumExpGradient(AnyOrderFunction):
     @staticmethod
     def forward(x: Tensor, scale: Tensor, dim: int, bounded: bool) -> Tensor:
         """Compute $s p$."""
+        if dim == -1 and scale.shape == (*x.shape[:-1], 1) and fused.takes(x, scale):
+            return fused.softmax(x, scale, bounded=bounded)
         return probabilities(x, dim, bounded) * scale
 
     @staticmethod
@@ -89,6 +92,9 @@ class LogSumExpGradient(AnyOrderFunction):
             by_x = LogSumExpProduct.call(x, scale, v, ctx.dim, ctx.bounded, None).sum_to_size(x_shape)
             return by_x, None, None, None
         # Both need the probabilities and the mean: once is enough.
+        if _suits_rows(ctx.dim, x, scale, v):
+            by_x, by_scale = fused.softmax_product(x, scale, v, bounded=ctx.bounded)
+            return by_x, by_scale, None, None
         p = Softmax.call(bound(x) if ctx.bounded else x, ctx.dim)
         weighted = p * v
         mean = weighted.sum(ctx.dim, keepdim=True)
@@ -121,6 +127,8 @@ class LogSumExpProduct(AnyOrderFunction):
     @staticmethod
     def forward(x: Tensor, scale: Tensor, v: Tensor, dim: int, bounded: bool, limit: int | None) -> Tensor:
         """Compute the product; probabilities exist for one block of x at a time."""
+        if _suits_rows(dim, x, scale, v):
+            return fused.softmax_product(x, scale, v, bounded=bounded)[0]
         cuts = blocks(dim, limit, x, scale, v)
         if len(cuts) == 1:
             return weighted_product(probabilities(x, dim, bounded), scale, v, dim)
@@ -181,6 +189,10 @@ class LogSumExpProduct(AnyOrderFunction):
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Put the batches in front and let them broadcast."""
         return LogSumExpProduct.call(*batch_in_front(in_dims, inputs)), 0
+
+
+def _suits_rows(dim: int, x: Tensor, scale: Tensor, v: Tensor) -> bool:
+    return dim == -1 and x.shape == v.shape and scale.shape == (*x.shape[:-1], 1) and fused.takes(x, scale, v)
 
 
 def bound(x: Tensor) -> Tensor:

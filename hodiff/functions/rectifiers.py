@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from hodiff.functions.arguments import require_broadcastable, require_floating, 
 from hodiff.functions.elementwise import ElementwiseFunction
 from hodiff.functions.logistic import BernoulliEntropy, Logistic
 from hodiff.functions.nesting import nestable_jvp
+from hodiff.kernels import fused
 
 
 class ReLU(AnyOrderFunction):
@@ -64,6 +66,62 @@ def where_positive(vector: Tensor, mask: Tensor) -> Tensor:
         Tensor of the same shape.
     """
     return torch.ops.aten.threshold_backward(vector, mask.detach(), 0)
+
+
+class Masked(ElementwiseFunction):
+    """A tensor where a boolean mask is set, and zero elsewhere. Saves the mask."""
+
+    @staticmethod
+    def forward(vector: Tensor, mask: Tensor) -> Tensor:
+        """Copy what the mask lets through."""
+        if vector.shape == mask.shape and fused.takes(vector, mask=mask):
+            return fused.masked(vector, mask)
+        return where_positive(vector, mask.to(vector.dtype))
+
+    @staticmethod
+    def residuals(inputs: Sequence[Any], output: Any) -> Sequence[Any]:
+        """The mask."""
+        del output
+        return inputs[1:]
+
+    @staticmethod
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
+        """The same of the tangent or cotangent."""
+        return Masked.call(vector, *residuals)
+
+
+class MaskedReLU(AnyOrderFunction):
+    """$max(x, 0)$, and where x is positive or NaN. Saves the latter, one byte an element, and not the output."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        """The value and its mask."""
+        return fused.add_relu(x) if fused.takes(x) else (torch.relu(x), (x <= 0).logical_not())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Save the mask."""
+        mask = output[1]
+        ctx.mark_non_differentiable(mask)
+        ctx.save_for_backward(mask)
+        ctx.save_for_forward(mask)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None, _: Any = None) -> Tensor | None:
+        """The cotangent where the mask is set."""
+        return None if cotangent is None else Masked.call(cotangent, ctx.saved_tensors[0])
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> Any:
+        """The tangent where the mask is set."""
+        return Masked.call(tangent, ctx.saved_tensors[0]), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, ...], x: Tensor) -> Any:
+        """Elementwise."""
+        return MaskedReLU.call(x), (in_dims[0], in_dims[0])
 
 
 class ClippedReLU(AnyOrderFunction):

@@ -15,6 +15,7 @@ from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.blocks import allows_in_place, broadcast_shape
 from hodiff.functions.elementwise import batch_in_front
 from hodiff.functions.nesting import nestable_jvp
+from hodiff.kernels import fused
 
 
 class Softmax(AnyOrderFunction):
@@ -23,7 +24,7 @@ class Softmax(AnyOrderFunction):
     @staticmethod
     def forward(x: Tensor, dim: int) -> Tensor:
         """Compute $p$."""
-        return torch.softmax(x, dim)
+        return fused.softmax(x, None, bounded=False) if dim == -1 and fused.takes(x) else torch.softmax(x, dim)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -58,6 +59,8 @@ class SoftmaxProduct(AnyOrderFunction):
     @staticmethod
     def forward(p: Tensor, v: Tensor, dim: int) -> Tensor:
         """Compute the product."""
+        if dim == -1 and p.shape == v.shape and fused.takes(p, v):
+            return fused.weighted(p, v)
         return weighted_product(p, None, v, dim)
 
     @staticmethod
@@ -77,6 +80,8 @@ class SoftmaxProduct(AnyOrderFunction):
         p, v = ctx.saved_tensors
         p_shape, v_shape = ctx.shapes
         by_p = by_v = None
+        if all(ctx.needs_input_grad[:2]) and ctx.dim == -1 and p.shape == v.shape == u.shape and fused.takes(p, v, u):
+            return *fused.weighted_pullback(p, v, u), None
         if ctx.needs_input_grad[0]:
             by_p = third_derivative(p, u, v, ctx.dim).sum_to_size(p_shape)
         if ctx.needs_input_grad[1]:

@@ -44,6 +44,7 @@ class FunctionCase:
         name: What tests call it; the function's name, and the setting where there are several.
         function: The plain function; keyword options are bound, all positional arguments are in `inputs`.
         Function: The `torch.autograd.Function` behind it, or None where there is none.
+        direct: Calls the Function with the same arguments, where the plain function does not in plain reverse mode.
         inputs: Draws positional arguments, at a smooth point, of few numbers (at most about 24 differentiated).
         formula: The formula, in LaTeX without dollars, for the table of the documentation.
         reference: The same by torch primitives or torch's own right built-in, of the same positional arguments.
@@ -65,6 +66,7 @@ class FunctionCase:
     function: Callable[..., Any]
     Function: type[torch.autograd.Function] | None
     inputs: Callable[[torch.dtype, torch.Generator], Inputs]
+    direct: Callable[..., Any] | None = None
     formula: str = ""
     reference: Callable[..., Any] | None = None
     surrogate: Callable[..., Any] | None = None

@@ -26,6 +26,7 @@ def case(act):
         name=f"bias_act-{act}",
         function=partial(bias_act, act=act),
         Function=BiasAct,
+        direct=lambda x, b: BiasAct.call(x, b, act),
         inputs=lambda dtype, g: (normal((2, 3, 2), dtype, g), normal((3, 1), dtype, g)),
         formula=r"a(x + b)",
         reference=lambda x, b: REFERENCES[act](x + b),

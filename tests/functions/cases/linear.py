@@ -20,14 +20,14 @@ def output_bytes(x, weight):
 
 
 def fused(activation, batch, with_bias=True):
-    from_output = activation in ("relu", "tanh")
-
     def draw(dtype, generator):
         shapes = [(*batch, 2), (3, 2), *([(3,)] if with_bias else [])]
         return tuple(normal(shape, dtype, generator) for shape in shapes)
 
     def saved_bytes(x, weight, bias=None):
-        rest = output_bytes(x, weight) if from_output else 0 if bias is None else bias.nbytes
+        rest = {"relu": output_bytes(x, weight) // x.itemsize, "tanh": output_bytes(x, weight)}.get(
+            activation, 0 if bias is None else bias.nbytes
+        )
         return x.nbytes + weight.nbytes + rest
 
     def reference(x, weight, bias=0.0):
@@ -37,11 +37,12 @@ def fused(activation, batch, with_bias=True):
         name=f"fused_linear-{activation}" + ("" if with_bias else "-without-bias"),
         function=partial(fused_linear, activation=activation) if with_bias else partial(_without_bias, activation),
         Function=FusedLinear,
+        direct=lambda x, weight, bias=None: FusedLinear.call(x, weight, bias, activation),
         inputs=draw,
         formula=rf"\mathrm{{{activation}}}(x w^T + b)",
         reference=reference,
         saved_bytes=saved_bytes,
-        saved="input, weight and " + ("output" if from_output else "bias"),
+        saved="input, weight and " + {"relu": "1 byte an element", "tanh": "output"}.get(activation, "bias"),
         empty=lambda dtype: (torch.ones(0, 2, dtype=dtype), torch.ones(3, 2, dtype=dtype)),
     )
 

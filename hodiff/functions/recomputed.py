@@ -1,0 +1,103 @@
+"""An intermediate result that the graph of reverse mode does not keep, but computes again when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def can_forget() -> bool:
+    """Whether plain reverse mode records here: what `forget_between` works in.
+
+    Returns:
+        False inside `torch.func` transforms, forward mode, compiled or traced code, and where nothing is recorded.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return False
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return False
+    return torch._C._get_tracing_state() is None
+
+
+def forget_between(
+    inner: Callable[..., Tensor], inputs: Sequence[Tensor | None], outer: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Compute `outer(inner(*inputs))`, keeping the inputs for backward in place of what lies between.
+
+    The result of `inner` stays what it is in the graph, so that derivatives of all orders pass through the one node of
+    `inner`; only its numbers are dropped. A backward pass that is itself recorded computes them once and keeps them.
+
+    Args:
+        inner: Cheap to compute again; keeps its inputs, or nothing.
+        inputs: Its arguments.
+        outer: What keeps the intermediate result.
+
+    Returns:
+        The result.
+    """
+    recipe = _Recipe(inner, inputs)
+    between = inner(*inputs)
+    place = between.data_ptr()
+
+    def pack(saved: Tensor) -> Any:
+        return recipe if saved.data_ptr() == place and saved.shape == between_shape else saved
+
+    between_shape = between.shape
+    with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
+        return outer(between)
+
+
+def _unpack(packed: Any) -> Tensor:
+    return packed.value() if isinstance(packed, _Recipe) else packed
+
+
+class _Recipe:
+    """How to compute a tensor again, which it refuses to do from inputs that have changed."""
+
+    def __init__(self, compute: Callable[..., Tensor], inputs: Sequence[Tensor | None]):
+        self._compute = compute
+        self._inputs = [None if each is None else _Input(each) for each in inputs]
+        self._kept: Tensor | None = None
+
+    def value(self) -> Tensor:
+        """The tensor, kept from now on if a further backward pass may follow."""
+        if self._kept is not None:
+            return self._kept
+        inputs = [None if each is None else each.tensor() for each in self._inputs]
+        device = next(each.device.type for each in inputs if each is not None)
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            found = self._compute(*inputs)
+        if torch.is_grad_enabled():
+            self._kept = found
+        return found
+
+
+class _Input:
+    """A tensor that a graph holds, by way of the hooks that the caller set for such tensors."""
+
+    def __init__(self, tensor: Tensor):
+        # Tensors made in inference mode count no versions, and torch saves none of them either.
+        self._version = None if tensor.is_inference() else tensor._version
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        self._unpack: Callable[[Any], Tensor]
+        pack, self._unpack = (_itself, _itself) if hooks is None else hooks
+        self._packed: Any = pack(tensor.detach())
+        self._plain = hooks is None
+
+    def tensor(self) -> Tensor:
+        # What a hook made of it is its own affair.
+        if self._plain and self._version is not None and self._packed._version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: an "
+                "input of a layer that computes its pre-activation again; .clone() it before the layer, or change it "
+                "after backward."
+            )
+        return self._unpack(self._packed)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor

@@ -1,0 +1,447 @@
+// Elementwise functions and rows of softmax in one pass over memory, for float32 on a CPU.
+//
+// Numbers are widened to double, so that each formula may be the plain one: double keeps the digits that float32 would
+// lose to cancellation in the tails, and its range holds every intermediate. What comes back is right to about half a
+// unit in the last place. The loops are written for the compiler to vectorise, and are compiled for several processors
+// at once; which of them runs is settled when the library is loaded.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+#define INLINE inline __attribute__((always_inline))
+
+namespace {
+
+// Elements that one thread takes at a time, and below how many one thread does it all.
+constexpr long BLOCK = 2048;
+constexpr long SERIAL = 16384;
+
+// NaN passes through all of them.
+INLINE double at_least(double x, double low) { return low > x ? low : x; }
+INLINE double at_most(double x, double high) { return high < x ? high : x; }
+INLINE double cut(double x, double bound) { return at_most(at_least(x, -bound), bound); }
+
+// e^x for |x| <= 700, to 5e-12: 2^k times a polynomial, a Chebyshev fit on [-log(2)/2, log(2)/2].
+INLINE double exponential(double x) {
+  const double shift = 0x1.8p52;  // Adding it rounds to an integer, which then stands in the low bits.
+  const double shifted = x * 0x1.71547652b82fep0 + shift;
+  const double k = shifted - shift;
+  const double r = (x - k * 0x1.62e42fefa0000p-1) - k * 0x1.cf79abc9e3b3ap-40;
+  double p = 0x1.a113532aeb65bp-16;
+  p = p * r + 0x1.a151b9b9f9468p-13;
+  p = p * r + 0x1.6c168572ec67ep-10;
+  p = p * r + 0x1.1110c613ed8f1p-7;
+  p = p * r + 0x1.5555555c8b81bp-5;
+  p = p * r + 0x1.555555675e3d0p-3;
+  p = p * r + 0.5;
+  p = p * r + 1.0;
+  p = p * r + 1.0;
+  std::uint64_t bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 1023) << 52;
+  double power;
+  std::memcpy(&power, &bits, sizeof power);
+  return p * power;
+}
+
+// What the functions of a logistic are made of, for |z| <= 700. The range of double lets one formula serve both tails.
+struct Logistic {
+  double z, e, d;  // e = e^-z and d = 1 / (1 + e)
+  INLINE explicit Logistic(double argument) : z(argument), e(exponential(-argument)), d(1.0 / (1.0 + e)) {}
+  INLINE double value() const { return d; }          // sigma(z)
+  INLINE double reflected() const { return e * d; }  // sigma(-z)
+  INLINE double bell() const { return e * d * d; }   // sigma(z) sigma(-z)
+  INLINE double half_tanh() const {                  // tanh(z / 2), by its series near 0
+    const double square = z * z;
+    const double near = 0.5 * z * (1.0 - square * (1.0 / 12 - square * (1.0 / 120)));
+    const double far = (1.0 - e) * d;
+    return square < 1e-4 ? near : far;
+  }
+};
+
+INLINE double sigmoid(double z) { return Logistic(cut(z, 700.0)).value(); }
+INLINE double bell(double z) { return Logistic(cut(z, 700.0)).bell(); }
+INLINE double bell_slope(double z) {
+  const Logistic l(cut(z, 700.0));
+  return -l.bell() * l.half_tanh();
+}
+
+INLINE double silu(double x) { return at_least(x, -700.0) * Logistic(cut(x, 700.0)).value(); }
+INLINE double silu_slope(double x) {
+  const Logistic l(cut(x, 700.0));
+  return l.value() * (1.0 + l.z * l.reflected());
+}
+INLINE double silu_curvature(double x) {
+  const Logistic l(cut(x, 700.0));
+  return l.bell() * (2.0 - l.z * (1.0 - l.e) * l.d);
+}
+
+// The normal density and distribution for |x| <= 16; beyond it the one tail lies below the smallest float32. By way of
+// Phi(-u) = e^(-u^2/2) q / (u + 4), where q is a smooth function of 1 / (u + 4): a Chebyshev fit, good to 4e-9.
+struct Normal {
+  double x, bell;
+  INLINE explicit Normal(double argument) : x(cut(argument, 16.0)), bell(exponential(-0.5 * x * x)) {}
+  INLINE double density() const { return 0.3989422804014327 * bell; }
+  INLINE double distribution() const {
+    const double inverse = 1.0 / (__builtin_fabs(x) + 4.0);
+    const double s = 10.0 * inverse - 1.5;
+    double q = -0x1.6476df79d4a55p-18;
+    q = q * s + 0x1.1f5e7b3402e1ep-16;
+    q = q * s + 0x1.5aa63457514a2p-14;
+    q = q * s - 0x1.dd95a89528e74p-13;
+    q = q * s - 0x1.774b1d0ea888ap-10;
+    q = q * s + 0x1.67e092f137cc2p-11;
+    q = q * s + 0x1.b70002ecfae24p-6;
+    q = q * s + 0x1.f177d9a6f05d0p-4;
+    q = q * s + 0x1.50e415235ab76p-2;
+    q = q * s + 0x1.42677ef1decdap-1;
+    q = q * s + 0x1.c9b2a047e5047p-1;
+    const double tail = bell * q * inverse;
+    const double upper = x < 0 ? 0.0 : 1.0;
+    return upper + (1.0 - 2.0 * upper) * tail;
+  }
+};
+
+INLINE double gelu(double x) { return at_least(x, -16.0) * Normal(x).distribution(); }
+INLINE double gelu_slope(double x) {
+  const Normal normal(x);
+  return normal.distribution() + normal.x * normal.density();
+}
+INLINE double gelu_curvature(double x) {
+  const Normal normal(x);
+  return normal.density() * (2.0 - normal.x * normal.x);
+}
+
+// x sigma(v) with v = c (x + d x^3), cut where sigma is constant; its derivatives by the rule for gates.
+struct Cubic {
+  double x, v, first, second;
+  INLINE explicit Cubic(double argument) : x(cut(argument, 18.0)) {
+    const double c = 1.5957691216057308, d = 0.044715, square = x * x;
+    v = c * x * (1.0 + d * square);
+    first = c * (1.0 + 3.0 * d * square);
+    second = 6.0 * c * d * x;
+  }
+};
+INLINE double gelu_tanh(double x) { return at_least(x, -18.0) * Logistic(Cubic(x).v).value(); }
+INLINE double gelu_tanh_slope(double x) {
+  const Cubic cubic(x);
+  const Logistic l(cubic.v);
+  return l.value() * (1.0 + cubic.x * cubic.first * l.reflected());
+}
+INLINE double gelu_tanh_curvature(double x) {
+  const Cubic cubic(x);
+  const Logistic l(cubic.v);
+  const double bend = cubic.second - cubic.first * cubic.first * (1.0 - l.e) * l.d;
+  return l.bell() * (2.0 * cubic.first + cubic.x * bend);
+}
+
+// x w with w = tanh(log(1 + n)) = n (n + 2) / D, D = n (n + 2) + 2, n = e^x; w' = 4 n (n + 1) / D^2 and
+// w'' = 4 n (2 + 2 n - 3 n^2 - 2 n^3) / D^3. Beyond 60 they are below the smallest float32.
+struct Gate {
+  double n, inverse;
+  INLINE explicit Gate(double x) {
+    n = exponential(x);
+    inverse = 1.0 / (n * (n + 2.0) + 2.0);
+  }
+  INLINE double value() const { return n * (n + 2.0) * inverse; }
+  INLINE double slope() const { return 4.0 * n * (n + 1.0) * inverse * inverse; }
+  INLINE double curvature() const {
+    return 4.0 * n * inverse * inverse * inverse * (2.0 + n * (2.0 - n * (3.0 + 2.0 * n)));
+  }
+};
+INLINE double mish(double x) {
+  x = at_least(x, -200.0);
+  return x * Gate(at_most(x, 60.0)).value();
+}
+INLINE double mish_slope(double x) {
+  x = at_most(at_least(x, -200.0), 60.0);
+  const Gate gate(x);
+  return gate.value() + x * gate.slope();
+}
+INLINE double mish_curvature(double x) {
+  x = at_most(at_least(x, -200.0), 60.0);
+  const Gate gate(x);
+  return 2.0 * gate.slope() + x * gate.curvature();
+}
+
+#define FORMULAS(each)                                                                                      \
+  each(sigmoid) each(bell) each(bell_slope) each(silu) each(silu_slope) each(silu_curvature) each(gelu)     \
+  each(gelu_slope) each(gelu_curvature) each(gelu_tanh) each(gelu_tanh_slope) each(gelu_tanh_curvature)     \
+  each(mish) each(mish_slope) each(mish_curvature)
+
+#define DEFINE_LOOPS(f)                                                                                     \
+  FOR_EACH_PROCESSOR void f##_of(const float* x, const float*, float* out, long n) {                        \
+    for (long i = 0; i < n; ++i) out[i] = static_cast<float>(f(x[i]));                                      \
+  }                                                                                                         \
+  FOR_EACH_PROCESSOR void f##_times(const float* x, const float* by, float* out, long n) {                  \
+    for (long i = 0; i < n; ++i) out[i] = static_cast<float>(by[i] * f(x[i]));                              \
+  }
+FORMULAS(DEFINE_LOOPS)
+
+// Functions whose derivative has a formula, too.
+#define SLOPES(each)                                                                                        \
+  each(sigmoid, bell) each(bell, bell_slope) each(silu, silu_slope) each(silu_slope, silu_curvature)        \
+  each(gelu, gelu_slope) each(gelu_slope, gelu_curvature) each(gelu_tanh, gelu_tanh_slope)                  \
+  each(gelu_tanh_slope, gelu_tanh_curvature) each(mish, mish_slope) each(mish_slope, mish_curvature)        \
+  each(gate, bell)
+
+#define DEFINE_PULLBACK(f, slope)                                                                           \
+  FOR_EACH_PROCESSOR void f##_pullback(const float* x, const float* by, const float* c, float* by_by,       \
+                                       float* by_x, long n) {                                               \
+    for (long i = 0; i < n; ++i) {                                                                          \
+      const double value = f(x[i]), derivative = slope(x[i]);                                               \
+      by_by[i] = static_cast<float>(c[i] * value);                                                          \
+      by_x[i] = static_cast<float>(static_cast<double>(c[i]) * by[i] * derivative);                         \
+    }                                                                                                       \
+  }
+// By x and, halfway, by beta of x sigma(z) with z = beta x.
+INLINE double gate(double z) { return silu_slope(z); }
+SLOPES(DEFINE_PULLBACK)
+
+// x sigma(z) with z = beta x: zero where x is -infinity.
+FOR_EACH_PROCESSOR void gate_times(const float* z, const float* x, float* out, long n) {
+  for (long i = 0; i < n; ++i) out[i] = static_cast<float>(at_least(x[i], -3.4028234663852886e38) * sigmoid(z[i]));
+}
+
+struct Entry {
+  const char* name;
+  void (*of)(const float*, const float*, float*, long);
+  void (*times)(const float*, const float*, float*, long);
+};
+#define LIST_LOOPS(f) {#f, f##_of, f##_times},
+const Entry TABLE[] = {FORMULAS(LIST_LOOPS){"gate", sigmoid_of, gate_times}};
+constexpr long ENTRIES = sizeof TABLE / sizeof TABLE[0];
+
+struct Pullback {
+  const char* name;
+  void (*run)(const float*, const float*, const float*, float*, float*, long);
+};
+#define LIST_PULLBACK(f, slope) {#f, f##_pullback},
+const Pullback PULLBACKS[] = {SLOPES(LIST_PULLBACK)};
+constexpr long PULLBACK_ENTRIES = sizeof PULLBACKS / sizeof PULLBACKS[0];
+
+// e^x for x <= 0 in float32, to a unit in the last place; zero below -87.
+INLINE float exponential_below(float x) {
+  const float shift = 0x1.8p23f;
+  const float cut_x = x < -87.0f ? -87.0f : x;
+  const float shifted = cut_x * 0x1.715476p0f + shift;
+  const float k = shifted - shift;
+  const float r = (cut_x - k * 0x1.62e400p-1f) - k * 0x1.7f7d1cp-20f;
+  float p = 0x1.6d113cp-10f;
+  p = p * r + 0x1.120ba2p-7f;
+  p = p * r + 0x1.555518p-5f;
+  p = p * r + 0x1.5554dcp-3f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  std::uint32_t bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return x < -87.0f ? 0.0f : p * power;
+}
+
+// Rows of softmax, whose numbers are sums over the row: float32 inside, the sums over pieces of a row in double.
+constexpr long PIECE = 256;
+
+INLINE float bounded_by(float x, float bound) {
+  const float low = x < -bound ? -bound : x;
+  return low > bound ? bound : low;
+}
+FOR_EACH_PROCESSOR float largest(const float* x, long n, float bound) {
+  float top = -bound;
+#pragma omp simd reduction(max : top)
+  for (long i = 0; i < n; ++i) top = x[i] > top ? x[i] : top;
+  return bounded_by(top, bound);
+}
+
+// out = e^(x - top); returns the sum.
+FOR_EACH_PROCESSOR double exponentials(const float* x, float top, float* out, long n, float bound) {
+  double total = 0.0;
+  for (long start = 0; start < n; start += PIECE) {
+    const long stop = start + PIECE < n ? start + PIECE : n;
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (long i = start; i < stop; ++i) sum += out[i] = exponential_below(bounded_by(x[i], bound) - top);
+    total += sum;
+  }
+  return total;
+}
+
+FOR_EACH_PROCESSOR double sum_of_exponentials(const float* x, float top, long n) {
+  double total = 0.0;
+  for (long start = 0; start < n; start += PIECE) {
+    const long stop = start + PIECE < n ? start + PIECE : n;
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (long i = start; i < stop; ++i) sum += exponential_below(x[i] - top);
+    total += sum;
+  }
+  return total;
+}
+
+FOR_EACH_PROCESSOR double inner(const float* a, const float* b, long n) {
+  double total = 0.0;
+  for (long start = 0; start < n; start += PIECE) {
+    const long stop = start + PIECE < n ? start + PIECE : n;
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (long i = start; i < stop; ++i) sum += a[i] * b[i];
+    total += sum;
+  }
+  return total;
+}
+
+FOR_EACH_PROCESSOR void scaled_by(float factor, float* out, long n) {
+  for (long i = 0; i < n; ++i) out[i] *= factor;
+}
+FOR_EACH_PROCESSOR void centred_by(float factor, const float* v, float mean, float* out, long n) {
+  for (long i = 0; i < n; ++i) out[i] *= factor * (v[i] - mean);
+}
+
+float logsumexp_row(const float* x, long n) {
+  const float infinity = __builtin_inff(), top = largest(x, n, infinity);
+  if (top != infinity && top != -infinity) return static_cast<float>(top + std::log(sum_of_exponentials(x, top, n)));
+  for (long i = 0; i < n; ++i)
+    if (x[i] != x[i]) return x[i];
+  return top;
+}
+
+void softmax_row(const float* x, float scale, float* out, long n, float bound) {
+  const double sum = exponentials(x, largest(x, n, bound), out, n, bound);
+  scaled_by(static_cast<float>(scale / sum), out, n);
+}
+
+void product_row(const float* x, float scale, const float* v, float* out, float* mean, long n, float bound) {
+  const double sum = exponentials(x, largest(x, n, bound), out, n, bound);
+  const float average = static_cast<float>(inner(out, v, n) / sum);
+  if (mean) *mean = average;
+  centred_by(static_cast<float>(scale / sum), v, average, out, n);
+}
+
+// out = p (v - <p, v>).
+FOR_EACH_PROCESSOR void weighted_row(const float* p, const float* v, float* out, long n) {
+  const float mean = static_cast<float>(inner(p, v, n));
+  for (long i = 0; i < n; ++i) out[i] = p[i] * (v[i] - mean);
+}
+
+// What pulls u back through that: p (u - <p, u>) to v, and u (v - <p, v>) - <p, u> v to p.
+FOR_EACH_PROCESSOR void weighted_pullback_row(const float* p, const float* v, const float* u, float* by_p, float* by_v,
+                                              long n) {
+  const float mean = static_cast<float>(inner(p, v, n)), other = static_cast<float>(inner(p, u, n));
+  for (long i = 0; i < n; ++i) {
+    by_p[i] = u[i] * (v[i] - mean) - other * v[i];
+    by_v[i] = p[i] * (u[i] - other);
+  }
+}
+
+FOR_EACH_PROCESSOR void add_relu_block(const float* x, const float* y, float* out, std::uint8_t* mask, long n) {
+  for (long i = 0; i < n; ++i) {
+    const float sum = x[i] + y[i];
+    out[i] = sum < 0 ? 0 : sum;  // NaN stays
+    mask[i] = !(sum <= 0);
+  }
+}
+FOR_EACH_PROCESSOR void relu_block(const float* x, float* out, std::uint8_t* mask, long n) {
+  for (long i = 0; i < n; ++i) {
+    out[i] = x[i] < 0 ? 0 : x[i];
+    mask[i] = !(x[i] <= 0);
+  }
+}
+FOR_EACH_PROCESSOR void masked_block(const float* v, const std::uint8_t* mask, float* out, long n) {
+  for (long i = 0; i < n; ++i) out[i] = mask[i] ? v[i] : 0;
+}
+
+template <class Work>
+void in_blocks(long n, Work work) {
+  const long blocks = (n + BLOCK - 1) / BLOCK;
+#pragma omp parallel for schedule(static) if (n > SERIAL)
+  for (long block = 0; block < blocks; ++block) {
+    const long start = block * BLOCK;
+    work(start, n - start < BLOCK ? n - start : BLOCK);
+  }
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT long hodiff_formulas() { return ENTRIES; }
+EXPORT const char* hodiff_formula(long index) { return TABLE[index].name; }
+
+// out = f(x), or by * f(x) where by is not null; out may be x or by.
+EXPORT void hodiff_elementwise(long index, const float* x, const float* by, float* out, long n) {
+  const auto loop = by ? TABLE[index].times : TABLE[index].of;
+  in_blocks(n, [=](long start, long count) { loop(x + start, by ? by + start : nullptr, out + start, count); });
+}
+
+EXPORT long hodiff_pullbacks() { return PULLBACK_ENTRIES; }
+EXPORT const char* hodiff_pullback_formula(long index) { return PULLBACKS[index].name; }
+
+// Of by * f(x): by_by = c f(x) and by_x = c by f'(x).
+EXPORT void hodiff_pullback(long index, const float* x, const float* by, const float* c, float* by_by, float* by_x,
+                            long n) {
+  const auto run = PULLBACKS[index].run;
+  in_blocks(n, [=](long start, long count) {
+    run(x + start, by + start, c + start, by_by + start, by_x + start, count);
+  });
+}
+
+// out = log(sum(exp(x))) for each row.
+EXPORT void hodiff_logsumexp(const float* x, float* out, long rows, long columns) {
+#pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
+  for (long row = 0; row < rows; ++row) out[row] = logsumexp_row(x + row * columns, columns);
+}
+
+// out = scale p for each row, p = softmax(x) with infinities cut at the bound; scale may be null.
+EXPORT void hodiff_softmax(const float* x, const float* scale, float* out, long rows, long columns, float bound) {
+#pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
+  for (long row = 0; row < rows; ++row)
+    softmax_row(x + row * columns, scale ? scale[row] : 1.0f, out + row * columns, columns, bound);
+}
+
+// mean = <p, v> and out = scale (p v - p mean) for each row; scale and mean may be null.
+EXPORT void hodiff_softmax_product(const float* x, const float* scale, const float* v, float* out, float* mean,
+                                   long rows, long columns, float bound) {
+#pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
+  for (long row = 0; row < rows; ++row) {
+    const long start = row * columns;
+    product_row(x + start, scale ? scale[row] : 1.0f, v + start, out + start, mean ? mean + row : nullptr, columns,
+                bound);
+  }
+}
+
+// out = p (v - <p, v>) for each row.
+EXPORT void hodiff_weighted(const float* p, const float* v, float* out, long rows, long columns) {
+#pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
+  for (long start = 0; start < rows * columns; start += columns) weighted_row(p + start, v + start, out + start, columns);
+}
+
+EXPORT void hodiff_weighted_pullback(const float* p, const float* v, const float* u, float* by_p, float* by_v,
+                                     long rows, long columns) {
+#pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
+  for (long start = 0; start < rows * columns; start += columns)
+    weighted_pullback_row(p + start, v + start, u + start, by_p + start, by_v + start, columns);
+}
+
+// out = max(x + y, 0), and where the sum is positive or NaN; y may be null.
+EXPORT void hodiff_add_relu(const float* x, const float* y, float* out, std::uint8_t* mask, long n) {
+  in_blocks(n, [=](long start, long count) {
+    if (y)
+      add_relu_block(x + start, y + start, out + start, mask + start, count);
+    else
+      relu_block(x + start, out + start, mask + start, count);
+  });
+}
+
+// out = v where the mask is set, and 0 elsewhere.
+EXPORT void hodiff_masked(const float* v, const std::uint8_t* mask, float* out, long n) {
+  in_blocks(n, [=](long start, long count) { masked_block(v + start, mask + start, out + start, count); });
+}

@@ -1,0 +1,181 @@
+"""The float32 kernels against mpmath, against the formulas they replace, and where they must stand aside."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
+
+from hodiff import functions as hf
+from hodiff.kernels import fused
+
+needs_kernels = pytest.mark.skipif(fused.library() is None, reason="hodiff was installed without a C++ compiler")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def sigmoid(z):
+    return 1 / (1 + mpmath.exp(-z))
+
+
+TOWERS = {
+    "silu": lambda x: x * sigmoid(x),
+    "gelu": lambda x: x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2,
+    "gelu_tanh": lambda x: x * sigmoid(2 * mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3)),
+    "mish": lambda x: x * mpmath.tanh(mpmath.log1p(mpmath.exp(x))),
+}
+EXACT = {
+    "sigmoid": (sigmoid, 0),
+    "bell": (sigmoid, 1),
+    "bell_slope": (sigmoid, 2),
+    **{name: (f, 0) for name, f in TOWERS.items()},
+    **{f"{name}_slope": (f, 1) for name, f in TOWERS.items()},
+    **{f"{name}_curvature": (f, 2) for name, f in TOWERS.items()},
+}
+
+
+def points():
+    generator = np.random.default_rng(0)
+    special = [0, 1e-30, -1e-30, 1e-4, -1e-4, 1e-2, -0.02, 12, -12, 14, -14, 50, -50, 87, -87, 90, -90]
+    return np.concatenate([3 * generator.normal(size=40), 20 * generator.normal(size=10), special]).astype(np.float32)
+
+
+@needs_kernels
+def test_every_formula_is_compared():
+    assert set(fused.formulas()) == {*EXACT, "gate"}
+    assert set(fused.pullbacks()) <= {*EXACT, "gate"}
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", EXACT)
+def test_half_a_unit_in_the_last_place(name):
+    f, order = EXACT[name]
+    x = points()
+    found = fused.elementwise(name, torch.from_numpy(x)).tolist()
+    with mpmath.workdps(60):
+        for argument, value in zip(x.tolist(), found, strict=True):
+            exact = mpmath.diff(f, mpmath.mpf(argument), order)
+            unit = max(float(np.spacing(np.float32(abs(float(exact))))), float(np.float32(2**-149)))
+            assert abs(mpmath.mpf(value) - exact) <= 0.52 * unit, argument
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", [name for name in EXACT if "slope" not in name])
+def test_infinities_and_nan(name):
+    values = fused.elementwise(name, torch.tensor([-math.inf, math.inf, math.nan] * 9))[-3:].tolist()
+    right = 1.0 if name == "sigmoid" else math.inf if name in TOWERS else 0.0
+    assert values[:2] == [0.0, right]
+    assert math.isnan(values[2])
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", sorted(set(EXACT) & set(fused.pullbacks())))
+@pytest.mark.parametrize("n", [1, 7, 2048, 40_001])
+def test_products_and_pullbacks(name, n):
+    """Every length, on one thread and on several."""
+    x, by, c = (torch.randn(n, generator=torch.Generator().manual_seed(k)) for k in range(3))
+    slope = list(EXACT)[[EXACT[each] for each in EXACT].index((EXACT[name][0], EXACT[name][1] + 1))]
+    torch.testing.assert_close(fused.elementwise(name, x, by), by * fused.elementwise(name, x))
+    by_by, by_x = fused.pullback(name, x, by, c)
+    torch.testing.assert_close(by_by, c * fused.elementwise(name, x))
+    torch.testing.assert_close(by_x, c * by * fused.elementwise(slope, x))
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 1000), (64, 513), (0, 3)])
+def test_rows_of_softmax(shape):
+    x, v, u = (3 * normal(*shape, seed=k).float() for k in range(3))
+    scale = normal(shape[0], 1, seed=4).float()
+    p = x.double().softmax(-1)
+    torch.testing.assert_close(fused.softmax(x, scale, bounded=True), (scale * p).float())
+    product, mean = fused.softmax_product(x, scale, v, bounded=True)
+    exact_mean = (p * v).sum(-1, keepdim=True)
+    torch.testing.assert_close(mean, exact_mean.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(product, (scale * p * (v - exact_mean)).float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fused.logsumexp(x), x.double().logsumexp(-1, keepdim=True).float())
+    torch.testing.assert_close(fused.weighted(p.float(), v), (p * (v - exact_mean)).float(), rtol=1e-5, atol=1e-6)
+    exact = torch.autograd.functional.vjp(
+        lambda p, v: p * v - p * (p * v).sum(-1, keepdim=True), (p, v.double()), u.double()
+    )[1]
+    for found, expected in zip(fused.weighted_pullback(p.float(), v, u), exact, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+def test_rows_at_the_edge():
+    inf, nan = math.inf, math.nan
+    rows = torch.tensor([[-inf, -inf], [inf, 0.0], [nan, 1.0], [inf, nan], [-inf, nan], [-inf, 2.0]])
+    torch.testing.assert_close(fused.logsumexp(rows), torch.logsumexp(rows, -1, keepdim=True), equal_nan=True)
+    torch.testing.assert_close(fused.softmax(rows, None, bounded=False), torch.softmax(rows, -1), equal_nan=True)
+    limits = torch.tensor([[0.5, 0.5], [1, 0], [nan, nan], [nan, nan], [nan, nan], [0, 1]])
+    torch.testing.assert_close(fused.softmax(rows, None, bounded=True), limits, equal_nan=True)
+    assert fused.logsumexp(torch.zeros(2, 0)).tolist() == [[-inf], [-inf]]
+
+
+@needs_kernels
+def test_masks():
+    x = torch.tensor([-1.0, 0.0, 2.0, math.nan])
+    value, mask = fused.add_relu(x)
+    torch.testing.assert_close(value, torch.relu(x), equal_nan=True)
+    assert mask.tolist() == [False, False, True, True]
+    assert fused.masked(torch.ones(4), mask).tolist() == [0, 0, 1, 1]
+    assert fused.add_relu(x, torch.ones(4))[1].tolist() == [False, True, True, True]
+
+
+@needs_kernels
+def test_what_kernels_do_not_take():
+    x = torch.ones(4, 2)
+    assert fused.takes(x)
+    assert not fused.takes(x.double())
+    assert not fused.takes(x.mT)
+    assert not fused.takes(x.clone().requires_grad_())
+    assert not fused.takes(x, mask=torch.ones(2, 4, dtype=torch.bool).mT)
+    assert not fused.takes(torch.ones(2, dtype=torch.complex64).conj().imag)
+    assert not fused.takes(torch._efficientzerotensor((2,)))
+    assert not torch.func.vmap(lambda row: torch.tensor(fused.takes(row)))(x).any()
+    with forward_ad.dual_level():
+        assert not fused.takes(forward_ad.make_dual(x, x))
+    with FlopCounterMode(display=False):
+        assert not fused.takes(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (hf.silu, ((5, 3),)),
+        (hf.gelu, ((5, 3),)),
+        (lambda x: hf.gelu(x, "tanh"), ((5, 3),)),
+        (hf.mish, ((5, 3),)),
+        (hf.swish, ((5, 3), ())),
+        (hf.swish, ((5, 3), (3,))),
+        (lambda x: hf.logsumexp(x, -1), ((5, 3),)),
+        (lambda x: hf.softmax(x, -1), ((5, 3),)),
+        (hf.fused_add_relu, ((5, 3), (5, 3))),
+        (lambda x, b: hf.bias_act(x, b, "gelu"), ((5, 3), (3,))),
+        (lambda x, w, b: hf.fused_linear(x, w, b, "relu"), ((5, 3), (2, 3), (2,))),
+        (lambda x, w, b: hf.fused_linear(x, w, b, "silu"), ((5, 3), (2, 3), (2,))),
+    ],
+)
+@pytest.mark.parametrize("built", [True, False])
+def test_with_and_without_kernels(function, shapes, built, monkeypatch):
+    """Value, gradient, product and third order in float32 against float64, which has no kernels."""
+    if not built:
+        monkeypatch.setattr(fused, "library", lambda: None)
+
+    def tower(dtype):
+        inputs = [normal(*shape, seed=k).to(dtype).requires_grad_() for k, shape in enumerate(shapes)]
+        found = [function(*inputs)]
+        scalar = 0.5 * found[0].square().sum()
+        for _ in range(3):
+            gradients = torch.autograd.grad(scalar, inputs, create_graph=True)
+            found += gradients
+            scalar = sum((g * x.detach()).sum() for g, x in zip(gradients, inputs, strict=True))
+        return found
+
+    for single, double in zip(tower(torch.float32), tower(torch.float64), strict=True):
+        torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
