@@ -359,6 +359,57 @@ FOR_EACH_PROCESSOR void masked_block(const float* v, const std::uint8_t* mask, f
   for (long i = 0; i < n; ++i) out[i] = mask[i] ? v[i] : 0;
 }
 
+// A square tile below the diagonal and its mirror image, both replaced by their mean; the largest difference of the two
+// and the largest magnitude of either. Maxima pass over NaN, so that a sum that keeps it stands beside them.
+constexpr long TILE = 32;
+
+#define DEFINE_AVERAGE(T)                                                                                   \
+  FOR_EACH_PROCESSOR void average_tile(T* lower, T* upper, long rows, long columns, long stride, T* report) { \
+    T mirrored[TILE][TILE];                                                                                 \
+    for (long j = 0; j < columns; ++j)                                                                      \
+      for (long i = 0; i < rows; ++i) mirrored[i][j] = upper[j * stride + i];                               \
+    T gap = report[0], size = report[1], poison = report[2];                                                \
+    for (long i = 0; i < rows; ++i) {                                                                       \
+      T* row = lower + i * stride;                                                                          \
+      T* other = mirrored[i];                                                                               \
+      SIMD_MAXIMA                                                                                           \
+      for (long j = 0; j < columns; ++j) {                                                                  \
+        const T a = row[j], b = other[j];                                                                   \
+        const T distance = a < b ? b - a : a - b, first = a < 0 ? -a : a, second = b < 0 ? -b : b;          \
+        gap = distance > gap ? distance : gap;                                                              \
+        size = first > size ? first : size;                                                                 \
+        size = second > size ? second : size;                                                               \
+        poison += 0 * (a + b);                                                                              \
+        other[j] = row[j] = (a + b) / 2;                                                                    \
+      }                                                                                                     \
+    }                                                                                                       \
+    for (long j = 0; j < columns; ++j)                                                                      \
+      for (long i = 0; i < rows; ++i) upper[j * stride + i] = mirrored[i][j];                               \
+    report[0] = gap, report[1] = size, report[2] = poison;                                                  \
+  }
+#define SIMD_MAXIMA _Pragma("omp simd reduction(max : gap, size) reduction(+ : poison)")
+DEFINE_AVERAGE(float)
+DEFINE_AVERAGE(double)
+
+template <class T>
+void average_with_transpose(T* a, long n, long stride, T* report) {
+  const long tiles = (n + TILE - 1) / TILE;
+  report[0] = report[1] = report[2] = 0;
+#pragma omp parallel for schedule(dynamic) if (n * n > SERIAL)
+  for (long tile = 0; tile < tiles; ++tile) {
+    T found[3] = {0, 0, 0};
+    const long i = tile * TILE, rows = n - i < TILE ? n - i : TILE;
+    for (long j = 0; j <= i; j += TILE)
+      average_tile(a + i * stride + j, a + j * stride + i, rows, n - j < TILE ? n - j : TILE, stride, found);
+#pragma omp critical
+    {
+      report[0] = found[0] > report[0] ? found[0] : report[0];
+      report[1] = found[1] > report[1] ? found[1] : report[1];
+      report[2] += found[2];
+    }
+  }
+}
+
 template <class Work>
 void in_blocks(long n, Work work) {
   const long blocks = (n + BLOCK - 1) / BLOCK;
@@ -444,4 +495,13 @@ EXPORT void hodiff_add_relu(const float* x, const float* y, float* out, std::uin
 // out = v where the mask is set, and 0 elsewhere.
 EXPORT void hodiff_masked(const float* v, const std::uint8_t* mask, float* out, long n) {
   in_blocks(n, [=](long start, long count) { masked_block(v + start, mask + start, out + start, count); });
+}
+
+// A square matrix and its transpose, both replaced by their mean. Reported: the largest difference of the two, the
+// largest magnitude of either, and a number that is 0 if all were finite and NaN if not.
+EXPORT void hodiff_average_float(float* a, long n, long stride, float* report) {
+  average_with_transpose(a, n, stride, report);
+}
+EXPORT void hodiff_average_double(double* a, long n, long stride, double* report) {
+  average_with_transpose(a, n, stride, report);
 }

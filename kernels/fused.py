@@ -28,6 +28,8 @@ _SIGNATURES = {
     "hodiff_weighted_pullback": (*(_POINTER,) * 5, _LONG, _LONG),
     "hodiff_add_relu": (*(_POINTER,) * 4, _LONG),
     "hodiff_masked": (*(_POINTER,) * 3, _LONG),
+    "hodiff_average_float": (_POINTER, _LONG, _LONG, _POINTER),
+    "hodiff_average_double": (_POINTER, _LONG, _LONG, _POINTER),
 }
 
 
@@ -266,6 +268,30 @@ def masked(v: Tensor, mask: Tensor) -> Tensor:
     out = torch.empty_like(v)
     _run("hodiff_masked", v.data_ptr(), mask.data_ptr(), out.data_ptr(), v.numel())
     return out
+
+
+def average_with_transpose(square: Tensor) -> tuple[float, float] | None:
+    """Replace a square matrix by the mean of itself and its transpose, in place.
+
+    Args:
+        square: Matrix (n, n) in row-major order, a part of a larger one or not; float32 or float64.
+
+    Returns:
+        The largest difference of the two and the largest magnitude of either, both NaN if not all numbers are finite;
+        or None, where no kernel takes the matrix and nothing has happened.
+
+    Example:
+        >>> square = torch.tensor([[1.0, 2.0], [4.0, 3.0]], dtype=torch.float64)
+        >>> average_with_transpose(square) in ((2.0, 4.0), None)
+        True
+    """
+    kernel = {torch.float32: "hodiff_average_float", torch.float64: "hodiff_average_double"}.get(square.dtype)
+    if library() is None or kernel is None or square.device.type != "cpu" or square.stride(1) != 1:
+        return None
+    report = square.new_empty(3)
+    _run(kernel, square.data_ptr(), square.shape[0], square.stride(0), report.data_ptr())
+    gap, size, poison = report.tolist()
+    return gap + poison, size + poison
 
 
 def _run(kernel: str, *arguments: int | float | None) -> None:

@@ -145,6 +145,11 @@ class NarrowKernels(TorchDispatchMode):
         tensor([2., 2., 2.])
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare each operator the wrapper that keeps dynamo out, which never meets this mode."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look the operator up, and run torch's where there is none of ours."""
         return KERNELS.get(func, func)(*args, **(kwargs or {}))

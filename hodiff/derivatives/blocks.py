@@ -15,6 +15,7 @@ from hodiff.derivatives.linearized import LinearizedHessian
 from hodiff.derivatives.routes import follow
 from hodiff.derivatives.trees import PyTree, leaf_names
 from hodiff.errors import HodiffWarning
+from hodiff.kernels import fused
 
 Plan = Sequence[tuple[int, Sequence[int]]]
 
@@ -134,6 +135,9 @@ def _stack(linearized: LinearizedHessian, plan: Plan) -> dict[tuple[int, int], T
 
 def _symmetrize_in_place(square: Tensor) -> tuple[float, float]:
     """Average a block with its transpose, tile by tile; the largest difference of the two, and the largest entry."""
+    found = fused.average_with_transpose(square)
+    if found is not None:
+        return found
     gap, size = square.new_zeros(()), square.new_zeros(())
     for i in range(0, len(square), _TILE):
         for j in range(0, i + 1, _TILE):

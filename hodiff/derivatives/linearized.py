@@ -20,6 +20,8 @@ from hodiff.derivatives.transforms import gradient, pull
 from hodiff.derivatives.trees import PyTree, one_hot_rows
 from hodiff.kernels.narrow import NarrowKernels
 
+NARROW_FROM = 32
+
 
 class RowSource(Protocol):
     """What a dense Hessian is assembled from."""
@@ -127,7 +129,8 @@ class LinearizedHessian:
             for start, stop in spans(
                 leaf.numel(), resolve_chunk_size(self.chunk_size, leaf.numel(), bytes_each, leaf.device)
             ):
-                with nullcontext() if self.traced else NarrowKernels():
+                # A dispatch mode costs each operator some microseconds, which only wide groups win back.
+                with nullcontext() if self.traced or stop - start < NARROW_FROM else NarrowKernels():
                     rows = self.source.rows(index, one_hot_rows(start, stop, leaf), wanted)
                 yield (
                     index,

@@ -96,7 +96,6 @@ class SiLUSlope(ElementwiseFunction):
     """The derivative of `silu`. Saves its input."""
 
     kernel = "silu_slope"
-    derivative = SiLUCurvature
 
     @staticmethod
     def forward(z: Tensor) -> Tensor:
@@ -104,17 +103,26 @@ class SiLUSlope(ElementwiseFunction):
         z = z.clamp(-SATURATED, SATURATED)
         return torch.sigmoid(z) * (1 - F.silu(-z))
 
+    @staticmethod
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
+        """By its derivative."""
+        return SiLUCurvature.scaled(vector, *residuals)
+
 
 class SiLU(ElementwiseFunction):
     """The Function behind `silu`. Saves its input: two inputs share an output, so the output would not do."""
 
     kernel = "silu"
-    derivative = SiLUSlope
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         """Compute $x σ(x)$."""
         return F.silu(x.clamp(min=-SATURATED))
+
+    @staticmethod
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
+        """By its derivative."""
+        return SiLUSlope.scaled(vector, *residuals)
 
 
 class NormalDensity(ElementwiseFunction):
@@ -157,7 +165,6 @@ class GELUSlope(ElementwiseFunction):
     """The derivative of `gelu`. Saves its input."""
 
     kernel = "gelu_slope"
-    derivative = GELUCurvature
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -165,18 +172,27 @@ class GELUSlope(ElementwiseFunction):
         x = x.clamp(-FLAT, FLAT)
         return 0.5 * torch.erfc(x * -math.sqrt(0.5)) + x * _normal_density(x)
 
+    @staticmethod
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
+        """By its derivative."""
+        return GELUCurvature.scaled(vector, *residuals)
+
 
 class GELU(ElementwiseFunction):
     """The Function behind `gelu`. Saves its input."""
 
     kernel = "gelu"
-    derivative = GELUSlope
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         """Compute $x Φ(x)$; by erfc, as 1 + erf loses all digits for negative x."""
         x = x.clamp(min=-FLAT)
         return x * (0.5 * torch.erfc(x * -math.sqrt(0.5)))
+
+    @staticmethod
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
+        """By its derivative."""
+        return GELUSlope.scaled(vector, *residuals)
 
 
 class GELUTanhCurvature(ElementwiseFunction):
@@ -201,7 +217,6 @@ class GELUTanhSlope(ElementwiseFunction):
     """The derivative of `gelu` with `approximate="tanh"`. Saves its input."""
 
     kernel = "gelu_tanh_slope"
-    derivative = GELUTanhCurvature
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -210,18 +225,27 @@ class GELUTanhSlope(ElementwiseFunction):
         v, first, _ = _cubic(x)
         return _gated_slope(x, v, first)
 
+    @staticmethod
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
+        """By its derivative."""
+        return GELUTanhCurvature.scaled(vector, *residuals)
+
 
 class GELUTanh(ElementwiseFunction):
     """The Function behind `gelu` with `approximate="tanh"`. Saves its input."""
 
     kernel = "gelu_tanh"
-    derivative = GELUTanhSlope
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         """Compute $x σ(v)$, which is the tanh form without its difference of nearly equal numbers."""
         x = x.clamp(min=-FLAT)
         return x * torch.sigmoid(_cubic(x.clamp(max=FLAT))[0])
+
+    @staticmethod
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
+        """By its derivative."""
+        return GELUTanhSlope.scaled(vector, *residuals)
 
 
 def _cubic(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -256,7 +280,6 @@ class MishSlope(ElementwiseFunction):
     """The derivative of `mish`. Saves its input."""
 
     kernel = "mish_slope"
-    derivative = MishCurvature
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -267,17 +290,26 @@ class MishSlope(ElementwiseFunction):
         shifted = x - math.log(2)
         return _gated_slope(x, x - F.logsigmoid(-shifted), 1 + torch.sigmoid(shifted))
 
+    @staticmethod
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
+        """By its derivative."""
+        return MishCurvature.scaled(vector, *residuals)
+
 
 class Mish(ElementwiseFunction):
     """The Function behind `mish`. Saves its input."""
 
     kernel = "mish"
-    derivative = MishSlope
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         """Compute $x tanh(log(1 + e^x))$."""
         return F.mish(x.clamp(min=-SATURATED))
+
+    @staticmethod
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
+        """By its derivative."""
+        return MishSlope.scaled(vector, *residuals)
 
 
 def _gated_slope(x: Tensor, v: Tensor, first: Tensor) -> Tensor:

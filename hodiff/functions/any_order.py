@@ -12,6 +12,8 @@ import torch
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function
 
+from hodiff.functions.batched_calls import call_batched, innermost_is_vmap
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -46,12 +48,15 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
     plain = super(Function, function).apply
 
     forward = function.forward
+    batches = function.vmap is not Function.vmap and not function.generate_vmap_rule
 
     # A closure, as dynamo reads no attribute of a Function and looks none up in a table.
     def call(*inputs: Any) -> Any:
         if torch.compiler.is_compiling():
             return forward(*inputs) if torch._C._are_functorch_transforms_active() else twin.apply(*inputs)
         if torch._C._are_functorch_transforms_active():
+            if batches and innermost_is_vmap():
+                return call_batched(function, call, inputs)
             return function.apply(*inputs)
         return plain(*unwrap_dead_wrappers(inputs))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -16,9 +16,9 @@ from hodiff.kernels import fused
 class ElementwiseFunction(AnyOrderFunction):
     r"""$y = f(x_1, \dots, x_m)$ elementwise, with broadcasting, from a formula and its partial derivatives.
 
-    A subclass gives `forward(*inputs)` and `slope(index, *residuals)`, or for a function of one tensor the class of its
-    derivative; backward, jvp and the batching rule follow. Inputs are tensors or Python constants, which get no
-    gradient.
+    A subclass gives `forward(*inputs)` and `slope(index, *residuals)`, or `scaled_slope` where the product with a
+    tangent or cotangent has a Function of its own; backward, jvp and the batching rule follow. Inputs are tensors or
+    Python constants, which get no gradient.
 
     $$ \bar x_i = \sum_{\text{broadcast}} \bar y \, \frac{\partial f}{\partial x_i}, \qquad
        \dot y = \sum_i \frac{\partial f}{\partial x_i} \, \dot x_i $$
@@ -26,13 +26,11 @@ class ElementwiseFunction(AnyOrderFunction):
     Attributes:
         saves_output: Whether `residuals` reads the output. Forward mode saves the inputs and computes the output
             again, as a saved output is not yet part of an outer graph.
-        derivative: The Function of the same tensor that is the derivative, in place of `slope`.
         kernel: The name in `hodiff.kernels.fused` of a function of one tensor that has a kernel, which then computes
             `forward`, and `scaled` without a tensor in between.
     """
 
     saves_output = False
-    derivative: ClassVar[type[ElementwiseFunction] | None] = None
     kernel = ""
 
     @staticmethod
@@ -63,8 +61,6 @@ class ElementwiseFunction(AnyOrderFunction):
 
     def __init_subclass__(cls) -> None:
         # torch.compile traces plain functions only, so the rules are made for each class instead of class methods.
-        if "derivative" in cls.__dict__:
-            cls.slope = staticmethod(_make_slope(cls.derivative))  # type: ignore[method-assign]
         if "kernel" in cls.__dict__:
             cls.forward = staticmethod(_with_kernel(cls.kernel, cls.forward))  # type: ignore[method-assign]
         super().__init_subclass__()
@@ -80,17 +76,6 @@ class ElementwiseFunction(AnyOrderFunction):
         cls.vmap = staticmethod(_make_vmap(cls))  # type: ignore[method-assign]
 
 
-# Below, functions are bound to names before they are closed over: dynamo does not call Functions that it finds as
-# attributes of a class in a closure.
-def _make_slope(derivative: Any) -> Callable[..., Tensor]:
-    call = derivative.call
-
-    def slope(index: int, *residuals: Any) -> Tensor:
-        return call(*residuals)
-
-    return slope
-
-
 def _with_kernel(name: str, formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(formula)
     def forward(x: Tensor) -> Tensor:
@@ -100,10 +85,6 @@ def _with_kernel(name: str, formula: Callable[..., Tensor]) -> Callable[..., Ten
 
 
 def _make_scaled_slope(cls: type[ElementwiseFunction]) -> Callable[..., Tensor]:
-    derivative = cls.derivative
-    if derivative is not None:
-        scaled = derivative.scaled
-        return lambda vector, index, *residuals: scaled(vector, *residuals)
     return lambda vector, index, *residuals: _times(vector, cls.slope(index, *residuals))
 
 

@@ -118,6 +118,25 @@ def test_rows_at_the_edge():
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 200])
+def test_the_mean_with_the_transpose(n, dtype):
+    whole = torch.randn(n + 3, n + 5, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    square, untouched = whole[2 : n + 2, 1 : n + 1], whole.clone()
+    before = square.clone()
+    gap, size = fused.average_with_transpose(square)
+    assert torch.equal(square, (before + before.mT) / 2)
+    assert torch.equal(square, square.mT)
+    assert gap == ((before - before.mT).abs().max().item() if n else 0)
+    assert size == (before.abs().max().item() if n else 0)
+    untouched[2 : n + 2, 1 : n + 1] = square
+    assert torch.equal(whole, untouched)
+    if n:
+        square[0, n - 1] = math.nan
+        assert all(map(math.isnan, fused.average_with_transpose(square)))
+
+
+@needs_kernels
 def test_masks():
     x = torch.tensor([-1.0, 0.0, 2.0, math.nan])
     value, mask = fused.add_relu(x)

@@ -1,0 +1,62 @@
+"""Calls of Functions under `torch.func.vmap`, straight to the batching rule.
+
+Torch's own way there binds the signature and flattens all arguments as pytrees, which takes longer than a small batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch._C import _functorch as levels
+from torch._functorch.autograd_function import VmapInfo
+from torch._functorch.utils import unwrap_dead_wrappers
+
+_RANDOMNESS = {
+    levels.RandomnessType.Error: "error",
+    levels.RandomnessType.Same: "same",
+    levels.RandomnessType.Different: "different",
+}
+
+
+def innermost_is_vmap() -> bool:
+    """Whether the transform that sees an operator first is `torch.func.vmap`.
+
+    Returns:
+        Whether it is; only to be asked inside a transform.
+    """
+    return levels.peek_interpreter_stack().key() == levels.TransformType.Vmap
+
+
+def call_batched(function: Any, call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """Apply a Function's batching rule at the innermost level, as `Function.apply` does there.
+
+    Args:
+        function: The Function; none of its outputs is an input.
+        call: Applies it below that level.
+        inputs: Its arguments, of which tensors may be batched.
+
+    Returns:
+        The outputs, batched.
+    """
+    top = levels.peek_interpreter_stack()  # `interpreter` points into it
+    interpreter = levels.CVmapInterpreterPtr(top)
+    level = interpreter.level()
+    inputs = unwrap_dead_wrappers(tuple(inputs))
+    pairs = [levels._unwrap_batched(x, level) if isinstance(x, Tensor) else (x, None) for x in inputs]
+    in_dims = tuple(dim for _, dim in pairs)
+    info = VmapInfo(batch_size=interpreter.batchSize(), randomness=_RANDOMNESS[interpreter.randomness()])
+    popped = levels.pop_dynamic_layer_stack()
+    try:
+        if all(dim is None for dim in in_dims):
+            return call(*inputs)
+        outputs, out_dims = function.vmap(info, in_dims, *(x for x, _ in pairs))
+    finally:
+        levels.push_dynamic_layer_stack(popped)
+    if not isinstance(outputs, tuple):
+        return outputs if out_dims is None else levels._add_batch_dim(outputs, out_dims, level)
+    return tuple(
+        output if dim is None or output is None else levels._add_batch_dim(output, dim, level)
+        for output, dim in zip(outputs, out_dims, strict=True)
+    )
