@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch._functorch.utils import unwrap_dead_wrappers
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from hodiff.functions.batched_calls import call_batched, innermost_is_vmap
 
@@ -58,7 +58,11 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
             if batches and innermost_is_vmap():
                 return call_batched(function, call, inputs)
             return function.apply(*inputs)
-        return plain(*unwrap_dead_wrappers(inputs))
+        inputs = unwrap_dead_wrappers(inputs)
+        # Where nothing records, as in a last backward pass, the formula alone will do.
+        if not torch.is_grad_enabled() and forward_ad._current_level < 0:
+            return forward(*inputs)
+        return plain(*inputs)
 
     return call
 
