@@ -209,6 +209,18 @@ FOR_EACH_PROCESSOR void gate_times(const float* z, const float* x, float* out, l
   for (long i = 0; i < n; ++i) out[i] = static_cast<float>(at_least(x[i], -3.4028234663852886e38) * sigmoid(z[i]));
 }
 
+// What pulls u and w back through (c f(z), c x b(z)), with f = silu_slope and b = bell: to c, x and z.
+FOR_EACH_PROCESSOR void gate_curvature(const float* u, const float* w, const float* c, const float* x, const float* z,
+                                       float* by_c, float* by_x, float* by_z, long n) {
+  for (long i = 0; i < n; ++i) {
+    const Logistic l(cut(z[i], 700.0));
+    const double b = l.bell(), t = (1.0 - l.e) * l.d, wx = static_cast<double>(w[i]) * x[i];
+    by_c[i] = static_cast<float>(u[i] * (l.value() * (1.0 + l.z * l.reflected())) + wx * b);
+    by_x[i] = static_cast<float>(static_cast<double>(w[i]) * c[i] * b);
+    by_z[i] = static_cast<float>(c[i] * b * (u[i] * (2.0 - l.z * t) - wx * t));
+  }
+}
+
 struct Entry {
   const char* name;
   void (*of)(const float*, const float*, float*, long);
@@ -442,6 +454,14 @@ EXPORT void hodiff_pullback(long index, const float* x, const float* by, const f
   const auto run = PULLBACKS[index].run;
   in_blocks(n, [=](long start, long count) {
     run(x + start, by + start, c + start, by_by + start, by_x + start, count);
+  });
+}
+
+// See gate_curvature.
+EXPORT void hodiff_gate_curvature(const float* u, const float* w, const float* c, const float* x, const float* z,
+                                  float* by_c, float* by_x, float* by_z, long n) {
+  in_blocks(n, [=](long i, long count) {
+    gate_curvature(u + i, w + i, c + i, x + i, z + i, by_c + i, by_x + i, by_z + i, count);
   });
 }
 

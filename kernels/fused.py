@@ -21,6 +21,7 @@ _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 _SIGNATURES = {
     "hodiff_elementwise": (_LONG, _POINTER, _POINTER, _POINTER, _LONG),
     "hodiff_pullback": (_LONG, *(_POINTER,) * 5, _LONG),
+    "hodiff_gate_curvature": (*(_POINTER,) * 8, _LONG),
     "hodiff_logsumexp": (_POINTER, _POINTER, _LONG, _LONG),
     "hodiff_softmax": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT),
     "hodiff_softmax_product": (*(_POINTER,) * 5, _LONG, _LONG, _FLOAT),
@@ -158,6 +159,24 @@ def pullback(formula: str, x: Tensor, by: Tensor, cotangent: Tensor) -> tuple[Te
     pointers = (x.data_ptr(), by.data_ptr(), cotangent.data_ptr(), by_by.data_ptr(), by_x.data_ptr())
     _run("hodiff_pullback", pullbacks()[formula], *pointers, x.numel())
     return by_by, by_x
+
+
+def gate_curvature(u: Tensor, w: Tensor, c: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""What pulls $(u, w)$ back through $(c f(z), c x b(z))$, with b the derivative of σ and $f = (z σ)'$.
+
+    Args:
+        u: Cotangent of the first.
+        w: Cotangent of the second.
+        c: Factor of both, like all of the same shape.
+        x: Factor of the second.
+        z: The argument.
+
+    Returns:
+        The cotangents of c, x and z.
+    """
+    by_c, by_x, by_z = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
+    _run("hodiff_gate_curvature", *(each.data_ptr() for each in (u, w, c, x, z, by_c, by_x, by_z)), x.numel())
+    return by_c, by_x, by_z
 
 
 def logsumexp(x: Tensor) -> Tensor:

@@ -14,15 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import (
     require_broadcastable,
     require_choice,
     require_floating,
     require_number_or_floating,
 )
-from hodiff.functions.elementwise import ElementwiseFunction
+from hodiff.functions.elementwise import ElementwiseFunction, batch_in_front
 from hodiff.functions.logarithms import LogSigmoid
-from hodiff.functions.logistic import SATURATED, Bell, HalfTanh, Logistic
+from hodiff.functions.logistic import SATURATED, Bell, BellSlope, HalfTanh, Logistic
+from hodiff.functions.nesting import nestable_jvp
 from hodiff.functions.rectifiers import where_positive
 from hodiff.kernels import fused
 
@@ -56,13 +58,58 @@ class Swish(ElementwiseFunction):
         """The same, sharing z; a single β takes an inner product."""
         x, beta = residuals
         z = beta * x
-        if all(wanted) and x.shape == z.shape == cotangent.shape and fused.takes(x, z, cotangent):
-            by_x, halfway = fused.pullback("gate", z, x, cotangent)
+        if all(wanted) and fused.suit(cotangent, x, z):
+            by_x, halfway = GatePullback.call(cotangent, x, z)
             return [by_x, _inner(x, halfway, shapes[1])]
         return [
             SiLUSlope.scaled(cotangent, z).sum_to_size(shapes[0]) if wanted[0] else None,
             _inner(x, Bell.scaled(cotangent * x, z), shapes[1]) if wanted[1] else None,
         ]
+
+
+class GatePullback(AnyOrderFunction):
+    r"""$c\,(σ(z) + z b(z))$ and $c\,x\,b(z)$, from which both cotangents of `Swish` come. Saves its inputs."""
+
+    @staticmethod
+    def forward(c: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute both."""
+        if c.shape == x.shape == z.shape and fused.takes(c, x, z):
+            return fused.pullback("gate", z, x, c)
+        return c * SiLUSlope.forward(z), c * x * Bell.forward(z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Save the inputs."""
+        del output
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+        ctx.shapes = tuple(each.shape for each in inputs)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor, w: Tensor) -> Any:
+        """By c, x and z."""
+        c, x, z = ctx.saved_tensors
+        if u.shape == c.shape == x.shape == z.shape and fused.takes(u, w, c, x, z):
+            return fused.gate_curvature(u, w, c, x, z)
+        by_c = SiLUSlope.scaled(u, z) + Bell.scaled(w * x, z)
+        by_x = Bell.scaled(w * c, z)
+        by_z = SiLUCurvature.scaled(u * c, z) + BellSlope.scaled(w * c * x, z)
+        return tuple(each.sum_to_size(shape) for each, shape in zip((by_c, by_x, by_z), ctx.shapes, strict=True))
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, c_t: Tensor | None, x_t: Tensor | None, z_t: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Product rule."""
+        c, x, z = ctx.saved_tensors
+        c_t, x_t, z_t = (torch.zeros_like(z) if each is None else each for each in (c_t, x_t, z_t))
+        first = SiLUSlope.scaled(c_t, z) + SiLUCurvature.scaled(c * z_t, z)
+        return first, Bell.scaled(c_t * x + c * x_t, z) + BellSlope.scaled(c * x * z_t, z)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
+        """Elementwise."""
+        del info
+        return GatePullback.call(*torch.broadcast_tensors(*batch_in_front(in_dims, inputs))), (0, 0)
 
 
 def _inner(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:

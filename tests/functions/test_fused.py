@@ -9,7 +9,9 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
+from hodiff import check
 from hodiff import functions as hf
+from hodiff.functions.activations import GatePullback
 from hodiff.kernels import fused
 
 needs_kernels = pytest.mark.skipif(fused.library() is None, reason="hodiff was installed without a C++ compiler")
@@ -84,6 +86,21 @@ def test_products_and_pullbacks(name, n):
     by_by, by_x = fused.pullback(name, x, by, c)
     torch.testing.assert_close(by_by, c * fused.elementwise(name, x))
     torch.testing.assert_close(by_x, c * by * fused.elementwise(slope, x))
+
+
+def test_the_cotangents_of_swish_by_every_route():
+    check(GatePullback, tuple(normal(2, 2, seed=k) for k in range(3)), order=3).raise_on_failure()
+
+
+@needs_kernels
+def test_the_cotangents_of_swish_in_one_pass():
+    inputs = [normal(3, 5, seed=k).float().requires_grad_() for k in range(3)]
+    cotangents = [normal(3, 5, seed=k).float() for k in (3, 4)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    found = torch.autograd.grad(GatePullback.call(*inputs), inputs, cotangents)
+    expected = torch.autograd.grad(GatePullback.call(*exact), exact, [c.double() for c in cotangents])
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other.float())
 
 
 @needs_kernels
