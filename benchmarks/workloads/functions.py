@@ -110,6 +110,7 @@ PAIRS = [
         (LARGE, LARGE[-1:], LARGE[-1:]),
     ),
     Pair("attention", hf.attention, _attention, ((2, 4, 512, 32),) * 3),
+    Pair("attention, longer", hf.attention, _attention, ((1, 4, 1024, 64),) * 3),
     Pair(
         "cross_entropy",
         lambda x: hf.cross_entropy(x, _targets()),
