@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -20,6 +20,8 @@ class Problem:
         contestants: The unit first.
         error: The relative error of what a contestant returned; gradients are not asked.
         tolerance: Beyond this error a contestant is wrong, and its time worthless.
+        remarks: By contestant, what else deserves a column.
+        remarks_title: The heading of that column.
     """
 
     name: str
@@ -27,6 +29,8 @@ class Problem:
     contestants: Sequence[Contestant]
     error: Callable[[Any], float]
     tolerance: float
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    remarks_title: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Row:
         gradients: Median ratio to the unit, one eager gradient.
         of_fastest_torch: Median ratio to torch's fastest right contestant.
         relative_error: Of its answer; absent for gradients.
+        remark: What else deserves a column.
     """
 
     name: str
@@ -48,6 +53,7 @@ class Row:
     gradients: float | None = None
     of_fastest_torch: float | None = None
     relative_error: float | None = None
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Result:
     rounds: int
     tolerance: float
     rows: list[Row]
+    remarks_title: str = ""
 
     def wrong(self) -> list[str]:
         """The defaults of hodiff whose answers were wrong."""
@@ -88,8 +95,9 @@ def measure(problem: Problem, rounds: int) -> Result:
     fastest = min((each.name for each in right if each.group == "torch"), key=medians.__getitem__, default=None)
 
     def row(each: Contestant) -> Row:
+        remark = problem.remarks.get(each.name, "")
         if each not in right:
-            return Row(each.name, each.group, relative_error=errors[each.name])
+            return Row(each.name, each.group, relative_error=errors[each.name], remark=remark)
         times = seconds[each.name]
         return Row(
             each.name,
@@ -98,6 +106,8 @@ def measure(problem: Problem, rounds: int) -> Result:
             gradients=median_ratio(times, seconds[unit.name]),
             of_fastest_torch=median_ratio(times, seconds[fastest]) if fastest and each != unit else None,
             relative_error=errors.get(each.name),
+            remark=remark,
         )
 
-    return Result(problem.name, problem.title, rounds, problem.tolerance, [row(each) for each in problem.contestants])
+    rows = [row(each) for each in problem.contestants]
+    return Result(problem.name, problem.title, rounds, problem.tolerance, rows, problem.remarks_title)

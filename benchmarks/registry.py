@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.memory import TITLE, Peak, dense_peaks
 from benchmarks.problems import Problem
-from benchmarks.workloads import authoring, corrections, dense, functions, hvp, overhead
+from benchmarks.workloads import authoring, checks, corrections, dense, functions, hvp, overhead
 
 
 @dataclass(frozen=True)
@@ -44,4 +44,5 @@ WORKLOADS = {
         peaks=functions.saved,
         peaks_title=functions.SAVED,
     ),
+    "checks": Workload("checks of Functions, and the defects that they see", checks.problems, rounds=10),
 }

@@ -41,11 +41,12 @@ def time_table(result: Result, peers: Sequence[Row] = ()) -> str:
             number(row.milliseconds, ".3g") if row.milliseconds is not None or row.group == "unit" else "wrong",
             number(row.gradients, ".2f"),
             number(row.of_fastest_torch, ".2f"),
-            number(row.relative_error, ".1e"),
+            *([row.remark] if result.remarks_title else [number(row.relative_error, ".1e")]),
         ]
         for row in [*result.rows, *peers]
     ]
-    return table(["", "ms", "gradients", "/ fastest torch", "relative error"], rows)
+    last = result.remarks_title or "relative error"
+    return table(["", "ms", "gradients", "/ fastest torch", last], rows)
 
 
 def peer_rows(directory: Path, workload: str, problem: str) -> list[Row]:

@@ -6,6 +6,7 @@ from typing import Any as _Any
 
 from hodiff.checks import Finding as Finding
 from hodiff.checks import Report as Report
+from hodiff.checks import assert_differentiable as assert_differentiable
 from hodiff.checks import check as check
 from hodiff.checks.preflight import preflight as preflight
 from hodiff.corrections import corrected as corrected

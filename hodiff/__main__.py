@@ -1,4 +1,4 @@
-"""The command line: ``python -m hodiff audit``."""
+"""The command line: ``python -m hodiff check`` and ``python -m hodiff audit``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hodiff.checks.command import add_check
 from hodiff.errors import HodiffError
 
 
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m hodiff", description="Higher derivatives in PyTorch, checked.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    add_check(commands)
     _add_audit(commands)
     return parser
 

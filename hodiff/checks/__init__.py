@@ -1,5 +1,6 @@
 """Checks of derivatives: independent routes, differences, and what torch offers."""
 
+from hodiff.checks.assertions import assert_differentiable as assert_differentiable
 from hodiff.checks.audit_run import audit as audit
 from hodiff.checks.audit_table import AuditTable as AuditTable
 from hodiff.checks.audit_verdicts import Verdict as Verdict

@@ -71,13 +71,19 @@ def _compare(
     """Batched inputs come from ``batches``, unbatched ones from ``constants``."""
 
     def sample(index: int) -> list[Tensor]:
-        return [c if d is None else b[index] for c, b, d in zip(constants, batches, in_dims, strict=True)]
+        # A function may write into its inputs.
+        return [
+            c.clone() if d is None else b[index].clone() for c, b, d in zip(constants, batches, in_dims, strict=True)
+        ]
 
     def looped() -> Tensor:
         return torch.stack([function(*sample(i)) for i in range(BATCH)])
 
     def batched() -> Tensor:
-        stacked = [c if d is None else b.movedim(0, d) for c, b, d in zip(constants, batches, in_dims, strict=True)]
+        stacked = [
+            c.clone() if d is None else b.clone().movedim(0, d)
+            for c, b, d in zip(constants, batches, in_dims, strict=True)
+        ]
         return torch.func.vmap(function, in_dims=in_dims)(*stacked)
 
     expected = attempt(looped)

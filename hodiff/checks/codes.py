@@ -212,7 +212,7 @@ _CODES = (
         "error",
         "a buffer of a fixed dtype",
         "a tensor made inside is float32 whatever the inputs are.",
-        "Make it like the input: `torch.zeros_like(x)` or `dtype=x.dtype`.",
+        "Make it like the input: `torch.zeros_like(x)` or `dtype=x.dtype`; a module: `module.double()`.",
     ),
     Code(
         "HD307",

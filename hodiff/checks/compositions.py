@@ -70,7 +70,7 @@ def derivative(f: TensorFunction, route: str) -> TensorFunction:
     if not set(modes) <= set(MODES):
         raise InputError(f"derivative: route: expected words from {MODES} joined by '-over-', got {route!r}.")
     if "reverse" not in modes:
-        return _by_basis(f, modes)
+        return _by_basis(f, route)
     free = len(modes) - 1 - modes[::-1].index("reverse")
 
     def evaluate(x: Tensor, *directions: Tensor) -> Tensor:
@@ -83,15 +83,43 @@ def derivative(f: TensorFunction, route: str) -> TensorFunction:
     return evaluate
 
 
-def _by_basis(f: TensorFunction, modes: list[str]) -> TensorFunction:
+def along_directions(f: TensorFunction, route: str) -> TensorFunction:
+    r"""Compose passes into one derivative of a scalar function of a vector, without a free index.
+
+    .. math:: (x, v_1, \dots, v_k) \mapsto D^k f(x)[v_1, \dots, v_k]
+
+    The innermost pass takes the first direction.
+
+    Args:
+        f: Maps a tensor of shape (n,) to a tensor of shape ().
+        route: One of `route_names`; its words count the order k.
+
+    Returns:
+        A function of x, shape (n,), and k directions, each of shape (n,); it returns shape ().
+
+    Example:
+        >>> import torch
+        >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])
+        >>> along_directions(lambda x: x[0] ** 2 * x[1], "forward-over-forward")(x, v, v)
+        tensor(4.)
+    """
+    modes = route.split("-over-")[::-1]
+
     def evaluate(x: Tensor, *directions: Tensor) -> Tensor:
-        entries = []
-        for basis in torch.eye(x.numel(), dtype=x.dtype, device=x.device):
-            function = f
-            for mode, direction in zip(modes, (*directions, basis), strict=True):
-                function = _ALONG[mode](function, direction)
-            entries.append(function(x))
-        return torch.stack(entries)
+        function = f
+        for mode, direction in zip(modes, directions, strict=True):
+            function = _ALONG[mode](function, direction)
+        return function(x)
+
+    return evaluate
+
+
+def _by_basis(f: TensorFunction, route: str) -> TensorFunction:
+    along = along_directions(f, route)
+
+    def evaluate(x: Tensor, *directions: Tensor) -> Tensor:
+        basis = torch.eye(x.numel(), dtype=x.dtype, device=x.device)
+        return torch.stack([along(x, *directions, last) for last in basis])
 
     return evaluate
 

@@ -1,27 +1,40 @@
-"""From failed comparisons to findings: which belong together, and what to do about them."""
+"""From failed comparisons and what probes saw to findings: a code each, with evidence, and no consequence twice.
+
+A cause that a probe saw explains the comparisons that follow from it; a message of torch that says what is missing
+explains its own; a table names what is left.
+"""
+
+from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hodiff.checks.codes import CODES
+from hodiff.checks.probes.cause import Cause, about_batches, modes_of
 from hodiff.checks.report import Entry, Finding
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A remedy and the patterns, matched at the start, of the entries that it cures."""
+    """A code and the patterns of the entries that have it.
 
-    remedy: str
+    All but `detail` are matched at the start.
+    """
+
+    code: str
     kind: str = ""
     route: str = ""
     order: str = ""
     quantity: str = ""
     detail: str = ""
+    fact: str = ""
 
-    def cures(self, entry: Entry) -> bool:
-        """Whether all patterns match."""
+    def holds(self, entry: Entry, facts: frozenset[str]) -> bool:
+        """Whether all patterns match, and the fact holds, if one is needed."""
         return (
-            re.match(self.kind, entry.status) is not None
+            (not self.fact or self.fact in facts)
+            and re.match(self.kind, entry.status) is not None
             and re.match(self.route, entry.route) is not None
             and re.match(self.order, str(entry.order)) is not None
             and re.match(self.quantity, entry.quantity) is not None
@@ -29,158 +42,161 @@ class Rule:
         )
 
 
-# Here no number came out, only a message.
-_STOPPED = {"raises", "fails"}
-
-# The first rule that matches gives the remedy, so the special ones come first.
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "The function computes in lower precision whatever its inputs. Make what it holds float64 "
-        "(module.double()) or pass it as inputs; until then every comparison is coarse.",
-        kind="float64",
-    ),
-    Rule(
-        "Remove @once_differentiable and write backward with torch operations or other Functions.",
-        detail="once_differentiable",
-    ),
-    Rule(
-        "Split forward(ctx, ...) into forward(...) without ctx and setup_context(ctx, inputs, output); "
-        "torch.func transforms need both. An operator from torch.library.custom_op has to be wrapped in such a "
-        "Function.",
-        detail="setup_context",
-    ),
-    Rule(
-        "A rule calls NumPy, Triton or C++ code, which torch.func cannot see into, and of which plain autograd loses "
-        "the second derivative silently: make that call a Function of its own, with backward and jvp.",
-        detail="Cannot access data pointer|doesn't have storage",
-    ),
-    Rule(
-        "A torch operator has no such derivative: write it in elementary operators, or stay with the routes that "
-        "have one.",
-        detail="Trying to use forward AD with|derivative for .* is not implemented",
-    ),
-    Rule(
-        "Add a jvp staticmethod that computes the tangent from saved inputs (save_for_forward) with torch operations.",
-        detail=r"jvp|forward[- ](mode )?(AD|differentiation)|forward AD",
-    ),
-    Rule(
-        "Set generate_vmap_rule = True if all staticmethods are torch operations, else write a vmap staticmethod.",
-        detail="generate_vmap_rule|vmap staticmethod",
-    ),
-    Rule(
-        "The function has Python control flow or an in-place write that depends on batched data; use torch.where "
-        "and out-of-place operations.",
-        route="vmap",
-        kind="raises",
-    ),
-    Rule(
-        "The batching rule is wrong, or the function mixes samples. Honour each entry of in_dims (None and "
-        "negative ones too) in vmap, or set generate_vmap_rule = True and delete it.",
-        route="vmap",
-    ),
-    Rule(
-        "A rule fails under vmap; the rows of vmap say which.",
-        quantity="batched",
-    ),
-    Rule(
-        "Compiled code differs from eager. Compile only what agrees here, or keep the function out of the graph "
-        "with torch.compiler.disable; a custom jvp is not seen by torch.compile.",
-        route="compile",
-    ),
-    Rule(
-        "The point is not smooth: a kink, a jump or the edge of the domain, where derivatives depend on the side. "
-        "Check at another point, or state which derivative is meant.",
-        kind="non-smooth",
-    ),
-    Rule(
-        "A derivative is infinite or NaN. Often 0 * inf in a branch that torch.where discards: make the argument "
-        "safe before the operation.",
-        kind="non-finite",
-    ),
-    Rule(
-        "Right in float64, but it loses more than half of its digits here: rearrange the formula against "
-        "cancellation or compute it in float32 or float64 inside.",
-        kind="imprecise",
-    ),
-    Rule(
-        "The jvp staticmethod gives a wrong tangent: compare it with backward. If the tangent is zero, it may be "
-        "missing: torch.library.custom_op has none.",
-        kind="zero|wrong",
-        route="forward$",
-        order="1",
-    ),
-    Rule(
-        "backward gives a wrong gradient; if it is zero the graph is cut: look for detach, .data, .item() and NumPy.",
-        kind="zero|wrong",
-        route="reverse$",
-        order="1",
-    ),
-    Rule(
-        "jvp uses values that do not depend on the inputs in the graph. Recompute them in jvp from inputs saved by "
-        "save_for_forward; do not save derivatives on ctx. If f calls no Function of its own, a torch operator is at "
-        "fault: write it in elementary ones.",
-        kind="zero|wrong",
-        route="reverse-over-forward$",
-    ),
-    Rule(
-        "If reverse-over-forward is right, the cause is that torch runs the jvp of a custom Function with forward "
-        "mode off, so an outer forward pass sees constants in it: put @hodiff.functions.nestable_jvp under "
-        "@staticmethod. If reverse-over-forward is wrong too, mend that first.",
-        kind="zero|wrong",
-        route="(.*forward.*){2}$",
-    ),
-    Rule(
-        "backward uses values that do not depend on the inputs in the graph: an intermediate of forward, "
-        "once_differentiable, a NumPy or Triton call. Recompute from saved inputs, or return the intermediate as an "
-        "output and add its incoming gradient.",
-        kind="zero|wrong",
-        route="(reverse|forward)-over-reverse$",
-    ),
-    Rule(
-        "A rule inside is right to a lower order only: write every rule with torch operations that are themselves "
-        "differentiable to this order.",
-        kind="zero|wrong",
-    ),
-    Rule("See the message of torch.autograd; the routes above say which rule is at fault.", kind="fails"),
-    Rule("This route is not available; use one that is, or add the missing rule.", kind="raises"),
+# What torch itself says is missing; the special ones come first.
+MESSAGES: tuple[Rule, ...] = (
+    Rule("HD107", detail="once_differentiable"),
+    Rule("HD405", detail="setup_context", fact="custom"),
+    Rule("HD406", detail="setup_context", fact="plain"),
+    Rule("HD106", detail="Cannot access data pointer|doesn't have storage|Can't call numpy"),
+    Rule("HD403", detail="generate_vmap_rule|vmap staticmethod"),
+    Rule("HD406", detail="Trying to use forward AD with|derivative for .* is not implemented|no autograd formula"),
+    Rule("HD401", detail="implement the jvp|jvp function|jvp.*NotImplemented"),
+    Rule("HD406", detail=r"forward[- ](mode )?(AD|differentiation)|forward AD"),
 )
 
+# What an entry is that nothing else explains.
+LEFT_OVER: tuple[Rule, ...] = (
+    Rule("HD306", kind="float64"),
+    Rule("HD113", kind="imprecise"),
+    Rule("HD901", kind="non-smooth"),
+    Rule("HD112", kind="non-finite"),
+    Rule("HD404", route="compile"),
+    Rule("HD402", route="vmap", detail="^vmap gives shape"),
+    Rule("HD402", route="vmap of values", kind="raises", fact="batching"),
+    Rule("HD407", route="vmap", kind="raises"),
+    Rule("HD402", route="vmap"),
+    Rule("HD407", quantity="batched", detail="vmap|batched"),
+    Rule("HD408", kind="raises"),
+    Rule("HD408", kind="fails", detail="^(?!GradcheckError)"),
+    Rule("HD406", fact="plain"),
+    Rule("HD101", route="reverse$|gradcheck", order="1", quantity="(?!forward)"),
+    Rule("HD102", route="forward$|gradcheck", order="1"),
+    Rule("HD115"),
+)
 
-def diagnose(entries: Iterable[Entry]) -> tuple[Finding, ...]:
-    """Group failed entries into findings, in the order in which they were found.
+# Defects after which batched and single evaluations differ, or a batched one raises.
+_UPSET_BATCHES = {"HD301", "HD302", "HD303", "HD305", "HD308", "HD309"}
+_STOP_BATCHES = {"HD104", "HD106", "HD107", "HD116", "HD201", "HD202", "HD203", "HD204", "HD304"}
+_SEVERITIES = ("error", "warning", "note")
 
-    The entries of one route at one order are one symptom, and the first of them names its kind. Symptoms with
-    one kind and one remedy at one order are one finding, as are all that stopped with the same message.
+
+def diagnose(
+    entries: Iterable[Entry],
+    causes: Sequence[Cause] = (),
+    *,
+    facts: frozenset[str] = frozenset({"custom"}),
+    settled: frozenset[int] = frozenset(),
+    location: str = "",
+) -> tuple[Finding, ...]:
+    """Name each defect once.
+
+    Args:
+        entries: All comparisons.
+        causes: What probes saw.
+        facts: ``"custom"`` or ``"plain"``, whether custom Functions take part; ``"batching"`` if one has a vmap.
+        settled: The orders at which differences know the derivative, so that one that is not finite is wrong.
+        location: Where the function is, for defects that have no place of their own.
 
     Returns:
-        The findings; empty if no entry failed.
+        The findings, errors first; empty if nothing failed and nothing was seen.
     """
-    symptoms: dict[tuple[object, ...], list[Entry]] = {}
-    for entry in filter(lambda entry: entry.failed, entries):
-        key = (entry.detail,) if entry.status in _STOPPED else (entry.order, entry.route)
-        symptoms.setdefault(key, []).append(entry)
-    groups: dict[tuple[object, ...], list[Entry]] = {}
-    for symptom in symptoms.values():
-        first = symptom[0]
-        remedy = next(rule.remedy for rule in RULES if rule.cures(first))
-        groups.setdefault((first.status, first.order, remedy, first.detail), []).extend(symptom)
-    return tuple(_finding(group, remedy) for (_, _, remedy, _), group in groups.items())
+    failed = [entry for entry in entries if entry.failed]
+    messages = {id(entry): _code(MESSAGES, entry, facts) for entry in failed}
+    edges = _edges(failed, causes, settled)
+    # Where the function itself is not smooth, no comparison is a symptom of anything else.
+    telling = [entry for entry in failed if not any(edge.explains(entry) for edge in edges)]
+    causes = [*causes, *edges]
+    causes = [cause for cause in causes if not cause.needs_symptom or _has_symptom(cause, telling, messages)]
+    causes += _unnested(failed, causes, messages)
+    owned: dict[str, list[Entry]] = {cause.code: [] for cause in causes}
+    for entry in failed:
+        code = _owner(entry, causes, messages[id(entry)]) or _code(LEFT_OVER, entry, facts)
+        owned.setdefault(code, []).append(entry)
+    findings = [_finding(code, mine, [c for c in causes if c.code == code], location) for code, mine in owned.items()]
+    return tuple(sorted(findings, key=lambda finding: (_SEVERITIES.index(finding.severity), finding.code)))
 
 
-def _finding(group: list[Entry], remedy: object) -> Finding:
+def _code(rules: Sequence[Rule], entry: Entry, facts: frozenset[str]) -> str:
+    return next((rule.code for rule in rules if rule.holds(entry, facts)), "")
+
+
+def _has_symptom(cause: Cause, failed: list[Entry], messages: dict[int, str]) -> bool:
+    """A comparison that says only that something is missing is no symptom of another defect."""
+    return any(cause.explains(entry) and messages[id(entry)] in {"", cause.code, "HD405"} for entry in failed)
+
+
+def _owner(entry: Entry, causes: Sequence[Cause], message: str) -> str:
+    if about_batches(entry):
+        upset = _UPSET_BATCHES | (_STOP_BATCHES if entry.status in {"raises", "fails"} else set())
+        guilty = [cause.code for cause in causes if cause.code in upset and message in {"", "HD106"}]
+        return guilty[0] if guilty else message
+    if message:
+        return message
+    return next((cause.code for cause in causes if cause.explains(entry)), "")
+
+
+def _edges(failed: list[Entry], causes: Sequence[Cause], settled: frozenset[int]) -> list[Cause]:
+    """The lowest order without a number decides; nothing above it can be compared."""
+    noise = [cause for cause in causes if cause.code in _UPSET_BATCHES]
+    broken = [
+        entry
+        for entry in failed
+        if entry.status in {"non-finite", "non-smooth"} and not any(cause.explains(entry) for cause in noise)
+    ]
+    if not broken:
+        return []
+    first = min(broken, key=lambda entry: entry.order)
+    code = "HD112" if first.status == "non-finite" and first.order in settled else "HD901"
+    evidence = f"at order {first.order} {first.detail}" if first.detail else f"at order {first.order}"
+    return [Cause(code, (evidence,), lambda entry: entry.order >= first.order and not about_batches(entry))]
+
+
+def _unnested(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, str]) -> list[Cause]:
+    """Forward-over-forward alone is wrong where torch hides the outer pass from a jvp."""
+    second = [
+        entry
+        for entry in failed
+        if entry.order == 2
+        and entry.status in {"zero", "wrong", "fails"}
+        and len(modes_of(entry)) == 2
+        and not messages[id(entry)]
+        and not any(cause.explains(entry) for cause in causes)
+    ]
+    stopped = any(modes_of(entry) == ["reverse", "forward"] and entry.order == 2 for entry in failed)
+    if not second or stopped or any(modes_of(entry) != ["forward", "forward"] for entry in second):
+        return []
+    evidence = ("forward-over-forward is wrong, and reverse-over-forward is right",)
+    return [Cause("HD114", evidence, lambda entry: modes_of(entry).count("forward") > 1)]
+
+
+def _finding(code: str, entries: list[Entry], causes: list[Cause], location: str) -> Finding:
+    known = CODES[code]
+    numbers = _measured(entries)
+    details = tuple(dict.fromkeys(entry.detail for entry in entries if entry.detail))
+    evidence = tuple(dict.fromkeys((*(text for cause in causes for text in cause.evidence), *details[:3], *numbers)))
+    places = [cause.location for cause in causes if cause.location]
+    message = evidence[0] if evidence else known.cause
     return Finding(
-        route=", ".join(dict.fromkeys(entry.route for entry in group)),
-        order=min(entry.order for entry in group),
-        kind=group[0].status,
-        message=_message(group),
-        remedy=str(remedy),
+        route=", ".join(dict.fromkeys(entry.route for entry in entries)) or "rules",
+        order=min((entry.order for entry in entries), default=0),
+        kind=entries[0].status if entries else "seen",
+        message=message,
+        remedy=known.remedy,
+        code=code,
+        severity=next((cause.severity for cause in causes if cause.severity), known.severity),
+        title=known.title,
+        cause=f"{known.cause.removesuffix('.')}: {message.removesuffix('.')}.",
+        evidence=evidence,
+        location=places[0] if places else location,
     )
 
 
-def _message(group: list[Entry]) -> str:
-    first = group[0]
-    quantities = ", ".join(dict.fromkeys(entry.quantity for entry in group))
-    if first.detail:
-        return f"{first.detail} ({quantities})"
-    worst = max((entry for entry in group if entry.error is not None), key=lambda entry: entry.error or 0.0)
-    return f"relative error {worst.error:.1e}, tolerance {worst.tolerance:.1e} ({quantities})"
+def _measured(entries: list[Entry]) -> tuple[str, ...]:
+    """The worst comparison, in numbers."""
+    numbers = [(entry.error, entry) for entry in entries if entry.error is not None and entry.tolerance is not None]
+    if not numbers:
+        return ()
+    # NaN is worse than anything.
+    error, worst = max(numbers, key=lambda pair: (pair[0] != pair[0], pair[0]))
+    quantities = ", ".join(dict.fromkeys(entry.quantity for entry in entries))
+    return (f"{worst.route}: relative error {error:.1e}, tolerance {worst.tolerance:.1e} ({quantities})",)

@@ -15,6 +15,10 @@ RATIO = 4.0
 LEVELS = 10
 # Beyond this many eliminated powers of the step, rounding of the coarse steps dominates.
 DEPTH = 5
+# Fewer steps would let a coincidence pass for convergence.
+LEAST = 4
+# An error this small, relative to the largest element, cannot change a verdict in float64.
+ENOUGH = 1e-11
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,10 @@ def central_differences(f: Callable[[Any], Any], x: Any, v: Any, *, step: float 
 
     .. math:: Df(x)[v] = \lim_{h \to 0} \frac{f(x + h v) - f(x - h v)}{2 h}
 
-    The quotients of ten steps, each a quarter of the one before, are extrapolated to a zero step, and the
+    The quotients of up to ten steps, each a quarter of the one before, are extrapolated to a zero step, and the
     extrapolation that changed least is returned together with that change; steps at which f raises or is not
-    finite do not count. Everything runs in the dtype of
-    ``x``: pass float64 for an oracle.
+    finite do not count, and none is taken that could not improve on it. Everything runs in the dtype of ``x``: pass
+    float64 for an oracle.
 
     Args:
         f: Maps ``x`` to a tensor or a pytree of tensors.
@@ -141,12 +145,14 @@ def extrapolate(curve: Callable[[float], Tensor], step: float, eps: float | None
         except Exception:
             return torch.full_like(centre, math.nan)
 
-    eps = torch.finfo(centre.dtype).eps if eps is None else eps
+    precise = torch.finfo(centre.dtype).eps
+    eps = precise if eps is None else eps
     steps = [step * RATIO**-level for level in range(LEVELS)]
-    pairs = [(sample(h), sample(-h)) for h in steps]
+    pairs: dict[float, tuple[Tensor, Tensor]] = {}
     best = DifferenceEstimate(torch.full_like(centre, math.nan), math.inf, steps[-1], smooth=True)
     above: list[Tensor] = []
-    for h, (right, left) in zip(steps, pairs, strict=True):
+    for h in steps:
+        right, left = pairs[h] = sample(h), sample(-h)
         row = [(right - left) / (2 * h)]
         rounding = eps * max(_largest(right), _largest(left)) / h
         for power, coarse in enumerate(above[:DEPTH], start=1):
@@ -156,16 +162,23 @@ def extrapolate(curve: Callable[[float], Tensor], step: float, eps: float | None
             if error < best.error:
                 best = DifferenceEstimate(row[-1], error, h, smooth=True)
         above = row
-    smooth = not _has_kink(centre, steps[-4:], pairs[-4:], _largest(best.value))
+        # Every error holds the rounding of its step, which grows as the steps shrink.
+        if len(pairs) >= LEAST and best.error <= max(RATIO * rounding, ENOUGH * _largest(best.value)):
+            break
+    # Two steps tell a kink from curvature; where functions are noisy, four tell it from noise.
+    fine_steps = steps[-4:] if eps > precise or len(pairs) == LEVELS else (steps[-3], steps[-1])
+    ends = {h: pairs.get(h) or (sample(h), sample(-h)) for h in fine_steps}
+    smooth = not _has_kink(centre, ends, _largest(best.value), precise)
     return DifferenceEstimate(best.value, best.error, best.step, smooth)
 
 
-def _has_kink(centre: Tensor, steps: list[float], pairs: list[tuple[Tensor, Tensor]], size: float) -> bool:
+def _has_kink(centre: Tensor, pairs: dict[float, tuple[Tensor, Tensor]], size: float, eps: float) -> bool:
     """Half the gap between one-sided slopes: it shrinks with h if smooth, grows with 1/h if noise."""
-    gaps = [_largest(right + left - 2 * centre) / (2 * h) for h, (right, left) in zip(steps, pairs, strict=True)]
+    gaps = [_largest(right + left - 2 * centre) / (2 * h) for h, (right, left) in pairs.items()]
     if not all(map(math.isfinite, (*gaps, size))):
         return False
-    return min(gaps) > 0.01 * size and max(gaps) < 1.5 * min(gaps)
+    noise = 10 * eps * _largest(centre) / min(pairs)
+    return min(gaps) > max(0.01 * size, noise) and max(gaps) < 1.5 * min(gaps)
 
 
 def _largest(tree: Any) -> float:

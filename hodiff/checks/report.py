@@ -1,8 +1,14 @@
 """What a check found: rows of numbers, findings with remedies, one readable report."""
 
-from dataclasses import dataclass
-from itertools import groupby
+from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
+from typing import TextIO
+
+from hodiff.checks.rendering import WIDTH, finding_text, print_report, report_text
+from hodiff.checks.rendering_html import report_html
+from hodiff.checks.report_json import report_from_json, report_to_json
 from hodiff.errors import CheckError
 
 
@@ -16,7 +22,8 @@ class Entry:
         quantity: What it was compared in, such as ``"vs differences"``.
         error: Largest absolute difference over the scale of the derivative; None for pass-or-fail checks.
         tolerance: The relative error allowed; None for pass-or-fail checks.
-        status: ``"ok"``, ``"skipped"``, or the kind of the finding that it leads to.
+        status: ``"ok"``, ``"skipped"``, ``"gap"`` (a surrogate's derivative, which is measured and not judged), or the
+            kind of the finding that it leads to.
         detail: First line of the exception, or why an entry was skipped.
     """
 
@@ -31,7 +38,7 @@ class Entry:
     @property
     def failed(self) -> bool:
         """Whether this entry leads to a finding."""
-        return self.status not in {"ok", "skipped"}
+        return self.status not in {"ok", "skipped", "gap"}
 
 
 @dataclass(frozen=True)
@@ -42,9 +49,15 @@ class Finding:
         route: The routes or checks that show it, joined by commas.
         order: The lowest order at which it shows.
         kind: ``"wrong"``, ``"zero"``, ``"raises"``, ``"non-finite"``, ``"non-smooth"``, ``"imprecise"``,
-            ``"float64"`` or ``"fails"``.
+            ``"float64"`` or ``"fails"`` for what comparisons show, ``"seen"`` for what a probe shows alone.
         message: What was measured.
         remedy: What to do about it.
+        code: Which defect it is, a key of `hodiff.checks.codes.CODES`.
+        severity: ``"error"``, ``"warning"`` (it works, and wastes) or ``"note"``.
+        title: What it is, in a few words.
+        cause: Why derivatives go wrong here, in one sentence with the evidence.
+        evidence: What was seen: arguments, routes, sizes of errors, saved tensors.
+        location: Where in the source, as ``"file.py:123"``; empty where it cannot be told.
 
     Example:
         >>> print(Finding("forward", 1, "wrong", "relative error 1.0e+00", "Compare jvp with backward."))
@@ -57,10 +70,16 @@ class Finding:
     kind: str
     message: str
     remedy: str
+    code: str = ""
+    severity: str = "error"
+    title: str = ""
+    cause: str = ""
+    evidence: tuple[str, ...] = ()
+    location: str = ""
 
     def __str__(self) -> str:
-        """Two lines: what was measured and what to do."""
-        return f"[{self.kind}] {self.route}, order {self.order}: {self.message}\n    remedy: {self.remedy}"
+        """What it is, what was measured, and what to do."""
+        return finding_text(self)
 
 
 @dataclass(frozen=True)
@@ -70,7 +89,7 @@ class Report:
     Attributes:
         title: One line: what was checked, and where.
         entries: All comparisons, in the order in which they were made.
-        findings: The defects; empty if every comparison agreed.
+        findings: The defects, errors first; empty if every comparison agreed and no probe saw anything.
         notes: What is no defect and yet good to know, a sentence each.
 
     Example:
@@ -91,11 +110,29 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no finding."""
-        return not self.findings
+        """Whether there is no finding of severity "error"."""
+        return not self.errors
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """The findings that say that something is wrong or missing."""
+        return self._of_severity("error")
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """The findings that say that something works, and wastes."""
+        return self._of_severity("warning")
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes of the findings, in order."""
+        return tuple(finding.code for finding in self.findings)
+
+    def _of_severity(self, severity: str) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.severity == severity)
 
     def raise_on_failure(self) -> None:
-        """Raise if there is a finding.
+        """Raise if there is a finding of severity "error".
 
         Raises:
             CheckError: With the whole report as its text.
@@ -103,35 +140,61 @@ class Report:
         if not self.ok:
             raise CheckError(str(self))
 
+    def render(self, *, color: bool = False, width: int = WIDTH) -> str:
+        """Write the report as text: verdict, table of relative errors, findings by severity, notes.
+
+        Args:
+            color: Whether to mark failures by the colours of ANSI terminals.
+            width: Where sentences are wrapped.
+
+        Returns:
+            Lines of text; ``str(report)`` is the same without colours.
+        """
+        return report_text(self, color=color, width=width)
+
+    def print(self, file: TextIO | None = None) -> None:
+        """Print the report, in colours if on a terminal and NO_COLOR is not set.
+
+        Args:
+            file: Where to; standard output by default.
+        """
+        print_report(self, sys.stdout if file is None else file)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Write the report as strict JSON; its schema and version are named in it.
+
+        Args:
+            indent: Spaces for each level, or None for one line.
+
+        Returns:
+            An object with ``title``, ``ok``, ``codes``, ``findings``, ``entries`` and ``notes``. Errors are numbers;
+            those that JSON lacks are the strings "nan", "inf" and "-inf".
+        """
+        return report_to_json(self, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Read what `to_json` wrote.
+
+        Args:
+            text: The JSON.
+
+        Returns:
+            An equal report.
+
+        Raises:
+            InputError: If it is no such JSON, or of another version.
+
+        Example:
+            >>> report = Report("sin", (Entry("reverse", 1, "vs differences", 1e-12, 1e-8, "ok"),), ())
+            >>> Report.from_json(report.to_json()) == report
+            True
+        """
+        return report_from_json(text)
+
     def __str__(self) -> str:
         """A table of relative errors, route by quantity, followed by the findings and the notes."""
-        count = len(self.findings)
-        verdict = "ok" if self.ok else f"{count} finding{'s' * (count != 1)}"
-        parts = [f"check of {self.title}: {verdict}", *_tables(self.entries), *map(str, self.findings)]
-        parts += [f"note: {note}" for note in self.notes]
-        return "\n".join(parts)
+        return report_text(self)
 
-
-def _tables(entries: tuple[Entry, ...]) -> list[str]:
-    """Neighbouring rows that share their columns share a table; all tables share their first columns."""
-    rows: dict[tuple[int, str], dict[str, Entry]] = {}
-    for entry in entries:
-        rows.setdefault((entry.order, entry.route), {})[entry.quantity] = entry
-    width = max((len(route) for _, route in rows), default=0)
-    lines = []
-    for quantities, group in groupby(rows.items(), key=lambda row: tuple(row[1])):
-        lines.append(_line("order", "route".ljust(width), *quantities))
-        for (order, route), cells in group:
-            texts = [_cell(cells[q]).ljust(len(q)) for q in quantities]
-            lines.append(_line(str(order).ljust(5), route.ljust(width), *texts))
-    return lines
-
-
-def _cell(entry: Entry) -> str:
-    number = "" if entry.error is None else f"{entry.error:.1e}"
-    status = "" if number and entry.status == "ok" else entry.status
-    return f"{number} {status}".strip()
-
-
-def _line(*cells: str) -> str:
-    return "  ".join(cells).rstrip()
+    def _repr_html_(self) -> str:
+        return report_html(self)

@@ -1,15 +1,17 @@
 """Derivatives by every route, climbed order by order: each order is judged by differences of the last."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hodiff.checks.comparison import Failure, Outcome, attempt, exact, is_settled, judge, scale_of
-from hodiff.checks.compositions import derivative, route_names
+from hodiff.checks.compositions import along_directions, derivative, route_names
 from hodiff.checks.finite_differences import DifferenceEstimate, extrapolate
 from hodiff.checks.report import Entry
 from hodiff.checks.scalarize import Problem, draw
@@ -19,7 +21,9 @@ Loss = Callable[[Tensor], Tensor]
 # (t, v_1, ..., v_{k-1}) -> D^k loss(t)[v_1, ..., v_{k-1}, .], or the loss itself at k = 0
 Trusted = Callable[..., Tensor]
 
-ORACLE_DIMENSION = 4
+# Up to this many numbers derivatives are taken along the basis; beyond, along this many random directions, of which
+# each sees every element. SciPy's evaluations grow with the square of it.
+DIRECTIONS = 2
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,10 @@ class Level:
     Attributes:
         order: The order k.
         tuples: The tuples of k - 1 directions at which it was taken.
-        outcomes: By route, the derivatives of shape (len(tuples), m), or the failure.
-        differences: The same from differences of the order below.
+        free: The directions, (q, m), along which routes without a reverse pass take the last index.
+        outcomes: By route, the derivatives of shape (len(tuples), m), or the failure; (len(tuples), q) for routes
+            without a reverse pass.
+        differences: The same from differences of the order below; (1, q) at order 1.
         truth: The first route that agrees with the differences, else the differences.
         trusted: The function that gives the truth at any point.
         lower: The largest of the lower orders, at whose rounding level a derivative that vanishes is compared.
@@ -39,6 +45,7 @@ class Level:
 
     order: int
     tuples: tuple[tuple[Tensor, ...], ...]
+    free: Tensor
     outcomes: dict[str, Outcome]
     differences: DifferenceEstimate
     truth: DifferenceEstimate
@@ -56,32 +63,75 @@ class Level:
         """The size against which errors count."""
         return scale_of(self.truth.value, self.lower, self.eps)
 
+    def compare(self, route: str, quantity: str, outcome: Outcome, reference: DifferenceEstimate, **how: Any) -> Entry:
+        """Judge what a route gives; where one of both has the last index along `free` alone, so is the other taken."""
+        how = {"lower": self.lower, "eps": self.eps} | how
+        if isinstance(outcome, Tensor) and outcome.shape != reference.value.shape:
+            if outcome.shape[-1] == self.free.shape[1]:
+                outcome = outcome @ self.free.T
+            else:
+                stretch = max(1.0, float(self.free.abs().sum(1).max()))
+                value = reference.value @ self.free.T
+                reference = replace(reference, value=value, error=reference.error * stretch)
+        return judge(route, self.order, quantity, outcome, reference, **how)
 
-def climb(problem: Problem, loss: Loss, order: int, generator: torch.Generator) -> list[Level]:
-    """Differentiate a loss at the origin to an order, and stop early where no truth is left to climb on."""
+
+def climb(
+    problem: Problem,
+    loss: Loss,
+    order: int,
+    generator: torch.Generator,
+    *,
+    by_differences: bool = True,
+) -> list[Level]:
+    """Differentiate a loss at the origin to an order, and stop early where no truth is left to climb on.
+
+    Args:
+        problem: The function at its point.
+        loss: The loss.
+        order: The order.
+        generator: Draws directions.
+        by_differences: Whether to climb on differences where no route agrees with them, at the cost of differences of
+            differences; else it stops there.
+
+    Returns:
+        A level an order.
+    """
     levels: list[Level] = []
     trusted: Trusted = loss
     lower = float(loss(problem.point).detach().abs())
     for k in range(1, order + 1):
-        level = _level(problem, loss, trusted, k, _tuples(problem, k, generator), lower)
+        level = _level(problem, loss, trusted, _Directions.of(problem, k, generator), lower)
         levels.append(level)
-        if not level.settled:
+        if not level.settled or (level.truth is level.differences and not by_differences):
             break
         trusted, lower = level.trusted, max(lower, level.scale)
     return levels
 
 
-def evaluate(loss: Loss, route: str, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...]) -> Tensor:
-    """Take one route's derivative at all tuples of directions, stacked."""
-    function = derivative(loss, route)
-    return torch.stack([function(point, *directions) for directions in tuples]).detach()
+def evaluate(
+    loss: Loss, route: str, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...], free: Tensor | None = None
+) -> Tensor:
+    """Take one route's derivative at all tuples of directions, stacked.
+
+    A route without a reverse pass takes the last index along the rows of ``free``, by default along the basis.
+
+    Returns:
+        Shape (len(tuples), m), or (len(tuples), len(free)).
+    """
+    if free is None or "reverse" in route:
+        function = derivative(loss, route)
+        return torch.stack([function(point, *directions) for directions in tuples]).detach()
+    along = along_directions(loss, route)
+    rows = [torch.stack([along(point, *directions, last) for last in free]) for directions in tuples]
+    return torch.stack(rows).detach()
 
 
 def against_differences(levels: list[Level], order: int, quantity: str = "vs differences") -> Iterator[Entry]:
     """Compare each route with differences of the order below."""
     for level in levels:
         for route, outcome in level.outcomes.items():
-            yield judge(route, level.order, quantity, outcome, level.differences, lower=level.lower, eps=level.eps)
+            yield level.compare(route, quantity, outcome, level.differences)
     for k in range(len(levels) + 1, order + 1):
         yield Entry("all routes", k, quantity, None, None, "skipped", "the order below has no settled value")
 
@@ -93,20 +143,20 @@ def between_routes(levels: list[Level]) -> Iterator[Entry]:
             if level.truth is level.differences:
                 yield Entry(route, level.order, "vs routes", None, None, "skipped", "no route is trusted")
             else:
-                yield judge(route, level.order, "vs routes", outcome, level.truth, lower=level.lower, eps=level.eps)
+                yield level.compare(route, "vs routes", outcome, level.truth)
 
 
 def against_scipy(problem: Problem, loss: Loss, levels: list[Level], generator: torch.Generator) -> Iterator[Entry]:
-    """Compare each route's Hessian with SciPy's, on a few directions, which bounds the evaluations."""
+    """Compare each route's Hessian with SciPy's, along the same directions."""
     for level in levels[1:2]:
-        W = _projection(problem, generator)
+        W = level.free.T
         estimate = attempt(_scipy_estimate, problem, loss, W, level.scale)
         doubt = _doubt(level, estimate)
         for route, outcome in level.outcomes.items():
             if doubt:
                 yield Entry(route, 2, "vs SciPy", None, None, "skipped", doubt)
                 continue
-            product = outcome if isinstance(outcome, Failure) else W.T @ outcome @ W
+            product = outcome @ W if isinstance(outcome, Tensor) and "reverse" in route else outcome
             yield judge(route, 2, "vs SciPy", product, estimate, lower=level.lower, eps=level.eps)
 
 
@@ -114,60 +164,67 @@ def in_own_dtype(problem: Problem, loss: Loss, levels: list[Level], quantity: st
     """Compare each route in the inputs' own dtypes with the float64 truth, where it is right in float64."""
     for level in levels:
         for route, double in level.outcomes.items():
-            compare = partial(judge, route, level.order, quantity, lower=level.lower)
-            if compare(double, level.truth, eps=level.eps).failed:
+            if level.compare(route, quantity, double, level.truth).failed:
                 yield Entry(route, level.order, quantity, None, None, "skipped", "no float64 value")
                 continue
-            outcome = attempt(evaluate, loss, route, problem.point, level.tuples)
-            yield compare(outcome, level.truth, eps=problem.eps, wrong="imprecise")
+            outcome = attempt(evaluate, loss, route, problem.point, level.tuples, level.free)
+            yield level.compare(route, quantity, outcome, level.truth, eps=problem.eps, wrong="imprecise")
 
 
-def _level(
-    problem: Problem, loss: Loss, below: Trusted, k: int, tuples: tuple[tuple[Tensor, ...], ...], lower: float
-) -> Level:
-    point, eps = problem.point, problem.eps
-    outcomes = {route: attempt(evaluate, loss, route, point, tuples) for route in route_names(k)}
-    differences = _differences(below, point, tuples, problem.step, eps)
-    for route, outcome in outcomes.items():
-        if judge(route, k, "", outcome, differences, lower=lower, eps=eps).status == "ok":
-            return Level(k, tuples, outcomes, differences, exact(outcome), derivative(loss, route), lower, eps)
+@dataclass(frozen=True)
+class _Directions:
+    """Where the derivative of an order is taken; without any direction it is the gradient."""
+
+    order: int
+    tuples: tuple[tuple[Tensor, ...], ...]
+    free: Tensor
+
+    @staticmethod
+    def of(problem: Problem, order: int, generator: torch.Generator) -> _Directions:
+        m, device = len(problem.point), problem.point.device
+        basis = torch.eye(m, dtype=torch.float64, device=device)
+        few = basis if m <= DIRECTIONS else _short(draw((DIRECTIONS, m), generator)).to(device)
+        if order == 1:
+            return _Directions(1, ((),), few)
+        if order == 2:
+            return _Directions(2, tuple((v,) for v in few), few)
+        tuples = tuple(tuple(v.to(device) for v in draw((order - 1, m), generator)) for _ in range(2))
+        return _Directions(order, tuples, few)
+
+
+def _short(directions: Tensor) -> Tensor:
+    """Scale each to a length near one, or it would stretch rounding; by powers of two, as `draw` has its reasons."""
+    return directions * torch.exp2(-directions.norm(dim=1, keepdim=True).log2().round())
+
+
+def _level(problem: Problem, loss: Loss, below: Trusted, at: _Directions, lower: float) -> Level:
+    point, eps, k = problem.point, problem.eps, at.order
+    outcomes = {route: attempt(evaluate, loss, route, point, at.tuples, at.free) for route in route_names(k)}
+    basis = torch.eye(len(point), dtype=point.dtype, device=point.device)
+    differences = _differences(below, point, at.tuples, at.free, problem.step, eps)
 
     def by_differences(t: Tensor, *directions: Tensor) -> Tensor:
-        return _differences(below, t, (directions,), problem.step, eps).value[0]
+        return _differences(below, t, (directions,), basis, problem.step, eps).value[0]
 
-    return Level(k, tuples, outcomes, differences, differences, by_differences, lower, eps)
+    unknown = Level(k, at.tuples, at.free, outcomes, differences, differences, by_differences, lower, eps)
+    for route, outcome in outcomes.items():
+        if unknown.compare(route, "", outcome, differences).status == "ok":
+            return replace(unknown, truth=exact(outcome), trusted=derivative(loss, route))
+    return unknown
 
 
 def _differences(
-    below: Trusted, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...], step: float, eps: float
+    below: Trusted, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...], free: Tensor, step: float, eps: float
 ) -> DifferenceEstimate:
-    """Difference the order below along the first direction of each tuple; at order 1, along the basis."""
+    """Difference the order below along the first direction of each tuple; at order 1, along the free directions."""
     if not tuples[0]:
-        basis = torch.eye(len(point), dtype=point.dtype, device=point.device)
-        estimate = extrapolate(lambda s: torch.stack([below(point + s * e).detach() for e in basis]), step, eps)
+        estimate = extrapolate(lambda s: torch.stack([below(point + s * e).detach() for e in free]), step, eps)
         return replace(estimate, value=estimate.value[None])
     return extrapolate(
         lambda s: torch.stack([below(point + s * first, *rest).detach() for first, *rest in tuples]),
         step,
         eps,
     )
-
-
-def _tuples(problem: Problem, k: int, generator: torch.Generator) -> tuple[tuple[Tensor, ...], ...]:
-    """No direction makes the gradient, the basis the full Hessian; beyond, two random tuples do."""
-    m, device = len(problem.point), problem.point.device
-    if k == 1:
-        return ((),)
-    if k == 2:
-        return tuple((e,) for e in torch.eye(m, dtype=torch.float64, device=device))
-    return tuple(tuple(v.to(device) for v in draw((k - 1, m), generator)) for _ in range(2))
-
-
-def _projection(problem: Problem, generator: torch.Generator) -> Tensor:
-    m = len(problem.point)
-    if m <= ORACLE_DIMENSION:
-        return torch.eye(m, dtype=torch.float64, device=problem.point.device)
-    return draw((m, ORACLE_DIMENSION - 1), generator).to(problem.point.device)
 
 
 def _scipy_estimate(problem: Problem, loss: Loss, W: Tensor, scale: float) -> DifferenceEstimate:
@@ -186,7 +243,7 @@ def _scipy_estimate(problem: Problem, loss: Loss, W: Tensor, scale: float) -> Di
             initial_step=step,
             order=4,
             maxiter=8,
-            tolerances={"atol": 1e-10 * scale},
+            tolerances={"atol": 1e-9 * scale},
         )
         error = float(estimate.error.max()) if bool(estimate.matrix.isfinite().all()) else math.inf
         found.append(DifferenceEstimate(estimate.matrix.to(W), error, step, smooth=True))

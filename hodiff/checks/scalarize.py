@@ -89,21 +89,35 @@ class Problem:
     def in_double(self) -> "Problem":
         """Take the same problem with float64 inputs; the numbers are the same."""
         leaves = tuple(leaf.double() for leaf in self.leaves)
-        return replace(self, leaves=leaves, eps=_coarsest((*leaves, *self.function(*leaves))))
+        return replace(
+            self, leaves=leaves, eps=_coarsest((*leaves, *self.function(*(leaf.clone() for leaf in leaves))))
+        )
 
 
-def build(f: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator) -> Problem:
+class UnrepeatableError(Exception):
+    """Two calls with the same inputs gave different outputs."""
+
+
+def build(f: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator, method: str = "auto") -> Problem:
     """Validate a function and its inputs, and draw cotangent and directions.
+
+    Args:
+        f: The function.
+        args: Its arguments.
+        generator: Of cotangents and directions.
+        method: ``"matrices"`` moves the input along every element, ``"directions"`` along a few random directions,
+            ``"auto"`` decides by the size of the input.
 
     Returns:
         The problem, in the inputs' own dtypes.
 
     Raises:
         InputError: If there is nothing to differentiate, in the inputs or in the output.
+        UnrepeatableError: If f is not deterministic.
     """
     function, leaves = _flatten(f, args)
     outputs = _require_outputs(f, args, function, leaves)
-    directions = _draw_directions(leaves, generator)
+    directions = _draw_directions(leaves, generator, method)
     reals = [_real(y) for y in outputs]
     cotangents = tuple(draw(y.shape, generator).to(y.device) for y in reals)
     weights = tuple(draw(y.shape, generator).to(y.device) / (1 + y.abs()).where(y.isfinite(), 1.0) for y in reals)
@@ -117,10 +131,11 @@ def draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).bfloat16().double()
 
 
-def _draw_directions(leaves: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
+def _draw_directions(leaves: tuple[Tensor, ...], generator: torch.Generator, method: str) -> tuple[Tensor, ...]:
     sizes = [leaf.numel() for leaf in leaves]
     count = sum(sizes)
-    V = torch.eye(count, dtype=torch.float64) if count <= FULL else draw((count, SUBSPACE), generator)
+    full = count <= FULL if method == "auto" else method == "matrices"
+    V = torch.eye(count, dtype=torch.float64) if full else draw((count, SUBSPACE), generator)
     return tuple(block.to(leaf.device) for block, leaf in zip(V.split(sizes), leaves, strict=True))
 
 
@@ -175,7 +190,8 @@ def _require_outputs(
     f: Callable[..., Any], args: tuple[Any, ...], function: Callable[..., Any], leaves: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
     with torch.no_grad():
-        outputs, again = attempt(function, *leaves), attempt(function, *leaves)
+        # A function may write into its inputs.
+        outputs, again = (attempt(function, *(leaf.clone() for leaf in leaves)) for _ in range(2))
     if isinstance(outputs, Failure):
         try:
             function(*leaves)
@@ -189,10 +205,10 @@ def _require_outputs(
     if not any(y.numel() for y in outputs):
         raise InputError("check: f(*inputs): expected a floating-point tensor with elements, got none.")
     if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(outputs, again, strict=True)):
-        raise InputError(
-            "check: f: expected the same output from the same inputs, got two different ones. "
-            "Call module.eval(), or pass the random numbers as an input."
+        worst = max(
+            float((a - b).abs().nan_to_num(0.0).max()) for a, b in zip(outputs, again, strict=True) if a.numel()
         )
+        raise UnrepeatableError(f"two calls with the same inputs differ by {worst:.1e}")
     return outputs
 
 

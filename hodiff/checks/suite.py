@@ -1,24 +1,42 @@
-"""`check`: every comparison that can be made of one function at one point."""
+"""`check`: every comparison that can be made of one function at one point, and what is wrong if they disagree."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from hodiff.checks.batching import batching_checks
+from hodiff.checks.boundary import (
+    devices_of,
+    dtypes_of,
+    name_of,
+    require_callable,
+    require_method,
+    require_order,
+    title_of,
+)
 from hodiff.checks.comparison import Failure, attempt
 from hodiff.checks.compiled import compile_checks
 from hodiff.checks.diagnosis import diagnose
+from hodiff.checks.low_precision import against_reference, reference_problem
+from hodiff.checks.probes import Call, Cause, calls_of, probe
+from hodiff.checks.probes.cause import nothing
 from hodiff.checks.quiet import quiet
 from hodiff.checks.report import Entry, Report
-from hodiff.checks.routes import against_differences, against_scipy, between_routes, climb, in_own_dtype
-from hodiff.checks.scalarize import Problem, build
+from hodiff.checks.routes import Level, against_differences, against_scipy, between_routes, climb, in_own_dtype
+from hodiff.checks.scalarize import Problem, UnrepeatableError, build
+from hodiff.checks.source import class_location
+from hodiff.checks.surrogates import between_claims, declares_surrogate, gap, unjudged
 from hodiff.checks.torch_checks import torch_checks
 from hodiff.errors import InputError
 
 _DOUBLE = torch.finfo(torch.float64).eps
+# What a function with a reference does not promise: to compute in float64.
+_OF_DOUBLE = {"HD306", "HD101", "HD102", "HD103", "HD104", "HD105", "HD108", "HD109", "HD110", "HD116"}
 
 
 def check(
@@ -30,6 +48,11 @@ def check(
     compile: bool | str = False,
     scipy: bool = True,
     seed: int = 0,
+    approximate: bool = False,
+    reference: Callable[..., Any] | None = None,
+    ulps: float | None = None,
+    method: str = "auto",
+    loss: Callable[..., Any] | None = None,
 ) -> Report:
     r"""Check the derivatives of a function at a point by every route against independent ones.
 
@@ -45,6 +68,10 @@ def check(
     ``torch.func.vmap`` is compared with a loop, and ``torch.compile`` with eager code. The truth is float64;
     inputs of another dtype are checked in it as well. An f with ``approximate`` and ``derivative_error``, as
     `hodiff.functions.numpy_function` makes them, has its own estimate among the notes.
+
+    The rules of each custom Function in f are then called by hand: their saved tensors, what comes in and what they
+    return are looked at, moved, laid out differently and poisoned, so that each defect has a cause, a line of the
+    source, and a remedy; `hodiff.checks.codes` lists them. What follows from a cause is not a finding of its own.
 
     The error of a comparison is the largest absolute difference over the largest element of the truth, and
 
@@ -63,10 +90,21 @@ def check(
         vmap: Whether to check batching.
         compile: Whether to check ``torch.compile``, or the name of the backend to use. Resets its caches.
         scipy: Whether to run SciPy's oracle, which evaluates f some thousand times.
-        seed: Seed of the cotangent, the directions and the batches.
+        seed: Seed of the cotangent, the directions and the batches, and of what f itself draws in its rules.
+        approximate: Whether f declares derivatives that are not its own. Its routes are compared with each other, and
+            the gap to differences is a note. An f with ``approximate = True``, or made by `hodiff.straight_through`,
+            says so itself.
+        reference: The same function for float64, for an f that computes in a lower precision only: value and
+            derivatives are compared with it.
+        ulps: Error that is allowed then, relative to the largest element, in units of f's rounding. By default, half
+            of the digits for each order.
+        method: ``"matrices"`` moves the input along every element, ``"directions"`` along a few random directions;
+            ``"auto"`` takes matrices for at most 12 numbers.
+        loss: For an f that is a ``torch.nn.Module``: maps its output to a number. The module's parameters are
+            differentiated too, and the submodule at fault is named.
 
     Returns:
-        A report: its ``str`` is a table with findings, ``ok`` says whether there are none.
+        A report: its ``str`` is a table with findings, ``ok`` says whether none is an error.
 
     Raises:
         InputError: If the arguments leave nothing to check; the message says why.
@@ -91,47 +129,132 @@ def check(
         ...     def backward(ctx, g):
         ...         return ctx.slope * g
         >>> report = check(Square, torch.tensor([0.5, 2.0]))
-        >>> [finding.kind for finding in report.findings if finding.route == "reverse-over-reverse"]
-        ['zero']
+        >>> report.codes
+        ('HD304', 'HD401')
+        >>> report.findings[0].evidence[0]
+        'Square keeps ctx.slope'
 
     Source:
         A. Griewank & A. Walther, Evaluating Derivatives, 2nd ed., 2008; C. J. F. Ridders (1982) for the
         differences.
     """
-    function = _require_callable(f)
-    _require_order(order)
+    function = require_callable(f)
+    require_order(order)
+    require_method(method)
+    if loss is not None:
+        return _check_module(f, inputs, loss, order=order, vmap=vmap, compile=compile, scipy=scipy, seed=seed)
     args = inputs if type(inputs) is tuple else (inputs,)
     generator = torch.Generator().manual_seed(seed)
-    backend = compile if isinstance(compile, str) else "inductor" * compile
-    with quiet():
-        problem = build(function, args, generator)
-        entries = tuple(_entries(problem, order, vmap, backend, scipy, seed, generator))
-        notes = tuple(_stated_errors(f, args, order))
-    return Report(_title(f, problem), entries, diagnose(entries), notes)
+    switches = _Switches(order, vmap, compile if isinstance(compile, str) else "inductor" * compile, scipy, seed)
+    with quiet(), torch.random.fork_rng(devices_of(args)):
+        torch.manual_seed(seed)
+        try:
+            problem = build(function, args, generator, method)
+        except UnrepeatableError as unrepeatable:
+            cause = Cause("HD903", (str(unrepeatable),), nothing, class_location(f))
+            return Report(name_of(f), (), diagnose((), [cause]))
+        if reference is not None:
+            truth = reference_problem(problem, build(reference, args, generator, method))
+            return _by_reference(f, args, problem, truth, switches, ulps, generator)
+        return _by_routes(f, args, problem, switches, approximate, generator)
+
+
+@dataclass(frozen=True)
+class _Switches:
+    """What to compare."""
+
+    order: int
+    vmap: bool
+    backend: str
+    scipy: bool
+    seed: int
+
+
+def _by_routes(
+    f: Any, args: tuple[Any, ...], own: Problem, switches: _Switches, approximate: bool, generator: torch.Generator
+) -> Report:
+    problem, trouble = _in_double(own)
+    surrogate = approximate or declares_surrogate(f, problem.function, problem.leaves)
+    levels = climb(problem, problem.loss, switches.order, generator)
+    entries = list(_entries(own, problem, trouble, levels, switches, surrogate, generator))
+    calls = attempt(calls_of, problem.function, problem.leaves, f)
+    calls = [] if isinstance(calls, Failure) else calls
+    causes = probe(f, args, problem.function, problem.leaves, calls, approximate=surrogate, seed=switches.seed)
+    if surrogate:
+        entries = list(unjudged(entries))
+        causes.append(gap(entries))
+    settled = frozenset(level.order for level in levels if level.settled)
+    findings = diagnose(entries, causes, facts=_facts(f, calls), settled=settled, location=class_location(f))
+    return Report(title_of(f, own), tuple(entries), findings, tuple(_stated_errors(f, args, switches.order)))
+
+
+def _by_reference(
+    f: Any,
+    args: tuple[Any, ...],
+    own: Problem,
+    truth: Problem,
+    switches: _Switches,
+    ulps: float | None,
+    generator: torch.Generator,
+) -> Report:
+    """A float64 twin is the truth; what needs float64 inside f is left out."""
+    entries, noise = against_reference(own, truth, switches.order, ulps, generator)
+    size = max([1e-300, *(float(y.abs().max()) for y in own.function(*own.leaves) if y.numel())])
+    if switches.vmap:
+        entries += batching_checks(own, switches.order, size, generator)
+    calls = attempt(calls_of, own.function, own.leaves, f)
+    calls = [] if isinstance(calls, Failure) else calls
+    causes = probe(f, args, own.function, own.leaves, calls, approximate=False, seed=switches.seed)
+    causes = [cause for cause in causes if cause.code not in _OF_DOUBLE]
+    findings = diagnose(entries, causes, facts=_facts(f, calls), location=class_location(f))
+    return Report(title_of(f, own), tuple(entries), findings, (noise,) if noise else ())
 
 
 def _entries(
-    own: Problem, order: int, vmap: bool, backend: str, scipy: bool, seed: int, generator: torch.Generator
+    own: Problem,
+    problem: Problem,
+    trouble: str,
+    levels: list[Level],
+    switches: _Switches,
+    surrogate: bool,
+    generator: torch.Generator,
 ) -> Iterator[Entry]:
-    problem, trouble = _in_double(own)
+    order = switches.order
     if trouble:
         yield Entry("f", 0, "float64", None, None, "float64", trouble)
-    levels = climb(problem, problem.loss, order, generator)
     size = max(level.scale for level in levels)
     yield from against_differences(levels, order)
-    yield from between_routes(levels)
-    if scipy:
+    yield from between_claims(problem, order, generator) if surrogate else between_routes(levels)
+    if switches.scipy and not surrogate:
         yield from against_scipy(problem, problem.loss, levels, generator)
-    curved = climb(problem, problem.curved_loss, order, generator)
-    yield from against_differences(curved, order, "curved loss")
-    if own.eps > problem.eps:
-        yield from in_own_dtype(own, own.loss, levels, _dtypes(own))
-    if not trouble:
-        yield from torch_checks(problem, order, vmap, seed)
-    if vmap:
+    if not surrogate:
+        yield from against_differences(climb(problem, problem.curved_loss, order, generator), order, "curved loss")
+    if own.eps > problem.eps and not surrogate:
+        yield from in_own_dtype(own, own.loss, levels, dtypes_of(own))
+    if not trouble and not surrogate:
+        yield from torch_checks(problem, order, switches.vmap, switches.seed)
+    if switches.vmap:
         yield from batching_checks(problem, order, size, generator)
-    if backend:
-        yield from compile_checks(problem, order, size, backend, generator)
+    if switches.backend:
+        yield from compile_checks(problem, order, size, switches.backend, generator)
+
+
+def _facts(f: Any, calls: list[Call]) -> frozenset[str]:
+    """What decides between codes, where comparisons alone do not."""
+    functions = [call.function for call in calls] + ([f] if isinstance(f, type) else [])
+    batching = any(function.vmap is not torch.autograd.Function.vmap for function in functions)
+    return frozenset({"custom" if functions else "plain", *(["batching"] if batching else [])})
+
+
+def _check_module(module: Any, inputs: Any, loss: Callable[..., Any], **options: Any) -> Report:
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(
+            f"check: loss: expected None unless f is a torch.nn.Module, got a loss for {type(module).__name__}. "
+            "Compose loss and f, and check the composition."
+        )
+    from hodiff.checks.modules import check_module
+
+    return check_module(module, inputs, loss=loss, **options)
 
 
 def _stated_errors(f: Any, args: tuple[Any, ...], order: int) -> Iterator[str]:
@@ -155,29 +278,3 @@ def _in_double(own: Problem) -> tuple[Problem, str]:
         coarse = replace(double, eps=max(own.eps, torch.finfo(torch.float32).eps))
         return coarse, "f returns float64, but does not notice changes that float64 can hold"
     return double, ""
-
-
-def _dtypes(problem: Problem) -> str:
-    return "in " + "/".join(sorted({str(leaf.dtype).removeprefix("torch.") for leaf in problem.leaves}))
-
-
-def _require_callable(f: Any) -> Callable[..., Any]:
-    if isinstance(f, type) and issubclass(f, torch.autograd.Function):
-        return f.apply
-    if not callable(f):
-        raise InputError(
-            "check: f: expected a callable or a torch.autograd.Function subclass, "
-            f"got {type(f).__name__}. Pass the function itself, not its result."
-        )
-    return f
-
-
-def _require_order(order: Any) -> None:
-    if not isinstance(order, int) or isinstance(order, bool) or order < 1:
-        raise InputError(f"check: order: expected a positive integer, got {order!r}.")
-
-
-def _title(f: Any, problem: Problem) -> str:
-    name = getattr(f, "__name__", type(f).__name__)
-    shapes = ", ".join(f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" for a in problem.leaves)
-    return f"{name} at {shapes}"

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hodiff import InputError
-from hodiff.checks import check
+from hodiff import InputError, straight_through
+from hodiff.checks import check, suite
 
 GENERATOR = torch.Generator().manual_seed(7)
 
@@ -92,7 +92,8 @@ def test_imprecise_in_float32():
 
 def test_weights_in_float32_are_a_finding():
     report = check(torch.nn.Linear(3, 2), normal(3, dtype=torch.float32))
-    assert [finding.kind for finding in report.findings] == ["float64"], str(report)
+    assert report.codes == ("HD306",), str(report)
+    assert report.findings[0].kind == "float64"
     assert "module.double()" in report.findings[0].remedy
 
 
@@ -101,13 +102,93 @@ def test_custom_op_without_tangent():
     def cube(x: torch.Tensor) -> torch.Tensor:
         return x**3
 
-    kinds = {finding.kind for finding in check(cube, normal(2), vmap=False).findings}
-    assert {"zero", "raises"} <= kinds
+    report = check(cube, normal(2), vmap=False)
+    assert report.codes == ("HD406",), str(report)
+    assert {"zero", "raises"} <= {entry.status for entry in report.entries}
 
 
 def test_control_flow_is_a_finding_of_vmap():
     report = check(lambda x: x.sin() if x.sum() > 0 else x.cos(), normal(2))
-    assert {finding.route for finding in report.findings} >= {"vmap of values"}
+    assert report.codes == ("HD407",), str(report)
+    assert "vmap of values" in report.findings[0].route
+
+
+def test_a_noisy_function_is_a_finding():
+    report = check(torch.rand_like, normal(2))
+    assert report.codes == ("HD903",)
+    assert "two calls with the same inputs differ" in report.findings[0].message
+
+
+@pytest.mark.parametrize(("method", "moved"), [("matrices", 14), ("directions", 4), ("auto", 4)])
+def test_method_decides_how_the_input_is_moved(method, moved, monkeypatch):
+    sizes = []
+    climb = suite.climb
+    monkeypatch.setattr(
+        suite, "climb", lambda problem, *rest: sizes.append(len(problem.point)) or climb(problem, *rest)
+    )
+    assert check(torch.sin, normal(14), method=method, vmap=False, scipy=False).ok
+    assert set(sizes) == {moved}
+
+
+def test_surrogates_are_measured_and_not_judged():
+    ste = straight_through(torch.round, lambda x: x.clone())
+    report = check(ste, normal(4))
+    assert report.codes == ("HD902",), str(report)
+    assert report.ok
+    assert "order 1" in report.findings[0].message
+
+
+def test_mechanics_of_a_surrogate_are_judged():
+    class Doubled(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x.round()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, g):
+            return g.clone()
+
+        @staticmethod
+        def jvp(ctx, t):
+            return 2 * t
+
+    errors = {finding.code for finding in check(Doubled, normal(3), approximate=True).errors}
+    assert errors == {"HD102"}
+    assert "HD109" in check(Doubled, normal(3)).codes
+
+
+def single(f):
+    return lambda x: f(x.float()).to(x.dtype)
+
+
+def test_a_reference_judges_what_is_float32_only():
+    x = normal(4, dtype=torch.float32)
+    assert not check(single(torch.sin), x).ok
+    report = check(single(torch.sin), x, reference=torch.sin)
+    assert report.ok, str(report)
+    assert "ulps of float32" in report.notes[0]
+    assert {entry.quantity for entry in report.entries} >= {"vs reference"}
+
+
+def test_a_reference_finds_wrong_and_imprecise_derivatives():
+    x = normal(4, dtype=torch.float32)
+    assert not check(single(torch.cos), x, reference=torch.sin).ok
+    report = check(single(lambda x: x.sin() * (1 + 1e-5)), x, reference=torch.sin, ulps=20)
+    assert report.codes == ("HD113",), str(report)
+    assert check(single(torch.sin), x, reference=torch.sin, ulps=20).ok
+
+
+def test_a_module_with_a_loss_is_checked_by_its_parameters():
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
+    report = check(module, normal(4, 3, dtype=torch.float32), loss=lambda y: y.square().mean())
+    assert report.ok, str(report)
+    assert any("8 numbers in parameters" in note for note in report.notes)
 
 
 def test_is_reproducible_and_leaves_global_randomness_alone():
@@ -165,7 +246,9 @@ def test_compile_by_a_named_backend():
         (lambda x: torch.ones(2), normal(2), {}, "expected an output that depends"),
         (lambda x: torch.ones(2, requires_grad=True), normal(2), {}, "expected an output that depends"),
         (torch.sin, (normal(2), normal(2)), {}, "check: f: expected sin.* to run with 2 arguments, got TypeError"),
-        (torch.rand_like, normal(2), {}, "expected the same output from the same inputs"),
+        (torch.sin, normal(2), {"method": "all"}, "check: method: expected one of 'auto', .* got 'all'"),
+        (torch.sin, normal(2), {"loss": torch.sum}, "check: loss: expected None unless f is a torch.nn.Module"),
+        (torch.sin, normal(2), {"reference": torch.sum}, "check: reference: expected outputs of shape"),
     ],
 )
 def test_refuses(f, inputs, options, message):

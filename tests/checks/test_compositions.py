@@ -3,6 +3,7 @@ import torch
 
 from hodiff import InputError
 from hodiff.checks import derivative, route_names
+from hodiff.checks.compositions import along_directions
 
 X = torch.tensor([0.3, -0.8, 1.2], dtype=torch.float64)
 
@@ -16,6 +17,15 @@ def test_every_route_gives_the_closed_form(order):
     assert len(route_names(order)) == 2**order
     for route in route_names(order):
         torch.testing.assert_close(derivative(lambda x: (a @ x).exp(), route)(X, *directions), expected)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_along_directions_is_the_derivative_contracted(order):
+    directions = torch.randn(order, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(order))
+    a = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    expected = (a @ X).exp() * (directions @ a).prod()
+    for route in route_names(order):
+        torch.testing.assert_close(along_directions(lambda x: (a @ x).exp(), route)(X, *directions), expected)
 
 
 def test_each_route_calls_its_own_rules():

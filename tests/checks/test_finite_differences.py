@@ -8,6 +8,7 @@ from scipy.optimize import rosen_hess_prod
 
 from hodiff import InputError
 from hodiff.checks import central_differences, hvp_differences
+from hodiff.checks.finite_differences import _has_kink
 
 X = torch.tensor([-0.4, 0.7, 1.1], dtype=torch.float64)
 V = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
@@ -73,3 +74,29 @@ def test_outside_the_domain_counts_as_unknown():
 def test_refuses_a_direction_that_does_not_match(v):
     with pytest.raises(InputError, match="central_differences: v"):
         central_differences(torch.sin, X, v)
+
+
+def test_stops_where_nothing_can_be_gained():
+    calls = []
+
+    def counted(x):
+        calls.append(x)
+        return x.exp()
+
+    estimate = central_differences(counted, X[:1], X[:1] / X[:1])
+    assert abs(float(estimate.value) - math.exp(float(X[0]))) < 1e-11
+    assert len(calls) <= 16
+
+
+def test_a_kink_that_coarse_steps_take_for_curvature():
+    """Central differences vanish by symmetry at every step, so that they converge at once."""
+    zero = torch.zeros(1, dtype=torch.float64)
+    assert not central_differences(lambda x: 1e3 * x**2 + 0.05 * x.abs(), zero, zero + 1).smooth
+
+
+def test_rounding_is_no_kink():
+    """A few units in the last place, which happen to shrink with the step as a kink's gap does."""
+    one, eps = torch.ones(1, dtype=torch.float64), torch.finfo(torch.float64).eps
+    pairs = {1e-6: (one + 32 * eps, one), 1e-6 / 16: (one + 2 * eps, one)}
+    assert not _has_kink(one, pairs, 0.0, eps)
+    assert _has_kink(one, {h: (one + h, one + h) for h in pairs}, 0.0, eps)

@@ -2,7 +2,9 @@ import pytest
 
 from hodiff import CheckError
 from hodiff.checks import Entry, Finding, Report
-from hodiff.checks.diagnosis import diagnose
+from hodiff.checks.codes import CODES
+from hodiff.checks.diagnosis import LEFT_OVER, MESSAGES, diagnose
+from hodiff.checks.probes.cause import Cause, by_reverse, nothing
 
 
 def entry(route, order, quantity, error, status="ok", detail=""):
@@ -31,7 +33,8 @@ def test_failure_carries_the_whole_text():
     finding = Finding("forward", 1, "wrong", "relative error 1", "mend jvp")
     report = Report("f", (), (finding,))
     assert not report.ok
-    assert str(report).startswith("check of f: 1 finding\n[wrong] forward, order 1")
+    assert str(report).startswith("check of f: 1 error\n")
+    assert "[wrong] forward, order 1: relative error 1" in str(report)
     with pytest.raises(CheckError) as caught:
         report.raise_on_failure()
     assert str(caught.value) == str(report)
@@ -41,7 +44,7 @@ def test_one_message_is_one_finding():
     rows = [entry(route, k, "q", None, "raises", "E: no") for k, route in ((1, "a"), (2, "b"), (2, "a"))]
     (finding,) = diagnose(rows)
     assert (finding.route, finding.order, finding.kind) == ("a, b", 1, "raises")
-    assert finding.message == "E: no (q)"
+    assert (finding.code, finding.message) == ("HD408", "E: no")
 
 
 def test_one_route_and_order_is_one_finding():
@@ -51,6 +54,48 @@ def test_one_route_and_order_is_one_finding():
         entry("forward-over-reverse", 2, "vs differences", 1e-9),
     ]
     (finding,) = diagnose(rows)
-    assert (finding.route, finding.kind) == ("reverse-over-reverse", "zero")
+    assert (finding.code, finding.route, finding.kind) == ("HD115", "reverse-over-reverse", "zero")
     assert "1.0e+00" in finding.message
     assert "curved loss" in finding.message
+
+
+def test_a_cause_explains_what_follows_from_it():
+    rows = [
+        entry("reverse", 1, "vs differences", 1.0, "wrong"),
+        entry("reverse-over-reverse", 2, "vs differences", 0.5, "wrong"),
+        entry("gradcheck", 1, "reverse", None, "fails", "GradcheckError: mismatch"),
+        entry("vmap of values", 0, "all inputs", 1.0, "wrong"),
+    ]
+    cause = Cause("HD101", ("a factor",), by_reverse, "file.py:3", needs_symptom=True)
+    wrong, batching = diagnose(rows, [cause])
+    assert (wrong.code, wrong.order, wrong.location, wrong.evidence[0]) == ("HD101", 1, "file.py:3", "a factor")
+    assert wrong.route == "reverse, reverse-over-reverse, gradcheck"
+    assert batching.code == "HD402"
+
+
+def test_a_cause_without_its_symptom_is_dropped():
+    assert diagnose([], [Cause("HD104", ("a detach",), by_reverse, needs_symptom=True)]) == ()
+    missing = entry("reverse", 1, "q", None, "raises", "You must implement the jvp function")
+    (finding,) = diagnose([missing], [Cause("HD104", ("a detach",), by_reverse, needs_symptom=True)])
+    assert finding.code == "HD401"
+
+
+def test_errors_come_before_warnings():
+    causes = [Cause("HD501", ("waste",), nothing), Cause("HD304", ("kept",), nothing)]
+    report = Report("f", (), diagnose([], causes))
+    assert report.codes == ("HD304", "HD501")
+    assert [finding.code for finding in report.warnings] == ["HD501"]
+    assert not report.ok
+    assert Report("f", (), report.warnings).ok
+
+
+def test_every_rule_has_a_code_of_the_table():
+    assert {rule.code for rule in (*MESSAGES, *LEFT_OVER)} <= set(CODES)
+    assert {code.severity for code in CODES.values()} == {"error", "warning", "note"}
+
+
+def test_a_kink_is_no_symptom_of_another_defect():
+    rows = [entry("reverse", 1, "q", 1.0, "non-smooth"), entry("reverse-over-reverse", 2, "q", 1.0, "wrong")]
+    cause = Cause("HD101", ("a factor",), by_reverse, needs_symptom=True)
+    assert [finding.code for finding in diagnose(rows, [cause])] == ["HD901"]
+    assert [finding.code for finding in diagnose(rows[1:], [cause])] == ["HD101"]

@@ -68,8 +68,7 @@ if hasattr(F, "linear_cross_entropy"):
 @pytest.mark.parametrize("name", CALLS)
 def test_every_route(name):
     function, inputs = CALLS[name]
-    report = hodiff.check(corrected(function), inputs, vmap=False, scipy=False)
-    assert report.ok, report
+    hodiff.assert_differentiable(corrected(function), inputs, vmap=False, scipy=False)
 
 
 @pytest.mark.slow
@@ -78,8 +77,7 @@ def test_third_order_batched_and_compiled(name):
     function, inputs = CALLS[name]
     # Dynamo shows torch's linear_cross_entropy to no mode; compiled, its second derivative raises.
     backend = False if name.startswith("linear_cross_entropy") else "aot_eager"
-    report = hodiff.check(corrected(function), inputs, order=3, scipy=False, compile=backend)
-    assert report.ok, report
+    hodiff.assert_differentiable(corrected(function), inputs, order=3, scipy=False, compile=backend)
 
 
 @pytest.mark.parametrize("name", CALLS)

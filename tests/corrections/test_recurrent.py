@@ -99,7 +99,7 @@ def test_all_routes_of_packed_networks(name):
         final = final[0] if isinstance(final, tuple) else final
         return pad_packed_sequence(output)[0].sum(-1), final.sum(-1)
 
-    hodiff.check(f, normal(3, 2, 1), scipy=False, vmap=name == "gru").raise_on_failure()
+    hodiff.assert_differentiable(f, normal(3, 2, 1), scipy=False, vmap=name == "gru")
 
 
 @pytest.mark.parametrize("name", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
@@ -112,7 +112,7 @@ def test_third_order_by_input_and_weights(name):
         return torch.func.functional_call(network, dict(zip(names, weights, strict=True)), (x,))[0].sum(-1)
 
     weights = tuple(weight.detach() for weight in network.parameters())
-    hodiff.check(f, (normal(2, 1, 1), *weights), order=3, scipy=False, vmap=False).raise_on_failure()
+    hodiff.assert_differentiable(f, (normal(2, 1, 1), *weights), order=3, scipy=False, vmap=False)
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)

@@ -1,0 +1,167 @@
+"""The calls that a module makes of its submodules, with copies of what they were called with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a module.
+
+    Attributes:
+        name: Its qualified name; empty for the whole.
+        module: The module.
+        args: Copies of its positional arguments.
+        kwargs: Copies of its keyword arguments.
+        output: A copy of what it returned; None if it raised.
+        children: The calls that it made, in order.
+    """
+
+    name: str
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    output: Any = None
+    children: list[Call] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """Its name and class, as `layers.3.norm (LayerNorm)`."""
+        kind = type(self.module).__name__
+        return f"{self.name} ({kind})" if self.name else kind
+
+    @property
+    def location(self) -> str:
+        """Where its forward is written, as `file.py:123`; empty where that cannot be told."""
+        try:
+            file, (_, line) = (
+                inspect.getsourcefile(type(self.module)),
+                inspect.getsourcelines(type(self.module).forward),
+            )
+        except (OSError, TypeError):
+            return ""
+        return f"{Path(file).name}:{line}" if file else ""
+
+    @property
+    def signature(self) -> tuple[str, ...]:
+        """What modules of one kind have in common: class, options and shapes."""
+        tensors = [each for each in tree_leaves((self.args, self.kwargs)) if isinstance(each, Tensor)]
+        shapes = [f"{each.dtype}{tuple(each.shape)}" for each in (*self.module.parameters(), *tensors)]
+        return (f"{type(self.module).__module__}.{type(self.module).__qualname__}", repr(self.module), *shapes)
+
+    def leaves(self) -> Iterator[Call]:
+        """The calls within it that call no other module."""
+        for child in self.children:
+            yield from child.leaves()
+        if not self.children:
+            yield self
+
+    def post_order(self) -> Iterator[Call]:
+        """All calls, as they returned."""
+        for child in self.children:
+            yield from child.post_order()
+        yield self
+
+
+class CallFailed(Exception):  # noqa: N818 (what failed is the user's code)
+    """A module raised.
+
+    Attributes:
+        call: The innermost call that did.
+        error: What it raised.
+    """
+
+    def __init__(self, call: Call, error: Exception):
+        super().__init__(str(error))
+        self.call = call
+        self.error = error
+
+
+def record(module: nn.Module, args: tuple[Any, ...]) -> Call:
+    """Call a module once and note the calls of its submodules.
+
+    Args:
+        module: The module.
+        args: Its arguments; they are copied.
+
+    Returns:
+        The call of the module.
+
+    Raises:
+        CallFailed: If it raises.
+    """
+    stack: list[Call] = []
+    roots: list[Call] = []
+
+    def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        call = Call(name, module, _copies(args), _copies(kwargs))
+        (stack[-1].children if stack else roots).append(call)
+        stack.append(call)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        stack.pop().output = _copies(output)
+
+    handles: list[Any] = []
+    for name, each in module.named_modules():
+        # Before the hooks that the module has already: these run again when it is called alone.
+        hook: Callable[..., None] = partial(enter, name)
+        handles.append(each.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+        handles.append(each.register_forward_hook(leave))
+    try:
+        with torch.no_grad():
+            module(*_copies(args))
+    except Exception as error:
+        raise CallFailed(stack[-1] if stack else Call("", module, args, {}), error) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return roots[0]
+
+
+def unsteady(module: nn.Module, args: tuple[Any, ...]) -> tuple[Call, Call | None, str]:
+    """Look for what makes two calls with the same inputs differ: random numbers, or a state that each call changes.
+
+    Args:
+        module: The module, a copy: its buffers may change.
+        args: Its arguments.
+
+    Returns:
+        The call, the innermost call to blame, and why; None and an empty reason if nothing differs.
+    """
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    # The same seed twice would hide random numbers, and the caller's generators must not notice.
+    with torch.random.fork_rng():
+        first = record(module, args)
+        changed = [name for name, buffer in module.named_buffers() if not _same(buffer, before[name])]
+        second = record(module, args)
+    if changed:
+        owner, _, buffer = changed[0].rpartition(".")
+        called = next((call for call in first.post_order() if call.name == owner), first)
+        return first, called, f"each call changes its buffer {buffer} in place"
+    for one, two in zip(first.post_order(), second.post_order(), strict=False):
+        if _same((one.args, one.kwargs), (two.args, two.kwargs)) and not _same(one.output, two.output):
+            return first, one, "two calls with the same inputs give different outputs"
+    return first, None, ""
+
+
+def _same(one: Any, two: Any) -> bool:
+    pairs = zip(tree_leaves(one), tree_leaves(two), strict=False)
+    return all(
+        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in pairs
+        if isinstance(a, Tensor) and isinstance(b, Tensor)
+    )
+
+
+def _copies(tree: Any) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), tree)

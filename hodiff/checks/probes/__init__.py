@@ -1,0 +1,120 @@
+"""Probes: defects of custom Functions that are seen by calling their rules by hand."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.comparison import Failure, attempt
+from hodiff.checks.probes.buffers import device_of_plain, devices, dtypes
+from hodiff.checks.probes.calls import Call, calls_of
+from hodiff.checks.probes.cause import Cause
+from hodiff.checks.probes.edges import edges, large_arguments
+from hodiff.checks.probes.numbers import first_order
+from hodiff.checks.probes.plain import detached
+from hodiff.checks.probes.returns import returned, unneeded
+from hodiff.checks.probes.saved import wasted
+from hodiff.checks.probes.slopes import backward_slopes, forward_slopes
+from hodiff.checks.probes.surroundings import kept, layouts, repeats, uninitialised, writes
+from hodiff.checks.source import class_location
+
+Probe = Callable[[Call, torch.Generator], list[Cause]]
+
+# After one of these no number of a rule means anything, so that nothing is compared with it.
+_UNRELIABLE = {"HD303", "HD305", "HD308", "HD309"}
+# What the numbers of a surrogate would be blamed for.
+_OF_FORMULAS = {"HD101", "HD102", "HD105", "HD109", "HD110", "HD111", "HD112"}
+
+_ROUNDED = {"HD306"}
+_FORMULA = {"HD101", "HD105", "HD109", "HD110"}
+
+# Probe, and the codes after which it has nothing to say.
+PROBES: tuple[tuple[Probe, set[str]], ...] = (
+    (uninitialised, set()),
+    (repeats, {"HD308"}),
+    (writes, set()),
+    (layouts, _UNRELIABLE),
+    (kept, set()),
+    (returned, set()),
+    (unneeded, {"HD203"}),
+    (dtypes, _UNRELIABLE),
+    (devices, set()),
+    (first_order, _UNRELIABLE | _ROUNDED),
+    # A wrong formula need not read what the right one would.
+    (wasted, _FORMULA),
+    (backward_slopes, _UNRELIABLE | _ROUNDED),
+    (forward_slopes, _UNRELIABLE | _ROUNDED),
+)
+
+
+def probe(
+    f: Any,
+    args: tuple[Any, ...],
+    function: Callable[..., tuple[Tensor, ...]],
+    leaves: tuple[Tensor, ...],
+    calls: list[Call],
+    *,
+    approximate: bool,
+    seed: int,
+) -> list[Cause]:
+    """Run every probe that makes sense; one that cannot run says nothing.
+
+    Args:
+        f: What is checked.
+        args: Its arguments.
+        function: Maps floating leaves to floating outputs.
+        leaves: The point, float64 if f can compute in it.
+        calls: The custom Functions that f calls.
+        approximate: Whether f declares the derivatives of a surrogate.
+        seed: Of the random numbers.
+
+    Returns:
+        The defects.
+    """
+    with warnings.catch_warnings():
+        # Of points and dtypes at which nobody asked f to run.
+        warnings.simplefilter("ignore")
+        causes = [cause for call in calls for cause in _of_call(call, seed)]
+        causes += _of_whole(f, args, function, leaves, causes, plain=not calls)
+    return [cause for cause in causes if not (approximate and cause.code in _OF_FORMULAS)]
+
+
+def _of_call(call: Call, seed: int) -> list[Cause]:
+    causes: list[Cause] = []
+    for each, after in PROBES:
+        if not after & {cause.code for cause in causes}:
+            causes += _said(each, call, torch.Generator().manual_seed(seed))
+    return causes
+
+
+def _of_whole(
+    f: Any,
+    args: tuple[Any, ...],
+    function: Callable[..., tuple[Tensor, ...]],
+    leaves: tuple[Tensor, ...],
+    causes: list[Cause],
+    *,
+    plain: bool,
+) -> list[Cause]:
+    codes, location = {cause.code for cause in causes}, class_location(f)
+    found: list[Cause] = []
+    if not _UNRELIABLE & codes:
+        found += _said(edges, function, leaves, location)
+        found += _said(large_arguments, function, leaves, location)
+    if not isinstance(f, type) and "HD307" not in codes:
+        found += _said(device_of_plain, f, args)
+    if plain:
+        found += _said(detached, function, leaves)
+    return found
+
+
+def _said(each: Callable[..., list[Cause]], *arguments: Any) -> list[Cause]:
+    found = attempt(each, *arguments)
+    return [] if isinstance(found, Failure) else found
+
+
+__all__ = ["PROBES", "Call", "Cause", "calls_of", "probe"]

@@ -1,0 +1,175 @@
+"""Tensors made inside in a fixed dtype or on a fixed device: HD306, HD307."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hodiff.checks.comparison import attempt, first_line
+from hodiff.checks.probes.calls import Call, Ran
+from hodiff.checks.probes.cause import Cause, Explains, anything, by_forward, by_reverse, nothing
+from hodiff.checks.probes.trace import Trace, kind_of
+from hodiff.checks.source import rule_location
+
+# A device on which nothing is computed, and which every build of torch has.
+_ELSEWHERE = "meta"
+_MISMATCH = ("same device", "two devices", "different devices", "expected device")
+_COPY = "out of meta tensor"
+
+
+def dtypes(call: Call, generator: torch.Generator) -> list[Cause]:
+    """Look at the dtypes of what rules return, and at whether they notice small changes."""
+    if not all(a.dtype == torch.float64 for i, a in enumerate(call.args) if call.moving[i]):
+        return []
+    rules: tuple[tuple[str, Callable[[Ran, float], tuple[Any, ...]], Explains], ...] = (
+        ("forward", lambda ran, h: ran.outputs, anything),
+        ("backward", lambda ran, h: ran.pull(ran.cotangents(torch.Generator().manual_seed(0))), by_reverse),
+        ("jvp", lambda ran, h: ran.push(ran.tangents(torch.Generator().manual_seed(0))), by_forward),
+    )
+    causes = []
+    for name, rule, explains in rules:
+        if name == "jvp" and not call.has_jvp:
+            continue
+        seen: Any = attempt(_fixed, call, rule)
+        if isinstance(seen, str) and seen:
+            location = rule_location(call.function, name)
+            causes.append(Cause("HD306", (f"{name} of {call.name} {seen}",), explains, location))
+            if name == "forward":
+                break
+    return causes
+
+
+def _fixed(call: Call, rule: Callable[[Ran, float], tuple[Any, ...]]) -> str:
+    def at(h: float) -> list[Tensor]:
+        moved = {i: call.args[i] * (1 + h) for i in call.moves()}
+        with torch.no_grad():
+            results = rule(call.fresh().at(moved).run(), h)
+        return [y for y in results if isinstance(y, Tensor) and y.is_floating_point() and y.numel()]
+
+    here, far, near = at(0.0), at(1e-5), at(1e-10)
+    for k, y in enumerate(here):
+        if y.dtype != torch.float64:
+            return f"returns {str(y.dtype).removeprefix('torch.')} for float64 inputs"
+        visible = 1e-5 * (far[k] - y).abs() > 100 * torch.finfo(y.dtype).eps * y.abs()
+        if bool(visible.any()) and not bool((near[k] - y)[visible].any()):
+            return "rounds to a lower precision inside"
+    return ""
+
+
+def devices(call: Call, generator: torch.Generator) -> list[Cause]:
+    """Run all rules on a device that does not exist, where only shapes and devices are known."""
+    fake = _Elsewhere()
+    if _enters_extensions(lambda: _all_rules(call, generator)):
+        return []
+
+    def forward() -> Ran:
+        return call.at({i: fake.put(a) for i, a in enumerate(call.args) if isinstance(a, Tensor)}).run()
+
+    def incoming(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(torch.ones_like(y) if isinstance(y, Tensor) and y.is_floating_point() else None for y in values)
+
+    def tangents(ran: Ran) -> tuple[Any, ...]:
+        return tuple(torch.ones_like(a) if m else None for a, m in zip(ran.call.args, call.moving, strict=True))
+
+    rules: tuple[tuple[str, Callable[[], tuple[Any, ...]], Explains], ...] = (
+        ("forward", lambda: forward().outputs, anything),
+        ("backward", lambda: (ran := forward()).pull(incoming(ran.outputs)), by_reverse),
+        ("jvp", lambda: (ran := forward()).push(tangents(ran)), by_forward),
+    )
+    for name, rule, _ in rules:
+        if name == "jvp" and not call.has_jvp:
+            continue
+        seen, where = fake.look(rule)
+        if seen:
+            location = where or rule_location(call.function, name)
+            return [Cause("HD307", (f"{name} of {call.name} on another device: {seen}",), nothing, location)]
+    return []
+
+
+def _all_rules(call: Call, generator: torch.Generator) -> None:
+    ran = call.fresh().run()
+    with torch.no_grad():
+        attempt(ran.pull, ran.cotangents(generator))
+        if call.has_jvp:
+            attempt(ran.push, ran.tangents(generator))
+
+
+def device_of_plain(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Cause]:
+    """The same for a plain function; what it closes over counts as made inside."""
+    fake = _Elsewhere()
+    own = tree_map(lambda a: a.clone() if isinstance(a, Tensor) else a, args)
+    if _enters_extensions(lambda: function(*own)):
+        return []
+    placed = tree_map(lambda a: fake.put(a) if isinstance(a, Tensor) else a, args)
+    seen, where = fake.look(lambda: tuple(tree_leaves(function(*placed))))
+    return [Cause("HD307", (f"on another device: {seen}",), nothing, where)] if seen else []
+
+
+class _Guard(Trace):
+    """Stops what would follow a pointer to no memory, and knows which tensors were made from nothing inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Tensor] = []
+
+    def holds_made(self, tensors: tuple[Tensor, ...]) -> bool:
+        """Whether some are of here and made inside; what a function closes over is its user's to place."""
+        here = [t for t in tensors if t.device.type != _ELSEWHERE]
+        return any(t is each for t in here for each in self.made)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if kind_of(func, args) == "foreign":
+            raise NotImplementedError("no memory to point to")
+        result = super().__torch_function__(func, types, args, kwargs)
+        used = self.steps[-1].tensors
+        if isinstance(result, Tensor) and all(any(t is each for each in self.made) for t in used):
+            self.made.append(result)
+        return result
+
+
+def _enters_extensions(rule: Callable[[], Any]) -> bool:
+    """Whether compiled code of others runs, which may not look at devices and crash; told by a real run."""
+    found = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        # Functions of pybind11 are bound to a capsule.
+        if event == "c_call" and type(getattr(argument, "__self__", None)).__name__ == "PyCapsule":
+            found.append(str(getattr(argument, "__module__", "")))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        attempt(rule)
+    finally:
+        sys.setprofile(before)
+    return any(not name.startswith("torch") for name in found)
+
+
+class _Elsewhere:
+    """Another device, and what goes wrong there."""
+
+    def put(self, tensor: Any) -> Any:
+        """A tensor there, of the same shape and strides."""
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_ELSEWHERE)
+
+    def look(self, rule: Callable[[], tuple[Any, ...]]) -> tuple[str, str]:
+        """Run a rule there: what was wrong about devices, and the line; data-dependent rules say nothing."""
+        trace = _Guard()
+        try:
+            with torch.no_grad(), trace:
+                results = rule()
+        except Exception as error:
+            last = next((step for step in reversed(trace.steps) if step.kind != "no_grad"), None)
+            copies = last is not None and last.name in {"copy_", "__setitem__"}
+            if not any(word in str(error) for word in _MISMATCH) and not (copies and _COPY in str(error)):
+                return "", ""
+            if last is None or not trace.holds_made(last.tensors):
+                return "", ""
+            return first_line(error), last.location
+        wrong = [y for y in results if isinstance(y, Tensor) and y.device.type != _ELSEWHERE]
+        return (f"a result on {wrong[0].device}", "") if wrong and trace.made else ("", "")

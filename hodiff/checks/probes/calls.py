@@ -1,0 +1,206 @@
+"""The custom Functions that a function calls, with the arguments they get, and their rules called by hand."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from hodiff.checks.probes.context import Context
+from hodiff.graphs import nodes_of
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a custom Function.
+
+    Attributes:
+        function: Its class.
+        args: Its arguments; no tensor among them requires grad.
+        moving: Which of them are differentiated.
+    """
+
+    function: type[Function]
+    args: tuple[Any, ...]
+    moving: tuple[bool, ...]
+
+    @property
+    def name(self) -> str:
+        """What its author calls it."""
+        return self.function.__name__
+
+    @property
+    def takes_context(self) -> bool:
+        """Whether forward takes ctx, as in old Functions."""
+        return self.function.setup_context is Function.setup_context
+
+    @property
+    def backward(self) -> Callable[..., Any]:
+        """Its backward, under whichever of torch's two names."""
+        return self.function.vjp if self.function.vjp is not Function.vjp else self.function.backward
+
+    @property
+    def has_jvp(self) -> bool:
+        """Whether it has a jvp of its own."""
+        return self.function.jvp is not Function.jvp
+
+    def argument(self, index: int) -> str:
+        """The name of an argument, as in the source."""
+        names = list(inspect.signature(self.function.forward).parameters)[int(self.takes_context) :]
+        return names[index] if index < len(names) else f"argument {index}"
+
+    def fresh(self) -> Call:
+        """The same with tensors of its own, since a Function may write into them."""
+        return replace(self, args=tuple(a.clone() if isinstance(a, Tensor) else a for a in self.args))
+
+    def at(self, values: dict[int, Tensor]) -> Call:
+        """The same with some arguments replaced."""
+        return replace(self, args=tuple(values.get(i, a) for i, a in enumerate(self.args)))
+
+    def moves(self) -> list[int]:
+        """The places of the arguments that are differentiated."""
+        return [i for i, moving in enumerate(self.moving) if moving]
+
+    def run(self) -> Ran:
+        """Run forward and set up a context, as torch does without a graph."""
+        context = Context(self.moving)
+        with torch.no_grad():
+            if self.takes_context:
+                output = self.function.forward(context, *self.args)
+            else:
+                output = self.function.forward(*self.args)
+                self.function.setup_context(context, self.args, output)
+        outputs = output if isinstance(output, tuple | list) else (output,)
+        return Ran(self, context, tuple(outputs))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A call after its forward.
+
+    Attributes:
+        call: The call.
+        context: What the Function kept.
+        outputs: What it returned.
+    """
+
+    call: Call
+    context: Context
+    outputs: tuple[Any, ...]
+
+    def differentiable(self, k: int) -> bool:
+        """Whether an output has a gradient."""
+        y = self.outputs[k]
+        if not isinstance(y, Tensor) or not (y.is_floating_point() or y.is_complex()):
+            return False
+        return not any(y is constant for constant in self.context.constant_outputs)
+
+    def cotangents(self, generator: torch.Generator, only: int | None = None) -> tuple[Any, ...]:
+        """Random incoming gradients, of one output alone if asked; constant outputs get zeros, as from torch."""
+
+        def incoming(k: int, y: Any) -> Any:
+            if self.differentiable(k) and only in {None, k}:
+                return torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)
+            if isinstance(y, Tensor) and (self.context.materializes or self.differentiable(k)):
+                return torch.zeros_like(y) if y.is_floating_point() or y.is_complex() else None
+            return None
+
+        return tuple(incoming(k, y) for k, y in enumerate(self.outputs))
+
+    def tangents(self, generator: torch.Generator) -> tuple[Any, ...]:
+        """Random tangents of what is differentiated, and None."""
+        return tuple(
+            torch.randn(a.shape, generator=generator, dtype=torch.float64).to(a) if moving else None
+            for a, moving in zip(self.call.args, self.call.moving, strict=True)
+        )
+
+    def pull(self, cotangents: tuple[Any, ...], context: Context | None = None) -> tuple[Any, ...]:
+        """Call backward by hand."""
+        context = self.context if context is None else context
+        context.reading = "backward"
+        return as_tuple(self.call.backward(context, *cotangents))
+
+    def push(self, tangents: tuple[Any, ...], context: Context | None = None) -> tuple[Any, ...]:
+        """Call jvp by hand."""
+        context = self.context if context is None else context
+        context.reading = "forward"
+        given = [
+            torch.zeros_like(a) if t is None and isinstance(a, Tensor) and self.context.materializes else t
+            for a, t in zip(self.call.args, tangents, strict=True)
+        ]
+        return as_tuple(self.call.function.jvp(context, *given))
+
+
+def as_tuple(result: Any) -> tuple[Any, ...]:
+    """What a rule returned, as a tuple."""
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+def calls_of(function: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...], own: Any) -> list[Call]:
+    """One call of each custom Function that a function makes; hodiff's own are passed over, unless asked for.
+
+    Args:
+        function: Of tensors, to a tuple of tensors.
+        leaves: Where to call it.
+        own: The Function that is checked, if it is one.
+
+    Returns:
+        The calls, in the order of the graph.
+    """
+    found: list[type[Function]] = []
+    tracked = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+    with torch.enable_grad():
+        outputs = function(*(leaf.clone() for leaf in tracked))
+    for output in outputs:
+        for node in nodes_of(output):
+            cls = getattr(node, "_forward_cls", None)
+            if cls is None or cls in found or (cls.__module__.startswith(("torch.", "hodiff.")) and cls is not own):
+                continue
+            found.append(cls)
+    calls: dict[type[Function], Call] = {}
+    with _recorded(found, calls), torch.enable_grad():
+        function(*(leaf.clone() for leaf in tracked))
+    return [calls[cls] for cls in found if cls in calls]
+
+
+@contextmanager
+def _recorded(functions: list[type[Function]], calls: dict[type[Function], Call]) -> Iterator[None]:
+    """Note the arguments of each Function's first call; the classes are as before afterwards."""
+    before = {cls: vars(cls).get("forward") for cls in functions}
+    try:
+        for cls in functions:
+            cls.forward = staticmethod(_recording(cls, calls))  # type: ignore[method-assign]
+        yield
+    finally:
+        for cls, forward in before.items():
+            if forward is None:
+                del cls.forward
+            else:
+                cls.forward = forward  # type: ignore[method-assign]
+
+
+def _recording(cls: type[Function], calls: dict[type[Function], Call]) -> Callable[..., Any]:
+    forward = cls.forward
+    takes_context = cls.setup_context is Function.setup_context
+
+    @wraps(forward)
+    def recording(*args: Any) -> Any:
+        given = args[int(takes_context) :]
+        if cls not in calls:
+            needs = args[0].needs_input_grad if takes_context else tuple(_moves(a) for a in given)
+            held = tuple(a.detach().clone() if isinstance(a, Tensor) else a for a in given)
+            calls[cls] = Call(cls, held, tuple(needs))
+        return forward(*args)
+
+    return recording
+
+
+def _moves(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.requires_grad and argument.is_floating_point()

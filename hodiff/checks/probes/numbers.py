@@ -1,0 +1,268 @@
+"""Differences of a Function's forward, block by block, against its rules: HD101, HD102, HD105, HD109, HD110."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.comparison import Failure, attempt
+from hodiff.checks.probes.calls import Call, Ran
+from hodiff.checks.probes.cause import Cause, by_forward, by_reverse
+from hodiff.checks.source import rule_location
+
+# Differences of two steps, extrapolated, know some ten digits; what differs more than this is wrong.
+WRONG = 1e-5
+# Beyond this many elements of an argument, differences are taken along random directions.
+ELEMENTS = 64
+DIRECTIONS = 3
+
+
+@dataclass(frozen=True)
+class Block:
+    """The derivative of one output by one argument, pulled back from one cotangent.
+
+    Attributes:
+        output: Which output.
+        argument: Which argument.
+        truth: By differences, elements of the argument or directions in it.
+        claimed: By backward, likewise; zero where it returns None; None if it cannot be compared.
+        incoming: The cotangent.
+        gradient: What backward returned for the argument.
+        directions: Along which the differences were taken, or None for elements.
+    """
+
+    output: int
+    argument: int
+    truth: Tensor
+    claimed: Tensor | None
+    incoming: Tensor
+    gradient: Any
+    size: float
+
+    @property
+    def error(self) -> float:
+        """Relative to the largest derivative of the output."""
+        if self.claimed is None:
+            return 0.0
+        error = float((self.claimed - self.truth).abs().max()) / max(self.size, 1e-300)
+        return error if error == error else 0.0
+
+    @property
+    def wrong(self) -> bool:
+        """Whether backward and differences disagree."""
+        return self.claimed is not None and self.error > WRONG
+
+
+def first_order(call: Call, generator: torch.Generator) -> list[Cause]:
+    """Compare backward and jvp with differences of forward."""
+    ran = call.fresh().run()
+    blocks = blocks_of(call, generator)
+    bad = [block for block in blocks if block.wrong]
+    pushed: Any = attempt(partial(_tangent_errors, call, generator)) if call.has_jvp else Failure("")
+    forward_wrong = not isinstance(pushed, Failure) and pushed[0] > WRONG
+    consistent = forward_wrong and not isinstance(pushed, Failure) and pushed[1] <= WRONG
+    causes = list(_backward_causes(call, ran, blocks, bad, consistent)) if bad else []
+    if forward_wrong and not (bad and consistent):
+        location = rule_location(call.function, "jvp")
+        evidence = (f"jvp of {call.name} differs from differences of forward by {pushed[0]:.1e}, relative",)
+        causes.append(Cause("HD102", evidence, by_forward, location, needs_symptom=True))
+    return causes
+
+
+def blocks_of(call: Call, generator: torch.Generator) -> list[Block]:
+    """Every output by every differentiated argument."""
+    ran = call.fresh().run()
+    found = []
+    for k in range(len(ran.outputs)):
+        if not ran.differentiable(k) or not ran.outputs[k].numel():
+            continue
+        cotangents = ran.cotangents(generator, only=k)
+        with torch.no_grad():
+            given = tuple(c.clone() if isinstance(c, Tensor) else c for c in cotangents)
+            gradients = call.fresh().run().pull(given)
+        group = []
+        for i in call.moves():
+            basis = _basis(call.args[i], generator)
+            truth = differences(call, k, i, cotangents[k], basis)
+            if truth is None:
+                continue
+            # One that is missing has a finding of its own.
+            gradient = gradients[i] if i < len(gradients) else None
+            claimed = _projected(gradient, call.args[i], basis) if i < len(gradients) else None
+            group.append((i, truth, claimed, gradient))
+        size = max((float(truth.abs().max()) for _, truth, _, _ in group), default=0.0)
+        size = max([size] + [float(c.abs().max()) for _, _, c, _ in group if c is not None])
+        found += [Block(k, i, truth, claimed, cotangents[k], g, size) for i, truth, claimed, g in group]
+    return found
+
+
+def differences(call: Call, output: int, argument: int, cotangent: Tensor, basis: Tensor | None) -> Tensor | None:
+    """Differentiate one output, contracted, along a basis; None where forward cannot say."""
+    value = call.args[argument]
+    if value.dtype != torch.float64 or not value.numel():
+        return None
+    steps = torch.eye(value.numel(), dtype=torch.float64) if basis is None else basis
+    h = 1e-3 * max(1e-3, float(value.abs().max()) if bool(value.isfinite().all()) else 1.0)
+
+    def at(move: Tensor) -> Tensor:
+        y = call.fresh().at({argument: value + move.reshape(value.shape)}).run().outputs[output]
+        return (y * cotangent.conj()).real.sum() if y.is_complex() else (y * cotangent).sum()
+
+    rows = []
+    centre = attempt(at, torch.zeros_like(steps[0]))
+    for step in steps:
+        gaps = [attempt(lambda s, step=step: (at(s * step) + at(-s * step) - 2 * centre) / s, s) for s in (h, h / 2)]
+        if any(isinstance(gap, Failure) for gap in gaps) or _is_kink(*map(float, gaps)):
+            return None
+        coarse, fine = (attempt(lambda s, step=step: (at(s * step) - at(-s * step)) / (2 * s), s) for s in (h, h / 2))
+        if isinstance(coarse, Failure) or isinstance(fine, Failure):
+            return None
+        rows.append((4 * fine - coarse) / 3)
+    result = torch.stack(rows).double()
+    return result if bool(result.isfinite().all()) else None
+
+
+def _is_kink(coarse: float, fine: float) -> bool:
+    """Whether slopes from both sides stay apart as the step is halved, where a smooth function's gap is halved too."""
+    return abs(fine) > 0.8 * abs(coarse) and abs(fine) > 1e-6
+
+
+def _basis(value: Tensor, generator: torch.Generator) -> Tensor | None:
+    if value.numel() <= ELEMENTS:
+        return None
+    return torch.randn(DIRECTIONS, value.numel(), generator=generator, dtype=torch.float64)
+
+
+def _projected(gradient: Any, value: Tensor, basis: Tensor | None) -> Tensor | None:
+    if gradient is None:
+        flat = torch.zeros(value.numel(), dtype=torch.float64)
+    elif not isinstance(gradient, Tensor):
+        return None
+    elif gradient.shape != value.shape:
+        # Torch reduces a broadcast gradient itself; the shape has a finding of its own.
+        reduced = attempt(lambda: gradient.sum_to_size(value.shape))
+        if isinstance(reduced, Failure):
+            return None
+        flat = reduced.double().reshape(-1)
+    else:
+        flat = gradient.detach().double().reshape(-1)
+    return flat if basis is None else basis @ flat
+
+
+def _tangent_errors(call: Call, generator: torch.Generator) -> tuple[float, float]:
+    """How far jvp is from differences, and how far from being backward's transpose, both relative."""
+    ran = call.fresh().run()
+    tangents = ran.tangents(generator)
+    with torch.no_grad():
+        pushed = call.fresh().run().push(tuple(t.clone() if isinstance(t, Tensor) else t for t in tangents))
+    worst, transposed, size = 0.0, 0.0, 0.0
+    for k in range(len(ran.outputs)):
+        if not ran.differentiable(k) or not ran.outputs[k].numel():
+            continue
+        cotangent = ran.cotangents(generator, only=k)
+        truths, pulls = 0.0, 0.0
+        with torch.no_grad():
+            gradients = call.fresh().run().pull(tuple(c.clone() if isinstance(c, Tensor) else c for c in cotangent))
+        for i in call.moves():
+            along = tangents[i].double().reshape(1, -1)
+            truth = differences(call, k, i, cotangent[k], along)
+            if truth is None:
+                return 0.0, 0.0
+            truths += float(truth)
+            claimed = _projected(gradients[i] if i < len(gradients) else None, call.args[i], along)
+            pulls += float(claimed) if claimed is not None else float("nan")
+        dy = pushed[k] if k < len(pushed) and isinstance(pushed[k], Tensor) else torch.zeros_like(ran.outputs[k])
+        claimed_dy = float((dy * cotangent[k].conj()).sum().real)
+        size = max(size, abs(truths), abs(claimed_dy))
+        worst, transposed = max(worst, abs(claimed_dy - truths)), max(transposed, abs(claimed_dy - pulls))
+    return worst / max(size, 1e-300), transposed / max(size, 1e-300)
+
+
+Test = Callable[[Call, Ran, list[Block], Block], str]
+
+
+def _goes_through(call: Call, ran: Ran, blocks: list[Block], block: Block) -> str:
+    if not isinstance(block.gradient, Tensor) or block.gradient.shape != block.incoming.shape:
+        return ""
+    if not torch.equal(block.gradient, block.incoming):
+        return ""
+    return f"backward returns the incoming gradient itself for {call.argument(block.argument)}"
+
+
+def _ignores_mask(call: Call, ran: Ran, blocks: list[Block], block: Block) -> str:
+    """Right wherever forward depends on the element, and not zero where it does not."""
+    if block.claimed is None or block.truth.numel() != call.args[block.argument].numel():
+        return ""
+    dead = block.truth.abs() <= 1e-9 * block.size
+    alive = ~dead
+    if not bool(dead.any()) or not bool(alive.any()):
+        return ""
+    agree = float((block.claimed - block.truth)[alive].abs().max()) <= WRONG * block.size
+    passes = int((block.claimed[dead].abs() > WRONG * block.size).sum())
+    if not agree or not passes:
+        return ""
+    where = int((dead & (block.claimed.abs() > WRONG * block.size)).nonzero()[0])
+    return (
+        f"the gradient of {call.argument(block.argument)} is {float(block.claimed[where]):.2g} at element {where}, "
+        f"where forward does not depend on it ({passes} such elements)"
+    )
+
+
+def _ignores_output(call: Call, ran: Ran, blocks: list[Block], block: Block) -> str:
+    """No argument gets anything for this output, while another output is served."""
+    mine = [b for b in blocks if b.output == block.output]
+    others = [b for b in blocks if b.output != block.output]
+    unserved = all(b.claimed is not None and not bool(b.claimed.any()) for b in mine)
+    served = any(b.claimed is not None and bool(b.claimed.any()) for b in others)
+    if not unserved or not served:
+        return ""
+    return (
+        f"output {block.output} depends on {call.argument(block.argument)}, and its incoming gradient changes nothing"
+    )
+
+
+# The first that has something to say names the defect.
+_SPECIAL: tuple[tuple[str, Test], ...] = (
+    ("HD105", _ignores_output),
+    ("HD110", _ignores_mask),
+    ("HD109", _goes_through),
+)
+
+
+def _backward_causes(call: Call, ran: Ran, blocks: list[Block], bad: list[Block], consistent: bool) -> list[Cause]:
+    named: dict[str, list[str]] = {}
+    for block in bad:
+        for code, test in _SPECIAL:
+            if evidence := test(call, ran, blocks, block):
+                named.setdefault(code, []).append(evidence)
+                break
+        else:
+            named.setdefault("HD101", []).append(_ratio(call, block))
+    location = rule_location(call.function, "backward", "vjp")
+
+    def explains(entry: Any) -> bool:
+        return by_reverse(entry) or (consistent and by_forward(entry))
+
+    return [
+        Cause(code, tuple(dict.fromkeys(evidence)), explains, location, needs_symptom=True)
+        for code, evidence in named.items()
+    ]
+
+
+def _ratio(call: Call, block: Block) -> str:
+    assert block.claimed is not None
+    name = f"the gradient of {call.argument(block.argument)} in {call.name}"
+    if not bool(block.claimed.any()):
+        return f"{name} is zero"
+    seen = block.truth.abs() > 1e-6 * block.size
+    ratios = (block.claimed / block.truth)[seen]
+    if ratios.numel() and float((ratios - ratios[0]).abs().max()) <= WRONG * float(ratios[0].abs()):
+        factor = float(ratios[0])
+        kind = "has the wrong sign" if abs(factor + 1) < WRONG else f"is {factor:.6g} times the derivative"
+        return f"{name} {kind}"
+    return f"{name} is off by {block.error:.1e}, relative"

@@ -1,0 +1,28 @@
+"""Where a plain function leaves the graph: HD104, HD106."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.comparison import attempt
+from hodiff.checks.probes.cause import Cause, of_derivatives
+from hodiff.checks.probes.trace import Trace
+
+_KINDS = (("HD106", "foreign"), ("HD104", "detach"), ("HD104", "no_grad"))
+
+
+def detached(function: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> list[Cause]:
+    """Name the first call that leaves the graph, if derivatives are wrong."""
+    tracked = [leaf.clone().requires_grad_() for leaf in leaves]
+    with torch.enable_grad(), Trace() as trace:
+        attempt(function, *tracked)
+    for code, kind in _KINDS:
+        # An operator of torch.library says itself what it lacks.
+        steps = [step for step in trace.of(kind) if step.location and "." not in step.name]
+        if steps:
+            evidence = (f"the function calls {steps[0].name}",)
+            return [Cause(code, evidence, of_derivatives, steps[0].location, needs_symptom=True)]
+    return []

@@ -1,0 +1,95 @@
+"""What a Function saves, and what its rules read of it: HD502."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.comparison import attempt
+from hodiff.checks.probes.calls import Call, Ran
+from hodiff.checks.probes.cause import Cause, nothing
+from hodiff.checks.probes.context import Context
+from hodiff.checks.probes.trace import Trace
+from hodiff.checks.source import rule_location
+
+
+def wasted(call: Call, generator: torch.Generator) -> list[Cause]:
+    """Count which saved tensors take part in backward, and their bytes."""
+    ran = call.fresh().run()
+    saved = [t for t in ran.context.for_backward if isinstance(t, Tensor)]
+    evidence = [*_unread(ran, generator), *_too_large(ran, saved)]
+    if not evidence:
+        return []
+    return [Cause("HD502", tuple(evidence), nothing, rule_location(call.function, "setup_context", "forward"))]
+
+
+def _unread(ran: Ran, generator: torch.Generator) -> list[str]:
+    context = ran.context.replaced(lambda name, t: t.clone(), "backward")
+    with torch.no_grad(), Trace() as trace:
+        # A rule that raises has not shown what it reads.
+        if not isinstance(attempt(ran.pull, ran.cotangents(generator), context), tuple):
+            return []
+    found = []
+    for i, tensor in enumerate(context.for_backward):
+        if not isinstance(tensor, Tensor) or not tensor.numel():
+            continue
+        steps = [step for step in trace.steps if any(each is tensor for each in step.tensors)]
+        if not steps and not _matters(ran, i):
+            found.append(f"backward of {ran.call.name} never reads saved_tensors[{i}]{_size(tensor)}")
+        elif not steps:
+            # Read where calls cannot be seen, as within a transform of torch.func.
+            continue
+        elif all(step.kind == "metadata" for step in steps):
+            found.append(f"backward of {ran.call.name} reads only the shape of saved_tensors[{i}]{_size(tensor)}")
+        elif all(step.kind in {"metadata", "comparison"} for step in steps) and not _given(ran, i):
+            found.append(
+                f"backward of {ran.call.name} only compares saved_tensors[{i}]{_size(tensor)}; a mask would do"
+            )
+    return found
+
+
+def _matters(ran: Ran, i: int) -> bool:
+    """Whether NaN in a saved tensor comes out."""
+
+    def poisoned(name: str, t: Tensor) -> Tensor:
+        bad = name == f"saved_tensors[{i}]" and t.is_floating_point()
+        return torch.full_like(t, float("nan")) if bad else t.clone()
+
+    with torch.no_grad():
+        plain: Any = attempt(_gradients, ran, ran.context.replaced(lambda name, t: t.clone(), "backward"))
+        spoilt: Any = attempt(_gradients, ran, ran.context.replaced(poisoned, "backward"))
+    return not (isinstance(plain, list) and isinstance(spoilt, list) and all(map(torch.equal, plain, spoilt)))
+
+
+def _gradients(ran: Ran, context: Context) -> list[Tensor]:
+    results = ran.pull(ran.cotangents(torch.Generator().manual_seed(0)), context)
+    return [g for g in results if isinstance(g, Tensor)]
+
+
+def _given(ran: Ran, i: int) -> bool:
+    tensor = ran.context.for_backward[i]
+    return tensor.dtype == torch.bool or any(tensor is each for each in (*ran.call.args, *ran.outputs))
+
+
+def _too_large(ran: Ran, saved: list[Tensor]) -> list[str]:
+    """Inputs and outputs are there anyway; what else is saved should not be larger than they are."""
+    given = [t for t in (*ran.call.args, *ran.outputs) if isinstance(t, Tensor)]
+    own = [t for t in saved if not any(_same_storage(t, each) for each in given)]
+    extra, bound = sum(map(_bytes, own)), sum(map(_bytes, given))
+    if extra <= bound:
+        return []
+    return [f"{ran.call.name} saves {extra} bytes beside inputs and outputs, which have {bound}"]
+
+
+def _same_storage(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _size(tensor: Tensor) -> str:
+    return f", {_bytes(tensor)} bytes of shape {tuple(tensor.shape)}"

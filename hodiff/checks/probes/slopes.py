@@ -1,0 +1,251 @@
+"""Whether rules can be differentiated again: derivatives of a rule by autograd against differences of it.
+
+A rule is a function of its saved tensors, of what it keeps on ctx, and of what comes in. Autograd through the rule and
+differences of it agree unless the rule cuts the graph. If they agree, and second derivatives are wrong all the same,
+the rule reads something whose own dependence on the inputs is lost.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.comparison import Failure, attempt
+from hodiff.checks.probes.calls import Call, Ran, as_tuple
+from hodiff.checks.probes.cause import Cause, forward_differentiated, reverse_differentiated
+from hodiff.checks.probes.trace import Trace
+from hodiff.checks.source import mentions, rule_location
+from hodiff.graphs import is_once_differentiable
+
+CUT = 1e-4
+
+
+@dataclass(frozen=True)
+class Slope:
+    """How a rule depends on one of the tensors that it can read.
+
+    Attributes:
+        name: Such as ``"saved_tensors[0]"``, ``"ctx.slope"``, ``"incoming 0"``.
+        tensor: The tensor.
+        by_differences: Derivative of the rule along a random direction.
+        by_autograd: The same by autograd.
+        size: The value of the rule, contracted.
+    """
+
+    name: str
+    tensor: Tensor
+    by_differences: float
+    by_autograd: float
+    size: float
+
+    @property
+    def matters(self) -> bool:
+        """Whether the rule's result changes with the tensor."""
+        return abs(self.by_differences) > CUT * 1e-2 * self.size
+
+    @property
+    def cut(self) -> bool:
+        """Whether autograd does not see that."""
+        larger = max(abs(self.by_differences), abs(self.by_autograd))
+        return abs(self.by_differences - self.by_autograd) > CUT * larger + 1e-7 * self.size
+
+
+def slopes_of(ran: Ran, reading: str, incoming: tuple[Any, ...], generator: torch.Generator) -> list[Slope]:
+    """Differentiate a rule by everything that it reads."""
+    rule = inspect.unwrap(ran.call.backward) if reading == "backward" else ran.call.function.jvp
+    ran.context.reading = reading
+    names = {n: t for n, t in ran.context.tensors().items() if t.is_floating_point() and t.numel()}
+    names |= {f"incoming {k}": g for k, g in enumerate(incoming) if isinstance(g, Tensor) and g.is_floating_point()}
+    weights: dict[int, Tensor] = {}
+
+    def value(given: dict[str, Tensor]) -> Tensor:
+        context = ran.context.replaced(lambda name, t: given.get(name, t).clone(), reading)
+        entering = [given.get(f"incoming {k}", g) for k, g in enumerate(incoming)]
+        # A rule may write into what it gets.
+        entering = [g.clone() if isinstance(g, Tensor) else g for g in entering]
+        results = as_tuple(rule(context, *entering))
+        total = torch.zeros((), dtype=torch.float64)
+        for i, y in enumerate(results):
+            if isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex()):
+                y = torch.view_as_real(y) if y.is_complex() else y
+                if i not in weights:
+                    weights[i] = torch.randn(y.shape, generator=generator, dtype=torch.float64)
+                total = total + (weights[i] * y).sum()
+        return total
+
+    with torch.no_grad():
+        size = abs(float(value({})))
+    variables = {name: t.detach().clone().requires_grad_() for name, t in names.items()}
+    with torch.enable_grad():
+        outcome = attempt(value, variables)
+        grads: Any = (None,) * len(variables)
+        if isinstance(outcome, Tensor) and outcome.requires_grad:
+            found = attempt(lambda: torch.autograd.grad(outcome, list(variables.values()), allow_unused=True))
+            if isinstance(found, Failure):
+                # It says so itself, and the routes have it.
+                return []
+            grads = found
+    slopes = []
+    for (name, t), grad in zip(names.items(), grads, strict=True):
+        direction = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
+        h = 1e-5 * max(1e-3, float(t.abs().max()))
+        with torch.no_grad():
+            ends = [float(value({name: t + s * h * direction})) for s in (1, -1)]
+        numeric = (ends[0] - ends[1]) / (2 * h)
+        exact = 0.0 if grad is None else float((grad * direction).sum())
+        slopes.append(Slope(name, t, numeric, exact, size))
+    return slopes
+
+
+def backward_slopes(call: Call, generator: torch.Generator) -> list[Cause]:
+    """HD103, HD104, HD106, HD107, HD115, HD116, and HD304's share in wrong second derivatives."""
+    location = rule_location(call.function, "backward", "vjp")
+    once = is_once_differentiable(call.function)
+    if once:
+        evidence = (f"backward of {call.name} is marked once_differentiable",)
+        marked = mentions(inspect.unwrap(call.backward), "once_differentiable") or location
+        return [Cause("HD107", evidence, reverse_differentiated, marked)]
+    ran = call.fresh().run()
+    incoming = ran.cotangents(generator)
+    slopes = slopes_of(ran, "backward", incoming, generator)
+    cut = [slope for slope in slopes if slope.cut]
+    causes = list(_cuts(call, ran, incoming, cut)) if cut else []
+    mended = {slope.name for slope in cut}
+    causes += _lost(call, ran, [slope for slope in slopes if slope.matters and slope.name not in mended])
+    return causes
+
+
+def forward_slopes(call: Call, generator: torch.Generator) -> list[Cause]:
+    """HD108, however the constant came about."""
+    if not call.has_jvp:
+        return []
+    ran = call.fresh().run()
+    tangents = ran.tangents(generator)
+    incoming = tuple(
+        torch.zeros_like(a) if t is None and isinstance(a, Tensor) else t
+        for t, a in zip(tangents, call.args, strict=True)
+    )
+    slopes = slopes_of(ran, "forward", incoming, generator)
+    evidence = [f"jvp cuts the graph of {_spoken(s.name)}" for s in slopes if s.cut and s.name.startswith("saved")]
+    evidence += [
+        f"jvp reads {s.name}, which was computed in forward and is neither input nor output"
+        for s in slopes
+        if s.matters
+        and not s.cut
+        and s.name.startswith("saved")
+        and not _is_given(ran, s.tensor)
+        and _depends_on_inputs(call, s.name, "forward")
+    ]
+    # No loss makes the tangent depend on the inputs; another function before this one does.
+    hidden = [f"jvp detaches the tangent of {call.argument(int(s.name.split()[1]))}" for s in slopes if _hides(s)]
+    if not evidence and not hidden:
+        return []
+    location = rule_location(call.function, "jvp")
+    return [Cause("HD108", (*evidence, *hidden), forward_differentiated, location, needs_symptom=not hidden)]
+
+
+def _hides(slope: Slope) -> bool:
+    return slope.cut and slope.name.startswith("incoming")
+
+
+def _cuts(call: Call, ran: Ran, incoming: tuple[Any, ...], cut: list[Slope]) -> list[Cause]:
+    """Which call in backward cuts the graph decides what the defect is."""
+    location = rule_location(call.function, "backward", "vjp")
+    context = ran.context.replaced(lambda name, t: t.clone().requires_grad_(t.is_floating_point()), "backward")
+    given = tuple(g.clone().requires_grad_() if isinstance(g, Tensor) else g for g in incoming)
+    with torch.enable_grad(), Trace() as trace:
+        attempt(call.backward, context, *given)
+    foreign, off, detached = trace.of("foreign"), trace.of("no_grad"), trace.of("detach")
+    names = ", ".join(_spoken(slope.name) for slope in cut)
+    saved = [slope for slope in cut if not slope.name.startswith("incoming")]
+    if foreign:
+        evidence = (f"backward of {call.name} calls {foreign[0].name}, and the derivative by {names} is lost",)
+        return [Cause("HD106", evidence, reverse_differentiated, foreign[0].location or location, needs_symptom=True)]
+    if off and saved:
+        evidence = (f"backward of {call.name} turns gradients off, and the derivative by {names} is lost",)
+        return [Cause("HD104", evidence, reverse_differentiated, off[0].location or location, needs_symptom=True)]
+    causes = []
+    enters = [g for g in given if isinstance(g, Tensor)]
+    on_incoming = [step for step in detached if any(step.reads(g) for g in enters)]
+    others = [step for step in detached if step not in on_incoming]
+    if len(saved) < len(cut) and (on_incoming or not saved):
+        at_fault = [*on_incoming, *off]
+        where = at_fault[0].location if at_fault else location
+        evidence = (f"backward of {call.name} detaches its incoming gradient",)
+        causes.append(Cause("HD116", evidence, reverse_differentiated, where or location, needs_symptom=True))
+    if saved:
+        spoken = ", ".join(slope.name for slope in saved)
+        if others:
+            evidence = (f"backward of {call.name} calls {others[0].name}, and the derivative by {spoken} is lost",)
+            causes.append(Cause("HD104", evidence, reverse_differentiated, others[0].location, needs_symptom=True))
+        elif not on_incoming:
+            evidence = (f"what backward of {call.name} calls has a wrong derivative by {spoken}",)
+            causes.append(Cause("HD115", evidence, reverse_differentiated, location, needs_symptom=True))
+    return causes
+
+
+def _lost(call: Call, ran: Ran, read: list[Slope]) -> list[Cause]:
+    """What backward reads that depends on the inputs outside of the graph."""
+    lost = [s for s in read if not s.name.startswith("incoming") and not _is_given(ran, s.tensor)]
+    saved = [s for s in lost if s.name.startswith("saved") and _depends_on_inputs(call, s.name, "backward")]
+    if not saved:
+        return []
+    location = rule_location(call.function, "setup_context", "forward")
+    aliases = [s for s in saved if any(_same_memory(s.tensor, a) for a in call_tensors(ran))]
+    causes = []
+    if aliases:
+        with Trace() as trace:
+            call.fresh().run()
+        detached = trace.of("detach")
+        if detached:
+            evidence = (f"{call.name} saves an input or output detached, as {aliases[0].name}",)
+            where = detached[0].location or location
+            causes.append(Cause("HD104", evidence, reverse_differentiated, where, needs_symptom=True))
+            saved = [s for s in saved if s not in aliases]
+    if saved:
+        texts = tuple(
+            f"backward of {call.name} reads {s.name} of shape {tuple(s.tensor.shape)}, which forward computed and "
+            "which is neither input nor output"
+            for s in saved
+        )
+        causes.append(Cause("HD103", texts, reverse_differentiated, location, needs_symptom=True))
+    return causes
+
+
+def call_tensors(ran: Ran) -> list[Tensor]:
+    """Inputs and outputs."""
+    return [t for t in (*ran.call.args, *ran.outputs) if isinstance(t, Tensor)]
+
+
+def _is_given(ran: Ran, tensor: Tensor) -> bool:
+    given = [t for t in call_tensors(ran) if not any(t is constant for constant in ran.context.constant_outputs)]
+    return any(tensor is each for each in given)
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+
+
+def _depends_on_inputs(call: Call, name: str, reading: str) -> bool:
+    """Whether a saved tensor changes with the arguments that are differentiated."""
+    moved = {i: call.args[i] * (1 + 1e-3) + 1e-3 for i in call.moves()}
+    ends = []
+    for each in (call.fresh(), call.fresh().at(moved)):
+        ran = attempt(each.run)
+        if isinstance(ran, Failure):
+            return True
+        ran.context.reading = reading
+        ends.append(ran.context.tensors().get(name))
+    return ends[0] is None or ends[1] is None or ends[0].shape != ends[1].shape or not torch.equal(ends[0], ends[1])
+
+
+def _spoken(name: str) -> str:
+    return "the incoming gradient" if name.startswith("incoming") else name
+
+
+Probe = Callable[[Call, torch.Generator], list[Cause]]

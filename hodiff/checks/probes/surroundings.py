@@ -1,0 +1,234 @@
+"""What a Function does to what is not its own, and what it keeps: HD301 to HD305, HD308, HD309."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import deterministic as _deterministic
+
+from hodiff.checks.comparison import Failure, attempt
+from hodiff.checks.probes.calls import Call, Ran
+from hodiff.checks.probes.cause import Cause, anything, by_forward, by_reverse, nothing, of_second_order
+from hodiff.checks.probes.trace import Trace
+from hodiff.checks.source import mentions, rule_location
+
+# The setting is missing from its stubs.
+_MEMORY: Any = _deterministic
+# Equal memory in another layout gives equal numbers, up to the order of sums.
+LAYOUT = 1e-9
+
+
+def writes(call: Call, generator: torch.Generator) -> list[Cause]:
+    """Compare what went into each rule with what is there afterwards."""
+    causes = []
+    fresh = call.fresh()
+    before = _copies(fresh.args)
+    with Trace() as trace:
+        ran = fresh.run()
+    marked = [t for t in ran.context.dirty if isinstance(t, Tensor)]
+    for i, (argument, copy) in enumerate(zip(fresh.args, before, strict=True)):
+        if _changed(argument, copy) and not any(argument is t for t in marked):
+            where = _line(trace, [argument]) or rule_location(call.function, "forward")
+            evidence = (f"forward of {call.name} changes {call.argument(i)}",)
+            causes.append(Cause("HD303", evidence, anything, where))
+    for rule, reading, explains in (("backward", "backward", by_reverse), ("jvp", "forward", by_forward)):
+        if rule == "jvp" and not call.has_jvp:
+            continue
+        found = attempt(_written, call, rule, reading, explains, generator)
+        causes += [] if isinstance(found, Failure) else found
+    return causes
+
+
+def _written(
+    call: Call, rule: str, reading: str, explains: Callable[..., bool], generator: torch.Generator
+) -> list[Cause]:
+    ran = call.fresh().run()
+    incoming = ran.cotangents(generator) if rule == "backward" else ran.tangents(generator)
+    ran.context.reading = reading
+    saved = ran.context.tensors()
+    copies = {name: (t.clone(), t._version) for name, t in saved.items()}
+    given = _copies(incoming)
+    with torch.no_grad(), Trace() as trace:
+        attempt(ran.pull if rule == "backward" else ran.push, incoming)
+    causes = []
+    location = rule_location(call.function, rule)
+    kind = "incoming gradient" if rule == "backward" else "tangent"
+    changed = [g for g, copy in zip(incoming, given, strict=True) if _changed(g, copy)]
+    # In forward mode torch asks an in-place function to write into its tangent, too.
+    if changed and not (rule == "jvp" and ran.context.dirty):
+        evidence = (f"{rule} of {call.name} writes into its {kind}",)
+        causes.append(Cause("HD301", evidence, explains, _line(trace, changed) or location))
+    names = [name for name, t in saved.items() if _changed(t, copies[name])]
+    if names:
+        evidence = (f"{rule} of {call.name} writes into {', '.join(names)}",)
+        where = _line(trace, [saved[name] for name in names]) or location
+        causes.append(Cause("HD302", evidence, explains, where))
+    return causes
+
+
+def kept(call: Call, generator: torch.Generator) -> list[Cause]:
+    """Tensors on ctx itself, whether or not numbers show it."""
+    ran = call.fresh().run()
+    ran.context.reading = "backward"
+    names = [name for name in ran.context.tensors() if name.startswith("ctx.")]
+    if not names:
+        return []
+    rule = call.function.forward if call.takes_context else call.function.setup_context
+    attribute = names[0].removeprefix("ctx.").split("[")[0]
+    where = mentions(rule, attribute) or rule_location(call.function, "setup_context", "forward")
+    evidence = (f"{call.name} keeps {', '.join(names)}",)
+    return [Cause("HD304", evidence, of_second_order if _differentiable(ran, names) else nothing, where)]
+
+
+def repeats(call: Call, generator: torch.Generator) -> list[Cause]:
+    """Run backward twice with the same memory, each from a state of its own."""
+    results = []
+    for _ in range(2):
+        ran = call.fresh().run()
+        incoming = ran.cotangents(torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            results.append(ran.pull(incoming))
+    if all(_equal(a, b) for a, b in zip(*results, strict=False)):
+        return []
+    evidence = (f"two backward passes of {call.name} differ by {_gap(*results):.1e}",)
+    return [Cause("HD305", evidence, by_reverse, rule_location(call.function, "backward", "vjp"))]
+
+
+def uninitialised(call: Call, generator: torch.Generator) -> list[Cause]:
+    """Poison memory that was never written, and see where it comes out."""
+    causes = []
+    rules: tuple[tuple[str, Callable[[Ran], tuple[Any, ...]], Callable[..., bool]], ...] = (
+        ("forward", lambda ran: ran.outputs, anything),
+        ("backward", lambda ran: ran.pull(ran.cotangents(torch.Generator().manual_seed(0))), by_reverse),
+        ("jvp", lambda ran: ran.push(ran.tangents(torch.Generator().manual_seed(0))), by_forward),
+    )
+    for name, rule, explains in rules:
+        if name == "jvp" and not call.has_jvp:
+            continue
+
+        def run(rule: Callable[[Ran], tuple[Any, ...]] = rule) -> tuple[Any, ...]:
+            with torch.no_grad():
+                return rule(call.fresh().run())
+
+        with _poisoned():
+            poisoned: Any = attempt(run)
+        # NaN without poison is the formula's own.
+        if isinstance(poisoned, Failure) or not any(_has_nan(y) for y in poisoned):
+            continue
+        plain: Any = attempt(run)
+        if isinstance(plain, Failure) or not any(map(_has_nan, plain)):
+            location = mentions(getattr(call.function, name), "empty", "empty_like", "new_empty", "empty_strided")
+            where = location or rule_location(call.function, name)
+            causes.append(
+                Cause("HD308", (f"{name} of {call.name} returns memory that it never wrote",), explains, where)
+            )
+            if name == "forward":
+                break
+    return causes
+
+
+def layouts(call: Call, generator: torch.Generator) -> list[Cause]:
+    """Give the same numbers in another memory layout: first the inputs, then what comes in."""
+    plain = _laid_out(call, _as_it_is, _as_it_is)
+    for what, rule, explains, inputs, incoming in (
+        ("inputs", "forward", anything, _strided, _as_it_is),
+        ("incoming gradients", "backward", by_reverse, _as_it_is, _strided),
+    ):
+        moved: Any = attempt(_laid_out, call, inputs, incoming)
+        if isinstance(moved, Failure):
+            broken = "view size is not compatible" in moved.message
+        else:
+            broken = any(_gap(a, b) > LAYOUT for a, b in zip(plain, moved, strict=True))
+        if broken:
+            evidence = (f"{call.name} gives other numbers for equal {what} in another memory layout",)
+            return [Cause("HD309", evidence, explains, rule_location(call.function, rule))]
+    return []
+
+
+def _laid_out(
+    call: Call, inputs: Callable[[Any], Any], incoming: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Outputs and gradients."""
+    fresh = call.fresh()
+    ran = fresh.at({i: inputs(a) for i, a in enumerate(fresh.args) if isinstance(a, Tensor)}).run()
+    given = tuple(map(incoming, ran.cotangents(torch.Generator().manual_seed(0))))
+    with torch.no_grad():
+        outputs = tuple(y.clone() if isinstance(y, Tensor) else y for y in ran.outputs)
+        return outputs, ran.pull(given)
+
+
+def _as_it_is(a: Any) -> Any:
+    return a
+
+
+def _strided(a: Any) -> Any:
+    """Equal numbers: columns next to each other, or every second element of a longer vector."""
+    if not isinstance(a, Tensor) or not a.numel() or not a.dim():
+        return a
+    if a.dim() == 1:
+        longer = torch.full((2 * len(a),), 3, dtype=a.dtype, device=a.device)
+        longer[::2] = a
+        return longer[::2]
+    return a.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def _differentiable(ran: Ran, names: list[str]) -> bool:
+    tensors = ran.context.tensors()
+    return any(tensors[name].is_floating_point() for name in names)
+
+
+def _copies(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple((v.clone(), v._version) if isinstance(v, Tensor) else v for v in values)
+
+
+def _changed(now: Any, before: Any) -> bool:
+    if not isinstance(now, Tensor):
+        return False
+    return now._version != before[1] or not _equal(now, before[0])
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return a is b or not (isinstance(a, Tensor) or isinstance(b, Tensor))
+    return a.shape == b.shape and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+
+
+def _gap(a: tuple[Any, ...], b: tuple[Any, ...]) -> float:
+    """The largest relative difference among pairs of tensors."""
+    gaps = [0.0]
+    for x, y in zip(a, b, strict=False):
+        if isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape == y.shape and x.numel():
+            size = float(x.abs().max())
+            gap = float((x - y).abs().max()) if x.is_floating_point() or x.is_complex() else float((x != y).any())
+            gaps.append(gap / size if 0 < size < float("inf") else 0.0 if gap != gap else gap)
+    return max(gaps)
+
+
+def _has_nan(y: Any) -> bool:
+    return isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex()) and bool(y.isnan().any())
+
+
+def _line(trace: Trace, tensors: list[Any]) -> str:
+    steps = [step for step in trace.of("in place") if step.tensors and any(step.tensors[0] is t for t in tensors)]
+    return steps[0].location if steps else ""
+
+
+@contextmanager
+def _poisoned() -> Iterator[None]:
+    """Fill every uninitialised tensor with NaN; torch's settings are as before afterwards."""
+    mode, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = _MEMORY.fill_uninitialized_memory
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            _MEMORY.fill_uninitialized_memory = True
+            yield
+    finally:
+        torch.use_deterministic_algorithms(mode, warn_only=warn)
+        _MEMORY.fill_uninitialized_memory = fill

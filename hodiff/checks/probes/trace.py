@@ -1,0 +1,149 @@
+"""What a rule does to tensors, call by call, and on which line of the source."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from hodiff.checks.source import place
+
+# What takes a tensor out of the graph, by torch's own name for it.
+_DETACHING = {"detach", "detach_", "item", "__float__", "__int__"}
+_FOREIGN = {"numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "storage", "__dlpack__"}
+_METADATA = {
+    "size",
+    "dim",
+    "numel",
+    "stride",
+    "new_zeros",
+    "new_empty",
+    "new_ones",
+    "zeros_like",
+    "ones_like",
+    "empty_like",
+    "is_floating_point",
+    "is_complex",
+    "element_size",
+    "sum_to_size",
+}
+_COMPARING = {
+    "gt",
+    "lt",
+    "ge",
+    "le",
+    "eq",
+    "ne",
+    "__gt__",
+    "__lt__",
+    "__ge__",
+    "__le__",
+    "__eq__",
+    "__ne__",
+    "sign",
+    "isfinite",
+    "isnan",
+    "signbit",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call into torch.
+
+    Attributes:
+        name: Torch's name of what was called.
+        tensors: The tensors among its arguments.
+        kind: ``"detach"``, ``"no_grad"``, ``"foreign"`` (NumPy, pointers, operators of others), ``"metadata"``,
+            ``"comparison"``, ``"in place"`` or ``"other"``.
+        location: Where.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    kind: str
+    location: str
+
+    def reads(self, tensor: Tensor) -> bool:
+        """Whether a tensor, or a view of all of it, is among the arguments."""
+        return any(each is tensor or _shares(each, tensor) for each in self.tensors)
+
+
+def _shares(a: Tensor, b: Tensor) -> bool:
+    return a.numel() == b.numel() > 0 and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() != 0
+
+
+class Trace(TorchFunctionMode):
+    """Records every call into torch while it is entered."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        super().__init__()
+        self.steps: list[Step] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the call, and make it."""
+        name = _name(func)
+        tensors = tuple(a for a in tree_leaves((args, kwargs or {})) if isinstance(a, Tensor))
+        self.steps.append(Step(name, tensors, kind_of(func, args), _caller()))
+        return func(*args, **(kwargs or {}))
+
+    def of(self, *kinds: str) -> list[Step]:
+        """The steps of some kinds."""
+        return [step for step in self.steps if step.kind in kinds]
+
+
+def _name(func: Any) -> str:
+    name = getattr(func, "__name__", str(func))
+    if name in {"__get__", "__set__"}:
+        return str(getattr(func.__self__, "__name__", name))
+    return str(name)
+
+
+def kind_of(func: Any, args: Any) -> str:
+    """What a call does, in a word of `Step`."""
+    name = _name(func)
+    getter = getattr(func, "__name__", "") == "__get__"
+    if name in _FOREIGN or _is_foreign_operator(func):
+        return "foreign"
+    if name in _DETACHING or (getter and name == "data"):
+        return "detach"
+    if name == "_set_grad_enabled":
+        return "no_grad" if args and args[0] is False else "metadata"
+    if getter and name in {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "grad_fn"}:
+        return "metadata"
+    if name in _METADATA:
+        return "metadata"
+    if name in _COMPARING:
+        return "comparison"
+    if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__":
+        return "in place"
+    return "other"
+
+
+def _is_foreign_operator(func: Any) -> bool:
+    """An operator that someone registered with torch.library, with nothing for autograd to see."""
+    namespace = getattr(func, "namespace", None)
+    return isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and namespace not in {
+        None,
+        "aten",
+        "prims",
+        "prim",
+    }
+
+
+def _caller() -> str:
+    """The innermost line that is neither torch's nor this package's."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        where = place(frame.f_code.co_filename, frame.f_lineno)
+        if where:
+            return where
+        frame = frame.f_back
+    return ""

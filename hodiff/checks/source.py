@@ -1,0 +1,83 @@
+"""Where in the source: lines of the rules of a Function."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+
+
+@lru_cache(maxsize=4096)
+def place(filename: str, line: int) -> str:
+    """Name a line as ``"file.py:123"``, relative to the working directory if it is below.
+
+    Returns:
+        The name; empty for a line of torch, of the standard library's plumbing, or of the checks themselves.
+    """
+    if filename.startswith((_HERE, _TORCH)) or os.path.basename(filename) in {"contextlib.py", "functools.py"}:
+        return ""
+    path = Path(filename)
+    try:
+        return f"{path.relative_to(Path.cwd()).as_posix()}:{line}"
+    except ValueError:
+        return f"{path.name}:{line}"
+
+
+def rule_location(function: Any, *names: str) -> str:
+    """The line on which the first of some rules begins that a class writes itself; else the class's own line.
+
+    Returns:
+        Such as ``"file.py:123"``; empty if there is no source.
+    """
+    for name in names:
+        code = getattr(inspect.unwrap(getattr(function, name, None) or _nothing), "__code__", None)
+        if code is not None and (where := place(code.co_filename, code.co_firstlineno)):
+            return where
+    return class_location(function)
+
+
+def class_location(function: Any) -> str:
+    """The line on which a class or function begins.
+
+    Returns:
+        Such as ``"file.py:123"``; empty if there is no source.
+    """
+    try:
+        filename, (_, line) = inspect.getsourcefile(function), inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        return ""
+    return place(filename, line) if filename else ""
+
+
+def mentions(rule: Callable[..., Any], *names: str) -> str:
+    """The first line of a rule's source where one of some names or attributes is used.
+
+    Returns:
+        Such as ``"file.py:123"``; empty if none is, or there is no source.
+    """
+    rule = inspect.unwrap(rule)
+    code = getattr(rule, "__code__", None)
+    try:
+        lines, first = inspect.getsourcelines(rule)
+        tree = ast.parse(inspect.cleandoc("\n" + "".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return ""
+    for node in ast.walk(tree):
+        if (isinstance(node, ast.Attribute) and node.attr in names) or (
+            isinstance(node, ast.Name) and node.id in names
+        ):
+            return place(code.co_filename, first + node.lineno - 1) if code is not None else ""
+    return ""
+
+
+def _nothing() -> None:
+    """Has no rule to speak of."""

@@ -1,0 +1,269 @@
+"""`python -m hodiff check`: what may be asked, what is answered, and with which exit status."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hodiff
+from hodiff.__main__ import main
+from hodiff.checks import Report, suite
+from hodiff.checks.expressions import CALLS, Reader
+from hodiff.checks.targets import load_target
+
+FILE = """
+import torch
+from torch.autograd import Function
+
+
+class Right(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+
+class Doubled(Right):
+    @staticmethod
+    def backward(ctx, g):
+        return 4 * ctx.saved_tensors[0] * g
+
+
+def scaled(x, factor=1.0):
+    return factor * x.sin()
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.inner(x).tanh()
+
+
+class Sized(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+
+
+class Fragile(torch.nn.Module):
+    def __init__(self):
+        raise RuntimeError("no weights")
+
+
+class Holder:
+    scaled = staticmethod(scaled)
+
+
+layer = Layer()
+number = 3
+"""
+
+ROOT = Path(__file__).resolve().parents[2]
+
+QUICK = ["--no-vmap", "--no-scipy", "--order", "1"]
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    path = tmp_path / "checked_functions.py"
+    path.write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    before = set(sys.modules)
+    yield path
+    for name in set(sys.modules) - before:
+        if tmp_path in Path(getattr(sys.modules[name], "__file__", None) or "/").parents:
+            del sys.modules[name]
+
+
+def run(*arguments):
+    return main(["check", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("scaled", "randn(3)"),
+        ("scaled", "randn(3), 2.0"),
+        ("layer", "randn(3, 2)"),
+        ("Layer", "randn(3, 2)"),
+        ("layer.inner", "randn(3, 2)"),
+        ("Holder.scaled", "(randn(2),)"),
+    ],
+)
+@pytest.mark.parametrize("place", ["checked_functions", "checked_functions.py"])
+def test_right_functions(file, capsys, place, name, inputs):
+    assert run(f"{place}:{name}", "--inputs", inputs, *QUICK) == 0, capsys.readouterr().out
+    assert ": ok" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_wrong_function(file, capsys):
+    assert run("checked_functions.py:Doubled", "--inputs", "randn(3)", *QUICK) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("check of Doubled at float64[3]: ")
+    assert "HD101" in out
+
+
+def test_options_reach_the_check(file, capsys):
+    def quantities(*options):
+        run("checked_functions:scaled", "--inputs", "randn(2)", "--json", "-", *options)
+        report = Report.from_json(capsys.readouterr().out)
+        return report, {entry.quantity for entry in report.entries}, {entry.route for entry in report.entries}
+
+    report, named, routes = quantities()
+    assert "vs SciPy" in named
+    assert "vmap of values" in routes
+    assert max(entry.order for entry in report.entries) == 2
+    report, named, routes = quantities("--no-scipy", "--no-vmap", "--order", "3", "--dtype", "float32")
+    assert "vs SciPy" not in named
+    assert "vmap of values" not in routes
+    assert max(entry.order for entry in report.entries) == 3
+    assert "float32[2]" in report.title
+
+
+def test_every_option_is_passed_on(file, monkeypatch):
+    calls = []
+    monkeypatch.setattr(suite, "check", lambda *args, **options: calls.append((args, options)) or Report("f", (), ()))
+    run("checked_functions:scaled", "--inputs", "randn(2)")
+    switches = ["--seed", "5", "--approximate", "--compile", "--order", "4"]
+    run("checked_functions:scaled", "--inputs", "randn(2)", *switches)
+    (plain, defaults), (seeded, options) = calls
+    expected = {"order": 2, "vmap": True, "compile": False, "scipy": True, "seed": 0}
+    assert defaults == expected
+    assert options == expected | {"order": 4, "compile": True, "seed": 5, "approximate": True}
+    assert torch.equal(seeded[1], Reader(seed=5).read("randn(2)"))
+    assert torch.equal(plain[1], Reader().read("randn(2)"))
+
+
+def test_compile_takes_a_backend(file, capsys):
+    status = run("checked_functions:scaled", "--inputs", "randn(2)", "--compile", "eager", "--no-scipy", "--json")
+    report = Report.from_json(capsys.readouterr().out)
+    assert status == 0, str(report)
+    assert "compile" in {entry.route for entry in report.entries}
+
+
+def test_the_seed_makes_the_report(file, capsys):
+    reports = []
+    for seed in ("1", "1", "2"):
+        run("checked_functions:layer", "--inputs", "randn(2)", "--json", "--seed", seed, *QUICK)
+        reports.append(capsys.readouterr().out)
+        sys.modules.pop("checked_functions")
+    assert reports[0] == reports[1] != reports[2]
+
+
+def test_json_file_beside_the_text(file, tmp_path, capsys):
+    path = tmp_path / "report.json"
+    assert run("checked_functions:scaled", "--inputs", "randn(2)", "--json", str(path), *QUICK) == 0
+    assert str(Report.from_json(path.read_text())) + "\n" == capsys.readouterr().out
+    assert json.loads(path.read_text())["ok"] is True
+
+
+def test_approximate(file, capsys):
+    run("checked_functions:Doubled", "--inputs", "randn(3)", "--approximate", *QUICK)
+    out = capsys.readouterr().out
+    assert "HD101" not in out
+    assert "HD902" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["checked_functions", "--inputs", "randn(2)"], "expected package.module:Name or path/to/file.py:Name"),
+        (["nowhere.at_all:f", "--inputs", "randn(2)"], "no module 'nowhere'.*at_all.py:Name"),
+        (["nowhere.py:f", "--inputs", "randn(2)"], "no file 'nowhere.py'"),
+        (["checked_functions:scald", "--inputs", "randn(2)"], "has no 'scald'. It has .*scaled"),
+        (["checked_functions:Holder.f", "--inputs", "randn(2)"], "'Holder' has no 'f'. It has scaled"),
+        (["checked_functions:number", "--inputs", "randn(2)"], "is of type int; expected a torch.autograd.Function"),
+        (["checked_functions:Holder", "--inputs", "randn(2)"], "is the class Holder; expected"),
+        (["checked_functions:Sized", "--inputs", "randn(2)"], "needs arguments: size"),
+        (["checked_functions:Fragile", "--inputs", "randn(2)"], "RuntimeError: no weights"),
+        (["checked_functions:scaled", "--inputs", "randn(2).T"], r"holds 'randn\(2\).T'"),
+        (["checked_functions:scaled", "--inputs", "randn(2"], "is no expression"),
+        (["checked_functions:scaled", "--inputs", "3"], "at least one floating-point tensor"),
+        (["checked_functions:Layer", "--inputs", "randn(5)"], "expected Layer.* to run with 1 arguments"),
+        (["checked_functions:scaled", "--inputs", "randn(2)", "--order", "0"], "order: expected a positive integer"),
+        (["checked_functions:scaled", "--inputs", "randn(2)", "--dtype", "int64"], "--dtype: expected one of float64"),
+        (
+            ["checked_functions:scaled", "--inputs", "randn(2)", "--json", "nowhere/report.json", *QUICK],
+            "cannot write 'nowhere/report.json'",
+        ),
+    ],
+)
+def test_what_cannot_be_run(file, capsys, arguments, message):
+    assert run(*arguments) == 2
+    written = capsys.readouterr().err
+    assert written.startswith("hodiff: check: ")
+    assert re.search(message, written), written
+
+
+def test_a_module_that_raises(file, capsys):
+    (file.parent / "broken_functions.py").write_text("import hodiff_has_no_such_module")
+    for target in ("broken_functions:f", "broken_functions.py:f"):
+        assert run(target, "--inputs", "randn(2)") == 2
+        assert "No module named 'hodiff_has_no_such_module'" in capsys.readouterr().err
+
+
+def test_usage(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["check", "torch:sin"])
+    assert caught.value.code == 2
+    assert "--inputs" in capsys.readouterr().err
+
+
+def test_a_file_may_import_its_neighbour(file):
+    folder = file.parent / "folder"
+    folder.mkdir()
+    (folder / "checked_neighbour.py").write_text("def twice(x):\n    return 2 * x\n")
+    (folder / "checked_importer.py").write_text("from checked_neighbour import twice\n")
+    assert load_target("folder/checked_importer.py:twice")(3) == 6
+
+
+def test_a_file_called_like_a_module_in_use(file):
+    """The file is taken, and the module stays what it is."""
+    (file.parent / "hodiff.py").write_text("def mine(x):\n    return x\n")
+    assert load_target("hodiff.py:mine")(3) == 3
+    assert sys.modules["hodiff"] is hodiff
+
+
+def test_as_a_process(file):
+    command = [sys.executable, "-m", "hodiff", "check", "checked_functions:Doubled", "--inputs", "randn(3)", *QUICK]
+    done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "HD101" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_help_lists_every_constructor(capsys):
+    with pytest.raises(SystemExit):
+        main(["check", "--help"])
+    text = capsys.readouterr().out
+    assert all(name in text for name in CALLS)
+
+
+GUIDE = ROOT / "docs" / "checking.md"
+
+
+@pytest.mark.parametrize("command", re.findall(r"(?m)^\$ python -m hodiff (.*)$", GUIDE.read_text()))
+def test_commands_of_the_guide(command, tmp_path, capsys):
+    arguments = [
+        str(ROOT / word) if word.startswith("examples/") else str(tmp_path / word) if word.endswith(".json") else word
+        for word in shlex.split(command)
+    ]
+    assert main(arguments) == 0, capsys.readouterr().out
+    assert all(path.is_file() for path in map(Path, arguments) if path.suffix == ".json")

@@ -1,0 +1,228 @@
+"""Which submodule, and what in it, `check_module` finds at fault."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from modules_at_fault import Applied, Counter, CutSquare, DoubledTangent, Gate, Language, Square, Twice
+from torch import nn
+
+import hodiff
+from hodiff import InputError
+from hodiff.checks.modules import check_module
+
+X = torch.tensor([[0.5, -1.2, 2.0, 0.3], [1.1, 0.4, -0.7, 0.9], [-0.2, 0.8, 1.6, -1.4]])
+REVERSE_INSIDE = {"reverse-over-reverse", "forward-over-reverse"}
+FORWARD_INSIDE = {"reverse-over-forward", "forward-over-forward"}
+
+
+TOKENS = torch.tensor([[1, 2, 3]])
+MASK = torch.full((3, 3), -torch.inf).triu(1)
+
+
+def cross_entropy(output):
+    return F.cross_entropy(output["logits"][0], torch.tensor([1, 2, 0]))
+
+
+RIGHT = {
+    "layers": (lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.GELU()), (X,), {}),
+    "a loss": (Language, (TOKENS, MASK), {"loss": cross_entropy}),
+    "tokens alone": (lambda: Language(lambda: nn.LayerNorm(4)), (TOKENS,), {}),
+    "several outputs and a shared submodule": (lambda: Twice(nn.Softplus()), (X,), {}),
+    "a custom Function": (lambda: nn.Sequential(nn.Linear(4, 4), Applied(Square)), (X,), {"order": 3}),
+    "kinks elsewhere, in place": (lambda: nn.Sequential(nn.Linear(4, 9), nn.ReLU(inplace=True)), (X,), {}),
+    "evaluation mode": (lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2)).eval(), (X,), {}),
+    "a constant changed in place": (Counter, (X, torch.tensor(2)), {}),
+    "training without a state": (lambda: nn.BatchNorm1d(4, track_running_stats=False), (X,), {}),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right(name):
+    make, inputs, options = RIGHT[name]
+    report = check_module(make(), inputs, **options)
+    assert report.ok, str(report)
+    assert {entry.status for entry in report.entries} == {"ok"}
+    assert set(hodiff.ROUTES) <= {entry.route for entry in report.entries}
+
+
+def normalized():
+    inner = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    return nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"body": inner})["body"], nn.Tanh(), nn.LayerNorm(4))
+
+
+NORM, BATCH = "torch.nn.functional.layer_norm", "torch.nn.functional.batch_norm"
+# Makes the module, its inputs, options, the submodule to be named, what else the evidence says, code, routes
+WRONG = {
+    "torch's layer_norm": (normalized, (X,), {"correct": False}, "1.1 (LayerNorm)", NORM, "HD406", FORWARD_INSIDE),
+    "in a list": (
+        lambda: Language(lambda: nn.LayerNorm(4)),
+        (TOKENS, MASK),
+        {"correct": False, "loss": cross_entropy},
+        "blocks.0.norm (LayerNorm)",
+        NORM,
+        "HD406",
+        FORWARD_INSIDE,
+    ),
+    "the whole": (
+        lambda: nn.BatchNorm1d(4, track_running_stats=False),
+        (X,),
+        {"correct": False},
+        "the module itself, BatchNorm1d",
+        BATCH,
+        "HD406",
+        FORWARD_INSIDE,
+    ),
+    "a Function": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), Applied(CutSquare)), nn.Linear(4, 4)),
+        (X,),
+        {},
+        "1.1 (Applied)",
+        "",
+        "HD104",
+        REVERSE_INSIDE,
+    ),
+    "a shared Function": (lambda: Twice(Applied(CutSquare)), (X,), {}, "first (Applied)", "", "HD104", REVERSE_INSIDE),
+    "a tangent": (lambda: Twice(Applied(DoubledTangent)), (X,), {}, "first (Applied)", "", "HD102", {"forward"}),
+    "its own forward": (
+        lambda: nn.Sequential(nn.Tanh(), Gate()),
+        (X,),
+        {},
+        "1 (Gate)",
+        "torch.Tensor.detach",
+        "HD104",
+        {"reverse", "forward"},
+    ),
+    "the loss": (
+        lambda: nn.Linear(4, 4),
+        (X,),
+        {"loss": lambda y: CutSquare.apply(y).sum()},
+        "the loss",
+        "",
+        "HD104",
+        REVERSE_INSIDE,
+    ),
+    "a kink": (
+        lambda: nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU()),
+        (0 * X,),
+        {},
+        "1 (ReLU)",
+        "",
+        "HD901",
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_names_the_submodule(name):
+    make, inputs, options, submodule, inside, code, routes = WRONG[name]
+    report = check_module(make(), inputs, **options)
+    assert not report.ok
+    assert report.codes[0] == code, str(report)
+    finding = report.findings[0]
+    assert submodule in finding.evidence[0], str(report)
+    assert submodule.removeprefix("the module itself, ") in finding.cause
+    assert any(inside in each for each in finding.evidence), str(report)
+    assert routes <= set(finding.route.split(", ")), str(report)
+
+
+def test_points_at_the_line_and_at_modules_alike():
+    first = check_module(normalized(), X, correct=False).findings[0]
+    assert first.location.startswith("normalization.py:")
+    assert "the same module is also 3" in first.evidence
+    assert "hodiff.corrected()" in first.remedy
+    assert check_module(nn.Sequential(nn.Tanh(), Gate()), X).findings[0].location.startswith("modules_at_fault.py:")
+
+
+def test_names_what_is_executed_first_and_all_others_of_other_kinds():
+    module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), Applied(CutSquare), nn.LayerNorm(4))
+    report = check_module(module, X, correct=False)
+    assert list(dict.fromkeys(finding.evidence[0] for finding in report.findings)) == [
+        "submodule 1 (LayerNorm)",
+        "submodule 2 (Applied)",
+    ]
+
+
+UNSTEADY = {
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Dropout(0.5))),
+        "1.1 (Dropout)",
+        "draws",
+    ),
+    "batch norm": (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "1 (BatchNorm1d)", "running_mean"),
+}
+
+
+@pytest.mark.parametrize("name", UNSTEADY)
+def test_determinism_comes_first(name):
+    make, submodule, word = UNSTEADY[name]
+    report = check_module(make(), X)
+    assert report.codes == ("HD903",)
+    assert submodule in report.findings[0].cause
+    assert word in " ".join((report.findings[0].message, *report.findings[0].evidence))
+    assert not report.entries
+
+
+def test_a_module_that_computes_in_float32_is_named():
+    class Coarse(nn.Module):
+        def forward(self, x):
+            return x.float().exp()
+
+    report = check_module(nn.Sequential(nn.Linear(4, 4), Coarse(), nn.Tanh()), X)
+    assert report.codes == ("HD306",)
+    assert "1 (Coarse)" in report.findings[0].cause
+
+
+def test_the_users_module_and_randomness_are_left_alone():
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    before, state, x = copy.deepcopy(module.state_dict()), torch.get_rng_state(), X.clone().requires_grad_()
+    hooks = len(module._forward_hooks)
+    check_module(module, x)
+    check_module(module.eval(), x)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert x.grad is None
+    assert hooks == len(module._forward_hooks)
+
+
+def test_frozen_parameters_are_constants():
+    module = Language()
+    module.blocks.requires_grad_(False)
+    report = check_module(module, TOKENS)
+    assert report.ok
+    assert "28 numbers in parameters and 0 in inputs; 40 in frozen parameters" in report.notes[0]
+
+
+def test_is_reproducible():
+    module = normalized()
+    assert check_module(module, X, correct=False) == check_module(module, X, correct=False)
+    assert check_module(module, X, seed=1).entries != check_module(module, X).entries
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "options", "message"),
+    [
+        (torch.tanh, X, {}, "check_module: module: expected a torch.nn.Module, got builtin"),
+        (nn.Linear(3, 2), X, {}, "expected Linear.* to run in float64, but Linear raised RuntimeError"),
+        (nn.Sequential(nn.Tanh(), nn.Linear(3, 2)), X, {}, r"but 1 \(Linear\) raised"),
+        (nn.Linear(4, 2), X, {"order": 0}, "check_module: order: expected a positive integer, got 0"),
+        (nn.Linear(4, 2), X, {"loss": X}, "check_module: loss: expected a function .* got Tensor"),
+        (
+            nn.Linear(4, 2),
+            X,
+            {"loss": torch.abs},
+            r"loss: expected a floating scalar, got torch.float64 of shape \(3, 2\)",
+        ),
+        (nn.Linear(4, 2), X, {"loss": lambda y: y @ X}, "check_module: loss: .* raised RuntimeError"),
+        (nn.Linear(4, 2), X, {"ordr": 2}, "check_module: ordr: expected an option of hodiff.check"),
+        (nn.Linear(4, 2), X, {"approximate": True}, "check_module: approximate: expected nothing"),
+        (nn.Embedding(3, 2).requires_grad_(False), torch.tensor([1]), {}, "expected a parameter that requires grad"),
+    ],
+)
+def test_refuses(module, inputs, options, message):
+    with pytest.raises(InputError, match=message):
+        check_module(module, inputs, **options)

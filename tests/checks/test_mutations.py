@@ -1,0 +1,98 @@
+"""A check finds nearly every mechanical change of a rule that makes a difference."""
+
+import pytest
+import torch
+from checks.behaviour import behaviour
+from checks.mutants import again, equivalent, mutants
+
+from hodiff.checks import check
+from hodiff.errors import InputError
+from hodiff.functions import (
+    AMax,
+    FusedAddReLU,
+    Huber,
+    LogSumExp,
+    ProjectL2Ball,
+    ScaleShift,
+    SoftThreshold,
+    WeightedSum,
+    XLogY,
+)
+from hodiff.functions.activations import SiLUCurvature
+
+BACKWARD_JVP_VMAP = ("backward", "jvp", "vmap")
+# The part of mutants that need not be caught.
+ALLOWED = 0.01
+EVERY = 20
+
+
+def numbers(*values, shape):
+    return torch.tensor(values, dtype=torch.float64).reshape(shape)
+
+
+X = numbers(0.5, -1.2, 2.0, 0.3, shape=(2, 2))
+Y = numbers(1.5, 0.4, 0.7, 1.1, shape=(2, 2))
+ROW = numbers(0.8, -0.4, shape=(2,))
+
+# A Function, its rules, the point
+FUNCTIONS = [
+    (SiLUCurvature, ("slope",), (X,)),
+    (SoftThreshold, ("slope",), (X, numbers(0.4, 0.9, shape=(2,)))),
+    (ScaleShift, ("residuals", "slope"), (X, Y, ROW)),
+    (Huber, ("slope",), (X, numbers(0.4, 0.9, shape=(2,)))),
+    (XLogY, ("slope",), (X, Y)),
+    (AMax, BACKWARD_JVP_VMAP, (X, -1)),
+    (LogSumExp, BACKWARD_JVP_VMAP, (X, -1)),
+    (ProjectL2Ball, BACKWARD_JVP_VMAP, (X, numbers(0.9, 3.0, shape=(2, 1)), (-1,))),
+    (FusedAddReLU, BACKWARD_JVP_VMAP, (X, ROW)),
+    (WeightedSum, BACKWARD_JVP_VMAP, (numbers(0.4, -0.9, shape=(2,)), X, ROW)),
+]
+IDS = [function.__name__ for function, _, _ in FUNCTIONS]
+
+
+def caught(function, inputs):
+    """A Function without a value is refused at the boundary. Third order takes long, and is rarely needed."""
+    try:
+        return any(not check(function, inputs, order=order, scipy=False).ok for order in (2, 3))
+    except InputError:
+        return True
+
+
+def survivors(function, rules, inputs, every=1):
+    """The names of mutants that make a difference and are not found, and how many make one."""
+    expected = behaviour(function, inputs)
+    missed, count = [], 0
+    for mutant in list(mutants(function, rules))[::every]:
+        if equivalent(expected, behaviour(mutant.function, inputs)):
+            continue
+        count += 1
+        if not caught(mutant.function, inputs):
+            missed.append(mutant.name)
+    return missed, count
+
+
+@pytest.mark.parametrize(("function", "rules", "inputs"), FUNCTIONS, ids=IDS)
+def test_unchanged_function_is_right(function, rules, inputs):
+    copied = again(function)
+    assert equivalent(behaviour(function, inputs), behaviour(copied, inputs))
+    report = check(copied, inputs, order=3, scipy=False)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(("function", "rules", "inputs"), FUNCTIONS, ids=IDS)
+def test_there_are_ten_ways_to_change_a_function(function, rules, inputs):
+    assert len({mutant.name for mutant in mutants(function, rules)}) >= 10
+
+
+@pytest.mark.parametrize(("function", "rules", "inputs"), FUNCTIONS[::4], ids=IDS[::4])
+def test_sample_of_mutants_is_caught(function, rules, inputs):
+    missed, count = survivors(function, rules, inputs, EVERY)
+    assert count
+    assert not missed
+
+
+@pytest.mark.slow
+def test_mutants_are_caught():
+    found = [survivors(*row) for row in FUNCTIONS]
+    missed = [name for names, _ in found for name in names]
+    assert len(missed) <= ALLOWED * sum(count for _, count in found), missed

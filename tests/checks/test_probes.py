@@ -1,0 +1,182 @@
+"""What probes see of single Functions, that they leave everything as it was, and that they never raise."""
+
+import random
+import sys
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from hodiff.checks import check, source
+from hodiff.checks.probes import PROBES, calls_of, probe
+from hodiff.checks.probes.buffers import devices
+from hodiff.checks.probes.edges import edges, large_arguments
+from hodiff.checks.probes.slopes import slopes_of
+from hodiff.checks.probes.surroundings import uninitialised
+from hodiff.checks.probes.trace import Trace
+
+X = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)
+
+
+class Square(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, power=2):
+        return x**power
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g, None
+
+    @staticmethod
+    def jvp(ctx, t, _):
+        return 2 * ctx.saved_tensors[0] * t
+
+
+class HalfDetached(Square):
+    """x² + x² by a product of which one factor is detached."""
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return (x + x.detach()) * g, None
+
+
+class Vicious(Square):
+    """Every rule but forward raises what it can."""
+
+    @staticmethod
+    def backward(ctx, g):
+        raise KeyError("no")
+
+    @staticmethod
+    def jvp(ctx, t, _):
+        raise RuntimeError
+
+
+def only_call(function, x=X):
+    (call,) = calls_of(lambda x: (function.apply(x),), (x,), function)
+    return call
+
+
+def test_calls_are_found_within_plain_functions():
+    calls = calls_of(lambda x: (HalfDetached.apply(Square.apply(x.sin())),), (X,), None)
+    assert {call.name for call in calls} == {"Square", "HalfDetached"}
+    (square,) = (call for call in calls if call.name == "Square")
+    assert torch.equal(square.args[0], X.sin())
+    assert square.args[1] == 2
+    assert square.moving == (True, False)
+
+
+def test_recording_leaves_the_class_alone():
+    before = dict(vars(Square)), dict(vars(HalfDetached))
+    only_call(Square), only_call(HalfDetached)
+    assert (dict(vars(Square)), dict(vars(HalfDetached))) == before
+
+
+def test_slopes_by_autograd_and_by_differences():
+    generator = torch.Generator().manual_seed(0)
+    for function, ratio in ((Square, 1.0), (HalfDetached, 0.5)):
+        ran = only_call(function).run()
+        slopes = slopes_of(ran, "backward", ran.cotangents(generator), generator)
+        saved = next(slope for slope in slopes if slope.name == "saved_tensors[0]")
+        assert saved.by_autograd == pytest.approx(ratio * saved.by_differences)
+        assert saved.cut is (ratio != 1.0)
+        incoming = next(slope for slope in slopes if slope.name == "incoming 0")
+        assert not incoming.cut
+
+
+def test_location_is_the_line_at_fault():
+    (finding,) = (f for f in check(HalfDetached, X).findings if f.code == "HD104")
+    name, line = finding.location.rsplit(":", 1)
+    assert name.endswith("test_probes.py")
+    with open(__file__) as file:
+        assert "x.detach()" in file.readlines()[int(line) - 1]
+
+
+def test_trace_names_what_leaves_the_graph():
+    x = X.clone().requires_grad_()
+    with Trace() as trace:
+        x.detach(), x.data
+        with torch.no_grad():
+            x.tolist()
+    assert [step.name for step in trace.of("detach")] == ["detach", "data"]
+    assert [step.name for step in trace.of("foreign")] == ["tolist"]
+    assert len(trace.of("no_grad")) == 1
+    assert all("test_probes.py:" in step.location for step in trace.steps)
+
+
+def test_a_rule_that_raises_stops_no_probe():
+    function = Vicious.apply
+    calls = calls_of(lambda x: (function(x),), (X,), None)
+    assert probe(Vicious, (X,), lambda x: (function(x),), (X,), calls, approximate=False, seed=0) == []
+    assert "HD408" in check(Vicious, X).codes
+
+
+@pytest.mark.parametrize("each", [each for each, _ in PROBES])
+def test_a_probe_leaves_arguments_and_state_alone(each):
+    call = only_call(Square)
+    copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in call.args]
+    before = (torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory)
+    assert each(call, torch.Generator().manual_seed(0)) == []
+    assert torch.equal(call.args[0], copies[0])
+    assert call.args[0]._version == 0
+    assert before == (torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory)
+    assert sys.getprofile() is None
+
+
+def test_settings_survive_a_rule_that_raises():
+    assert uninitialised(only_call(Vicious), torch.Generator()) == []
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_randomness_in_rules_is_seeded_and_put_back():
+    class Noisy(Square):
+        @staticmethod
+        def backward(ctx, g):
+            return Square.backward(ctx, g)[0] * torch.rand_like(g), None
+
+    torch.manual_seed(random.randrange(1000))
+    state = torch.get_rng_state()
+    first, second = check(Noisy, X), check(Noisy, X)
+    assert torch.equal(state, torch.get_rng_state())
+    assert first == second
+    assert "HD305" in first.codes
+
+
+def test_a_pointer_to_no_memory_is_never_taken():
+    taken = []
+
+    class Pointer(Square):
+        @staticmethod
+        def forward(x, power=2):
+            taken.append(x.data_ptr())
+            return x**power
+
+    devices(only_call(Pointer), torch.Generator())
+    assert taken
+    assert 0 not in taken
+
+
+def test_large_arguments():
+    assert large_arguments(lambda x: (torch.nn.functional.logsigmoid(x),), (X,), "") == []
+    (cause,) = large_arguments(lambda x: (torch.log(torch.sigmoid(x)),), (X,), "here")
+    assert (cause.code, cause.location) == ("HD111", "here")
+
+
+def test_edges():
+    assert edges(lambda x: (x.abs().sqrt(),), (X,), "") == []
+    (cause,) = edges(lambda x: (torch.where(x > 0, x * x.log(), 0.0) * x,), (X,), "")
+    assert "an element of input 0 is 0" in cause.evidence[0]
+
+
+def test_source_of_what_has_none():
+    assert source.class_location(torch.sin) == ""
+    assert source.rule_location(int, "backward") == ""
+    assert source.mentions(len, "empty") == ""

@@ -1,0 +1,105 @@
+"""Modules and Functions, right and wrong, for checks of whole modules."""
+
+import torch
+from torch import nn
+
+from hodiff.functions import nestable_jvp
+
+
+class Square(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        return 2 * ctx.saved_tensors[0] * t
+
+
+class CutSquare(Square):
+    """A constant to a second derivative in reverse mode."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0].detach() * g
+
+
+class DoubledTangent(Square):
+    @staticmethod
+    def jvp(ctx, t):
+        return 2 * Square.jvp(ctx, t)
+
+
+class Applied(nn.Module):
+    """A Function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function.apply(x)
+
+
+class Gate(nn.Module):
+    """Its own forward is at fault; its submodule is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x) * x.detach()
+
+
+class Language(nn.Module):
+    """Integer tokens, tied weights, a ModuleList, a dict with other things than tensors, a mask of -inf."""
+
+    def __init__(self, norm=nn.Identity):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"mix": nn.Linear(4, 4), "act": nn.Tanh(), "norm": norm()}) for _ in range(2)
+        )
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens, mask=None):
+        hidden = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = block["norm"](hidden + block["act"](block["mix"](hidden)))
+        scores = hidden @ hidden.mT + (0 if mask is None else mask)
+        return {"logits": self.head(scores.softmax(-1) @ hidden), "layers": len(self.blocks)}
+
+
+class Twice(nn.Module):
+    """The same submodule under two names; two outputs."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.first = shared
+        self.linear = nn.Linear(4, 4)
+        self.second = shared
+
+    def forward(self, x):
+        return self.second(self.linear(self.first(x))), x.sum()
+
+
+class Counter(nn.Module):
+    """Writes into an input that is a constant."""
+
+    def forward(self, x, count):
+        count += 1
+        return x.sin() * count

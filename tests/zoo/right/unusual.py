@@ -1,0 +1,422 @@
+"""Correct Functions that look suspicious."""
+
+import numpy as np
+import torch
+from torch.autograd import Function
+from zoo.bases import (
+    BIAS,
+    MATRIX,
+    WEIGHT,
+    Cube,
+    Exponential,
+    ExponentialOfOutput,
+    Gram,
+    Linear,
+    Masked,
+    Power,
+    Product,
+    SavesInputs,
+    Scale,
+    SineAndCosine,
+    Sinh,
+    SumOfSquares,
+    X,
+    Y,
+    batched_like_input,
+    double,
+)
+from zoo.specimen import Right
+
+from hodiff.functions import nestable_jvp
+
+
+def sinh(x):
+    """The residual is an output, and its gradient is added."""
+    return Sinh.apply(x)[0]
+
+
+class ScaledInPlace(Function):
+    """2 x, in place and with mark_dirty; a batch is scaled out of place."""
+
+    @staticmethod
+    def forward(x):
+        return x.mul_(2)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_dirty(output)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t.mul_(2)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return ScaledInPlace.apply(x), in_dims[0]
+
+
+def scaled_copy(x):
+    return ScaledInPlace.apply(x.clone()).sin()
+
+
+class Sorted(Function):
+    """Values, and an order that has no derivative."""
+
+    @staticmethod
+    def forward(x):
+        values, order = x.sort(-1)
+        return values, order
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+        ctx.save_for_forward(output[1])
+
+    @staticmethod
+    def backward(ctx, g, _):
+        (order,) = ctx.saved_tensors
+        return torch.zeros_like(g).scatter(-1, order, g)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (order,) = ctx.saved_tensors
+        return t.gather(-1, order), None
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Sorted.apply(x.movedim(in_dims[0], 0)), (0, 0)
+
+
+class FlippedView(Function):
+    """x reversed, as a tensor of its own; nothing is saved."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.flip(-1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return FlippedView.apply(g)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        return FlippedView.apply(t)
+
+
+class Identity(FlippedView):
+    """The incoming gradient goes through, and that is right."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        return t
+
+
+class Sum(Function):
+    """x + y: both gradients are the incoming one."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, y):
+        return x + y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g if ctx.needs_input_grad[0] else None, g if ctx.needs_input_grad[1] else None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, x_t, y_t):
+        return x_t + y_t
+
+
+class Step(Function):
+    """A step: its gradient is None."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        return torch.zeros_like(t)
+
+
+def stepped(x):
+    return x * x * Step.apply(x)
+
+
+class SavedMask(Function):
+    """relu(x)²: the mask is an intermediate, and locally a constant."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.clamp_min(0).square()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        (x,) = inputs
+        ctx.save_for_backward(x, x > 0)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, mask = ctx.saved_tensors
+        return 2 * x * mask * g
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return 2 * x * (x > 0) * t
+
+
+class OptionalBias(Function):
+    """X Wᵀ, plus b unless that is None."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(X, W, b):
+        return X @ W.T if b is None else X @ W.T + b
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:2])
+        ctx.save_for_forward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx, g):
+        return Linear.backward(ctx, g)
+
+    @staticmethod
+    def jvp(ctx, X_t, W_t, b_t):
+        return Linear.jvp(ctx, X_t, W_t, 0 if b_t is None else b_t)
+
+
+class WithoutMaterializedZeros(SineAndCosine):
+    """Missing gradients come as None."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        SineAndCosine.setup_context(ctx, inputs, output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, g_sin, g_cos):
+        (x,) = ctx.saved_tensors
+        parts = [slope * g for slope, g in ((x.cos(), g_sin), (-x.sin(), g_cos)) if g is not None]
+        return sum(parts) if parts else None
+
+
+def sine_only(x):
+    return WithoutMaterializedZeros.apply(x)[0]
+
+
+class NumpyExponential(Function):
+    """A NumPy kernel, whose rules call the Function itself."""
+
+    @staticmethod
+    def forward(x):
+        return torch.from_numpy(np.exp(x.numpy()))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return NumpyExponential.apply(x) * g
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return NumpyExponential.apply(x) * t
+
+
+NumpyExponential.vmap = batched_like_input(NumpyExponential)
+
+
+class GradOfPullback(SavesInputs):
+    """sin(x)³, with a backward that asks autograd."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.sin() ** 3
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return torch.func.vjp(lambda x: x.sin() ** 3, x)[1](g)[0]
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return 3 * x.sin() ** 2 * x.cos() * t
+
+
+class DetachedForValuesOnly(Cube):
+    """What is detached has no influence on the derivative: a shift that cancels."""
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        largest = x.detach().amax()
+        return 3 * ((x - largest) + largest) ** 2 * g
+
+
+class NumbersOnContext(Cube):
+    """Shapes, flags and numbers are at home on ctx."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        Cube.setup_context(ctx, inputs, output)
+        ctx.shape, ctx.factor, ctx.name = inputs[0].shape, 3.0, "cube"
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return (ctx.factor * x**2 * g).reshape(ctx.shape)
+
+
+class ScratchInPlace(Cube):
+    """In place on what the rule itself has made."""
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return (x * x).mul_(3) * g
+
+
+class EmptyThenFilled(Cube):
+    """Memory that is written before it is read."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x):
+        out = torch.empty_like(x)
+        return torch.mul(x * x, x, out=out)
+
+
+EmptyThenFilled.vmap = batched_like_input(EmptyThenFilled)
+
+
+class ByHandBatching(Product):
+    """A batching rule that moves each batch to the front."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, x, y):
+        x, y = (
+            each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
+            for each, dim in zip((x, y), in_dims, strict=True)
+        )
+        return ByHandBatching.apply(x, y), 0
+
+
+class LinearInY(Product):
+    """x² y by one rule for both inputs at once."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        by_x, by_y = torch.func.vjp(lambda x, y: x * x * y, x, y)[1](g)
+        return by_x if ctx.needs_input_grad[0] else None, by_y if ctx.needs_input_grad[1] else None
+
+
+class AnyDtype(SumOfSquares):
+    """Sums in float64 whatever the input, and returns the input's dtype."""
+
+    @staticmethod
+    def forward(x):
+        return x.double().square().sum().to(x.dtype)
+
+
+LAYER = (MATRIX, WEIGHT, BIAS)
+MASK = torch.tensor([1, 0, 1])
+
+SPECIMENS = [
+    Right("cube", Cube, X),
+    Right("exponential", Exponential, X),
+    Right("product", Product, (X, Y)),
+    Right("sine_and_cosine", SineAndCosine, X),
+    Right("sum_of_squares", SumOfSquares, X),
+    Right("linear_layer", Linear, LAYER),
+    Right("gram", Gram, MATRIX),
+    Right("scale", Scale, (MATRIX, Y)),
+    Right("power", Power, (X, 3)),
+    Right("masked", Masked, (X, MASK)),
+    Right("output_saved", ExponentialOfOutput, X),
+    Right("residual_as_output", sinh, X),
+    Right("residual_shown", Sinh, X),
+    Right("in_place_and_dirty", scaled_copy, X),
+    Right("sorted", Sorted, X),
+    Right("flipped", FlippedView, MATRIX),
+    Right("identity_function", Identity, X),
+    Right("plain_sum", Sum, (X, Y)),
+    Right("none_gradient", stepped, X),
+    Right("saved_mask", SavedMask, X),
+    Right("without_bias", OptionalBias, (MATRIX, WEIGHT, None)),
+    Right("with_bias", OptionalBias, LAYER),
+    Right("without_materialized_zeros", sine_only, X),
+    Right("numpy_exponential", NumpyExponential, X),
+    Right("pullback_of_autograd", GradOfPullback, X),
+    Right("detached_shift", DetachedForValuesOnly, X),
+    Right("numbers_on_context", NumbersOnContext, X),
+    Right("scratch_in_place", ScratchInPlace, X),
+    Right("empty_then_filled", EmptyThenFilled, X),
+    Right("by_hand_batching", ByHandBatching, (X, Y)),
+    Right("one_pullback_for_both", LinearInY, (X, Y)),
+    Right("any_dtype", AnyDtype, X),
+    Right("third_order", Exponential, X, {"order": 3}),
+    Right("float32_function", Exponential, X.float()),
+    Right("column", Scale, (double(1.5, -0.4, shape=(2, 1)), MATRIX)),
+    Right("transposed_input", Gram, MATRIX.T),
+]

@@ -1,0 +1,176 @@
+"""Write the table of who finds which wrong function into the documentation.
+
+python tests/zoo/table.py
+"""
+
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "zoo.md"
+FINDS, MISSES, NOT_APPLICABLE = "finds it", "misses it", "n/a"
+TOOLS = ("gradcheck + gradgradcheck", "both, every switch on", "torch.library.opcheck", "hodiff.check")
+GROUPS = {
+    "HD1": "numbers that are wrong",
+    "HD2": "what a rule returns",
+    "HD3": "what a rule does to its surroundings",
+    "HD4": "what is missing",
+    "HD5": "waste",
+    "HD9": "what cannot be judged",
+}
+INTRODUCTION = """\
+# The zoo of wrong functions
+
+`tests/zoo/wrong/` holds small functions with one defect each, which are right apart from it; `tests/zoo/right/` holds
+right ones. This page is written by `python tests/zoo/table.py`, which runs each tool on each of them. *finds it* means
+that the tool complains, about whatever; for `hodiff.check` it means that its findings have the expected codes, no more
+and no less. What is right counts as called wrong if the tool complains, for `hodiff.check` if it finds an error.
+
+`gradcheck` and `gradgradcheck` run at their defaults, and with check_forward_ad, check_fwd_over_rev,
+check_rev_over_rev, check_batched_grad, check_batched_forward_grad and check_undefined_grad on. `opcheck` takes
+operators of `torch.library` only. Inputs are the same for all tools, in float64 for torch's, which need it. Functions
+that declare derivatives of their own (straight-through and the like) are left out of the last row.
+
+"""
+
+
+def complaint(test):
+    """Whether a tool raises, or returns that it failed."""
+    try:
+        return test() is False
+    except Exception:
+        return True
+
+
+def tensors_of(specimen):
+    """A function of the floating-point tensors of a specimen's inputs, and these, in float64."""
+    import torch
+    from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+    function = getattr(specimen.function, "apply", specimen.function)
+    args = specimen.inputs if type(specimen.inputs) is tuple else (specimen.inputs,)
+    leaves, structure = tree_flatten(args)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+
+    def of_tensors(*tensors):
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        outputs = tree_leaves(function(*tree_unflatten(filled, structure)))
+        return tuple(each for each in outputs if isinstance(each, torch.Tensor))
+
+    return of_tensors, [leaves[i].detach().clone().double().requires_grad_() for i in places]
+
+
+def gradcheck_complains(specimen, every_switch):
+    from torch.autograd import gradcheck, gradgradcheck
+
+    first, second = {}, {}
+    if every_switch:
+        shared = {"check_undefined_grad": True, "check_batched_grad": True}
+        first = {"check_forward_ad": True, "check_batched_forward_grad": True, **shared}
+        second = {"check_fwd_over_rev": True, "check_rev_over_rev": True, **shared}
+
+    def run(check, switches):
+        function, tensors = tensors_of(specimen)
+        return complaint(lambda: check(function, tuple(tensors), **switches))
+
+    return run(gradcheck, first) or run(gradgradcheck, second)
+
+
+def opcheck_complains(specimen):
+    import torch
+
+    function, tensors = tensors_of(specimen)
+    return complaint(lambda: torch.library.opcheck(specimen.function, tuple(tensors)) and function)
+
+
+def verdicts(specimen):
+    """One a tool."""
+    import torch
+
+    from hodiff.checks import check
+    from hodiff.checks.quiet import quiet
+
+    with warnings.catch_warnings(), quiet(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        plain, full = (gradcheck_complains(specimen, switches) for switches in (False, True))
+        operator = isinstance(specimen.function, torch._library.custom_ops.CustomOpDef)
+        opcheck = opcheck_complains(specimen) if operator else None
+        report = check(specimen.function, specimen.inputs, **specimen.options)
+    found = {finding.code for finding in report.findings if finding.severity != "note"}
+    answers = (plain, full, opcheck, found == set(specimen.codes))
+    return [NOT_APPLICABLE if answer is None else (FINDS if answer else MISSES) for answer in answers]
+
+
+def false_alarms(specimen):
+    """Which tools call a right function wrong."""
+    import torch
+
+    from hodiff.checks import check
+    from hodiff.checks.quiet import quiet
+
+    with warnings.catch_warnings(), quiet(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        plain, full = (gradcheck_complains(specimen, switches) for switches in (False, True))
+        return plain, full, None, not check(specimen.function, specimen.inputs, **specimen.options).ok
+
+
+def counts(rows):
+    """How many of how many each tool finds."""
+    cells = []
+    for column in zip(*rows, strict=True):
+        tally = Counter(column)
+        judged = tally[FINDS] + tally[MISSES]
+        cells.append(f"{tally[FINDS]} of {judged}" if judged else NOT_APPLICABLE)
+    return cells
+
+
+def line(*cells):
+    return f"| {' | '.join(cells)} |"
+
+
+def alarms_of(rows):
+    """How many right functions each tool calls wrong."""
+    columns = list(zip(*rows, strict=True))
+    return [NOT_APPLICABLE if None in column else f"{sum(column)} of {len(column)}" for column in columns]
+
+
+def page(rows, alarms):
+    """The text: a summary by groups of codes, then a row for each function."""
+    from hodiff.checks.codes import CODES
+
+    rule = line("---", "---", *["---"] * len(TOOLS))
+    summary = [line("defects", "codes", *TOOLS), rule]
+    for prefix, title in GROUPS.items():
+        members = [row for specimen, row in rows if specimen.codes[0].startswith(prefix)]
+        summary.append(line(title, f"{prefix}..", *counts(members)))
+    total = line("**all**", "", *counts([row for _, row in rows]))
+    summary += [total, line("right functions called wrong", "", *alarms_of(alarms))]
+    table = [line("function", "defect", *TOOLS), rule]
+    for specimen, row in sorted(rows, key=lambda each: each[0].codes):
+        defects = ", ".join(f"{code}: {CODES[code].title}" for code in specimen.codes)
+        table.append(line(f"`{specimen.name}`", defects, *row))
+    return INTRODUCTION + "\n".join([*summary, "", "## Each of them", "", *table, total, ""])
+
+
+def main():
+    import torch
+    from tqdm import tqdm
+    from zoo.specimen import right_specimens, wrong_specimens
+
+    torch.set_num_threads(1)
+    rows = [(specimen, verdicts(specimen)) for specimen in tqdm(wrong_specimens(), unit=" wrong")]
+    exact = [specimen for specimen in right_specimens() if not specimen.options.get("approximate")]
+    text = page(rows, [false_alarms(specimen) for specimen in tqdm(exact, unit=" right")])
+    PAGE.write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests"))
+    main()

@@ -1,0 +1,48 @@
+"""Each wrong function is called by the name of its defect, and no right one is called wrong."""
+
+import re
+from pathlib import Path
+
+import pytest
+from zoo.specimen import right_specimens, wrong_specimens
+
+from hodiff.checks import check
+from hodiff.checks.codes import CODES
+
+WRONG, RIGHT = wrong_specimens(), right_specimens()
+# A note is no finding of the function, so that no wrong one needs it.
+NAMED = {code for code, each in CODES.items() if each.severity != "note"}
+
+
+def serious(report):
+    return {finding.code for finding in report.findings if finding.severity != "note"}
+
+
+@pytest.mark.parametrize("specimen", WRONG, ids=lambda each: each.name)
+def test_defect_is_named(specimen):
+    report = check(specimen.function, specimen.inputs, **specimen.options)
+    assert serious(report) == set(specimen.codes), str(report)
+    assert report.ok == all(CODES[code].severity != "error" for code in specimen.codes)
+
+
+@pytest.mark.parametrize("specimen", RIGHT, ids=lambda each: each.name)
+def test_right_function_is_not_called_wrong(specimen):
+    report = check(specimen.function, specimen.inputs, **specimen.options)
+    assert report.ok, str(report)
+
+
+def test_every_code_has_a_specimen():
+    assert {code for specimen in WRONG for code in specimen.codes} == NAMED
+
+
+def test_the_zoo_is_large():
+    assert len(WRONG) >= 40
+    assert len(RIGHT) >= 60
+
+
+def test_table_is_that_of_the_zoo():
+    """After a change, `python tests/zoo/table.py` writes it anew."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "zoo.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page, flags=re.MULTILINE)
+    listed = {name: tuple(re.findall(r"(HD\d+):", defects)) for name, defects in rows}
+    assert listed == {specimen.name: specimen.codes for specimen in WRONG}

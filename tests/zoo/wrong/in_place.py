@@ -1,0 +1,188 @@
+"""What a rule overwrites: HD301 to HD303."""
+
+from torch.autograd import Function
+from zoo.bases import (
+    Cube,
+    ExponentialOfOutput,
+    Product,
+    SavesInputs,
+    SineAndCosine,
+    SumOfSquares,
+    X,
+    Y,
+)
+from zoo.specimen import Wrong
+
+from hodiff.functions import nestable_jvp
+
+
+class ScaledInPlace(Cube):
+    """g.mul_ instead of g *."""
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g.mul_(3 * x**2)
+
+
+class ScaledInPlaceTuple(SineAndCosine):
+    @staticmethod
+    def backward(ctx, g_sin, g_cos):
+        (x,) = ctx.saved_tensors
+        return g_sin.mul_(x.cos()).sub_(x.sin() * g_cos)
+
+
+class ScaledInPlaceForTwo(Product):
+    """The gradient for y is computed first, so that both are right once."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        x_needed, y_needed = ctx.needs_input_grad
+        by_y = x * x * g if y_needed else None
+        return g.mul_(2 * x * y) if x_needed else None, by_y
+
+
+class TangentInPlace(Cube):
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return t.mul_(3 * x**2)
+
+
+class SavedOutputInPlace(ExponentialOfOutput):
+    """The saved output becomes the gradient."""
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return y.mul_(g)
+
+
+class SavedInputInPlace(SavesInputs):
+    """exp(x); the saved input becomes its exponential."""
+
+    @staticmethod
+    def forward(x):
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return x.exp_() * g
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return x.exp() * t
+
+
+class SavedResidualInPlace(SumOfSquares):
+    """A copy of the input is saved as an output, and doubled in place."""
+
+    @staticmethod
+    def forward(x):
+        return (x * x).sum(), x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output[1])
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g, g_copy):
+        (copy,) = ctx.saved_tensors
+        return copy.mul_(2) * g + g_copy
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return (2 * x * t).sum(), t.clone()
+
+
+def squares_by_copy(x):
+    return SavedResidualInPlace.apply(x)[0]
+
+
+class InputOverwritten(Function):
+    """2 x, with the input as scratch memory, and nobody is told."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        y = 2 * x
+        x.zero_()
+        return y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        return 2 * t
+
+
+class ClampedInPlace(SavesInputs):
+    """clamp(x)³; the input is the same afterwards where it was inside."""
+
+    @staticmethod
+    def forward(x):
+        return x.clamp_(-5, 5) ** 3
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * (x.abs() < 5) * g
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * (x.abs() < 5) * t
+
+
+class InputReturnedInPlace(Function):
+    """2 x, written into x."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.mul_(2)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        return 2 * t
+
+
+SPECIMENS = [
+    Wrong("scaled_in_place", ScaledInPlace, X, ("HD301",)),
+    Wrong("scaled_in_place_tuple", ScaledInPlaceTuple, X, ("HD301",)),
+    Wrong("scaled_in_place_for_two", ScaledInPlaceForTwo, (X, Y), ("HD301",)),
+    Wrong("tangent_in_place", TangentInPlace, X, ("HD301",)),
+    Wrong("saved_output_in_place", SavedOutputInPlace, X, ("HD302",)),
+    Wrong("saved_input_in_place", SavedInputInPlace, X, ("HD302",)),
+    Wrong("saved_residual_in_place", squares_by_copy, X, ("HD302",)),
+    Wrong("input_overwritten", InputOverwritten, X, ("HD303",)),
+    Wrong("clamped_in_place", ClampedInPlace, X, ("HD303",)),
+    Wrong("input_returned_in_place", InputReturnedInPlace, X, ("HD303",)),
+]

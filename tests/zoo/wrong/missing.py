@@ -1,0 +1,294 @@
+"""What is missing: HD401 to HD408."""
+
+import torch
+import torch.nn.functional as F
+from torch.autograd import Function
+from zoo.bases import (
+    BIAS,
+    MATRIX,
+    WEIGHT,
+    Cube,
+    Exponential,
+    Linear,
+    Product,
+    SavesInputs,
+    SineAndCosine,
+    SumOfSquares,
+    X,
+    Y,
+)
+from zoo.specimen import Wrong
+
+from hodiff.functions import nestable_jvp
+
+
+class NoTangent(Cube):
+    jvp = Function.jvp
+
+
+class NoTangentOfLinear(Linear):
+    jvp = Function.jvp
+
+
+def half_a_tangent(x):
+    """One of two Functions has a jvp."""
+    return NoTangent.apply(Exponential.apply(x))
+
+
+class DoubledBatch(Cube):
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return 2 * Cube.apply(x), in_dims[0]
+
+
+class BatchInFront(Cube):
+    """Right only if the batch comes first."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Cube.apply(x), 0
+
+
+class BatchAtTheEnd(Product):
+    """Broadcasts what has no batch along the batch."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, x, y):
+        x, y = (each if dim is None else each.movedim(dim, -1) for each, dim in zip((x, y), in_dims, strict=True))
+        return BatchAtTheEnd.apply(*torch.broadcast_tensors(x, y)), -1
+
+
+class SumOverBatch(SumOfSquares):
+    """The samples are added up, and the sum is shared out."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return SumOfSquares.apply(x).expand(info.batch_size), 0
+
+
+class TupleBatch(SineAndCosine):
+    """The outputs are swapped."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return SineAndCosine.apply(x)[::-1], (in_dims[0], in_dims[0])
+
+
+class NoBatching(Cube):
+    generate_vmap_rule = False
+
+
+class NoBatchingOfLinear(Linear):
+    generate_vmap_rule = False
+
+
+class SurrogateGradient(Function):
+    """Rounding with the identity's derivative by its own word, which compiled tangents do not hear."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clone()
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        return t.clone()
+
+
+class OtherWhenCompiled(Cube):
+    """A branch that only compiled code takes."""
+
+    @staticmethod
+    def forward(x):
+        return x**3 + 1 if torch.compiler.is_compiling() else x**3
+
+
+class ContextInForward(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * g
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * t
+
+
+class ContextInForwardOfTwo(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        ctx.save_for_forward(x, y)
+        return x * x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        return Product.backward(ctx, g)
+
+    @staticmethod
+    def jvp(ctx, x_t, y_t):
+        return Product.jvp(ctx, x_t, y_t)
+
+
+def piecewise(x):
+    """Once differentiable only, in torch."""
+    return F.hardsigmoid(x) * x
+
+
+def distances(x, y):
+    """So are distances."""
+    return torch.cdist(x, y) ** 2
+
+
+def normalized_rows(x):
+    """Torch's own tangent of layer_norm is a constant to reverse mode."""
+    return F.layer_norm(x, x.shape[-1:])
+
+
+@torch.library.custom_op("hodiff_zoo::cube", mutates_args=())
+def opaque_cube(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+
+
+def branches(x):
+    """if on a value, which a batch does not have."""
+    return x.sin() if x.sum() > 0 else x.cos()
+
+
+class BranchInBackward(Cube):
+    """x³ by a rule that looks at its numbers."""
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * g if bool((x != 0).any()) else torch.zeros_like(x)
+
+
+def writes_into_constant(x):
+    """In place into a tensor that has no batch dimension."""
+    out = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+    out += x**3
+    return out
+
+
+class BackwardRaises(Cube):
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return 3 * x**2 * g * y
+
+
+class FrozenInputRaises(Product):
+    """Works until y needs no gradient."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        x_needed, y_needed = ctx.needs_input_grad
+        by_y = x * x * g if y_needed else None
+        return 2 * x * y * g if x_needed else None, by_y.reshape(y.shape)
+
+
+class TangentRaises(Product):
+    """One tangent is expected, and two come."""
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        x, y = ctx.saved_tensors
+        return 2 * x * y * t
+
+
+class SecondOrderRaises(SavesInputs):
+    """backward refuses to be differentiated."""
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return RefusingCosine.apply(x) * g
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return x.cos() * t
+
+
+class RefusingCosine(SavesInputs):
+    @staticmethod
+    def forward(x):
+        return x.cos()
+
+    @staticmethod
+    def backward(ctx, g):
+        raise NotImplementedError("the second derivative is not written yet")
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return -x.sin() * t
+
+
+LAYER = (MATRIX, WEIGHT, BIAS)
+EAGER = {"compile": "aot_eager"}
+
+SPECIMENS = [
+    Wrong("no_tangent", NoTangent, X, ("HD401",)),
+    Wrong("no_tangent_of_linear", NoTangentOfLinear, LAYER, ("HD401",)),
+    Wrong("half_a_tangent", half_a_tangent, X, ("HD401",)),
+    Wrong("doubled_batch", DoubledBatch, X, ("HD402",)),
+    Wrong("batch_in_front", BatchInFront, X, ("HD402",)),
+    Wrong("batch_at_the_end", BatchAtTheEnd, (X, Y), ("HD402",)),
+    Wrong("sum_over_batch", SumOverBatch, X, ("HD402",)),
+    Wrong("tuple_batch", TupleBatch, X, ("HD402",)),
+    Wrong("no_batching", NoBatching, X, ("HD403",)),
+    Wrong("no_batching_of_linear", NoBatchingOfLinear, LAYER, ("HD403",)),
+    Wrong("surrogate_gradient", SurrogateGradient, X + 0.1, ("HD404",), {**EAGER, "approximate": True}),
+    Wrong("other_when_compiled", OtherWhenCompiled, X, ("HD404",), EAGER),
+    Wrong("context_in_forward", ContextInForward, X, ("HD405",)),
+    Wrong("context_in_forward_of_two", ContextInForwardOfTwo, (X, Y), ("HD405",)),
+    Wrong("piecewise", piecewise, X, ("HD406",)),
+    Wrong("distances", distances, (MATRIX, WEIGHT), ("HD406",)),
+    Wrong("normalized_rows", normalized_rows, MATRIX, ("HD406",)),
+    Wrong("opaque_cube", opaque_cube, X, ("HD406",)),
+    Wrong("branches", branches, X, ("HD407",)),
+    Wrong("branch_in_backward", BranchInBackward, X, ("HD407",)),
+    Wrong("writes_into_constant", writes_into_constant, X, ("HD407",)),
+    Wrong("backward_raises", BackwardRaises, X, ("HD408",)),
+    Wrong("frozen_input_raises", FrozenInputRaises, (X, Y), ("HD408",)),
+    Wrong("tangent_raises", TangentRaises, (X, Y), ("HD408",)),
+    Wrong("second_order_raises", SecondOrderRaises, X, ("HD408",)),
+]
