@@ -15,7 +15,8 @@ class Code:
 
     Attributes:
         code: Its name, as `HD101`.
-        severity: "error" (something is wrong or missing), "warning" (it works, and wastes) or "note".
+        severity: "error" (something is wrong or missing), "warning" (it works here, and wastes or fails elsewhere) or
+            "note".
         title: What it is, in a few words.
         cause: Why derivatives go wrong, in a sentence.
         remedy: What to change, with a line of code.
@@ -103,9 +104,9 @@ _CODES = (
     ),
     Code(
         "HD111",
-        "error",
+        "warning",
         "unstable at large arguments",
-        "the formula is right, and loses its digits or overflows for large arguments.",
+        "the formula is right where it was checked, and loses its digits or overflows for large arguments.",
         "Rearrange it: `torch.nn.functional.logsigmoid(x)`, not `torch.log(torch.sigmoid(x))`.",
     ),
     Code(

@@ -52,6 +52,7 @@ def class_location(function: Any) -> str:
         Such as ``"file.py:123"``; empty if there is no source.
     """
     try:
+        function = inspect.unwrap(function)
         filename, (_, line) = inspect.getsourcefile(function), inspect.getsourcelines(function)
     except (OSError, TypeError):
         return ""

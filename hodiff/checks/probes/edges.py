@@ -32,7 +32,7 @@ def large_arguments(function: Many, leaves: tuple[Tensor, ...], location: str) -
             for what, seen in _disagreements(function, moved):
                 bad.setdefault(what, []).append(f"{what} {seen} where input {i} is {scale:g} times as large")
     evidence = [texts[0] for what, texts in bad.items() if len(texts) > 1 or "not finite" in texts[0]]
-    return [Cause("HD111", tuple(evidence), nothing, location)] if evidence else []
+    return [Cause("HD111", tuple(evidence), nothing, location, severity="warning")] if evidence else []
 
 
 def _disagreements(function: Many, single: tuple[Tensor, ...]) -> Iterator[tuple[str, str]]:
@@ -97,7 +97,7 @@ def edges(function: Many, leaves: tuple[Tensor, ...], location: str) -> list[Cau
     for name, point in _edges(leaves):
         outcome = attempt(_bad_gradient, function, point)
         if isinstance(outcome, str) and outcome:
-            return [Cause("HD112", (f"{outcome} {name}",), nothing, location)]
+            return [Cause("HD112", (f"{outcome} {name}",), nothing, location, severity="warning")]
     return []
 
 
