@@ -183,7 +183,10 @@ def _finding(code: str, entries: list[Entry], causes: list[Cause], location: str
         message=message,
         remedy=known.remedy,
         code=code,
-        severity=next((cause.severity for cause in causes if cause.severity), known.severity),
+        # What one cause warns of may be an error for another.
+        severity=min(
+            (cause.severity or known.severity for cause in causes), key=_SEVERITIES.index, default=known.severity
+        ),
         title=known.title,
         cause=f"{known.cause.removesuffix('.')}: {message.removesuffix('.')}.",
         evidence=evidence,
