@@ -492,14 +492,17 @@ EXPORT void hodiff_softmax_product(const float* x, const float* scale, const flo
 // out = p (v - <p, v>) for each row.
 EXPORT void hodiff_weighted(const float* p, const float* v, float* out, long rows, long columns) {
 #pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
-  for (long start = 0; start < rows * columns; start += columns) weighted_row(p + start, v + start, out + start, columns);
+  for (long row = 0; row < rows; ++row)
+    weighted_row(p + row * columns, v + row * columns, out + row * columns, columns);
 }
 
 EXPORT void hodiff_weighted_pullback(const float* p, const float* v, const float* u, float* by_p, float* by_v,
                                      long rows, long columns) {
 #pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
-  for (long start = 0; start < rows * columns; start += columns)
+  for (long row = 0; row < rows; ++row) {
+    const long start = row * columns;
     weighted_pullback_row(p + start, v + start, u + start, by_p + start, by_v + start, columns);
+  }
 }
 
 // out = max(x + y, 0), and where the sum is positive or NaN; y may be null.

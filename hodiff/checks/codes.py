@@ -217,9 +217,9 @@ _CODES = (
     ),
     Code(
         "HD307",
-        "error",
+        "warning",
         "a buffer on a fixed device",
-        "a tensor made inside is on one device whatever the inputs are.",
+        "a tensor made inside, or closed over, is on one device whatever the inputs are.",
         "Make it like the input: `torch.zeros_like(x)` or `device=x.device`.",
     ),
     Code(
