@@ -333,7 +333,7 @@ void softmax_row(const float* x, float scale, float* out, long n, float bound) {
 
 void product_row(const float* x, float scale, const float* v, float* out, float* mean, long n, float bound) {
   const double sum = exponentials(x, largest(x, n, bound), out, n, bound);
-  const float average = static_cast<float>(inner(out, v, n) / sum);
+  const float average = n ? static_cast<float>(inner(out, v, n) / sum) : 0.0f;
   if (mean) *mean = average;
   centred_by(static_cast<float>(scale / sum), v, average, out, n);
 }
