@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.checks.boundary import dtypes_of
 from hodiff.checks.comparison import Failure, attempt, exact, judge
 from hodiff.checks.report import Entry
 from hodiff.checks.routes import Level, climb, evaluate
@@ -56,7 +57,7 @@ def against_reference(
     noise = attempt(_noise, own, truth)
     if isinstance(noise, Failure):
         return entries, ""
-    return entries, f"the value is off by {noise:.1f} ulps of {_dtype(own)} near the inputs, by the reference"
+    return entries, f"the value is off by {noise:.1f} ulps {dtypes_of(own)} near the inputs, by the reference"
 
 
 def _value(own: Problem, truth: Problem, ulps: float | None) -> Entry:
@@ -99,7 +100,3 @@ def _noise(own: Problem, truth: Problem) -> float:
 def _relative(y: Tensor, z: Tensor) -> float:
     size = float(z.abs().max()) if z.numel() else 0.0
     return float((y.to(z) - z).abs().max()) / size if size else 0.0
-
-
-def _dtype(problem: Problem) -> str:
-    return "/".join(sorted({str(leaf.dtype).removeprefix("torch.") for leaf in problem.leaves}))

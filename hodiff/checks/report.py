@@ -53,7 +53,7 @@ class Finding:
         message: What was measured.
         remedy: What to do about it.
         code: Which defect it is, a key of `hodiff.checks.codes.CODES`.
-        severity: ``"error"``, ``"warning"`` (it works, and wastes) or ``"note"``.
+        severity: ``"error"``, ``"warning"`` (it works here, and wastes or fails elsewhere) or ``"note"``.
         title: What it is, in a few words.
         cause: Why derivatives go wrong here, in one sentence with the evidence.
         evidence: What was seen: arguments, routes, sizes of errors, saved tensors.
@@ -120,7 +120,7 @@ class Report:
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """The findings that say that something works, and wastes."""
+        """The findings that say that something works here, and wastes or fails elsewhere."""
         return self._of_severity("warning")
 
     @property

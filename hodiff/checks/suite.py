@@ -57,7 +57,7 @@ def check(
     r"""Check the derivatives of a function at a point by every route against independent ones.
 
     A derivative is trusted when independent routes to it agree. The output is contracted with a random
-    cotangent, and the input is moved along random directions (all of them for at most 12 numbers),
+    cotangent, and the input is moved along a few random directions (along every element for at most 12 numbers),
 
     .. math:: \phi(t) = \sum_i \langle u_i, f_i(x + V t) \rangle,
 
@@ -142,7 +142,20 @@ def check(
     require_order(order)
     require_method(method)
     if loss is not None:
-        return _check_module(f, inputs, loss, order=order, vmap=vmap, compile=compile, scipy=scipy, seed=seed)
+        return _check_module(
+            f,
+            inputs,
+            loss,
+            order=order,
+            vmap=vmap,
+            compile=compile,
+            scipy=scipy,
+            seed=seed,
+            approximate=approximate,
+            reference=reference,
+            ulps=ulps,
+            method=method,
+        )
     args = inputs if type(inputs) is tuple else (inputs,)
     generator = torch.Generator().manual_seed(seed)
     switches = _Switches(order, vmap, compile if isinstance(compile, str) else "inductor" * compile, scipy, seed)

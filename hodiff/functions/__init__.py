@@ -1,14 +1,14 @@
 """Functions with derivatives of every order, by every route."""
 
+from hodiff.functions.activation_slopes import GELUSlope as GELUSlope
+from hodiff.functions.activation_slopes import GELUTanhSlope as GELUTanhSlope
+from hodiff.functions.activation_slopes import MishSlope as MishSlope
+from hodiff.functions.activation_slopes import NormalDensity as NormalDensity
+from hodiff.functions.activation_slopes import SiLUSlope as SiLUSlope
 from hodiff.functions.activations import GELU as GELU
-from hodiff.functions.activations import GELUSlope as GELUSlope
 from hodiff.functions.activations import GELUTanh as GELUTanh
-from hodiff.functions.activations import GELUTanhSlope as GELUTanhSlope
 from hodiff.functions.activations import Mish as Mish
-from hodiff.functions.activations import MishSlope as MishSlope
-from hodiff.functions.activations import NormalDensity as NormalDensity
 from hodiff.functions.activations import SiLU as SiLU
-from hodiff.functions.activations import SiLUSlope as SiLUSlope
 from hodiff.functions.activations import Swish as Swish
 from hodiff.functions.activations import gelu as gelu
 from hodiff.functions.activations import mish as mish

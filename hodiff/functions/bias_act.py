@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.functions.activations import GELU, GELUSlope, SiLU, SiLUSlope
+from hodiff.functions.activation_slopes import GELUSlope, SiLUSlope
+from hodiff.functions.activations import GELU, SiLU
 from hodiff.functions.any_order import AnyOrderFunction
 from hodiff.functions.arguments import require_broadcastable, require_choice, require_floating
 from hodiff.functions.elementwise import batch_in_front

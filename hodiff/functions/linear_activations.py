@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hodiff.functions.activations import GELU, GELUSlope, SiLU, SiLUSlope
+from hodiff.functions.activation_slopes import GELUSlope, SiLUSlope
+from hodiff.functions.activations import GELU, SiLU
 from hodiff.functions.rectifiers import MaskedReLU, where_positive
 
 

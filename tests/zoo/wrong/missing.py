@@ -173,13 +173,14 @@ def normalized_rows(x):
     return F.layer_norm(x, x.shape[-1:])
 
 
-@torch.library.custom_op("hodiff_zoo::cube", mutates_args=())
-def opaque_cube(x: torch.Tensor) -> torch.Tensor:
+def _cube(x: torch.Tensor) -> torch.Tensor:
     return x**3
 
 
-# Torch sets an operator up on its first call, which ran out of memory now and then after many other tests.
-opaque_cube(torch.ones(1))
+# This module is imported a second time where pytest looks for doctests, and a second definition frees the first.
+if not hasattr(torch.ops.hodiff_zoo, "cube"):
+    torch.library.custom_op("hodiff_zoo::cube", _cube, mutates_args=())
+opaque_cube = torch.ops.hodiff_zoo.cube
 
 
 def branches(x):
