@@ -172,7 +172,7 @@ def test_a_reference_judges_what_is_float32_only():
     assert not check(single(torch.sin), x).ok
     report = check(single(torch.sin), x, reference=torch.sin)
     assert report.ok, str(report)
-    assert "ulps of float32" in report.notes[0]
+    assert "ulps in float32" in report.notes[0]
     assert {entry.quantity for entry in report.entries} >= {"vs reference"}
 
 

@@ -84,7 +84,7 @@ def opcheck_complains(specimen):
     import torch
 
     function, tensors = tensors_of(specimen)
-    return complaint(lambda: torch.library.opcheck(specimen.function, tuple(tensors)) and function)
+    return complaint(lambda: torch.library.opcheck(specimen.function.default, tuple(tensors)) and function)
 
 
 def verdicts(specimen):
@@ -98,7 +98,7 @@ def verdicts(specimen):
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         plain, full = (gradcheck_complains(specimen, switches) for switches in (False, True))
-        operator = isinstance(specimen.function, torch._library.custom_ops.CustomOpDef)
+        operator = isinstance(specimen.function, torch._ops.OpOverloadPacket)
         opcheck = opcheck_complains(specimen) if operator else None
         report = check(specimen.function, specimen.inputs, **specimen.options)
     found = {finding.code for finding in report.findings if finding.severity != "note"}
