@@ -99,7 +99,7 @@ def climb(
     """
     levels: list[Level] = []
     trusted: Trusted = loss
-    lower = float(loss(problem.point).detach().abs())
+    lower = _size(loss, problem)
     for k in range(1, order + 1):
         level = _level(problem, loss, trusted, _Directions.of(problem, k, generator), lower)
         levels.append(level)
@@ -107,6 +107,18 @@ def climb(
             break
         trusted, lower = level.trusted, max(lower, level.scale)
     return levels
+
+
+def _size(loss: Loss, problem: Problem) -> float:
+    """The loss at the point or, where it vanishes, a step away: zero tells nothing of how large its derivatives are."""
+    here = float(loss(problem.point).detach().abs())
+    if here:
+        return here
+    # Steps all alike would stay among singular matrices, equal vectors and other places where much vanishes.
+    steps = torch.rand(problem.point.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    beside = attempt(loss, problem.point + problem.step * steps.to(problem.point.device))
+    size = 0.0 if isinstance(beside, Failure) else float(beside.detach().abs())
+    return size if math.isfinite(size) else 0.0
 
 
 def evaluate(
