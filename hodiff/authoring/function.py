@@ -224,7 +224,7 @@ class Batched(Call):
         moving = _where(tangents)
         return self._over_some(
             lambda leaves, tangents: self.inner.pushforward(leaves, _spread(tangents, moving)),
-            (tuple(leaves), tuple(tangents[i] for i in moving if i is not None)),
+            (tuple(leaves), tuple(each for each in tangents if each is not None)),
             (self.in_dims, tuple(dim for dim, i in zip(self.in_dims, moving, strict=True) if i is not None)),
         )
 

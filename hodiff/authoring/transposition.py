@@ -61,12 +61,14 @@ def _transpose_by_transform(
             for output, cotangent in zip(linear(list(tangents)), cotangents, strict=True)
             if output is not None and cotangent is not None
         ]
+        # torch.func.vjp refuses a function without outputs.
+        pairs = pairs or [(zeros[0].new_zeros(()), zeros[0].new_zeros(()))]
         seeds.extend(cotangent for _, cotangent in pairs)
         return tuple(output for output, _ in pairs)
 
     zeros = [torch.zeros_like(x) for x in inputs]
-    outputs, pullback = torch.func.vjp(dense, *zeros)[:2]
-    return list(pullback(tuple(seeds))) if outputs else [None] * len(inputs)
+    _, pullback = torch.func.vjp(dense, *zeros)[:2]
+    return list(pullback(tuple(seeds)))
 
 
 def differentiated_outside() -> bool:

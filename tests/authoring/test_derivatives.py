@@ -143,3 +143,27 @@ def test_pullback_used_after_its_transform_ended(problem):
     theirs, _ = contracted(problem.truth, problem.inputs)
     _, pullback = torch.func.vjp(ours, point)
     torch.testing.assert_close(pullback(torch.ones((), dtype=point.dtype)), (torch.func.grad(theirs)(point),))
+
+
+@pytest.mark.parametrize("moving", [0, 1, 2])
+def test_a_tangent_behind_arguments_without_one_is_kept_under_vmap(moving):
+    @hodiff.custom_jvp
+    def product(x, y, z):
+        return x * y * z
+
+    @product.defjvp
+    def rule(primals, tangents):
+        (x, y, z), (dx, dy, dz) = primals, tangents
+        terms = [t * rest for t, rest in ((dx, y * z), (dy, x * z), (dz, x * y)) if t is not None]
+        return product(x, y, z), sum(terms)
+
+    values = list(torch.tensor([[2.0, 3.0], [5.0, 7.0], [11.0, 13.0]], dtype=torch.float64))
+
+    def slope(*point):
+        def along(each):
+            return product(*(each if i == moving else point[i] for i in range(3)))
+
+        return torch.func.jvp(along, (point[moving],), (torch.ones_like(point[moving]),))[1]
+
+    expected = torch.stack([each for i, each in enumerate(values) if i != moving]).prod(0)
+    assert torch.equal(torch.func.vmap(slope)(*values), expected)
