@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hodiff import functions
 from hodiff.corrections import connectionist as _connectionist  # noqa: F401  (enters its rules)
+from hodiff.corrections import constant_targets as _constant_targets  # noqa: F401
 from hodiff.corrections import margins as _margins  # noqa: F401
 from hodiff.corrections.registry import Correction, correct, register
 from hodiff.routes import ROUTES

@@ -19,6 +19,7 @@ def draw(*shape, seed=0):
 
 Y = torch.tensor([0, 2])
 LABELS = torch.tensor([[2, 0, -1], [1, -1, 0]])
+TARGET = draw(2, 3, seed=1)
 SIGNS = draw(2, 3, seed=1).sign()
 WEIGHT = torch.tensor([0.5, 2.0, 1.5], dtype=D)
 CTC = torch.tensor([[1, 2], [1, 1]])
@@ -33,6 +34,16 @@ CALLS = {
     "huber, weighted": (
         lambda x, t, w: F.huber_loss(x, t, "sum", 0.7, w),
         (draw(2), draw(2, seed=1), draw(2, seed=2) ** 2),
+    ),
+    "mse, constant target": (lambda x: F.mse_loss(x**2, TARGET), (draw(2, 3),)),
+    "mse": (lambda x, t: F.mse_loss(x, t, reduction="none").sin(), (draw(2, 3), draw(2, 3, seed=1))),
+    "logits, constant target": (
+        lambda x: F.binary_cross_entropy_with_logits(x, TARGET.sigmoid(), TARGET[0] ** 2, pos_weight=WEIGHT),
+        (draw(2, 3),),
+    ),
+    "logits": (
+        lambda x, t: F.binary_cross_entropy_with_logits(x, t, reduction="sum", pos_weight=WEIGHT),
+        (draw(2, 3), draw(2, 3, seed=1)),
     ),
     "soft_margin": (lambda x: F.soft_margin_loss(x, SIGNS), (draw(2, 3),)),
     "soft_margin, none": (lambda x: F.soft_margin_loss(x, SIGNS, reduction="none"), (draw(2, 3),)),
