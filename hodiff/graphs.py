@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,16 +40,16 @@ def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
     return leaves, once
 
 
-def nodes_of(output: Tensor) -> Iterator[Any]:
-    """Walk the graph that computed a tensor.
+def nodes_of(*outputs: Tensor) -> Iterator[Any]:
+    """Walk the graph that computed some tensors.
 
     Args:
-        output: The tensor.
+        *outputs: The tensors.
 
     Yields:
         Every node once.
     """
-    stack: list[Any] = [output.grad_fn]
+    stack: list[Any] = [output.grad_fn for output in outputs]
     seen = set()
     while stack:
         node = stack.pop()
@@ -57,6 +58,22 @@ def nodes_of(output: Tensor) -> Iterator[Any]:
         seen.add(node)
         yield node
         stack.extend(parent for parent, _ in node.next_functions)
+
+
+def cotangent_bytes(*outputs: Tensor) -> int:
+    """Bytes of all the cotangents that meet in backward from some tensors, one for each result that was computed.
+
+    Args:
+        *outputs: The tensors.
+
+    Returns:
+        The bytes; what backward holds at any time is less.
+    """
+    return sum(
+        math.prod(result.shape) * result.dtype.itemsize
+        for node in nodes_of(*outputs)
+        for result in node._input_metadata
+    )
 
 
 def is_once_differentiable(function: type) -> bool:

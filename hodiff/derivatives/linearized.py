@@ -97,16 +97,20 @@ class LinearizedHessian:
             self.source = RoutedRows(function, route, randomness)
             self.bytes_each = 0
             return
+        if route == ROUTES[0] and in_plain_eager():
+            recorded = RecordedGradient(function)
+            self.source = recorded
+            self.plain = not recorded.connected
+            self.magnitude = abs(float(recorded.value))
+            self.bytes_each = recorded.bytes_each
+            return
         with ByteCount() as count:
-            if route == ROUTES[0] and in_plain_eager():
-                self.source = RecordedGradient(function)
-            else:
-                self.source = RoutedRows(function, route, randomness)
-                if route != ROUTES[0]:
-                    # Nothing is computed ahead on these routes; a gradient has the intermediates of their primal.
-                    gradient(function.scalar)(function.leaves)
-        self.plain = isinstance(self.source, RecordedGradient) and not self.source.connected
-        self.magnitude = abs(float(self.source.value)) if isinstance(self.source, RecordedGradient) else 0.0
+            self.source = RoutedRows(function, route, randomness)
+            if route != ROUTES[0]:
+                # Nothing is computed ahead on these routes; a gradient has the intermediates of their primal.
+                gradient(function.scalar)(function.leaves)
+        self.plain = False
+        self.magnitude = 0.0
         # A pullback holds a cotangent for each intermediate result and, at its widest, about as much again in flight.
         self.bytes_each = 2 * count.bytes
 

@@ -7,7 +7,7 @@ update buffers in place, saved-tensor hooks, Functions without `setup_context`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
 from hodiff.derivatives.functions import BoundFunction
-from hodiff.graphs import inspect_graph
+from hodiff.graphs import cotangent_bytes, inspect_graph
 
 # How torch words that an operator or a Function has no batching rule.
 _BATCHING = re.compile("vmap|batching rule", re.IGNORECASE)
@@ -57,13 +57,26 @@ class RecordedGradient:
         self.value = value.detach()
         self.aux = aux if self.connected else pytree.tree_map_only(Tensor, Tensor.detach, aux)
 
-    def product(self, tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The one product `H v`; it frees the graph, so ask for nothing after it."""
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of one product's intermediate results: a cotangent for each result, and as much in flight."""
+        return 2 * cotangent_bytes(*(g for g in self.gradient if g is not None and g.requires_grad))
+
+    def product(self, tangents: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
+        """The product `H v`; without `keep` it frees the graph, so ask for nothing after it."""
         live = [(g, v) for g, v in zip(self.gradient, tangents, strict=True) if g is not None and g.requires_grad]
-        products = self._pull([g for g, _ in live], [v for _, v in live], self.primals, retain_graph=False)
+        products = self._pull([g for g, _ in live], [v for _, v in live], self.primals, retain_graph=keep)
         return tuple(
             torch.zeros_like(primal) if p is None else p for p, primal in zip(products, self.primals, strict=True)
         )
+
+    def products(self, tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Products with many vectors at once: `tangents` are (k, *leaf shape), and so is the result."""
+        live = [i for i, g in enumerate(self.gradient) if g is not None and g.requires_grad]
+        rows = self._batched(
+            [g for g in self.gradient if g is not None and g.requires_grad], [tangents[i] for i in live], self.primals
+        )
+        return tuple(torch.zeros_like(v) if row is None else row for v, row in zip(tangents, rows, strict=True))
 
     def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
         """Rows of the Hessian: `basis` (k, *leaf shape) pulled back from one leaf's gradient to the wanted leaves."""
@@ -71,26 +84,12 @@ class RecordedGradient:
         primals = [self.primals[i] for i in wanted]
         if gradient is None or not gradient.requires_grad:
             return (None,) * len(primals)
+        return self._batched([gradient], [basis], primals)
 
-        used: list[int] = []
-
-        def pull(row: Tensor) -> list[Tensor]:
-            pulled = self._pull([gradient], [row], primals)
-            used[:] = [i for i, p in enumerate(pulled) if p is not None]
-            return [p for p in pulled if p is not None]
-
-        # Not is_grads_batched=True: it leaves torch's batching rules for tanh, log_softmax and others unloaded, and
-        # loops over the directions there.
-        try:
-            pulled = vmap(pull)(basis)
-        except RuntimeError as error:
-            if not _BATCHING.search(str(error)):
-                raise
-            pulled = [torch.stack(column) for column in zip(*(pull(row) for row in basis), strict=True)]
-        rows: list[Tensor | None] = [None] * len(primals)
-        for i, row in zip(used, pulled, strict=True):
-            rows[i] = row
-        return tuple(rows)
+    def _batched(
+        self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor], primals: Sequence[Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        return pull_batch(lambda *rows: self._pull(outputs, rows, primals), cotangents)
 
     def _pull(
         self,
@@ -110,3 +109,40 @@ class RecordedGradient:
             create_graph=self.connected,
             allow_unused=True,
         )
+
+
+def pull_batch(pull: Callable[..., Sequence[Tensor | None]], cotangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Run a pullback of `torch.autograd` for each row of its cotangents, all rows together where torch can.
+
+    Args:
+        pull: Maps one row of each to gradients; None stands for zero, and whether it does must not depend on the row.
+        cotangents: Tensors (k, ...).
+
+    Returns:
+        What `pull` returned, each (k, ...).
+
+    Raises:
+        RuntimeError: If the pullback raises for another reason than a missing batching rule.
+    """
+    used: list[int] = []
+    number = 0
+
+    def present(*rows: Tensor) -> list[Tensor]:
+        nonlocal number
+        pulled = pull(*rows)
+        number = len(pulled)
+        used[:] = [i for i, p in enumerate(pulled) if p is not None]
+        return [p for p in pulled if p is not None]
+
+    # Not is_grads_batched=True: it leaves torch's batching rules for tanh, log_softmax and others unloaded, and
+    # loops over the directions there.
+    try:
+        found = vmap(present)(*cotangents)
+    except RuntimeError as error:
+        if not _BATCHING.search(str(error)):
+            raise
+        found = [torch.stack(column) for column in zip(*map(present, *cotangents), strict=True)]
+    result: list[Tensor | None] = [None] * number
+    for i, each in zip(used, found, strict=True):
+        result[i] = each
+    return tuple(result)

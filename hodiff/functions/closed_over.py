@@ -138,17 +138,9 @@ class ClosedOver:
                 buffer.owner[buffer.name] = tensor
 
     def _walk(self, roots: Sequence[Any]) -> None:
-        seen: dict[int, Any] = {}
-        stack = list(roots)
-        while stack:
-            value = stack.pop()
-            if isinstance(value, (*_ATOMS, Tensor)) or id(value) in seen:
-                continue
-            # The reference keeps the identity from being used again.
-            seen[id(value)] = value
+        for value in reachable(*roots):
             if isinstance(value, torch.Generator):
                 self.generators.append(value)
-                continue
             if isinstance(value, nn.Module) and value.training:
                 self._keep_buffers(value)
             for get, set_, snapshot in _places(value):
@@ -157,8 +149,6 @@ class ClosedOver:
                 # Cells are kept whatever they hold: a loop may have bound them anew by the time of the next run.
                 if snapshot or content is not held:
                     self._slots.append(_Slot(get, set_, content))
-                stack.append(held)
-            stack.extend(_parts(value))
 
     def _keep_buffers(self, module: nn.Module) -> None:
         # torch.batch_norm updates its running statistics without counting it as a change.
@@ -182,6 +172,29 @@ class ClosedOver:
             if any(a is not b for a, b in zip(parts, value, strict=True)):
                 return _like(value, parts)
         return value
+
+
+def reachable(*roots: Any) -> Iterator[Any]:
+    """Walk what a callable closes over.
+
+    Args:
+        *roots: Where to begin.
+
+    Yields:
+        Each object that may hold a tensor, once; tensors themselves are not among them.
+    """
+    seen: dict[int, Any] = {}
+    stack = list(roots)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, (*_ATOMS, Tensor)) or id(value) in seen:
+            continue
+        # The reference keeps the identity from being used again.
+        seen[id(value)] = value
+        yield value
+        if not isinstance(value, torch.Generator):
+            stack.extend(get() for get, _, _ in _places(value))
+            stack.extend(_parts(value))
 
 
 def is_constant(tensor: Tensor) -> bool:
