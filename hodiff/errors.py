@@ -1,5 +1,9 @@
 """The exceptions and warnings that hodiff raises."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class HodiffError(Exception):
     """Base class of every error that hodiff raises on purpose."""
@@ -11,6 +15,19 @@ class InputError(HodiffError, ValueError):
 
 class RouteError(HodiffError, RuntimeError):
     """A derivative does not exist by the asked route, or by any; the message lists what each route said."""
+
+
+class ConvergenceError(HodiffError, RuntimeError):
+    """An iteration stopped before its tolerance, or what it was to solve is singular; the message has the residual.
+
+    Args:
+        message: What did not converge, why, and what to do.
+        result: What the iteration had by then, where there is such a thing.
+    """
+
+    def __init__(self, message: str, result: Any = None):
+        super().__init__(message)
+        self.result = result
 
 
 class CheckError(HodiffError, AssertionError):

@@ -1,88 +1,25 @@
-"""Pictures: a function of one number with its derivatives, and the graph that backward walks at each order."""
+"""The graph that backward walks at each order."""
 
 from __future__ import annotations
 
-import importlib
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from scipy.differentiate import derivative
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.derivatives.trees import PyTree, flatten_primals, leaf_names
-from hodiff.errors import HodiffError, InputError
+from hodiff.errors import InputError
+from hodiff.estimators.arguments import require_int
+from hodiff.plot.shared import one_number, require_package
 
 if TYPE_CHECKING:
     from graphviz import Digraph
-    from matplotlib.axes import Axes
 
-DOTS = 25  # SciPy's points along the axis
 COLOURS = ("#cfe2f3", "#fce5cd", "#d9ead3", "#ead1dc", "#fff2cc")  # of the nodes, by order
 RAISES = "#e06666"
-
-
-def derivatives(
-    f: Callable[[Tensor], Tensor],
-    low: float,
-    high: float,
-    *,
-    order: int = 2,
-    points: int = 400,
-    ax: Axes | None = None,
-) -> Axes:
-    r"""Draw a function of one number and its derivatives, with finite differences dotted over them.
-
-    The curves are $f, f', \dots, f^{(k)}$ by nested reverse mode. The dots over $f^{(j)}$ are SciPy's differences of
-    $f^{(j-1)}$, the curve before, so that each curve is checked by one that was checked. Dots beside their curve mean
-    that the derivative is wrong, or that there is none.
-
-    Args:
-        f: Maps a float64 tensor of shape () to a tensor with one element.
-        low: Left end of the interval.
-        high: Right end of the interval.
-        order: The highest order k, 0 or more.
-        points: Points of each curve, 2 or more.
-        ax: The matplotlib axes to draw in; new ones by default.
-
-    Returns:
-        The axes; `ax.figure` is the figure.
-
-    Raises:
-        InputError: If the interval or a count is out of range, or f does not return one number.
-
-    Example:
-        >>> import matplotlib as mpl, torch
-        >>> mpl.use("Agg")
-        >>> ax = derivatives(torch.tanh, -3, 3)
-        >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['$f$', "$f'$", "$f''$", 'differences by SciPy']
-
-    Source: `scipy.differentiate.derivative`, eighth-order central differences with shrinking steps.
-    """
-    _require_interval(low, high)
-    _require_int("derivatives", "order", order, 0)
-    _require_int("derivatives", "points", points, 2)
-    grid = torch.linspace(low, high, points, dtype=torch.float64)
-    curves = _tower(f, grid, order)
-    step = (high - low) / (2 * DOTS)
-    dots = low + step * np.arange(1, 2 * DOTS, 2)
-
-    if ax is None:
-        ax = _require("matplotlib.pyplot", "derivatives", 'pip install "hodiff[plot]"').subplots(layout="constrained")[
-            1
-        ]
-    for k, curve in enumerate(curves):
-        (line,) = ax.plot(grid.numpy(), curve.numpy(), label=_prime(k))
-        if k > 0:
-            ax.plot(dots, _differences(f, k, dots, step), ".", color=line.get_color(), label="_differences")
-    _add_legend(ax, with_dots=order > 0)
-    ax.set_xlabel("$x$")
-    return ax
 
 
 def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = False) -> Digraph:
@@ -113,11 +50,11 @@ def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = 
         >>> [name for name in ("SinBackward0_0", "CosBackward0_0") if name in picture.source]
         ['SinBackward0_0', 'CosBackward0_0']
     """
-    _require_int("graph", "order", order, 1)
+    require_int("graph", "order", order, 1)
     leaves, spec = flatten_primals(x, "graph", "x")
     leaves = tuple(leaf.detach().clone().requires_grad_() for leaf in leaves)
     names = {id(leaf): f"x{name}" for leaf, name in zip(leaves, leaf_names(x), strict=True)}
-    graphviz = _require("graphviz", "graph", "pip install graphviz")
+    graphviz = require_package("graphviz", "graph", "pip install graphviz")
 
     picture = graphviz.Digraph(
         "backward",
@@ -139,50 +76,12 @@ def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = 
     return picture
 
 
-def _tower(f: Callable[[Tensor], Tensor], points: Tensor, order: int) -> list[Tensor]:
-    """Compute f and its derivatives at each point, one by one, so that nothing is asked of f but double backward."""
-    x = points.detach().requires_grad_()
-    with torch.enable_grad():
-        rows = [torch.stack([_one_number("derivatives", f(each)) for each in x.unbind()])]
-        for _ in range(order):
-            rows.append(_slope(rows[-1], x))
-    return [row.detach().double() for row in rows]
-
-
-def _slope(y: Tensor, x: Tensor) -> Tensor:
-    if not y.requires_grad:
-        return torch.zeros_like(x)
-    return torch.autograd.grad(y.sum(), x, create_graph=True, materialize_grads=True)[0]
-
-
-def _differences(f: Callable[[Tensor], Tensor], order: int, dots: np.ndarray, step: float) -> np.ndarray:
-    """SciPy's derivative of the derivative before. No point is further than a step away, so inside of the interval."""
-
-    def before(x: np.ndarray) -> np.ndarray:
-        return _tower(f, torch.from_numpy(x.reshape(-1)), order - 1)[-1].numpy().reshape(x.shape)
-
-    with np.errstate(all="ignore"):  # at a pole the dot is missing, and that says enough
-        return np.asarray(derivative(before, dots, initial_step=step).df)
-
-
-def _prime(order: int) -> str:
-    return f"$f{chr(39) * order}$" if order < 4 else f"$f^{{({order})}}$"
-
-
-def _add_legend(ax: Axes, *, with_dots: bool) -> None:
-    handles = ax.get_legend_handles_labels()[0]
-    if with_dots:
-        lines = importlib.import_module("matplotlib.lines")
-        handles.append(lines.Line2D([], [], color="gray", marker=".", linestyle="", label="differences by SciPy"))
-    ax.legend(handles=handles)
-
-
 def _roots(
     f: Callable[..., Tensor], leaves: Sequence[Tensor], spec: pytree.TreeSpec, order: int
 ) -> Iterator[list[Any] | RuntimeError]:
     """Where backward starts at each order: under f, then under its gradient by each leaf, until there is none."""
     with torch.enable_grad():
-        y = _one_number("graph", f(pytree.tree_unflatten(list(leaves), spec)))
+        y = one_number("graph", f(pytree.tree_unflatten(list(leaves), spec)))
         if not y.requires_grad:
             raise InputError(
                 "graph: f: expected a function that depends on x, got a constant; look for detach, .data, .item() and "
@@ -274,29 +173,3 @@ def _text(*lines: str) -> str:
 def _key(order: int) -> str:
     cells = "".join(f'<td bgcolor="{COLOURS[k % len(COLOURS)]}">order {k + 1}</td>' for k in range(order))
     return f'<<table border="0" cellborder="1" cellspacing="0"><tr>{cells}</tr></table>>'
-
-
-def _one_number(function: str, y: Any) -> Tensor:
-    if isinstance(y, Tensor) and y.numel() == 1 and y.is_floating_point():
-        return y.reshape(()) if y.dim() else y
-    got = f"shape {tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
-    raise InputError(f"{function}: f: expected one real floating-point number in a tensor, got {got}.")
-
-
-def _require_interval(low: float, high: float) -> None:
-    ends = [isinstance(end, (int, float)) and not isinstance(end, bool) and math.isfinite(end) for end in (low, high)]
-    if not all(ends) or not low < high:
-        raise InputError(f"derivatives: low, high: expected finite numbers with low < high, got {low!r} and {high!r}.")
-
-
-def _require_int(function: str, name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{function}: {name}: expected an int of {least} or more, got {value!r}.")
-
-
-def _require(module: str, function: str, remedy: str) -> Any:
-    """Import an optional package, or say how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise HodiffError(f"{function}: needs {module.partition('.')[0]}, which is not installed; {remedy}.") from None

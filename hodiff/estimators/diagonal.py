@@ -1,0 +1,75 @@
+"""The diagonal of an operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hodiff.estimators import hutchinson, xdiag
+from hodiff.estimators.arguments import require_choice, require_int
+from hodiff.estimators.exact import diagonal_of
+from hodiff.estimators.probes import PROBES, generator_or_default
+from hodiff.estimators.results import DiagonalEstimate
+from hodiff.estimators.view import view_of
+
+# The algorithm, and the fewest products that give a standard error.
+METHODS = {"hutchinson": (hutchinson.diagonal, 2), "xdiag": (xdiag.diagonal, 4)}
+
+
+def diagonal(
+    A: Any,
+    *,
+    method: str = "xdiag",
+    products: int = 100,
+    probes: str = "rademacher",
+    generator: torch.Generator | None = None,
+    chunk_size: int | str | None = "auto",
+    progress: bool = False,
+) -> DiagonalEstimate:
+    r"""Diagonal of a square operator, from products with random vectors.
+
+    $$ \mathrm{diag}(A) = \mathbb{E}\, z \circ A z, \qquad \mathbb{E}\, z z^T = I $$
+
+    "hutchinson" averages this; its error in entry i is made of the other entries of row i, and falls as $m^{-1/2}$.
+    "xdiag" takes the part in a range found at random exactly, and is far better where eigenvalues decay. "exact"
+    multiplies with all n unit vectors, and so do the others if `products` is n or more.
+
+    Args:
+        A: A square operator (n, n), as for `trace`. "xdiag" multiplies with `A.T` where there is one, and else needs A
+            to be symmetric, which it checks.
+        method: "hutchinson", "xdiag" or "exact".
+        products: How many products to make, 4 or more (2 for "hutchinson").
+        probes: "rademacher" (signs), "gaussian" or "sphere"; signs are the best nearly always.
+        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        chunk_size: Vectors multiplied at a time: a positive int, None for all, or "auto" within a memory budget.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        A `DiagonalEstimate`: `value` (n,), `standard_error` (n,), `products`, `method`.
+
+    Raises:
+        InputError: If A is no square real operator, an option is out of range, or a product is not finite.
+
+    Example:
+        >>> import torch
+        >>> A = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+        >>> diagonal(A).value
+        tensor([2., 3.])
+
+    Source: Bekas, Kokiopoulou, Saad, "An estimator for the diagonal of a matrix", Appl. Numer. Math. 57 (2007);
+    Epperly, Tropp, Webber, "XTrace", SIAM J. Matrix Anal. Appl. 45 (2024), section 2.5.
+    """
+    view = view_of(A, "diagonal", chunk_size=chunk_size)
+    require_choice("diagonal", "method", method, [*METHODS, "exact"])
+    require_choice("diagonal", "probes", probes, PROBES)
+    if method != "exact":
+        algorithm, least = METHODS[method]
+        require_int("diagonal", "products", products, least)
+    if method == "exact" or products >= view.n:
+        with view.counting(view.n, progress):
+            exact = diagonal_of(view).to(view.dtype)
+        return DiagonalEstimate(exact, torch.zeros_like(exact), view.products, "exact")
+    with view.counting(products, progress):
+        value, error = algorithm(view, products, probes, generator_or_default(generator))
+    return DiagonalEstimate(value.to(view.dtype), error.to(view.dtype), view.products, method)

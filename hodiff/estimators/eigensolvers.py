@@ -1,0 +1,200 @@
+"""The algorithms behind `eigsh`: each gives eigenvalues and eigenvectors, and leaves it to `eigsh` to judge them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import ArpackNoConvergence, lobpcg
+from scipy.sparse.linalg import eigsh as arpack
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.estimators.exact import symmetric_matrix_of
+from hodiff.estimators.host import host_operator
+from hodiff.estimators.lanczos import Chain
+from hodiff.estimators.probes import draw
+from hodiff.estimators.results import precise
+from hodiff.estimators.view import View
+
+POWER_STEPS = 5
+
+# How far out an eigenvalue is.
+RANK: dict[str, Callable[[np.ndarray], np.ndarray]] = {"LM": np.abs, "LA": np.asarray, "SA": np.negative}
+
+# Which of the ascending eigenvalues, as indexes in ascending order of the eigenvalues.
+SELECT: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "LM": lambda values, k: np.sort(np.argsort(np.abs(values))[-k:]),
+    "SM": lambda values, k: np.sort(np.argsort(np.abs(values))[:k]),
+    "LA": lambda values, k: np.arange(len(values))[-k:],
+    "SA": lambda values, k: np.arange(len(values))[:k],
+}
+
+
+@dataclass(eq=False)
+class Problem:
+    """What was asked of `eigsh`; `largest` is the largest ||A v|| / ||v|| that was met, a bound of ||A|| from below."""
+
+    view: View
+    k: int
+    which: str
+    start: Tensor
+    tol: float
+    max_iterations: int | None
+    generator: torch.Generator
+    largest: float = 0.0
+    iterations: int = 0
+
+    def matmat(self, block: Tensor) -> Tensor:
+        """Products, which count as one iteration."""
+        image = self.view.matmat(block)
+        norms = torch.linalg.vector_norm(block, dim=0).clamp(min=torch.finfo(block.dtype).tiny)
+        ratios = (torch.linalg.vector_norm(image, dim=0) / norms).tolist()
+        self.largest = max(self.largest, *ratios, 0.0)
+        self.iterations += 1
+        return image
+
+
+def _by_arpack(problem: Problem) -> tuple[Tensor, Tensor]:
+    if not bool(problem.matmat(problem.start).any()):
+        # ARPACK multiplies its start, and refuses what is zero then.
+        return _by_lanczos(problem)
+    if problem.which != "SM":
+        return _to_device(problem.view, *_arpack_end(problem, problem.which))
+    # ARPACK's own "SM" has been seen to return eigenvalues from the interior that are not the smallest.
+    for end, sign in (("SA", 1), ("LA", -1)):
+        values, vectors = _arpack_end(problem, end)
+        if not len(values) or (sign * values).min() >= -problem.tol * problem.largest:
+            return _to_device(problem.view, values, vectors)
+    raise InputError(
+        "eigsh: which: 'SM' needs a factorization where eigenvalues have both signs, as those of A; use "
+        'method="dense", or which="SA" with A.T @ A.'
+    )
+
+
+def _arpack_end(problem: Problem, which: str) -> tuple[np.ndarray, np.ndarray]:
+    # ARPACK's tolerance is relative to each eigenvalue. None near zero would ever meet it, so they are shifted away.
+    shift = 0.0 if which == "LM" else {"SA": 2, "LA": -2}[which] * _rough_norm(problem)
+    operator = host_operator(problem.view, lambda block: problem.matmat(block) - shift * block, problem.view.dtype)
+    try:
+        values, vectors = arpack(
+            operator,
+            k=problem.k,
+            which=which,
+            v0=problem.start[:, 0].cpu().numpy(),
+            maxiter=problem.max_iterations or 1000,
+            tol=problem.tol,
+        )
+    except ArpackNoConvergence as error:
+        return error.eigenvalues + shift, error.eigenvectors
+    return complete(problem, which, values + shift, vectors)
+
+
+def _rough_norm(problem: Problem) -> float:
+    """The largest absolute eigenvalue within a small factor, by a few power iterations."""
+    vector = problem.start[:, :1]
+    for _ in range(POWER_STEPS):
+        vector = problem.matmat(vector / torch.linalg.vector_norm(vector))
+        if not bool(vector.any()):
+            break
+    return problem.largest
+
+
+def complete(problem: Problem, which: str, values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Put eigenvalues in that a single start has missed: further copies of one that occurs more than once."""
+    for _ in range(problem.k if problem.k > 1 else 0):
+        missed = _beyond(problem, which, values, vectors)
+        if missed is None:
+            break
+        values, vectors = np.append(values, missed[0]), np.column_stack([vectors, missed[1]])
+        order = np.argsort(values)
+        chosen = order[SELECT[which](values[order], problem.k)]
+        values, vectors = values[chosen], vectors[:, chosen]
+    return values, vectors
+
+
+def _beyond(problem: Problem, which: str, values: np.ndarray, vectors: np.ndarray) -> tuple[float, np.ndarray] | None:
+    """An eigenpair in the complement of those found that is further out than they are, by a chain of its own."""
+    view, rank = problem.view, RANK[which]
+    found = torch.from_numpy(vectors).to(view.device, view.dtype)
+    start = draw(view, "gaussian", 1, problem.generator)[:, 0]
+    chain = Chain(view, start, problem.max_iterations or max(100, 20 * problem.k), locked=found)
+    slack = 4 * problem.tol * problem.largest
+    limit = rank(values).min() + slack
+    while True:
+        chain.extend(problem.matmat(chain.newest[:, None])[:, 0])
+        ritz, rows = chain.ritz()
+        index = int(rank(ritz).argmax())
+        residual = chain.residuals(rows[:, index : index + 1])[0]
+        outside = rank(ritz)[index] > limit
+        settled = residual <= problem.tol * problem.largest if outside else rank(ritz)[index] + residual <= limit
+        if settled or chain.full or chain.exhausted:
+            return (ritz[index], _ritz_vectors(chain, rows[:, index]).cpu().numpy()) if outside else None
+
+
+def _ritz_vectors(chain: Chain, rows: np.ndarray) -> Tensor:
+    basis = precise(chain.basis)
+    return basis.T @ torch.from_numpy(rows).to(basis)
+
+
+def _by_lobpcg(problem: Problem) -> tuple[Tensor, Tensor]:
+    start = torch.linalg.qr(precise(problem.start))[0].to("cpu", problem.view.dtype).numpy()
+    operator = host_operator(problem.view, problem.matmat, problem.view.dtype)
+    problem.matmat(problem.start)
+    with warnings.catch_warnings():
+        # It warns where it stops early, which the residuals decide.
+        warnings.simplefilter("ignore", UserWarning)
+        values, vectors = lobpcg(
+            operator,
+            start,
+            largest=problem.which == "LA",
+            tol=problem.tol * problem.largest,
+            maxiter=problem.max_iterations or 1000,
+        )
+    return _to_device(problem.view, values, vectors)
+
+
+def _by_lanczos(problem: Problem) -> tuple[Tensor, Tensor]:
+    """One chain, started again in a new direction where it is exhausted before there are as many as asked."""
+    view, k = problem.view, problem.k
+    steps = min(view.n, problem.max_iterations or max(100, 20 * k))
+    chain = Chain(view, problem.start[:, 0], steps)
+    while True:
+        chain.extend(problem.matmat(chain.newest[:, None])[:, 0])
+        if len(chain) >= k and (chain.exhausted or chain.full or len(chain) % 5 == 0 or len(chain) <= 20):
+            values, vectors = chain.ritz()
+            chosen = SELECT[problem.which](values, k)
+            limit = problem.tol * max(abs(values[0]), abs(values[-1]))
+            settled = chain.residuals(vectors[:, chosen]).max() <= limit
+            if settled or chain.full:
+                break
+        if chain.exhausted:
+            chain.restart(draw(view, "gaussian", 1, problem.generator)[:, 0])
+    found = _ritz_vectors(chain, vectors[:, chosen]).cpu().numpy()
+    if chain.full:
+        return _to_device(view, values[chosen], found)
+    return _to_device(view, *complete(problem, problem.which, values[chosen], found))
+
+
+def _by_dense(problem: Problem) -> tuple[Tensor, Tensor]:
+    values, vectors = torch.linalg.eigh(symmetric_matrix_of(problem.view))
+    chosen = SELECT[problem.which](values.numpy(), problem.k)
+    problem.iterations = problem.view.n
+    problem.largest = values.abs().max().item()
+    return _to_device(problem.view, values.numpy()[chosen], vectors.numpy()[:, chosen])
+
+
+def _to_device(view: View, values: np.ndarray, vectors: np.ndarray) -> tuple[Tensor, Tensor]:
+    return tuple(torch.tensor(each, dtype=view.dtype, device=view.device) for each in (values, vectors))  # type: ignore[return-value]
+
+
+METHODS: dict[str, Callable[[Problem], tuple[Tensor, Tensor]]] = {
+    "arpack": _by_arpack,
+    "lanczos": _by_lanczos,
+    "lobpcg": _by_lobpcg,
+    "dense": _by_dense,
+}
+UNAVAILABLE = {"lanczos": ("SM",), "lobpcg": ("LM", "SM")}

@@ -1,0 +1,173 @@
+"""Some eigenvalues and eigenvectors of a symmetric operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.derivatives.trees import describe
+from hodiff.errors import InputError
+from hodiff.estimators.arguments import require_amount, require_choice, require_int
+from hodiff.estimators.eigensolvers import METHODS, SELECT, UNAVAILABLE, Problem
+from hodiff.estimators.errors import not_converged
+from hodiff.estimators.probes import draw, generator_or_default
+from hodiff.estimators.results import precise
+from hodiff.estimators.view import View, view_of
+
+INTERIOR = 1000  # Up to this size the eigenvalues nearest to zero take fewer products all together.
+
+
+@dataclass(frozen=True, eq=False)
+class Eigenpairs:
+    r"""Eigenvalues and eigenvectors, and how well they satisfy $A v = \lambda v$.
+
+    Attributes:
+        eigenvalues: Ascending, (k,), in the working dtype on the operator's device.
+        eigenvectors: Orthonormal columns, (n, k).
+        residual: $\|A v - \lambda v\|$ of each, (k,), by products made for it.
+        converged: Whether there are as many as asked, and each residual is within the tolerance.
+        iterations: Lanczos steps for "lanczos", blocks of products for "lobpcg", products for the others.
+        products: Products that were made, those for the residuals included.
+        method: How they were computed; "dense" too for an operator that no Krylov space is smaller than.
+    """
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+    residual: Tensor
+    converged: bool
+    iterations: int
+    products: int
+    method: str
+
+    @property
+    def value(self) -> Tensor:
+        """The eigenvalues."""
+        return self.eigenvalues
+
+
+def eigsh(
+    A: Any,
+    k: int = 6,
+    *,
+    which: str = "LM",
+    method: str = "arpack",
+    start: Tensor | None = None,
+    tol: float | None = None,
+    max_iterations: int | None = None,
+    throw: bool = True,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+) -> Eigenpairs:
+    r"""Eigenvalues of a symmetric operator at an end of its spectrum, and their eigenvectors.
+
+    $$ A v_i = \lambda_i v_i $$
+
+    "arpack" is SciPy's implicitly restarted Lanczos method: dependable and of bounded memory; each vector passes
+    through the host. "lanczos" keeps all vectors on the operator's device, with full re-orthogonalization, and is made
+    for a few large eigenvalues on a GPU. "lobpcg", SciPy's, multiplies blocks of k vectors. "dense" multiplies with all
+    n unit vectors. From one vector "arpack" and "lanczos" see one copy of an eigenvalue that occurs more than once;
+    where k > 1 they look for what they missed among the vectors orthogonal to those found, which takes about as many
+    products again. Residuals are computed afresh at the end and decide over `converged`.
+
+    Args:
+        A: A symmetric operator (n, n), as for `trace`.
+        k: How many eigenvalues, 1 to n.
+        which: "LM" or "SM", largest or smallest in absolute value; "LA" or "SA", largest or smallest. "SM" is computed
+            densely up to n = 1000; beyond, "arpack" finds it where eigenvalues have one sign. "lanczos" and "lobpcg" do
+            not offer it, nor "lobpcg" "LM".
+        method: "arpack", "lanczos", "lobpcg" or "dense".
+        start: Where to start: a vector (n,) or, for "lobpcg", a block (n, k), as of an earlier call; random by default.
+        tol: Residual allowed relative to the largest $\|A v\|$ met, by default 1e-9 in float64, 1e-4 in float32 and
+            six times the rounding of operators of 16 bits.
+        max_iterations: Most restarts of "arpack" (1000 by default), vectors of "lanczos" (the larger of 100 and 20 k)
+            or blocks of "lobpcg" (1000).
+        throw: Whether missing the tolerance raises; else it warns.
+        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        `Eigenpairs`.
+
+    Raises:
+        InputError: If A is no symmetric real operator, or an option is out of range or does not fit the method.
+        ConvergenceError: If the tolerance is missed; the message has the residuals, `result` what there is.
+
+    Example:
+        >>> import torch
+        >>> A = torch.diag(torch.arange(-50.0, 40.0, dtype=torch.float64))
+        >>> eigsh(A, 2).eigenvalues
+        tensor([-50.0000, -49.0000], dtype=torch.float64)
+        >>> eigsh(A, 2, which="LA", method="lanczos").eigenvalues
+        tensor([38.0000, 39.0000], dtype=torch.float64)
+
+    Source: Lehoucq, Sorensen, Yang, "ARPACK users' guide" (SIAM 1998); A. V. Knyazev, "Toward the optimal
+    preconditioned eigensolver", SIAM J. Sci. Comput. 23 (2001); B. N. Parlett, "The symmetric eigenvalue problem",
+    chapter 13.
+    """
+    view = view_of(A, "eigsh")
+    require_int("eigsh", "k", k, 1)
+    if k > view.n:
+        raise InputError(f"eigsh: k: expected at most n = {view.n} eigenvalues, got {k}.")
+    require_choice("eigsh", "which", which, SELECT)
+    require_choice("eigsh", "method", method, METHODS)
+    if which in UNAVAILABLE.get(method, ()):
+        raise InputError(f'eigsh: which: method={method!r} does not offer {which!r}; use method="arpack" or "dense".')
+    if max_iterations is not None:
+        require_int("eigsh", "max_iterations", max_iterations, 1)
+    tol = view.default_tolerance(1e-9) if tol is None else tol
+    require_amount("eigsh", "tol", tol)
+    generator = generator_or_default(generator)
+    begin = start_block(view, start, k if method == "lobpcg" else 1, generator)
+    # A Krylov space of ARPACK's size, or blocks of LOBPCG's, would be the whole space.
+    least = {"arpack": INTERIOR if which == "SM" else 0, "lobpcg": 5 * k}.get(method, 0)
+    if view.n <= max(2 * k + 1, 20, least):
+        method = "dense"
+
+    problem = Problem(view, k, which, begin, tol, max_iterations, generator)
+    with view.counting(None, progress):
+        values, vectors = METHODS[method](problem)
+        order = values.argsort()
+        result = _judged(problem, values[order], vectors[:, order], method)
+    if not result.converged:
+        not_converged(_explanation(problem, result), result, throw=throw)
+    return result
+
+
+def _judged(problem: Problem, values: Tensor, vectors: Tensor, method: str) -> Eigenpairs:
+    iterations, view = problem.iterations, problem.view
+    image = problem.matmat(vectors)
+    residual = torch.linalg.vector_norm(precise(image) - precise(vectors) * precise(values), dim=0)
+    converged = len(values) == problem.k and bool((residual <= _allowed(problem)).all())
+    return Eigenpairs(values, vectors, residual.to(view.dtype), converged, iterations, view.products, method)
+
+
+def _allowed(problem: Problem) -> float:
+    """The algorithms' own estimates stop at the tolerance; what they miss by rounding is not worth an error."""
+    return max(2 * problem.tol, 16 * problem.view.rounding) * problem.largest
+
+
+def _explanation(problem: Problem, result: Eigenpairs) -> str:
+    found = int((result.residual <= _allowed(problem)).sum())
+    residuals = ", ".join(f"{each:.2g}" for each in result.residual.tolist()) or "none"
+    return (
+        f"eigsh: {result.method} found {found} of {problem.k} eigenvalues ({problem.which}) to tol={problem.tol:g} in "
+        f"{result.iterations} iterations; residuals: {residuals}, allowed {_allowed(problem):.2g}. Raise "
+        'max_iterations or tol, use method="dense" for a small operator, and make sure that A is symmetric.'
+    )
+
+
+def start_block(view: View, start: Any, columns: int, generator: torch.Generator) -> Tensor:
+    """The user's start as a block, filled up with random columns."""
+    if start is None:
+        return draw(view, "gaussian", columns, generator)
+    fits = isinstance(start, Tensor) and start.is_floating_point() and start.dim() in (1, 2)
+    if not fits or len(start) != view.n or (start.dim() == 2 and not 1 <= start.shape[1] <= columns):
+        shapes = f"({view.n},) or ({view.n}, {columns})" if columns > 1 else f"({view.n},)"
+        raise InputError(f"{view.caller}: start: expected a floating-point tensor {shapes}, got {describe(start)}.")
+    block = start.detach().reshape(view.n, -1).to(view.device, view.dtype)
+    if not bool(torch.isfinite(block).all()) or not bool(block.abs().sum(0).all()):
+        raise InputError(f"{view.caller}: start: expected finite columns that are not zero; leave it out.")
+    return torch.cat([block, draw(view, "gaussian", columns - block.shape[1], generator)], 1)

@@ -1,0 +1,25 @@
+"""The error of an iteration that did not arrive."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from hodiff.errors import ConvergenceError, HodiffWarning
+
+
+def not_converged(message: str, result: Any, *, throw: bool) -> None:
+    """Raise a `ConvergenceError`, or warn where the caller asked for the result all the same.
+
+    Args:
+        message: What did not converge, why, and what to do.
+        result: What the iteration had by then.
+        throw: Whether to raise.
+
+    Raises:
+        ConvergenceError: If `throw`.
+    """
+    if throw:
+        raise ConvergenceError(message, result)
+    # From here over the public function to the user's line.
+    warnings.warn(message, HodiffWarning, stacklevel=3)

@@ -1,0 +1,64 @@
+"""All columns of an operator, by its products with unit vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from hodiff.derivatives.chunks import resolve_chunk_size, spans
+from hodiff.derivatives.trees import one_hot_rows
+from hodiff.errors import InputError
+from hodiff.estimators.results import precise
+from hodiff.estimators.view import View
+
+
+def columns(view: View) -> Iterator[tuple[int, int, Tensor]]:
+    """Groups (start, stop, columns `start` to `stop`), by n products in all."""
+    size = resolve_chunk_size(view.chunk_size, view.n, sum(view.shape) * view.dtype.itemsize, view.device)
+    like = torch.empty(view.n, dtype=view.dtype, device=view.device)
+    for start, stop in spans(view.n, size):
+        yield start, stop, view.matmat(one_hot_rows(start, stop, like).T)
+
+
+def diagonal_of(view: View) -> Tensor:
+    """The diagonal (n,), by n products."""
+    return torch.cat([precise(block)[start:stop].diagonal() for start, stop, block in columns(view)])
+
+
+def matrix_of(view: View) -> Tensor:
+    """The matrix (m, n), by n products."""
+    return torch.cat([block for _, _, block in columns(view)], 1)
+
+
+def symmetric_matrix_of(view: View) -> Tensor:
+    """The matrix in float64 on the CPU, made exactly symmetric where it is so up to rounding, by n products.
+
+    Args:
+        view: The operator.
+
+    Returns:
+        Tensor (n, n).
+    """
+    matrix = matrix_of(view).to("cpu", torch.float64)
+    gap = (matrix - matrix.T).abs().max()
+    if gap > view.rounding**0.5 * matrix.abs().max():
+        refuse_asymmetry(view)
+    return (matrix + matrix.T) / 2
+
+
+def refuse_asymmetry(view: View) -> NoReturn:
+    """The error for an operator whose products gave it away.
+
+    Args:
+        view: The operator.
+
+    Raises:
+        InputError: Always.
+    """
+    raise InputError(
+        f"{view.caller}: A: expected a symmetric operator, got one whose products differ from those of its transpose "
+        "(or from each other: is there dropout, or a new batch every time?); pass A.T @ A or (A + A.T) / 2."
+    )

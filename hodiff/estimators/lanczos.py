@@ -1,0 +1,126 @@
+"""The Lanczos process with full re-orthogonalization, which the spectral estimators share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.linalg import eigh_tridiagonal
+from torch import Tensor
+
+from hodiff.estimators.exact import refuse_asymmetry
+from hodiff.estimators.results import precise
+from hodiff.estimators.view import View
+
+# Rounding of long sums in float64. In float32 as much would hide the bulk of a spectrum with large outliers.
+SUMS = 64 * torch.finfo(torch.float64).eps
+
+
+class Chain:
+    r"""Orthonormal $q_1, \dots, q_m$ from one start, with $A Q = Q T + \beta_m q_{m+1} e_m^T$ and T tridiagonal.
+
+    Vectors stay on the operator's device in its working dtype; the numbers of T are float64 on the host.
+
+    Args:
+        view: The operator, symmetric.
+        start: The first vector, (n,), of any length but zero.
+        steps: The most vectors that will be held.
+        locked: Orthonormal columns, (n, k), to whose complement operator and start are restricted.
+    """
+
+    def __init__(self, view: View, start: Tensor, steps: int, locked: Tensor | None = None):
+        self._view = view
+        self._locked = start.new_zeros(view.n, 0) if locked is None else locked
+        self._dimension = view.n - self._locked.shape[1]
+        self._capacity = min(steps, self._dimension)
+        self._basis = torch.empty(self._capacity, view.n, dtype=view.dtype, device=view.device)
+        start = self._complement(self._complement(start))
+        self._basis[0] = start / _norm(start)
+        self._alphas: list[float] = []
+        self._betas: list[float] = []
+        self._scale = 0.0
+
+    def __len__(self) -> int:
+        return len(self._alphas)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the vectors so far span an invariant subspace."""
+        return bool(self._betas) and self._betas[-1] == 0.0
+
+    @property
+    def full(self) -> bool:
+        """Whether no more vectors can be held, or exist."""
+        return len(self) == self._capacity
+
+    @property
+    def basis(self) -> Tensor:
+        """The vectors, as rows."""
+        return self._basis[: len(self)]
+
+    @property
+    def newest(self) -> Tensor:
+        """The vector whose product is asked for next."""
+        return self._basis[len(self)]
+
+    def extend(self, image: Tensor) -> None:
+        """Take the product with the newest vector in, and make the next vector from it."""
+        j = len(self)
+        known = self._basis[: j + 1]
+        image = self._complement(image)
+        overlaps = known @ image
+        rest = self._complement(image - overlaps @ known)
+        again = known @ rest
+        rest = rest - again @ known
+        total = (overlaps + again).cpu()
+        alpha, beta = total[j].item(), _norm(rest)
+        self._scale = max(self._scale, abs(alpha), _norm(image))
+        self._require_symmetry(total[:j].clone())
+        # What is left of an image within the span is rounding; the next vector would be made of nothing else.
+        if j + 1 == self._dimension or beta <= max(2 * self._view.rounding, SUMS) * self._scale:
+            beta = 0.0
+        self._alphas.append(alpha)
+        self._betas.append(beta)
+        if beta and not self.full:
+            self._basis[j + 1] = rest / beta
+
+    def restart(self, vector: Tensor) -> None:
+        """Continue an exhausted chain in another direction, made orthogonal to all vectors so far."""
+        for _ in range(2):
+            vector = self._complement(vector)
+            vector = vector - (self.basis @ vector) @ self.basis
+        self._basis[len(self)] = vector / _norm(vector)
+
+    def ritz(self, count: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Eigenvalues, ascending, and eigenvectors, as columns, of T or of its leading `count` rows and columns."""
+        count = len(self) if count is None else count
+        return eigh_tridiagonal(np.array(self._alphas[:count]), np.array(self._betas[: count - 1]))
+
+    def residuals(self, vectors: np.ndarray) -> np.ndarray:
+        r"""$\|A y - \theta y\|$ of the Ritz vectors y that eigenvectors of T give, without a product."""
+        return self._betas[-1] * np.abs(vectors[-1])
+
+    def _complement(self, vector: Tensor) -> Tensor:
+        return vector - self._locked @ (self._locked.T @ vector)
+
+    def _require_symmetry(self, couplings: Tensor) -> None:
+        """Only the last two vectors overlap with a product of a symmetric operator; the check costs nothing."""
+        if len(couplings):
+            couplings[-1] -= self._betas[-1]
+            if couplings.abs().max() > self._view.rounding**0.5 * self._scale:
+                refuse_asymmetry(self._view)
+
+
+def advance(view: View, chains: Sequence[Chain]) -> bool:
+    """One step of all chains that can go on, their products together; False if none can."""
+    going = [chain for chain in chains if not chain.full and not chain.exhausted]
+    if going:
+        images = view.matmat(torch.stack([chain.newest for chain in going], 1))
+        for chain, image in zip(going, images.unbind(1), strict=True):
+            chain.extend(image)
+    return bool(going)
+
+
+def _norm(vector: Tensor) -> float:
+    return torch.linalg.vector_norm(precise(vector)).item()

@@ -1,0 +1,58 @@
+"""The randomized range of an operator, and what leaving one test vector out does to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hodiff.estimators.probes import draw
+from hodiff.estimators.results import precise
+from hodiff.estimators.view import View
+
+SMALL = (
+    64  # Up to this size vectors of signs may well be dependent, which must not be taken for a range that is complete.
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Range:
+    r"""$A \Omega = Q R$ for random test vectors $\Omega$, in high precision.
+
+    Where the rank of $A \Omega$ is below the number of test vectors, Q has that many columns, spans all of the range of
+    A with probability one, and `complete` is true.
+    """
+
+    probes: Tensor
+    basis: Tensor
+    triangle: Tensor
+    complete: bool
+    rounding: float
+
+    def left_out(self) -> Tensor:
+        r"""Unit vectors $s_i$ for which $Q (I - s_i s_i^T)$ spans the products of all test vectors but the i-th.
+
+        They are the columns of $R^{-T}$, normalized: $R e_j \perp R^{-T} e_i$ for all other j.
+
+        Returns:
+            Tensor (count, count), the i-th vector as a column.
+        """
+        identity = torch.eye(len(self.triangle), dtype=self.triangle.dtype, device=self.triangle.device)
+        inverse = torch.linalg.solve_triangular(self.triangle, identity, upper=True).T
+        return inverse / torch.linalg.vector_norm(inverse, dim=0)
+
+
+def find_range(view: View, count: int, kind: str, generator: torch.Generator) -> Range:
+    """Draw `count` test vectors, multiply, and orthonormalize, by `count` products."""
+    probes = draw(view, kind, count, generator)
+    while view.n <= SMALL and int(torch.linalg.matrix_rank(precise(probes))) < count:
+        probes = draw(view, kind, count, generator)
+    basis, triangle = torch.linalg.qr(precise(view.matmat(probes)))
+    left, singular, _ = torch.linalg.svd(triangle)
+    rounding = 4 * torch.finfo(view.dtype).eps * singular.norm().item()
+    rank = int((singular > rounding).sum())
+    complete = rank < count
+    if complete:
+        basis, triangle = basis @ left[:, :rank], left[:, :rank].T @ triangle
+    return Range(precise(probes), basis, triangle, complete, rounding)

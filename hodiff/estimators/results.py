@@ -1,0 +1,57 @@
+"""What estimators of one number return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, how far chance may have put it off, and what it cost.
+
+    Attributes:
+        value: The estimate.
+        standard_error: Its standard deviation, estimated from the same probes; 0 where no chance was involved.
+        products: Products with the operator that were made.
+        method: How it was computed; "exact" too where n products were no more than those allowed.
+        truncation: How far stopping early may have put it off, beyond chance; 0 where nothing was stopped.
+    """
+
+    value: float
+    standard_error: float
+    products: int
+    method: str
+    truncation: float = 0.0
+
+    def __float__(self) -> float:
+        return self.value
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalEstimate:
+    """A diagonal, how far chance may have put each entry off, and what it cost.
+
+    Attributes:
+        value: The estimate, (n,), on the operator's device.
+        standard_error: The standard deviation of each entry, (n,), estimated from the same probes; 0 if exact.
+        products: Products with the operator, and with its transpose, that were made.
+        method: How it was computed; "exact" too where n products were no more than those allowed.
+    """
+
+    value: Tensor
+    standard_error: Tensor
+    products: int
+    method: str
+
+
+def mean_and_error(samples: Tensor) -> tuple[float, float]:
+    """Mean of independent samples (k,), and its standard error."""
+    return samples.mean().item(), samples.std().item() / samples.numel() ** 0.5
+
+
+def precise(block: Tensor) -> Tensor:
+    """In float64, where sums and factorizations cost little beside products; in its own dtype where MPS has none."""
+    return block if block.device.type == "mps" else block.to(torch.float64)

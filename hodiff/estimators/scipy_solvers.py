@@ -1,0 +1,119 @@
+"""MINRES, GMRES and LSMR by SciPy, column by column, on the host in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import LinearOperator as ScipyOperator
+from scipy.sparse.linalg import gmres, lsmr, minres
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.estimators.host import host_operator
+from hodiff.estimators.systems import Correction, System, norms_of
+
+LOOK_EVERY = 10  # iterations of MINRES, a product more each time
+
+
+class _Reached(Exception):  # noqa: N818 - it is no error
+    """Carries a solution out of SciPy."""
+
+
+# A column's solution from the operator, the residual, how far to reduce it, the iterations left, and the system.
+Solve = Callable[[ScipyOperator, np.ndarray, float, int, System], np.ndarray]
+
+
+def _minres(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system: System) -> np.ndarray:
+    # Its own test compares the residual with ||A|| ||x||, which may exceed that of the right-hand side a thousandfold.
+    target = reduction * np.linalg.norm(r)
+    count = 0
+
+    def look(x: np.ndarray) -> None:
+        nonlocal count
+        count += 1
+        if count % LOOK_EVERY == 0 and np.linalg.norm(r - A @ x) <= target:
+            raise _Reached(x.copy())
+
+    try:
+        return minres(A, r, rtol=1e-15, maxiter=left, M=_host_preconditioner(system), callback=look)[0]
+    except _Reached as reached:
+        return reached.args[0]
+
+
+def _gmres(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system: System) -> np.ndarray:
+    length = min(system.restart or min(50, system.view.n), left)
+    cycles = -(-left // length)
+    preconditioner = _host_preconditioner(system)
+    return gmres(A, r, rtol=reduction / 2, restart=length, maxiter=cycles, M=preconditioner)[0]
+
+
+def _lsmr(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system: System) -> np.ndarray:
+    return lsmr(A, r, atol=reduction * 1e-3, btol=0.0, conlim=0.0, maxiter=left)[0]
+
+
+def _corrector(solve: Solve) -> Callable[[System, Tensor, Tensor], Correction]:
+    def correct(system: System, residual: Tensor, targets: Tensor) -> Correction:
+        sizes = norms_of(residual) if solve is not _lsmr else normal_residual(system, residual)
+        solutions = []
+        for column, size, target in zip(residual.unbind(1), sizes.tolist(), targets.tolist(), strict=True):
+            counted = _Counted(system)
+            A = host_operator(system.view, counted.apply, torch.float64, counted.apply_transposed)
+            right = column.to("cpu", torch.float64).numpy()
+            solutions.append(solve(A, right, target / size, system.left, system))
+        step = torch.from_numpy(np.stack(solutions, 1)).to(residual.device, residual.dtype)
+        return Correction(step, [None] * len(solutions))
+
+    return correct
+
+
+class _Counted:
+    """The system's products for one column, with iterations counted as products."""
+
+    def __init__(self, system: System):
+        self._system = system
+        self._count = 0
+
+    def apply(self, block: Tensor) -> Tensor:
+        self._count += 1
+        self._system.advance_to(self._count)
+        return self._system.apply(block)
+
+    def apply_transposed(self, block: Tensor) -> Tensor:
+        return transposed(self._system, block)
+
+
+def transposed(system: System, block: Tensor) -> Tensor:
+    """Products with the damped transpose.
+
+    Args:
+        system: The system.
+        block: The columns.
+
+    Returns:
+        The products.
+
+    Raises:
+        InputError: If the operator has no transpose.
+    """
+    image = system.apply_transposed(block)
+    if image is None:
+        raise InputError(
+            'solve: A: method="lsmr" multiplies with the transpose, which this operator does not have; define A.T, or '
+            'use method="gmres" (or "minres" if A is symmetric).'
+        )
+    return image
+
+
+def normal_residual(system: System, residual: Tensor) -> Tensor:
+    r"""Norms of $A^T r$, which vanish where $\|A x - b\|$ is least, be it zero or not."""
+    return norms_of(transposed(system, residual))
+
+
+def _host_preconditioner(system: System) -> ScipyOperator | None:
+    return None if system.precondition is None else host_operator(system.view, system.precondition, torch.float64)
+
+
+CORRECTORS: dict[str, Any] = {"minres": _corrector(_minres), "gmres": _corrector(_gmres), "lsmr": _corrector(_lsmr)}

@@ -1,0 +1,172 @@
+"""The sharpness of a loss: the largest eigenvalue of its Hessian, followed through training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.estimators.arguments import require_amount, require_choice, require_int
+from hodiff.estimators.eigsh import start_block
+from hodiff.estimators.errors import not_converged
+from hodiff.estimators.lanczos import Chain
+from hodiff.estimators.probes import draw, generator_or_default
+from hodiff.estimators.results import precise
+from hodiff.estimators.view import View, view_of
+
+# Noise in a start, of its length, and steps beyond convergence: for an eigenvector that has overtaken it to be met.
+NOISE = 0.1
+PATIENCE = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Sharpness:
+    r"""The largest eigenvalue, and the vector to start from next time.
+
+    Attributes:
+        value: The eigenvalue.
+        vector: Its unit eigenvector, (n,), on the operator's device.
+        residual: $\|A v - \lambda v\|$.
+        converged: Whether the residual is within the tolerance.
+        iterations: Products that the algorithm made.
+        products: Products that were made, that of the residual included.
+        method: "lanczos" or "power".
+    """
+
+    value: float
+    vector: Tensor
+    residual: float
+    converged: bool
+    iterations: int
+    products: int
+    method: str
+
+
+def sharpness(
+    A: Any,
+    *,
+    method: str = "lanczos",
+    start: Tensor | None = None,
+    tol: float = 1e-3,
+    max_iterations: int = 100,
+    throw: bool = True,
+    callback: Callable[[int, float], None] | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+) -> Sharpness:
+    r"""Largest eigenvalue of a symmetric operator, warm-started from an earlier eigenvector.
+
+    $$ \lambda_{\max}(A) = \max_{\|v\| = 1} v^T A v $$
+
+    "lanczos" keeps all vectors (at most `max_iterations` of size n); "power" keeps two and takes many more products. A
+    power iteration goes to the eigenvalue of largest absolute value; where that is negative, it goes on with the
+    operator shifted by it, so that both methods find the same.
+
+    Args:
+        A: A symmetric operator (n, n), as for `trace`.
+        method: "lanczos" or "power".
+        start: Where to start, (n,): the `vector` of the last call. A little noise is added, and a few steps are made
+            beyond convergence, so that an eigenvector that has overtaken it is met: at once if by much, else in the
+            next calls, as each vector has more of it.
+        tol: Residual allowed, relative to the largest absolute eigenvalue met. The eigenvalue's own error is of second
+            order in it.
+        max_iterations: Most products of the algorithm.
+        throw: Whether missing the tolerance raises; else it warns.
+        callback: Called as `callback(iteration, eigenvalue)` after each iteration.
+        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        A `Sharpness`.
+
+    Raises:
+        InputError: If A is no symmetric real operator, `start` does not fit, or an option is out of range.
+        ConvergenceError: If the tolerance is missed and `throw`; `result` is the `Sharpness` so far.
+
+    Example:
+        >>> import torch
+        >>> A = torch.diag(torch.linspace(-2, 1, 100, dtype=torch.float64))
+        >>> first = sharpness(A)
+        >>> again = sharpness(1.01 * A, start=first.vector)
+        >>> round(first.value, 4), round(again.value, 4), again.iterations < first.iterations
+        (1.0, 1.01, True)
+
+    Source: Cohen, Kaur, Li, Kolter, Talwalkar, "Gradient descent on neural networks typically occurs at the edge of
+    stability", ICLR 2021; B. N. Parlett, "The symmetric eigenvalue problem", sections 4.2 and 13.
+    """
+    view = view_of(A, "sharpness")
+    require_choice("sharpness", "method", method, METHODS)
+    require_amount("sharpness", "tol", tol, positive=True)
+    require_int("sharpness", "max_iterations", max_iterations, 1)
+    generator = generator_or_default(generator)
+    vector = start_block(view, start, 1, generator)[:, 0]
+    if start is not None:
+        noise = draw(view, "sphere", 1, generator)[:, 0]
+        vector = vector / torch.linalg.vector_norm(vector) + NOISE * noise / view.n**0.5
+
+    with view.counting(None, progress):
+        value, vector, scale = METHODS[method](view, vector, tol, max_iterations, callback)
+        iterations = view.products
+        vector = vector / torch.linalg.vector_norm(vector)
+        image = precise(view.matmat(vector[:, None])[:, 0])
+    residual = torch.linalg.vector_norm(image - value * precise(vector)).item()
+    converged = residual <= max(2 * tol, 16 * view.rounding) * scale
+    result = Sharpness(value, vector, residual, converged, iterations, view.products, method)
+    if not converged:
+        not_converged(
+            f"sharpness: {method} reached max_iterations={max_iterations} with residual {residual:.2g} of an "
+            f"eigenvalue near {value:.4g}, tol={tol:g} allows {tol * scale:.2g}; raise max_iterations or tol.",
+            result,
+            throw=throw,
+        )
+    return result
+
+
+Callback = Callable[[int, float], None] | None
+
+
+def _lanczos(
+    view: View, start: Tensor, tol: float, max_iterations: int, callback: Callback
+) -> tuple[float, Tensor, float]:
+    chain = Chain(view, start, max_iterations)
+    settled = 0
+    while True:
+        chain.extend(view.matmat(chain.newest[:, None])[:, 0])
+        values, vectors = chain.ritz()
+        if callback is not None:
+            callback(len(chain), float(values[-1]))
+        scale = max(abs(values[0]), abs(values[-1]))
+        settled = settled + 1 if chain.residuals(vectors[:, -1:])[0] <= tol * scale else 0
+        if chain.full or chain.exhausted or settled > PATIENCE:
+            break
+    top = precise(chain.basis).T @ torch.from_numpy(vectors[:, -1]).to(precise(start))
+    return float(values[-1]), top.to(view.dtype), scale
+
+
+def _power(
+    view: View, start: Tensor, tol: float, max_iterations: int, callback: Callback
+) -> tuple[float, Tensor, float]:
+    vector = start / torch.linalg.vector_norm(start)
+    shift, scale, value = 0.0, 0.0, 0.0
+    for iteration in range(1, max_iterations + 1):
+        image = view.matmat(vector[:, None])[:, 0]
+        value = (precise(vector) * precise(image)).sum().item()
+        scale = max(scale, abs(value))
+        residual = torch.linalg.vector_norm(precise(image) - value * precise(vector)).item()
+        if callback is not None:
+            callback(iteration, value)
+        if residual <= tol * scale:
+            if value >= 0 or shift:
+                break
+            # Eigenvalues of A - value I lie above zero, and its largest belongs to the largest of A.
+            shift, vector = -value, start / torch.linalg.vector_norm(start)
+            continue
+        vector = image + shift * vector
+        vector = vector / torch.linalg.vector_norm(vector)
+    return value, vector, scale
+
+
+METHODS = {"lanczos": _lanczos, "power": _power}

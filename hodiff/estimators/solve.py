@@ -1,0 +1,247 @@
+"""Linear systems with an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hodiff.derivatives.trees import describe
+from hodiff.errors import InputError
+from hodiff.estimators import conjugate_gradients, neumann, scipy_solvers
+from hodiff.estimators.arguments import require_amount, require_choice, require_int
+from hodiff.estimators.errors import not_converged
+from hodiff.estimators.exact import matrix_of
+from hodiff.estimators.results import precise
+from hodiff.estimators.systems import Correction, Corrector, System, norms_of, refine
+from hodiff.estimators.view import View, view_of
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    r"""The solution of a linear system, and how well it solves it.
+
+    Attributes:
+        value: The x, in the shape of b.
+        converged: Whether every column meets the tolerance.
+        iterations: Iterations of the column that took most; for "minres", "gmres" and "lsmr" products with A.
+        residual: $\|b - (A + \lambda I) x\|$ of each column, () or (k,), computed from x.
+        products: Products with the operator and its transpose that were made.
+        reason: "converged", or why not, column by column.
+        method: The method.
+    """
+
+    value: Tensor
+    converged: bool
+    iterations: int
+    residual: Tensor
+    products: int
+    reason: str
+    method: str
+
+
+def solve(
+    A: Any,
+    b: Tensor | np.ndarray,
+    *,
+    method: str = "cg",
+    damping: float = 0.0,
+    preconditioner: Any = None,
+    x0: Tensor | np.ndarray | None = None,
+    tol: float | None = None,
+    atol: float = 0.0,
+    max_iterations: int | None = None,
+    restart: int | None = None,
+    step_size: float | None = None,
+    throw: bool = True,
+    callback: Callable[[int, Tensor], None] | None = None,
+    progress: bool = False,
+) -> Solution:
+    r"""Solve a linear system, from products with the operator.
+
+    $$ (A + \lambda I)\, x = b $$
+
+    | method | A | products an iteration | where |
+    |---|---|---|---|
+    | "cg" | symmetric positive definite | 1, all columns together | the operator's device |
+    | "minres" | symmetric | 1 | SciPy, on the host |
+    | "gmres" | square | 1, keeps `restart` vectors | SciPy, on the host |
+    | "lsmr" | any shape: least squares | 1, and 1 with `A.T` | SciPy, on the host |
+    | "neumann" | positive definite, well conditioned | 1, all columns together | the operator's device |
+    | "dense" | square | n products once | the operator's device |
+
+    A column is solved if $\|b - (A + \lambda I) x\| \le \max(\mathrm{tol} \|b\|, \mathrm{atol})$ with the residual
+    computed from x, not the algorithm's own; "lsmr" asks this of $A^T$ times the residual and of $A^T b$. Where the two
+    differ by rounding, a correction is solved for.
+
+    Args:
+        A: An operator (n, n), as for `trace`; for "lsmr" (m, n).
+        b: Right-hand side, (m,), or (m, k) for k systems.
+        method: One of the table's.
+        damping: The $\lambda$, 0 or more.
+        preconditioner: An approximation of the inverse of $A + \lambda I$, positive definite: a callable or an operator
+            for blocks (n, k), or a tensor (n,), the diagonal of a diagonal one. For "cg", "minres" and "gmres".
+        x0: Where to start, in the shape of x, as the solution of a similar system; zeros by default.
+        tol: Relative tolerance, by default 1e-6 in float64, 1e-4 in float32, and six times the rounding of
+            operators of 16 bits.
+        atol: Absolute tolerance.
+        max_iterations: Iterations at most, by default 10 n, but 10,000 at most; a "neumann" series has 1000 terms.
+        restart: Vectors that "gmres" keeps, 50 by default.
+        step_size: The $\alpha$ of "neumann", below $2 / \|A + \lambda I\|$; by default half of that, estimated by 10
+            products.
+        throw: Whether missing the tolerance raises; else it warns.
+        callback: Called as `callback(iterations, residual_norms)`: for "cg" and "neumann" after each iteration with the
+            columns that are still open, else after each correction.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        A `Solution`.
+
+    Raises:
+        InputError: If A is no real operator of a fitting shape, an argument does not match it, an option is out of
+            range or not of this method, or a product is not finite.
+        ConvergenceError: If the tolerance is missed and `throw`; the message says why, `result` is the `Solution`.
+
+    Example:
+        >>> import torch
+        >>> A = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+        >>> solution = solve(A, torch.tensor([3.0, 4.0]))
+        >>> solution.value, solution.iterations
+        (tensor([1.0000, 1.0000]), 2)
+
+    Source: Hestenes, Stiefel, J. Res. NBS 49 (1952); Paige, Saunders, SIAM J. Numer. Anal. 12 (1975); Saad, Schultz,
+    SIAM J. Sci. Stat. Comput. 7 (1986); Fong, Saunders, SIAM J. Sci. Comput. 33 (2011); Lorraine, Vicol, Duvenaud,
+    AISTATS 2020.
+    """
+    require_choice("solve", "method", method, METHODS)
+    view = view_of(A, "solve", square=method != "lsmr")
+    m, n = view.shape
+    right = _block(view, b, "b", m)
+    start = None if x0 is None else _block(view, x0, "x0", n)
+    if start is not None and x0 is not None and (x0.ndim != b.ndim or start.shape[1] != right.shape[1]):
+        raise InputError(f"solve: x0: expected as many columns as b, got shapes {tuple(x0.shape)}, {tuple(b.shape)}.")
+    _require_options(method, m == n, damping, preconditioner, restart, step_size)
+    if max_iterations is None:
+        max_iterations = 1000 if method == "neumann" else min(10 * n, 10_000)
+    require_int("solve", "max_iterations", max_iterations, 1)
+    tol = view.default_tolerance(1e-6) if tol is None else tol
+    require_amount("solve", "tol", tol)
+    require_amount("solve", "atol", atol)
+
+    inverse = _inverse(view, preconditioner)
+    system = System(view, damping, inverse, max_iterations, callback, restart, step_size)
+    measure = scipy_solvers.normal_residual if method == "lsmr" else _residual
+    with view.counting(None, progress):
+        targets = (tol * measure(system, right)).clamp(min=atol)
+        outcome = refine(system, right, start, targets, METHODS[method], measure)
+    single = b.ndim == 1
+    value, norms = outcome.solution, norms_of(outcome.residual)
+    reason = _summary(outcome.reasons)
+    solution = Solution(
+        value[:, 0] if single else value,
+        reason == "converged",
+        system.iterations,
+        norms[0] if single else norms,
+        view.products,
+        reason,
+        method,
+    )
+    if not solution.converged:
+        worst = (norms / norms_of(right).clamp(min=torch.finfo(norms.dtype).tiny)).max().item()
+        not_converged(f"solve: {method}: {reason}. Relative residual {worst:.2g}, tol={tol:g}.", solution, throw=throw)
+    return solution
+
+
+def _residual(system: System, residual: Tensor) -> Tensor:
+    return norms_of(residual)
+
+
+def _dense(system: System, residual: Tensor, targets: Tensor) -> Correction:
+    """By a factorization of the matrix in high precision."""
+    matrix = precise(matrix_of(system.view))
+    matrix.diagonal().add_(system.damping)
+    system.advance_to(system.view.n)
+    step, failed = torch.linalg.solve_ex(matrix, precise(residual))
+    if bool(failed) or not bool(torch.isfinite(step).all()):
+        reason = 'A + damping I is singular; raise damping or use method="lsmr"'
+        return Correction(torch.zeros_like(residual), [reason] * residual.shape[1])
+    return Correction(step.to(residual.dtype), [None] * residual.shape[1])
+
+
+METHODS: dict[str, Corrector] = {
+    "cg": conjugate_gradients.correct,
+    **scipy_solvers.CORRECTORS,
+    "neumann": neumann.correct,
+    "dense": _dense,
+}
+
+
+def _summary(reasons: list[str | None]) -> str:
+    failed = {reason: [k for k, each in enumerate(reasons) if each == reason] for reason in reasons if reason}
+    if not failed:
+        return "converged"
+    if len(reasons) == 1:
+        return next(iter(failed))
+    return "; ".join(f"column {', '.join(map(str, columns))}: {reason}" for reason, columns in failed.items())
+
+
+def _block(view: View, vector: Any, argument: str, rows: int) -> Tensor:
+    """A right-hand side or start as a block of the view's dtype, on its device."""
+    tensor = torch.from_numpy(vector) if isinstance(vector, np.ndarray) and vector.dtype.kind == "f" else vector
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() not in (1, 2):
+        got = describe(vector)
+        raise InputError(f"solve: {argument}: expected a floating-point tensor ({rows},) or ({rows}, k), got {got}.")
+    if tensor.shape[0] != rows or 0 in tensor.shape:
+        raise InputError(f"solve: {argument}: expected shape ({rows},) or ({rows}, k), got {tuple(tensor.shape)}.")
+    if not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"solve: {argument}: expected finite numbers, got inf or nan among them.")
+    return tensor.detach().reshape(rows, -1).to(view.device, view.dtype)
+
+
+def _require_options(
+    method: str, square: bool, damping: Any, preconditioner: Any, restart: Any, step_size: Any
+) -> None:
+    require_amount("solve", "damping", damping)
+    if damping and not square:
+        raise InputError('solve: damping: expected 0 for an operator that is not square; solve A.T @ A by method="cg".')
+    given = {"preconditioner": preconditioner, "restart": restart, "step_size": step_size}
+    takes = {"preconditioner": ("cg", "minres", "gmres"), "restart": ("gmres",), "step_size": ("neumann",)}
+    for name, value in given.items():
+        if value is not None and method not in takes[name]:
+            raise InputError(f"solve: {name}: expected None for method={method!r}; it is for {', '.join(takes[name])}.")
+    if restart is not None:
+        require_int("solve", "restart", restart, 1)
+    if step_size is not None:
+        require_amount("solve", "step_size", step_size, positive=True)
+
+
+def _inverse(view: View, preconditioner: Any) -> Callable[[Tensor], Tensor] | None:
+    """A preconditioner of any kind as a function of blocks, whose results are looked at."""
+    if preconditioner is None:
+        return None
+    apply: Callable[[Tensor], Tensor]
+    if isinstance(preconditioner, Tensor) and preconditioner.shape == (view.n,):
+        scale = preconditioner.detach().to(view.device, view.dtype)[:, None]
+        apply = lambda block: scale * block  # noqa: E731 - a branch of three
+    elif callable(preconditioner) and not hasattr(preconditioner, "__matmul__"):
+        apply = preconditioner
+    else:
+        other = view_of(preconditioner, "solve: preconditioner")
+        if other.shape != view.shape:
+            raise InputError(f"solve: preconditioner: expected an operator {view.shape}, got {other.shape}.")
+        apply = other.matmat
+
+    def checked(block: Tensor) -> Tensor:
+        result = apply(block)
+        if not isinstance(result, Tensor) or result.shape != block.shape:
+            raise InputError(
+                f"solve: preconditioner: expected {tuple(block.shape)} from a block of that shape, got "
+                f"{describe(result)}; pass a tensor ({view.n},), an operator, or a callable of blocks (n, k)."
+            )
+        return result.detach().to(block)
+
+    return checked

@@ -1,0 +1,86 @@
+"""The trace of an operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hodiff.estimators import hutchinson, hutchplusplus, xtrace
+from hodiff.estimators.arguments import require_choice, require_int
+from hodiff.estimators.exact import diagonal_of
+from hodiff.estimators.probes import PROBES, generator_or_default
+from hodiff.estimators.results import Estimate
+from hodiff.estimators.view import view_of
+
+# The algorithm, its own test vectors, and the fewest products that give a standard error.
+METHODS = {
+    "hutchinson": (hutchinson.trace, "rademacher", 2),
+    "hutch++": (hutchplusplus.trace, "rademacher", 4),
+    "xtrace": (xtrace.trace, "sphere", 4),
+}
+
+
+def trace(
+    A: Any,
+    *,
+    method: str = "hutch++",
+    products: int = 100,
+    probes: str | None = None,
+    generator: torch.Generator | None = None,
+    chunk_size: int | str | None = "auto",
+    progress: bool = False,
+) -> Estimate:
+    r"""Trace of a square operator, from products with random vectors.
+
+    $$ \mathrm{tr}\, A = \mathbb{E}\, z^T A z, \qquad \mathbb{E}\, z z^T = I $$
+
+    "hutchinson" averages this, with an error that falls as $m^{-1/2}$ in the number m of products. "hutch++" takes the
+    trace on the range that a third of the products found, and averages on the rest only: the error of a positive
+    semi-definite operator falls as $1/m$. "xtrace" uses every vector for both, and is the best where eigenvalues decay.
+    "exact" multiplies with all n unit vectors, and so do the others if `products` is n or more.
+
+    The terms that "xtrace" averages share their vectors, so that its standard error is low: by a third to a half in our
+    measurements. The true error is small all the same.
+
+    Args:
+        A: A square operator (n, n): a matrix of torch, NumPy or SciPy, a SciPy `LinearOperator`, or any object with
+            `shape`, `dtype`, `device` and `A @ block` for blocks (n, k). It need not be symmetric.
+        method: "hutchinson", "hutch++", "xtrace" or "exact".
+        products: How many products to make, 4 or more (2 for "hutchinson").
+        probes: "rademacher" (signs), "gaussian" or "sphere" (Gaussian, of length $\sqrt n$); by default signs, and
+            "sphere" for "xtrace".
+        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        chunk_size: Vectors multiplied at a time: a positive int, None for all, or "auto" within a memory budget.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        An `Estimate`: `value`, `standard_error`, `products`, `method`.
+
+    Raises:
+        InputError: If A is no square real operator, an option is out of range, or a product is not finite.
+
+    Example:
+        >>> import torch
+        >>> A = torch.diag(torch.logspace(0, -40, 200, dtype=torch.float64))
+        >>> estimate = trace(A, method="xtrace", products=60)
+        >>> bool(abs(estimate.value - A.trace()) < 4 * estimate.standard_error), estimate.standard_error < 1e-4
+        (True, True)
+
+    Source: M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix", Commun. Stat. 18 (1989);
+    Meyer, Musco, Musco, Woodruff, "Hutch++", SOSA 2021; Epperly, Tropp, Webber, "XTrace", SIAM J. Matrix Anal. Appl. 45
+    (2024).
+    """
+    view = view_of(A, "trace", chunk_size=chunk_size)
+    require_choice("trace", "method", method, [*METHODS, "exact"])
+    if probes is not None:
+        require_choice("trace", "probes", probes, PROBES)
+    if method != "exact":
+        algorithm, kind, least = METHODS[method]
+        require_int("trace", "products", products, least)
+    if method == "exact" or products >= view.n:
+        with view.counting(view.n, progress):
+            return Estimate(diagonal_of(view).sum().item(), 0.0, view.products, "exact")
+    with view.counting(products, progress):
+        value, error = algorithm(view, products, probes or kind, generator_or_default(generator))
+    return Estimate(value, error, view.products, method)

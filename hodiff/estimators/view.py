@@ -1,0 +1,173 @@
+"""What estimators see of any operator or matrix: its size, its dtype, and its products, which are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import issparse
+from scipy.sparse.linalg import LinearOperator as ScipyOperator
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from hodiff.derivatives.chunks import resolve_chunk_size, spans, validate_chunk_size
+from hodiff.derivatives.trees import describe
+from hodiff.errors import InputError
+
+Apply = Callable[[Tensor], Tensor]
+
+
+@dataclass(eq=False)
+class View:
+    """An operator as the public function `caller` uses it, with working dtype `dtype` and products counted."""
+
+    caller: str
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    rounding: float
+    chunk_size: int | str | None
+    apply: Apply = field(repr=False)
+    apply_transposed: Apply | None = field(repr=False)
+    products: int = 0
+    bar: Any = field(default=None, repr=False)
+
+    @property
+    def n(self) -> int:
+        """Numbers in a vector."""
+        return self.shape[1]
+
+    def default_tolerance(self, double: float) -> float:
+        """A relative tolerance: `double` in float64, and what products in less precision allow with ease."""
+        return double if self.dtype == torch.float64 else max(1e-4, 6 * self.rounding)
+
+    def matmat(self, block: Tensor) -> Tensor:
+        """The product with each column of a block (n, k)."""
+        return self._by_groups(self.apply, block, self.shape[0])
+
+    def rmatmat(self, block: Tensor) -> Tensor | None:
+        """The transpose's product with each column of a block (m, k); None if the operator has no transpose."""
+        if self.apply_transposed is None:
+            return None
+        try:
+            return self._by_groups(self.apply_transposed, block, self.shape[1])
+        except (NotImplementedError, InputError):
+            # SciPy's and hodiff's transposes exist before they are known to multiply.
+            self.apply_transposed = None
+            return None
+
+    def _by_groups(self, apply: Apply, block: Tensor, rows: int) -> Tensor:
+        count = block.shape[1]
+        if count == 0:
+            return block.new_zeros(rows, 0)
+        size = resolve_chunk_size(self.chunk_size, count, sum(self.shape) * self.dtype.itemsize, self.device)
+        results = []
+        for start, stop in spans(count, size):
+            group = block if size >= count else block[:, start:stop]
+            result = apply(group.to(self.device, self.dtype))
+            self._require_product(result, (rows, stop - start))
+            results.append(result.detach().to(self.device, self.dtype))
+            self.products += stop - start
+            if self.bar is not None:
+                self.bar.update(stop - start)
+        return results[0] if len(results) == 1 else torch.cat(results, 1)
+
+    def _require_product(self, result: Any, shape: tuple[int, int]) -> None:
+        if not isinstance(result, Tensor) or result.shape != shape:
+            raise InputError(
+                f"{self.caller}: A: expected a product of shape {shape} from a block of {shape[1]} columns, "
+                f"got {describe(result)}; define A @ v for blocks (n, k)."
+            )
+        if not bool(torch.isfinite(result).all()):
+            raise InputError(
+                f"{self.caller}: A: expected finite products, got inf or nan in one; look at the values, the gradient "
+                "and the dtype at the point where the operator was made."
+            )
+
+    @contextmanager
+    def counting(self, total: int | None, progress: bool) -> Iterator[None]:
+        """Show products as they are made, `total` of them if that is known."""
+        with tqdm(total=total, unit=" products", disable=not progress) as self.bar:
+            yield
+        self.bar = None
+
+
+def view_of(A: Any, caller: str, *, square: bool = True, chunk_size: int | str | None = "auto") -> View:
+    """Adapt a matrix or an operator.
+
+    Args:
+        A: A matrix (a tensor, a NumPy array, a SciPy sparse matrix), a SciPy `LinearOperator`, or any object with
+            `shape`, `dtype`, `device` and `A @ block`.
+        caller: The public function, for error messages.
+        square: Whether the operator must be square.
+        chunk_size: Columns a product.
+
+    Returns:
+        The view, with no product counted.
+
+    Raises:
+        InputError: If `A` is none of these, is empty, complex or not square, or `chunk_size` does not fit.
+    """
+    validate_chunk_size(chunk_size, caller)
+    if not hasattr(A, "__matmul__") or not hasattr(A, "shape"):
+        raise InputError(
+            f"{caller}: A: expected a matrix, a SciPy LinearOperator or an object with shape, dtype, device and A @ v, "
+            f"got {describe(A)}; wrap a function of vectors in scipy.sparse.linalg.LinearOperator."
+        )
+    shape = tuple(int(size) for size in A.shape)
+    if len(shape) != 2 or min(shape) == 0:
+        raise InputError(f"{caller}: A: expected a matrix with rows and columns, got shape {shape}.")
+    if square and shape[0] != shape[1]:
+        raise InputError(
+            f"{caller}: A: expected a square operator, got shape {shape}; use A.T @ A, the Gauss-Newton operator."
+        )
+    own = _dtype(A, caller)
+    dtype = torch.promote_types(own, torch.float32) if own.is_floating_point else torch.float64
+    apply, transposed, device = _products(A, own if own.is_floating_point else dtype, dtype)
+    # A matrix is multiplied in the working dtype, any other operator in its own.
+    matrix = isinstance(A, (Tensor, np.ndarray)) or issparse(A) or not own.is_floating_point
+    rounding = torch.finfo(dtype if matrix else own).eps
+    return View(caller, (shape[0], shape[1]), dtype, device, rounding, chunk_size, apply, transposed)
+
+
+def _dtype(A: Any, caller: str) -> torch.dtype:
+    """The operator's dtype in torch's words."""
+    dtype = getattr(A, "dtype", None)
+    if not isinstance(dtype, torch.dtype):
+        try:
+            dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+        except TypeError:
+            raise InputError(
+                f"{caller}: A: expected a real operator, got dtype {dtype}; convert it to float64."
+            ) from None
+    if dtype.is_complex:
+        raise InputError(
+            f"{caller}: A: expected a real operator, got dtype {dtype}; pass [[Re A, -Im A], [Im A, Re A]]."
+        )
+    return dtype
+
+
+def _products(A: Any, own: torch.dtype, dtype: torch.dtype) -> tuple[Apply, Apply | None, torch.device]:
+    """How to multiply in torch with `A`, with its transpose where it has one, and on which device."""
+    if isinstance(A, Tensor):
+        matrix = A.detach().to(dtype)
+        return matrix.matmul, matrix.T.matmul, A.device
+    transpose = getattr(A, "T", None)
+    if isinstance(A, (np.ndarray, ScipyOperator)) or issparse(A) or not isinstance(A.dtype, torch.dtype):
+        host = torch.device("cpu")
+        return _through_numpy(A), None if transpose is None else _through_numpy(transpose), host
+    device = torch.device(getattr(A, "device", "cpu"))
+    return _in_dtype(A, own), None if transpose is None else _in_dtype(transpose, own), device
+
+
+def _through_numpy(A: Any) -> Apply:
+    """SciPy's operators say dtype int8 if nobody told them, so that vectors stay in the working dtype."""
+    return lambda block: torch.from_numpy(np.ascontiguousarray(A @ block.numpy()))
+
+
+def _in_dtype(A: Any, dtype: torch.dtype) -> Apply:
+    return lambda block: A @ block.to(dtype)

@@ -1,0 +1,10 @@
+"""Pictures: derivatives and their graphs, spectra, Hessians and loss landscapes."""
+
+from hodiff.plot.derivatives import derivatives as derivatives
+from hodiff.plot.graph import COLOURS as COLOURS
+from hodiff.plot.graph import RAISES as RAISES
+from hodiff.plot.graph import graph as graph
+from hodiff.plot.landscape import loss_landscape as loss_landscape
+from hodiff.plot.matrices import hessian as hessian
+from hodiff.plot.spectra import eigenvalues as eigenvalues
+from hodiff.plot.spectra import spectral_density as spectral_density

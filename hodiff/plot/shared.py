@@ -1,0 +1,60 @@
+"""What pictures share: optional packages, axes, and the one number that a drawn function returns."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hodiff.errors import HodiffError, InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def require_package(module: str, function: str, remedy: str) -> Any:
+    """Import an optional package.
+
+    Args:
+        module: The module to import.
+        function: The public function, for the error message.
+        remedy: How to get the package.
+
+    Returns:
+        The module.
+
+    Raises:
+        HodiffError: If it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise HodiffError(f"{function}: needs {module.partition('.')[0]}, which is not installed; {remedy}.") from None
+
+
+def axes_or_new(ax: Axes | None, function: str) -> Axes:
+    """The user's axes, or those of a new figure."""
+    if ax is not None:
+        return ax
+    pyplot = require_package("matplotlib.pyplot", function, 'pip install "hodiff[plot]"')
+    return pyplot.subplots(layout="constrained")[1]
+
+
+def one_number(function: str, y: Any) -> Tensor:
+    """The result of a drawn function as a tensor of shape ().
+
+    Args:
+        function: The public function, for the error message.
+        y: The result.
+
+    Returns:
+        The result.
+
+    Raises:
+        InputError: If it is not one real floating-point number.
+    """
+    if isinstance(y, Tensor) and y.numel() == 1 and y.is_floating_point():
+        return y.reshape(()) if y.dim() else y
+    got = f"shape {tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
+    raise InputError(f"{function}: f: expected one real floating-point number in a tensor, got {got}.")

@@ -1,0 +1,246 @@
+"""Linear systems by every method against NumPy, and every way in which they can fail."""
+
+import numpy as np
+import pytest
+import torch
+from estimators.matrices import Wrapped, spread, symmetric
+
+from hodiff import HodiffWarning, InputError
+from hodiff.estimators import ConvergenceError, solve
+
+N = 100
+POSITIVE = symmetric(torch.logspace(0, -2, N, dtype=torch.float64))
+INDEFINITE = symmetric(torch.cat([spread(50, -1, -0.1), spread(50, 0.1, 1)]))
+GENERAL = torch.eye(N, dtype=torch.float64) + 0.3 * torch.triu(symmetric(spread(N, -1)))
+B = torch.randn(N, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+METHODS = {
+    "cg": POSITIVE,
+    "minres": INDEFINITE,
+    "gmres": GENERAL,
+    "lsmr": GENERAL,
+    "neumann": POSITIVE,
+    "dense": GENERAL,
+}
+
+
+def by_numpy(A, b, damping=0.0):
+    return torch.from_numpy(np.linalg.solve((A + damping * torch.eye(N, dtype=torch.float64)).numpy(), b.numpy()))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("damping", [0.0, 0.05])
+@pytest.mark.parametrize("b", [B, B[:, 0], B[:, :1]], ids=["block", "vector", "one column"])
+def test_against_numpy(method, damping, b):
+    A = Wrapped(METHODS[method]) if method != "lsmr" else METHODS[method]
+    solution = solve(A, b, method=method, damping=damping, tol=1e-8, max_iterations=5000)
+    exact = by_numpy(METHODS[method], b, damping)
+    assert solution.value.shape == b.shape
+    assert (solution.value - exact).norm() < 3e-6 * exact.norm()
+    residual = (METHODS[method] + damping * torch.eye(N, dtype=torch.float64)) @ solution.value - b
+    torch.testing.assert_close(solution.residual, residual.norm(dim=0), rtol=1e-3, atol=1e-12)
+    assert solution.residual.shape == b.shape[1:]
+    if method != "lsmr":
+        assert (residual.norm(dim=0) <= 1e-8 * b.norm(dim=0)).all()
+        assert solution.products == A.products
+    assert (solution.converged, solution.reason, solution.method) == (True, "converged", method)
+    assert 0 < solution.iterations <= 5000
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_float32(method):
+    solution = solve(METHODS[method].float(), B.float(), method=method, damping=0.05)
+    assert solution.value.dtype == torch.float32
+    exact = by_numpy(METHODS[method], B, 0.05)
+    assert (solution.value.double() - exact).norm() < 2e-3 * exact.norm()
+
+
+def test_a_converged_float32_solution_has_the_residual_it_claims():
+    # The residual of the recurrence goes on falling after that of the solution has stopped.
+    A = symmetric(torch.logspace(0, -4, N, dtype=torch.float64)).float()
+    with pytest.warns(HodiffWarning, match="stagnated at the rounding of the operator|reached max_iterations"):
+        solution = solve(A, B.float(), tol=1e-12, throw=False)
+    true = (A.double() @ solution.value.double() - B.float().double()).norm(dim=0)
+    assert not solution.converged
+    torch.testing.assert_close(solution.residual.double(), true, rtol=0.5, atol=0)
+
+
+def test_corrections_reach_what_one_run_of_conjugate_gradients_does_not():
+    A = symmetric(torch.logspace(0, -5, N, dtype=torch.float64))
+    solution = solve(A, B[:, 0], tol=1e-11, max_iterations=5000)
+    assert ((A @ solution.value - B[:, 0]).norm() / B[:, 0].norm()).item() <= 1.1e-11
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_warm_start_takes_fewer_iterations(method):
+    A = METHODS[method]
+    options = {"method": method, "damping": 0.05}
+    cold = solve(A, B, **options)
+    start = cold.value + 1e-4 * B
+    warm = solve(A, B, x0=start, **options)
+    assert warm.converged
+    if method == "dense":
+        return
+    assert warm.iterations < cold.iterations
+    at_once = solve(A, B, x0=by_numpy(A, B, 0.05), **options)
+    assert at_once.iterations == 0
+    assert at_once.products <= 9
+
+
+def test_columns_stop_one_by_one():
+    A = Wrapped(POSITIVE)
+    eigenvector = torch.linalg.eigh(POSITIVE).eigenvectors[:, -1]
+    b = torch.stack([eigenvector, B[:, 0], torch.zeros(N)], 1)
+    solution = solve(A, b)
+    alone = solve(POSITIVE, B[:, 0])
+    assert solution.iterations == alone.iterations
+    # One iteration of the first column, none of the last, and a true residual of each.
+    assert A.products == alone.products + 2
+    assert not solution.value[:, 2].any()
+
+
+def test_each_column_as_alone():
+    together = solve(POSITIVE, B, tol=1e-9).value
+    alone = torch.stack([solve(POSITIVE, b, tol=1e-9).value for b in B.unbind(1)], 1)
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
+
+
+def test_conjugate_gradients_end_after_as_many_steps_as_eigenvalues():
+    A = symmetric(torch.tensor([1.0, 2.0, 5.0, 9.0], dtype=torch.float64).repeat(25))
+    assert solve(A, B, tol=1e-10).iterations == 4
+
+
+def test_negative_curvature_is_named():
+    message = (
+        r"solve: cg: negative curvature met at iteration \d+: A \+ damping I is not positive definite; raise damping "
+        r'or use method="minres"'
+    )
+    with pytest.raises(ConvergenceError, match=message) as caught:
+        solve(INDEFINITE, B[:, 0])
+    assert not caught.value.result.converged
+    with pytest.raises(ConvergenceError, match=r"negative curvature met at iteration 1:"):
+        solve(-POSITIVE, B[:, 0])
+    with pytest.warns(HodiffWarning, match="negative curvature") as record:
+        solution = solve(torch.diag(torch.cat([torch.ones(50), -torch.ones(50)])), B.float(), throw=False)
+    assert record[0].filename == __file__
+    assert "negative curvature" in solution.reason
+
+
+def test_one_bad_column_does_not_spoil_the_others():
+    A = torch.diag(torch.cat([torch.ones(50), -torch.ones(50)]).double())
+    good, bad = torch.zeros(N, dtype=torch.float64), torch.zeros(N, dtype=torch.float64)
+    good[:50], bad[50:] = 1.0, 1.0
+    with pytest.warns(HodiffWarning, match="column 1: negative curvature"):
+        solution = solve(A, torch.stack([good, bad], 1), throw=False)
+    torch.testing.assert_close(solution.value[:, 0], good)
+    assert solution.residual[0] == 0
+    assert not solution.converged
+
+
+@pytest.mark.parametrize("method", ["cg", "minres", "gmres", "lsmr", "neumann"])
+def test_too_few_iterations(method):
+    with pytest.raises(ConvergenceError, match=f"solve: {method}: reached max_iterations=2; raise it"):
+        solve(METHODS[method], B[:, 0], method=method, max_iterations=2)
+
+
+def test_neumann_diverges_with_a_long_step():
+    with pytest.raises(ConvergenceError, match=r"solve: neumann: diverged with step_size=3; lower it"):
+        solve(POSITIVE, B[:, 0], method="neumann", step_size=3.0)
+    with pytest.raises(ConvergenceError, match=r"solve: neumann: diverged"):
+        solve(INDEFINITE, B[:, 0], method="neumann")
+    terms = []
+    with pytest.warns(HodiffWarning, match="reached max_iterations=4"):
+        solution = solve(
+            POSITIVE,
+            B[:, 0],
+            method="neumann",
+            step_size=0.5,
+            max_iterations=4,
+            throw=False,
+            callback=lambda iteration, norms: terms.append(iteration),
+        )
+    term, total = B[:, 0], torch.zeros(N, dtype=torch.float64)
+    for _ in range(4):
+        total, term = total + 0.5 * term, term - 0.5 * POSITIVE @ term
+    torch.testing.assert_close(solution.value, total)
+    assert terms == [1, 2, 3, 4, 4]
+
+
+def test_dense_of_a_singular_matrix():
+    with pytest.raises(ConvergenceError, match=r"solve: dense: A \+ damping I is singular"):
+        solve(torch.diag(torch.tensor([1.0, 0.0])), torch.ones(2), method="dense")
+    torch.testing.assert_close(
+        solve(torch.diag(torch.tensor([1.0, 0.0])), torch.ones(2), method="dense", damping=1.0).value,
+        torch.tensor([0.5, 1.0]),
+    )
+
+
+def test_least_squares():
+    for A in (B, B.T):
+        b = torch.ones(len(A), dtype=torch.float64)
+        solution = solve(A, b, method="lsmr", tol=1e-10)
+        expected = np.linalg.lstsq(A.numpy(), b.numpy())[0]
+        torch.testing.assert_close(solution.value, torch.from_numpy(expected), rtol=1e-7, atol=1e-9)
+        assert solution.residual == pytest.approx(np.linalg.norm(A.numpy() @ expected - b.numpy()), abs=1e-8)
+    singular = torch.diag(torch.cat([torch.ones(50), torch.zeros(50)]).double())
+    assert solve(singular, B, method="lsmr").value[50:].abs().max() == 0
+
+
+def test_least_squares_needs_the_transpose():
+    with pytest.raises(InputError, match='solve: A: method="lsmr" multiplies with the transpose'):
+        solve(Wrapped(GENERAL), B, method="lsmr")
+
+
+def test_callback_and_progress(capsys):
+    seen = []
+    solution = solve(POSITIVE, B, callback=lambda iteration, norms: seen.append((iteration, norms)), progress=True)
+    assert [iteration for iteration, _ in seen[: solution.iterations]] == list(range(1, solution.iterations + 1))
+    assert len(seen[0][1]) == 3
+    assert "products" in capsys.readouterr().err
+
+
+def test_absolute_tolerance():
+    loose = solve(POSITIVE, B, tol=0.0, atol=0.1)
+    assert ((POSITIVE @ loose.value - B).norm(dim=0) <= 0.1).all()
+    assert loose.iterations < solve(POSITIVE, B).iterations
+
+
+def test_numpy_right_hand_sides():
+    solution = solve(POSITIVE.numpy(), B.numpy(), x0=np.zeros((N, 3)))
+    torch.testing.assert_close(solution.value, by_numpy(POSITIVE, B), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("b", "options", "message"),
+    [
+        (torch.ones(29), {}, r"solve: b: expected shape \(30,\) or \(30, k\), got \(29,\)"),
+        (torch.ones(30, 2, 2), {}, r"solve: b: expected a floating-point tensor \(30,\) or \(30, k\), got"),
+        (torch.ones(30, dtype=torch.int64), {}, "solve: b: expected a floating-point tensor"),
+        ({"weight": torch.ones(30)}, {}, "solve: b: expected a floating-point tensor"),
+        (torch.ones(30, 0), {}, "solve: b: expected shape"),
+        (torch.full((30,), torch.inf), {}, "solve: b: expected finite numbers"),
+        (torch.ones(30), {"x0": torch.ones(29)}, "solve: x0: expected shape"),
+        (torch.ones(30), {"x0": torch.ones(30, 1)}, "solve: x0: expected as many columns as b"),
+        (torch.ones(30, 2), {"x0": torch.ones(30, 3)}, "solve: x0: expected as many columns as b"),
+        (torch.ones(30), {"method": "lu"}, "solve: method: expected one of 'cg', 'minres'"),
+        (torch.ones(30), {"damping": -0.1}, "solve: damping: expected a nonnegative"),
+        (torch.ones(30), {"tol": -1}, "solve: tol: expected a nonnegative"),
+        (torch.ones(30), {"atol": "small"}, "solve: atol: expected a nonnegative"),
+        (torch.ones(30), {"max_iterations": 0}, "solve: max_iterations: expected an int of 1"),
+        (torch.ones(30), {"restart": 5}, "solve: restart: expected None for method='cg'; it is for gmres"),
+        (torch.ones(30), {"method": "gmres", "restart": 0}, "solve: restart: expected an int of 1"),
+        (torch.ones(30), {"step_size": 0.1}, "solve: step_size: expected None for method='cg'"),
+        (torch.ones(30), {"method": "neumann", "step_size": 0.0}, "solve: step_size: expected a positive"),
+        (torch.ones(30), {"method": "dense", "preconditioner": torch.ones(30)}, "solve: preconditioner: expected None"),
+        (torch.ones(30), {"preconditioner": torch.eye(29)}, r"solve: preconditioner|size|shape"),
+        (torch.ones(30), {"preconditioner": lambda block: block[0]}, "solve: preconditioner: expected"),
+        (torch.ones(30), {"preconditioner": 3.0}, "solve: preconditioner: A: expected a matrix"),
+    ],
+)
+def test_refuses(b, options, message):
+    with pytest.raises(InputError, match=message):
+        solve(torch.eye(30), b, **options)
+
+
+def test_refuses_damping_of_least_squares_that_are_not_square():
+    with pytest.raises(InputError, match="solve: damping: expected 0 for an operator that is not square"):
+        solve(B, torch.ones(N), method="lsmr", damping=0.1)
