@@ -1,0 +1,119 @@
+"""Minimisers as differentiable functions of the objective's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.derivatives.trees import PyTree, describe
+from hodiff.errors import InputError
+from hodiff.implicit.solution import Settings, implicit_function, require_callable
+
+
+def argmin(
+    objective: Callable[..., Any],
+    solver: Callable[..., Any],
+    *,
+    linear_solver: str | Callable[..., Any] = "auto",
+    tol: float | None = None,
+    max_iterations: int | None = None,
+    residual_tol: float | None = None,
+    has_aux: bool = False,
+    check: bool = True,
+    throw: bool = False,
+    correct: bool = True,
+) -> Callable[..., Any]:
+    r"""Make the minimiser that a solver finds a differentiable function of the objective's parameters.
+
+    The root of $\nabla_x f(x, p)$, so that with the Hessian $H = \nabla^2_x f$
+
+    $$ \dot x = -H^{-1} \, \partial_p \nabla_x f \, \dot p, \qquad
+       \bar p = -(\partial_p \nabla_x f)^\top H^{-1} \bar x. $$
+
+    Any stationary point where $H$ is regular will do; that it is a minimum is the solver's business.
+
+    Args:
+        objective: `objective(x, *params)`, a tensor of shape `()`; with `has_aux`, `(value, aux)`. What is to be
+            differentiated must be among `params`.
+        solver: `solver(objective, x0, *params) -> x`, for example `hodiff.implicit.scipy_minimize()` or
+            `hodiff.implicit.torch_optimizer(torch.optim.Adam, steps=1000, lr=0.1)`; `hodiff.implicit.stationary`
+            makes one of a solver for roots.
+        linear_solver: As for `hodiff.implicit.root`, with $J = H$; "cg" fits minima. "auto" takes "minres" beyond 1024
+            unknowns.
+        tol: As for `root`.
+        max_iterations: As for `root`.
+        residual_tol: The norm of the gradient, over $\max(1, \lVert x \rVert)$, above which the solver's result is not
+            stationary; by default $\sqrt\varepsilon$ of the dtype.
+        has_aux: As for `root`.
+        check: As for `root`.
+        throw: As for `root`.
+        correct: As for `root`.
+
+    Returns:
+        The function `(x0, *params) -> x`, or `(x, aux)`, differentiable in `params`; see `root`.
+
+    Raises:
+        InputError: As for `root`, and if the objective is not one number.
+
+    Example:
+        >>> import torch
+        >>> from hodiff.implicit import argmin, scipy_minimize
+        >>> ridge = argmin(lambda x, p: ((x - 3) ** 2 + p * x**2).sum(), scipy_minimize())
+        >>> p = torch.tensor(2.0, dtype=torch.float64)
+        >>> x, slope = torch.func.vjp(lambda p: ridge(torch.zeros_like(p), p), p)
+        >>> x, slope(torch.ones_like(x))[0]
+        (tensor(1.0000, dtype=torch.float64), tensor(-0.3333, dtype=torch.float64))
+
+    Source: M. Blondel et al., "Efficient and modular implicit differentiation", NeurIPS 2022, equation 2.
+    """
+    require_callable("argmin", objective=objective, solver=solver)
+    settings = Settings(linear_solver, tol, max_iterations, residual_tol, has_aux, check, throw, correct)
+    return implicit_function("argmin", objective, solver, lambda f: gradient("argmin", f), settings, symmetric=True)
+
+
+def gradient(caller: str, objective: Callable[..., Any]) -> Callable[..., PyTree]:
+    """The gradient in the first argument, of what must be one number.
+
+    Args:
+        caller: The public function, for the message.
+        objective: The function.
+
+    Returns:
+        The function of the same arguments.
+    """
+
+    def number(*args: Any) -> Tensor:
+        value = objective(*args)
+        if not isinstance(value, Tensor) or value.shape != () or not value.is_floating_point():
+            raise InputError(
+                f"{caller}: objective: expected one real number, a tensor of shape (), got {describe(value)}; reduce "
+                "it with .sum() or .mean(), or pass has_aux=True if it returns (value, aux)."
+            )
+        return value
+
+    return torch.func.grad(number)
+
+
+def stationary(solver: Callable[..., Any]) -> Callable[..., Any]:
+    r"""Make a solver for `argmin` of a solver for roots, which is given $\nabla_x f$.
+
+    Args:
+        solver: `solver(residual, x0, *params) -> x`.
+
+    Returns:
+        The solver `(objective, x0, *params) -> x`.
+
+    Example:
+        >>> import torch
+        >>> from hodiff.implicit import argmin, newton, stationary
+        >>> argmin(lambda x, p: (x - p) ** 4 / 4 + x * x, stationary(newton()))(torch.zeros(()), torch.tensor(3.0))
+        tensor(1.5438)
+    """
+
+    def solve(objective: Callable[..., Any], x0: PyTree, *params: Any) -> PyTree:
+        return solver(gradient("stationary", objective), x0, *params)
+
+    return solve

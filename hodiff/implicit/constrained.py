@@ -1,0 +1,184 @@
+"""Minimisers under constraints: equalities by their multipliers, convex sets by projection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.derivatives.trees import PyTree, flatten_primals
+from hodiff.errors import InputError
+from hodiff.implicit.argmin import gradient
+from hodiff.implicit.fixed_point import fixed_point
+from hodiff.implicit.iteration import anderson
+from hodiff.implicit.newton import newton
+from hodiff.implicit.root import root
+from hodiff.implicit.solution import require_callable, require_positive
+
+
+def equality_argmin(
+    objective: Callable[..., Any],
+    equality: Callable[..., Any],
+    solver: Callable[..., Any] | None = None,
+    **options: Any,
+) -> Callable[..., Any]:
+    r"""Make a minimiser under equality constraints, and its multipliers, differentiable functions of the parameters.
+
+    The root of the Karush-Kuhn-Tucker conditions
+
+    $$ \nabla_x f(x, p) + \partial_x h(x, p)^\top y = 0, \qquad h(x, p) = 0, $$
+
+    a symmetric, indefinite system in $(x, y)$. It holds at every stationary point; that it is a minimum is the solver's
+    business, or that of convexity.
+
+    Args:
+        objective: `objective(x, *params)`, a tensor of shape `()`.
+        equality: `equality(x, *params)`, a tensor or pytree of tensors that vanishes where the constraints hold, of the
+            dtype of `x`. Their gradients must be independent.
+        solver: Solver for roots, given the conditions as a residual of the pair `(x, y)`; by default `newton()`, which
+            needs one step for a quadratic program.
+        **options: Those of `hodiff.implicit.root`, but `symmetric` and `has_aux`.
+
+    Returns:
+        The function `(x0, *params) -> (x, y)`, differentiable in `params`; see `root`. `y` has the structure of what
+        `equality` returns.
+
+    Raises:
+        InputError: As for `root`.
+
+    Example:
+        >>> import torch
+        >>> nearest = equality_argmin(lambda x, s: (x * x).sum() / 2, lambda x, s: x.sum() - s)
+        >>> x, y = nearest(torch.zeros(4), torch.tensor(2.0))
+        >>> x, y
+        (tensor([0.5000, 0.5000, 0.5000, 0.5000]), tensor(-0.5000))
+
+    Source: J. Nocedal & S. Wright, "Numerical optimization", 2nd ed., 2006, equation 18.3; its derivative: B. Amos &
+    J. Kolter, "OptNet", 2017, section 3.1.
+    """
+    require_callable("equality_argmin", objective=objective, equality=equality)
+    for name in ("symmetric", "has_aux"):
+        if name in options:
+            raise InputError(f"equality_argmin: {name}: expected none, got {options[name]!r}; leave it out.")
+
+    def conditions(point: tuple[PyTree, PyTree], *params: Any) -> tuple[PyTree, PyTree]:
+        x, y = point
+        held, pullback = torch.func.vjp(lambda x: equality(x, *params), x)[:2]
+        slope = gradient("equality_argmin", objective)(x, *params)
+        return pytree.tree_map(torch.add, slope, pullback(y)[0]), held
+
+    solution = root(conditions, newton(symmetric=True) if solver is None else solver, symmetric=True, **options)
+
+    def solve(x0: PyTree, *params: Any) -> tuple[PyTree, PyTree]:
+        flatten_primals(x0, "equality_argmin", "x0")
+        multipliers = pytree.tree_map_only(Tensor, torch.zeros_like, equality(x0, *params))
+        flatten_primals(multipliers, "equality_argmin", "equality: result")
+        return solution((x0, multipliers), *params)
+
+    return solve
+
+
+def proximal_argmin(
+    objective: Callable[..., Any],
+    proximal: Callable[..., Any],
+    solver: Callable[..., Any] | None = None,
+    *,
+    step_size: float = 1.0,
+    **options: Any,
+) -> Callable[..., Any]:
+    r"""Make the minimiser of a smooth and a simple function, $f(x, p) + g(x, p)$, differentiable in the parameters.
+
+    The fixed point, for any step size $t > 0$, of the proximal gradient step
+
+    $$ x = \operatorname{prox}_{t g}(x - t \nabla_x f(x, p)). $$
+
+    Args:
+        objective: The smooth function, `objective(x, *params)`, a tensor of shape `()`.
+        proximal: `proximal(x, step_size, *params)`, the proximal map of $t g$; for the lasso
+            `lambda x, t, lam: hodiff.functions.soft_threshold(x, t * lam)`.
+        solver: Solver for fixed points; by default `anderson()`.
+        step_size: $t$, at most $1 / L$ for the plain iteration to converge, with $L$ the largest eigenvalue of the
+            Hessian.
+        **options: Those of `hodiff.implicit.fixed_point`.
+
+    Returns:
+        The function `(x0, *params) -> x`, differentiable in `params` where the proximal map is; see `root`.
+
+    Raises:
+        InputError: As for `fixed_point`.
+
+    Example:
+        >>> import torch
+        >>> from hodiff.functions import soft_threshold
+        >>> distance = lambda x, b, lam: ((x - b) ** 2).sum() / 2
+        >>> lasso = proximal_argmin(distance, lambda x, t, b, lam: soft_threshold(x, t * lam))
+        >>> lasso(torch.zeros(3), torch.tensor([3.0, -2.0, 0.5]), torch.tensor(1.0))
+        tensor([ 2., -1.,  0.])
+
+    Source: Q. Bertrand et al., "Implicit differentiation of lasso-type models", ICML 2020, section 3; M. Blondel et
+    al., "Efficient and modular implicit differentiation", NeurIPS 2022, section 2.2.
+    """
+    require_callable("proximal_argmin", objective=objective, proximal=proximal, solver=solver or anderson)
+    require_positive("proximal_argmin", step_size=step_size)
+    slope = gradient("proximal_argmin", objective)
+
+    def step(x: PyTree, *params: Any) -> PyTree:
+        return proximal(
+            pytree.tree_map(lambda x, g: x - step_size * g, x, slope(x, *params)),
+            step_size,
+            *params,
+        )
+
+    found = anderson() if solver is None else solver
+
+    def solve(step: Callable[..., PyTree], x0: PyTree, *params: Any) -> PyTree:
+        # Solvers combine points; one more step puts zeros and bounds exactly where they belong.
+        return step(found(step, x0, *params), *params)
+
+    return fixed_point(step, solve, **options)
+
+
+def projected_argmin(
+    objective: Callable[..., Any],
+    projection: Callable[..., Any],
+    solver: Callable[..., Any] | None = None,
+    *,
+    step_size: float = 1.0,
+    **options: Any,
+) -> Callable[..., Any]:
+    r"""Make a minimiser in a convex set, given by its projection $P$, differentiable in the parameters.
+
+    $$ x = P(x - t \nabla_x f(x, p), p) $$
+
+    Args:
+        objective: `objective(x, *params)`, a tensor of shape `()`.
+        projection: `projection(x, *params)`: a clamp for a box, `hodiff.functions.project_simplex` for a simplex. The
+            set may depend on the parameters.
+        solver: As for `proximal_argmin`.
+        step_size: As for `proximal_argmin`.
+        **options: As for `proximal_argmin`.
+
+    Returns:
+        The function `(x0, *params) -> x`, differentiable in `params` where the projection is; see `root`.
+
+    Raises:
+        InputError: As for `fixed_point`.
+
+    Example:
+        >>> import torch
+        >>> distance = lambda x, b: ((x - b) ** 2).sum() / 2
+        >>> in_box = projected_argmin(distance, lambda x, b: x.clamp(0, 1))
+        >>> in_box(torch.zeros(2), torch.tensor([0.5, 3.0]))
+        tensor([0.5000, 1.0000])
+        >>> torch.func.grad(lambda b: in_box(torch.zeros(2), b)[0])(torch.tensor([0.5, 3.0]))[0]
+        tensor(1.)
+
+    Source: M. Blondel et al., "Efficient and modular implicit differentiation", NeurIPS 2022, equation 9.
+    """
+    require_callable("projected_argmin", objective=objective, projection=projection)
+    return proximal_argmin(
+        objective, lambda x, _, *params: projection(x, *params), solver, step_size=step_size, **options
+    )

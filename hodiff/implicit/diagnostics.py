@@ -1,0 +1,38 @@
+"""How trouble with a solution or a linear solve is told: a warning, or an error where the user wants one."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from hodiff.errors import ConvergenceError, HodiffWarning
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """Says what went wrong, in the name of the public function.
+
+    Attributes:
+        caller: The public function.
+        check: Whether to say anything.
+        throw: Whether to raise instead of warning.
+    """
+
+    caller: str
+    check: bool
+    throw: bool
+
+    def __call__(self, message: str) -> None:
+        """Raise or warn."""
+        if not self.check:
+            return
+        if self.throw:
+            raise ConvergenceError(f"{self.caller}: {message}")
+        warnings.warn(f"{self.caller}: {message}", HodiffWarning, stacklevel=2)
+
+
+def rounding(dtype: torch.dtype, power: float) -> float:
+    """A power of the rounding unit, the scale of every default tolerance."""
+    return torch.finfo(dtype).eps ** power

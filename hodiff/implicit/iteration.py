@@ -1,0 +1,115 @@
+"""Solvers for fixed points: plain iteration, and Anderson's acceleration of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.derivatives.trees import PyTree
+from hodiff.implicit.diagnostics import rounding
+from hodiff.implicit.ravel import Ravel
+from hodiff.implicit.solution import require_positive
+
+
+def picard(*, tol: float | None = None, max_iterations: int = 1000, damping: float = 1.0) -> Callable[..., Any]:
+    r"""Iterate until it stands still: $x \leftarrow x + d \, (s(x) - x)$.
+
+    Args:
+        tol: Norm of $s(x) - x$, over $\max(1, \lVert x \rVert)$, to reach; by default $\varepsilon^{2/3}$ of the dtype.
+        max_iterations: Most steps; `hodiff.implicit.fixed_point` says whether they were enough.
+        damping: The factor $d$.
+
+    Returns:
+        The solver `(step, x0, *params) -> x`, for `fixed_point`.
+
+    Example:
+        >>> import torch
+        >>> picard()(lambda x, p: torch.cos(p * x), torch.tensor(1.0), torch.tensor(1.0))
+        tensor(0.7391)
+
+    Source: E. Picard, "Mémoire sur la théorie des équations aux dérivées partielles", 1890, chapter V.
+    """
+    require_positive("picard", tol=tol, max_iterations=max_iterations, damping=damping)
+    return _iterate(tol, max_iterations, lambda: lambda x, f: x + damping * f)
+
+
+def anderson(
+    *, tol: float | None = None, max_iterations: int = 1000, memory: int = 5, damping: float = 1.0
+) -> Callable[..., Any]:
+    r"""Anderson acceleration: the step from the affine combination of the last points that stands most still.
+
+    Where the step grows instead, it goes back and begins anew.
+
+    With $f_k = s(x_k) - x_k$ and the columns $\Delta X, \Delta F$ of the last differences,
+
+    $$ x_{k+1} = x_k + d f_k - (\Delta X + d \Delta F)\, \gamma,
+       \qquad \gamma = \arg\min \lVert f_k - \Delta F \gamma \rVert. $$
+
+    Args:
+        tol: As for `picard`.
+        max_iterations: As for `picard`.
+        memory: How many differences to keep.
+        damping: The factor $d$.
+
+    Returns:
+        The solver `(step, x0, *params) -> x`, for `fixed_point`.
+
+    Example:
+        >>> import torch
+        >>> anderson()(lambda x, p: torch.cos(p * x), torch.tensor(1.0), torch.tensor(1.0))
+        tensor(0.7391)
+
+    Source: H. Walker & P. Ni, "Anderson acceleration for fixed-point iterations", SIAM J. Numer. Anal. 49 (2011),
+    equation 2.2.
+    """
+    require_positive("anderson", tol=tol, max_iterations=max_iterations, memory=memory, damping=damping)
+
+    def updates() -> Callable[[Tensor, Tensor], Tensor]:
+        points: list[Tensor] = []
+        steps: list[Tensor] = []
+
+        def update(x: Tensor, f: Tensor) -> Tensor:
+            if len(points) > 1 and f.norm() > steps[-1].norm():
+                # At a kink of the map, what was learnt before it misleads: go back, and begin anew.
+                x, f = points[-1], steps[-1]
+                points.clear()
+                steps.clear()
+            points.append(x)
+            steps.append(f)
+            del points[: -int(memory) - 1], steps[: -int(memory) - 1]
+            plain = x + damping * f
+            if len(points) == 1:
+                return plain
+            moves, changes = torch.stack(points, 1).diff(dim=1), torch.stack(steps, 1).diff(dim=1)
+            # Differences become parallel as the iteration converges; the pseudoinverse leaves out what is lost.
+            mixture = torch.linalg.pinv(changes, rtol=rounding(f.dtype, 0.75)) @ f
+            return plain - (moves + damping * changes) @ mixture
+
+        return update
+
+    return _iterate(tol, max_iterations, updates)
+
+
+def _iterate(
+    tol: float | None, max_iterations: int, updates: Callable[[], Callable[[Tensor, Tensor], Tensor]]
+) -> Callable[..., Any]:
+    def run(step: Callable[..., PyTree], x0: PyTree, *params: Any) -> PyTree:
+        ravel = Ravel(x0)
+        bound = rounding(ravel.dtype, 2 / 3) if tol is None else tol
+        remedy = "return the structure, shapes and dtypes of x"
+        x, update = ravel.vector(x0), updates()
+        with torch.no_grad():
+            for _ in range(max_iterations):
+                following = step(ravel.tree(x), *params)
+                ravel.require_same(following, "fixed_point: step: result", remedy)
+                f = ravel.vector(following) - x
+                # Also stops at numbers that are none.
+                if not f.norm() > bound * max(1.0, x.norm().item()):
+                    break
+                x = update(x, f)
+        return ravel.tree(x)
+
+    return run

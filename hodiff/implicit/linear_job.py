@@ -1,0 +1,161 @@
+"""Linear systems of trees on plain tensors: the choice of a method, its run, and its diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.utils import _pytree as pytree
+
+from hodiff.authoring.captured import recorded
+from hodiff.authoring.trees import Layout
+from hodiff.derivatives.trees import PyTree
+from hodiff.implicit.diagnostics import Reporter
+from hodiff.implicit.linear_methods import DENSE_UP_TO, METHODS, System, default_tolerance
+from hodiff.implicit.opaque import Job, Tensors
+from hodiff.implicit.products import Map, Pair
+from hodiff.implicit.ravel import Ravel
+
+
+@dataclass(frozen=True)
+class LinearOptions:
+    """How linear systems are solved.
+
+    Attributes:
+        method: A name in the table of methods, a function `(matvec, rhs) -> x` of trees, or "auto".
+        symmetric: Whether the matrix is.
+        tol: Relative residual to reach; None for the method's default.
+        max_iterations: Most iterations of an iterative method; None for its default.
+        report: Where trouble is told.
+        given: The user's map, which must not close over tensors with a derivative; None where it is known not to.
+    """
+
+    method: str | Callable[[Map, PyTree], PyTree]
+    symmetric: bool
+    tol: float | None
+    max_iterations: int | None
+    report: Reporter
+    given: Callable[..., Any] | None = None
+
+    def choose(self, size: int) -> str | Callable[[Map, PyTree], PyTree]:
+        """The method for so many unknowns; CG asks for more than symmetry, so that it is never chosen."""
+        if self.method != "auto":
+            return self.method
+        return "dense" if size <= DENSE_UP_TO else "minres" if self.symmetric else "gmres"
+
+
+@dataclass(frozen=True)
+class LinearJob:
+    """The solution of linear systems with one matrix, on plain tensors.
+
+    Attributes:
+        pair: The map and its transpose.
+        options: How they are solved.
+        rhs_layout: Structure of a right-hand side.
+        layout: Structure of the parameters.
+        sides: How many tensors the right-hand side has; they come first.
+        batch: How many leading dimensions count right-hand sides.
+    """
+
+    pair: Pair
+    options: LinearOptions
+    rhs_layout: Layout
+    layout: Layout
+    sides: int
+    batch: int
+
+    @property
+    def caller(self) -> str:
+        """The public function."""
+        return self.options.report.caller
+
+    def batched(self, in_dims: Sequence[int | None], size: int, leaves: Tensors) -> tuple[Job, Tensors] | None:
+        """Many right-hand sides share what is known of the matrix; many matrices share nothing."""
+        if any(dim is not None for dim in in_dims[self.sides :]):
+            return None
+        wide = [
+            each.expand(size, *each.shape) if dim is None else each.movedim(dim, 0)
+            for each, dim in zip(leaves[: self.sides], in_dims, strict=False)
+        ]
+        return replace(self, batch=self.batch + 1), [*wide, *leaves[self.sides :]]
+
+    def run(self, leaves: Tensors) -> tuple[Tensor, ...]:
+        """Solve, look at the residual, and tell what is wrong."""
+        sides, params = leaves[: self.sides], self.layout.fill(leaves[self.sides :])
+        outer = sides[0].shape[: self.batch]
+        rows = [each.reshape(-1, *each.shape[self.batch :]) for each in sides]
+        ravel = Ravel(self.rhs_layout.fill([each[0] for each in rows]))
+        rhs = torch.stack([ravel.vector([each[i] for each in rows]) for i in range(len(rows[0]))])
+        x = self._solve(ravel, rhs, params)
+        trees = [pytree.tree_leaves(ravel.tree(each)) for each in x]
+        return tuple(torch.stack(parts).reshape((*outer, *parts[0].shape)) for parts in zip(*trees, strict=True))
+
+    def _solve(self, ravel: Ravel, rhs: Tensor, params: tuple[Any, ...]) -> Tensor:
+        like = ravel.tree(rhs[0])
+        if self.options.given is not None:
+            evaluate(self.caller, self.pair.forward.apply, self.options.given, (like, *params), True)
+
+        def prepared(which: str) -> Callable[[Tensor], Tensor]:
+            product = getattr(self.pair, which).prepare(like, *params)
+            return lambda v: ravel.vector(product(ravel.tree(v))).detach()
+
+        method = self.options.choose(ravel.size)
+        tol = self.options.tol
+        tol = default_tolerance(method, rhs.dtype) if tol is None else tol
+        product = prepared("forward")
+        system = System(product, lambda: prepared("transposed"), tol, self.options.max_iterations)
+        if isinstance(method, str):
+            x = METHODS[method](system, rhs).detach()
+        else:
+            x = torch.stack([self._by_user(method, ravel, product, each) for each in rhs])
+        self._inspect(system, str(getattr(method, "__name__", method)), rhs, x)
+        return x
+
+    def _by_user(self, method: Callable[..., Any], ravel: Ravel, product: Map, b: Tensor) -> Tensor:
+        found = method(lambda tree: ravel.tree(product(ravel.vector(tree))), ravel.tree(b))
+        remedy = "return the solution with the structure of the right-hand side"
+        ravel.require_same(found, f"{self.caller}: linear_solver: result", remedy)
+        return ravel.vector(found).detach()
+
+    def _inspect(self, system: System, name: str, rhs: Tensor, x: Tensor) -> None:
+        if not self.options.report.check:
+            return
+        if system.trouble:
+            self.options.report(f"{system.trouble[0]}; derivatives do not exist or have lost their digits.")
+            return
+        size = rhs.norm(dim=1)
+        # Rounding in the product itself is no fault of the method.
+        allowed = 10 * system.tol
+        residual = torch.stack([(b - system.product(each)).norm() for b, each in zip(rhs, x, strict=True)])
+        relative = torch.where(size > 0, residual / size, residual)
+        if not bool((relative <= allowed).all()):
+            worst = relative.nan_to_num(nan=torch.inf).max().item()
+            self.options.report(
+                f"the linear solver {name!r} did not converge: relative residual {worst:.1e}, expected at most "
+                f"{allowed:.1e}; the Jacobian may be singular, or not as the method needs it; raise max_iterations "
+                "or tol, or choose another method."
+            )
+
+
+def evaluate(caller: str, f: Callable[..., Any], given: Any, arguments: Sequence[Any], refuse: bool) -> Any:
+    """Call a user's function of constants, and refuse tensors with a derivative that it closes over.
+
+    Args:
+        caller: The public function, for the message.
+        f: The function.
+        given: What the user passed, where such tensors have their names.
+        arguments: Its arguments.
+        refuse: Whether to look for such tensors.
+
+    Returns:
+        What it returns.
+    """
+    if not refuse:
+        return f(*arguments)
+    # Forward mode is off inside of a Function, where a tangent could not be seen.
+    with _set_fwd_grad_enabled(True):
+        return recorded(caller, lambda _, *arguments: f(*arguments), (given, *arguments))

@@ -1,0 +1,170 @@
+"""Ways to solve one linear system by products, for many right-hand sides: a table of short functions of vectors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse.linalg as krylov
+import torch
+from torch import Tensor
+
+from hodiff.derivatives.chunks import ByteCount, resolve_chunk_size
+from hodiff.implicit.diagnostics import rounding
+
+VectorMap = Callable[[Tensor], Tensor]
+# A dense matrix of this size takes 8 MB in float64, and as many products as it has columns.
+DENSE_UP_TO = 1024
+# Rounding in products keeps Krylov methods from the tolerance in one run; a second one starts from the residual.
+_RUNS = 3
+
+
+@dataclass
+class System:
+    """A square linear system.
+
+    Attributes:
+        product: The matrix times a vector.
+        transposed: Makes the transpose's product, for the methods that need it.
+        tol: Relative residual to reach.
+        max_iterations: Most iterations, or None for the method's own bound.
+        trouble: What a method wants to say about the matrix.
+    """
+
+    product: VectorMap
+    transposed: Callable[[], VectorMap]
+    tol: float
+    max_iterations: int | None
+    trouble: list[str] = field(default_factory=list)
+
+
+def dense(system: System, rhs: Tensor) -> Tensor:
+    """LU factors of the whole matrix, for all right-hand sides at once."""
+    if not rhs.any():
+        return rhs
+    matrix = _columns(system.product, rhs[0])
+    # Equations may have any units: only what is singular after scaling them is singular.
+    rows = matrix.abs().amax(1, keepdim=True)
+    rows = torch.where(rows > 0, rows, 1)
+    factors, pivots, _ = torch.linalg.lu_factor_ex(matrix / rows)
+    diagonal = factors.diagonal().abs()
+    ratio = (diagonal.min() / diagonal.max().clamp(min=torch.finfo(rhs.dtype).tiny)).item()
+    if not ratio > len(matrix) * torch.finfo(rhs.dtype).eps:
+        system.trouble.append(f"the Jacobian is singular: the smallest pivot is {ratio:.1e} of the largest")
+    return torch.linalg.lu_solve(factors, pivots, rhs.T / rows).T
+
+
+def neumann(system: System, rhs: Tensor) -> Tensor:
+    """The Neumann series, which converges where I - A contracts."""
+    return torch.stack([_neumann(system, each) for each in rhs])
+
+
+def _neumann(system: System, b: Tensor) -> Tensor:
+    x, bound = torch.zeros_like(b), system.tol * b.norm()
+    for _ in range(1000 if system.max_iterations is None else system.max_iterations):
+        r = b - system.product(x)
+        # Also ends where the series has diverged to numbers that are none.
+        if r.norm() <= bound or not r.isfinite().all():
+            break
+        x = x + r
+    return x
+
+
+def scipys(solve: Callable[..., Any]) -> Callable[[System, Tensor], Tensor]:
+    """A method of SciPy's, run again on the residual until that is small."""
+
+    def method(system: System, rhs: Tensor) -> Tensor:
+        return torch.stack([_refined(solve, system, each) for each in rhs])
+
+    return method
+
+
+def _refined(solve: Callable[..., Any], system: System, b: Tensor) -> Tensor:
+    n, working = len(b), torch.float64 if b.dtype == torch.float64 else torch.float32
+
+    def on_arrays(product: VectorMap) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda v: (
+            product(torch.from_numpy(np.array(v).reshape(-1)).to(b)).detach().to("cpu", working, copy=True).numpy()
+        )
+
+    @functools.cache
+    def transposed() -> Callable[[np.ndarray], np.ndarray]:
+        return on_arrays(system.transposed())
+
+    operator = krylov.LinearOperator(
+        (n, n),
+        matvec=on_arrays(system.product),
+        rmatvec=lambda v: transposed()(v),
+        dtype=np.dtype(str(working).removeprefix("torch.")),
+    )
+    x, bound = torch.zeros_like(b), system.tol * b.norm()
+    r = b
+    for _ in range(_RUNS):
+        if r.norm() <= bound or not r.isfinite().all():
+            break
+        # Divided by its norm, a residual is neither too small nor too large for the method's own tests.
+        scale = r.norm()
+        # Where a method breaks down, its numbers are none, and the residual says so.
+        with np.errstate(all="ignore"):
+            part, done = solve(
+                operator, (r / scale).cpu().to(working).numpy(), system.tol, system.max_iterations or 10 * n
+            )
+        x = x + scale * torch.from_numpy(np.array(part)).to(b)
+        r = b - system.product(x)
+        if not done:
+            break
+    return x
+
+
+def _cg(operator: Any, b: np.ndarray, tol: float, most: int) -> tuple[np.ndarray, bool]:
+    x, info = krylov.cg(operator, b, rtol=tol, atol=0.0, maxiter=most)
+    return x, info == 0
+
+
+def _minres(operator: Any, b: np.ndarray, tol: float, most: int) -> tuple[np.ndarray, bool]:
+    x, info = krylov.minres(operator, b, rtol=tol, maxiter=most)
+    return x, info == 0
+
+
+def _gmres(operator: Any, b: np.ndarray, tol: float, most: int) -> tuple[np.ndarray, bool]:
+    restart = min(len(b), 50, most)
+    x, info = krylov.gmres(operator, b, rtol=tol, atol=0.0, restart=restart, maxiter=-(-most // restart))
+    return x, info == 0
+
+
+def _lsmr(operator: Any, b: np.ndarray, tol: float, most: int) -> tuple[np.ndarray, bool]:
+    x, why, *_ = krylov.lsmr(operator, b, atol=tol, btol=tol, conlim=0.0, maxiter=most)
+    return x, why != 7
+
+
+METHODS: dict[str, Callable[[System, Tensor], Tensor]] = {
+    "dense": dense,
+    "cg": scipys(_cg),
+    "minres": scipys(_minres),
+    "gmres": scipys(_gmres),
+    "lsmr": scipys(_lsmr),
+    "neumann": neumann,
+}
+
+
+def default_tolerance(method: Any, dtype: torch.dtype) -> float:
+    """The relative residual that a method is to reach: what elimination attains, or what iterations can."""
+    return rounding(dtype, 0.5 if method == "dense" else 2 / 3)
+
+
+def _columns(product: VectorMap, like: Tensor) -> Tensor:
+    """The matrix of a product."""
+    n = like.numel()
+    basis = torch.eye(n, dtype=like.dtype, device=like.device)
+    with ByteCount() as count:
+        first = product(basis[0]).detach()
+    chunk_size = resolve_chunk_size("auto", n, count.bytes + like.nbytes, like.device)
+    try:
+        rest: Any = torch.func.vmap(product, chunk_size=chunk_size)(basis[1:]) if n > 1 else basis[1:]
+    except RuntimeError:
+        # Code that asks for values, or an operator without a batching rule, takes one vector at a time.
+        rest = torch.stack([product(each) for each in basis[1:]])
+    return torch.cat([first[None], rest.detach()]).T

@@ -1,0 +1,90 @@
+"""Solutions of linear systems, given by products, as differentiable functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.authoring.captured import refuse_captured_by
+from hodiff.derivatives.functions import leave_inference_mode
+from hodiff.derivatives.trees import PyTree, flatten_primals, recordable
+from hodiff.functions.any_order import outside_graphs
+from hodiff.implicit.diagnostics import Reporter
+from hodiff.implicit.products import map_of
+from hodiff.implicit.ravel import Ravel
+from hodiff.implicit.rule import solve
+from hodiff.implicit.solution import linear_options, require_callable
+
+
+@outside_graphs
+@leave_inference_mode
+def linear_solve(
+    matvec: Callable[..., PyTree],
+    b: PyTree,
+    *params: Any,
+    method: str | Callable[..., PyTree] = "auto",
+    symmetric: bool = False,
+    tol: float | None = None,
+    max_iterations: int | None = None,
+    check: bool = True,
+    throw: bool = False,
+) -> PyTree:
+    r"""Solve $A(p)\, x = b$ for a matrix that is given by its products, differentiably in $b$ and $p$.
+
+    $$ \dot x = A^{-1} (\dot b - \dot A x), \qquad \bar b = A^{-\top} \bar x, \qquad
+       \bar p = -\partial_p (A(p)\, x)^\top \bar b $$
+
+    Args:
+        matvec: `matvec(x, *params)`, linear in `x`, of the structure, shapes and dtypes of `b`.
+        b: The right-hand side: a tensor or a pytree of real floating-point tensors.
+        *params: Tensors, pytrees and constants that the matrix depends on. What is to be differentiated must be among
+            them.
+        method: How to solve; see `linear_solver` of `hodiff.implicit.root`. Transposed systems, in derivatives, are
+            solved the same way.
+        symmetric: Whether $A$ is symmetric, so that its transpose need not be derived.
+        tol: Relative residual $\lVert b - A x \rVert / \lVert b \rVert$ to reach; by default $\varepsilon^{2/3}$ of
+            the dtype.
+        max_iterations: Most iterations; by default ten times the unknowns, and 1000 for "neumann".
+        check: Whether to say that the method fails or the matrix is singular.
+        throw: Whether that is an error, a `ConvergenceError`, instead of a `HodiffWarning`.
+
+    Returns:
+        $x$, of the structure of `b`.
+
+    Raises:
+        InputError: If `matvec` returns another structure than `b` has or closes over a tensor with a derivative, or if
+            an option is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> from hodiff.implicit import linear_solve
+        >>> b, shift = torch.tensor([2.0, 6.0]), torch.tensor(1.0)
+        >>> solve = lambda shift: linear_solve(lambda x, shift: x + shift * x, b, shift, method="cg", symmetric=True)
+        >>> solve(shift), torch.func.jacrev(solve)(shift)
+        (tensor([1., 3.]), tensor([-0.5000, -1.5000]))
+
+    Source: M. Giles, "An extended collection of matrix derivative results for forward and reverse mode algorithmic
+    differentiation", 2008, section 2.3.1.
+    """
+    require_callable("linear_solve", matvec=matvec)
+    report = Reporter("linear_solve", check, throw)
+    options = linear_options("linear_solve", "method", method, symmetric, tol, max_iterations, report)
+    b, params = pytree.tree_map_only(Tensor, recordable, (b, params))
+    flatten_primals(b, "linear_solve", "b")
+    if torch._C._are_functorch_transforms_active():
+        refuse_captured_by("linear_solve", matvec)
+
+    def checked(x: PyTree, *params: Any) -> PyTree:
+        product = matvec(x, *params)
+        remedy = "return the structure, shapes and dtypes of b"
+        Ravel(x).require_same(product, "linear_solve: matvec: result", remedy)
+        return product
+
+    if torch.is_grad_enabled():
+        options = dataclasses.replace(options, given=matvec)
+    return solve(map_of(checked, symmetric), options, b, *params)

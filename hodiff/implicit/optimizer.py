@@ -1,0 +1,73 @@
+"""Any `torch.optim` optimizer as a solver for minimisers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import trange
+
+from hodiff.derivatives.trees import PyTree
+from hodiff.implicit.ravel import Ravel
+from hodiff.implicit.solution import require_callable, require_positive
+
+
+def torch_optimizer(
+    optimizer: Callable[..., torch.optim.Optimizer],
+    *,
+    steps: int = 1000,
+    tol: float = 0.0,
+    progress: bool = False,
+    **options: Any,
+) -> Callable[..., Any]:
+    r"""Minimise with an optimizer of `torch.optim`, for a number of steps or until the gradient is small.
+
+    Args:
+        optimizer: The class, or any function that makes an optimizer of a list of tensors; optimizers that take a
+            closure, as `torch.optim.LBFGS` does, get one.
+        steps: Most steps.
+        tol: Norm of the gradient, over $\max(1, \lVert x \rVert)$, at which to stop.
+        progress: Whether to show a progress bar.
+        **options: Passed to `optimizer`, for example `lr=0.1`.
+
+    Returns:
+        The solver `(objective, x0, *params) -> x`, for `hodiff.implicit.argmin`.
+
+    Raises:
+        InputError: If an option is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> solver = torch_optimizer(torch.optim.SGD, steps=100, lr=0.25)
+        >>> solver(lambda x, p: ((x - p) ** 2).sum(), torch.zeros(2), torch.tensor([1.0, 2.0]))
+        tensor([1., 2.])
+    """
+    require_callable("torch_optimizer", optimizer=optimizer)
+    require_positive("torch_optimizer", steps=steps)
+
+    def run(objective: Callable[..., Tensor], x0: PyTree, *params: Any) -> PyTree:
+        ravel = Ravel(x0)
+        x = [each.detach().clone().requires_grad_() for each in ravel.like]
+        method = optimizer(x, **options)
+
+        def loss() -> Any:
+            method.zero_grad()
+            value = objective(ravel.spec.unflatten(x), *params)
+            # Not .backward(), which would add to tensors that the objective closes over.
+            for each, slope in zip(x, torch.autograd.grad(value, x, materialize_grads=True), strict=True):
+                each.grad = slope
+            return value
+
+        with torch.enable_grad():
+            for _ in trange(steps, disable=not progress, desc="torch_optimizer"):
+                if tol > 0:
+                    loss()
+                    slope = ravel.vector([each.grad for each in x])
+                    if not slope.norm() > tol * max(1.0, ravel.vector(x).norm().item()):
+                        break
+                method.step(loss)
+        return ravel.spec.unflatten([each.detach() for each in x])
+
+    return run

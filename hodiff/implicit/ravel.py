@@ -1,0 +1,77 @@
+"""Pytrees of tensors as vectors, for the solvers that know nothing else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.derivatives.trees import PyTree, describe, leaf_names
+from hodiff.errors import InputError
+
+
+class Ravel:
+    """The structure of a tree of real tensors, between trees and vectors.
+
+    Attributes:
+        spec: Structure of the tree.
+        like: Its leaves.
+        size: Number of elements.
+        dtype: The dtype of vectors: that of the leaves, promoted.
+    """
+
+    def __init__(self, tree: PyTree):
+        self.like, self.spec = pytree.tree_flatten(tree)
+        self.shapes = [each.shape for each in self.like]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
+        self.size = sum(self.sizes)
+        self.dtype = self.like[0].dtype
+        for each in self.like[1:]:
+            self.dtype = torch.promote_types(self.dtype, each.dtype)
+
+    def vector(self, tree: PyTree) -> Tensor:
+        """All elements in one vector."""
+        return torch.cat([each.reshape(-1).to(self.dtype) for each in pytree.tree_leaves(tree)])
+
+    def tree(self, vector: Tensor) -> PyTree:
+        """The inverse of `vector`."""
+        return self.spec.unflatten([
+            part.reshape(shape).to(each.dtype)
+            for part, shape, each in zip(vector.split(self.sizes), self.shapes, self.like, strict=True)
+        ])
+
+    def require_same(self, tree: PyTree, where: str, remedy: str) -> list[Tensor]:
+        """Leaves of a tree of this structure, these shapes and dtypes.
+
+        Args:
+            tree: What a user's function returned.
+            where: What it is, for the message.
+            remedy: What to do, for the message.
+
+        Returns:
+            The leaves.
+
+        Raises:
+            InputError: If it is anything else.
+        """
+        leaves, spec = pytree.tree_flatten(tree)
+        if spec != self.spec:
+            raise InputError(
+                f"{where}: expected the structure of x0, {_outline(self.like, self.spec)}, "
+                f"got {_outline(leaves, spec)}; {remedy}."
+            )
+        for index, (leaf, like) in enumerate(zip(leaves, self.like, strict=True)):
+            if not isinstance(leaf, Tensor) or leaf.shape != like.shape or leaf.dtype != like.dtype:
+                raise InputError(
+                    f"{where}{leaf_names(tree)[index]}: expected {describe(like)}, got {describe(leaf)}; {remedy}."
+                )
+        return leaves
+
+
+def _outline(leaves: list[Any], spec: pytree.TreeSpec) -> str:
+    if spec.is_leaf():
+        return f"a bare {type(leaves[0]).__name__}"
+    return str(spec.unflatten([type(each).__name__ for each in leaves])).replace("'", "")

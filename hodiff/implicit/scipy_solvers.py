@@ -1,0 +1,175 @@
+"""SciPy's solvers for roots and minimisers, with exact derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.optimize
+import torch
+from torch import Tensor
+
+from hodiff.derivatives import hessian_matrix, hvp, jacobian
+from hodiff.derivatives.trees import PyTree
+from hodiff.errors import InputError
+from hodiff.implicit.argmin import gradient
+from hodiff.implicit.ravel import Ravel
+
+# What of the derivatives each method of scipy.optimize takes; the others take none, and would warn.
+_WITH_JACOBIAN = {"hybr", "lm"}
+_WITHOUT_GRADIENT = {"nelder-mead", "powell", "cobyla", "cobyqa"}
+_WITH_PRODUCTS = {"newton-cg", "trust-ncg", "trust-krylov", "trust-constr"}
+_WITH_HESSIAN = {"dogleg", "trust-exact"}
+_ROOT_METHODS = {
+    *("hybr", "lm", "broyden1", "broyden2", "anderson", "linearmixing", "diagbroyden", "excitingmixing", "krylov"),
+    "df-sane",
+}
+_MINIMIZE_METHODS = {
+    *(_WITHOUT_GRADIENT | _WITH_PRODUCTS | _WITH_HESSIAN),
+    *("cg", "bfgs", "l-bfgs-b", "tnc", "slsqp"),
+}
+
+
+def scipy_root(method: str = "hybr", *, tol: float | None = None, **options: Any) -> Callable[..., Any]:
+    r"""Solve $r(x) = 0$ by `scipy.optimize.root`, with exact Jacobians where the method takes any.
+
+    SciPy computes in float64 on the CPU; the residual is evaluated in the dtype and on the device of `x0`.
+
+    Args:
+        method: As for SciPy.
+        tol: As for SciPy; by default $10^{-12}$.
+        **options: Further options of the method, as SciPy's `options` has them.
+
+    Returns:
+        The solver `(residual, x0, *params) -> x`, for `hodiff.implicit.root`, which says whether the result is a root.
+
+    Raises:
+        InputError: If the method is unknown.
+
+    Example:
+        >>> import torch
+        >>> scipy_root()(lambda x, p: x**3 - p, torch.tensor(1.0), torch.tensor(8.0)).round(decimals=4)
+        tensor(2.)
+
+    Source: `scipy.optimize.root`.
+    """
+    _require_method("scipy_root", method, _ROOT_METHODS)
+
+    def run(residual: Callable[..., PyTree], x0: PyTree, *params: Any) -> PyTree:
+        point = _Point(x0)
+
+        def value(x: Tensor) -> Tensor:
+            return point.ravel.vector(residual(point.ravel.tree(x), *params))
+
+        known = {"jac": point.on_arrays(jacobian(value))} if method in _WITH_JACOBIAN else {}
+        found = _quietly(
+            scipy.optimize.root,
+            point.on_arrays(value),
+            point.start,
+            method=method,
+            tol=tol or 1e-12,
+            options=options,
+            **known,
+        )
+        return point.tree(found.x)
+
+    return run
+
+
+def scipy_minimize(
+    method: str = "trust-exact", *, tol: float | None = None, bounds: Any = None, constraints: Any = (), **options: Any
+) -> Callable[..., Any]:
+    r"""Minimise by `scipy.optimize.minimize`, with exact gradients, Hessians or products, as the method takes them.
+
+    SciPy computes in float64 on the CPU; the objective is evaluated in the dtype and on the device of `x0`.
+
+    Args:
+        method: As for SciPy. "trust-exact" uses the whole Hessian; "trust-krylov" products with it;
+            "L-BFGS-B" gradients.
+        tol: As for SciPy; by default $10^{-10}$.
+        bounds: As for SciPy, of the elements of x in pytree order.
+        constraints: As for SciPy. Implicit differentiation of `argmin` takes the minimum for one in the interior; see
+            `hodiff.implicit.equality_argmin` and `projected_argmin` for others.
+        **options: Further options of the method, as SciPy's `options` has them.
+
+    Returns:
+        The solver `(objective, x0, *params) -> x`, for `hodiff.implicit.argmin`, which says whether the result is
+        stationary.
+
+    Raises:
+        InputError: If the method is unknown.
+
+    Example:
+        >>> import torch
+        >>> objective = lambda x, p: (1 - x[0]) ** 2 + p * (x[1] - x[0] ** 2) ** 2
+        >>> scipy_minimize()(objective, torch.zeros(2), torch.tensor(100.0)).round(decimals=4)
+        tensor([1., 1.])
+
+    Source: `scipy.optimize.minimize`.
+    """
+    _require_method("scipy_minimize", method, _MINIMIZE_METHODS)
+    name = method.lower()
+
+    def run(objective: Callable[..., Tensor], x0: PyTree, *params: Any) -> PyTree:
+        point = _Point(x0)
+
+        def value(x: Tensor) -> Tensor:
+            return objective(point.ravel.tree(x), *params)
+
+        known: dict[str, Any] = {"bounds": bounds, "constraints": constraints}
+        if name not in _WITHOUT_GRADIENT:
+            known["jac"] = point.on_arrays(gradient("scipy_minimize", value))
+        if name in _WITH_PRODUCTS:
+            known["hessp"] = lambda x, v: point.on_arrays(lambda x: hvp(value, x, point.tensor(v)))(x)
+        if name in _WITH_HESSIAN:
+            known["hess"] = point.on_arrays(lambda x: hessian_matrix(value, x))
+        found = _quietly(
+            scipy.optimize.minimize,
+            point.on_arrays(value),
+            point.start,
+            method=method,
+            tol=tol or 1e-10,
+            options=options,
+            **known,
+        )
+        return point.tree(found.x)
+
+    return run
+
+
+class _Point:
+    """The unknowns as SciPy has them."""
+
+    def __init__(self, x0: PyTree):
+        self.ravel = Ravel(x0)
+        self.device = self.ravel.like[0].device
+        self.start = self._array(self.ravel.vector(x0))
+
+    def on_arrays(self, f: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], Any]:
+        """The function of arrays."""
+        return lambda x: self._array(f(self.tensor(x)))
+
+    def tensor(self, x: np.ndarray) -> Tensor:
+        """A vector of the dtype and device of the unknowns."""
+        return torch.from_numpy(np.array(x)).to(self.device, self.ravel.dtype)
+
+    def tree(self, x: np.ndarray) -> PyTree:
+        """The unknowns in their own structure."""
+        return self.ravel.tree(self.tensor(x))
+
+    @staticmethod
+    def _array(x: Tensor) -> Any:
+        found = x.detach().to("cpu", torch.float64).numpy()
+        return found if found.ndim else float(found)
+
+
+def _quietly(solve: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Without NumPy's warnings of steps that lead nowhere: what counts is the residual at the end."""
+    with np.errstate(all="ignore"):
+        return solve(*args, **kwargs)
+
+
+def _require_method(caller: str, method: Any, known: set[str]) -> None:
+    if not isinstance(method, str) or method.lower() not in known:
+        raise InputError(f"{caller}: method: expected one of {sorted(known)}, got {method!r}.")

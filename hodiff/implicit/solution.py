@@ -1,0 +1,238 @@
+"""What `root`, `fixed_point` and `argmin` share: the solver's run, its diagnosis, and the differentiable solution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.authoring.captured import refuse_captured_by
+from hodiff.authoring.trees import Layout, flatten
+from hodiff.corrections import corrected
+from hodiff.derivatives.functions import leave_inference_mode
+from hodiff.derivatives.trees import PyTree, describe, flatten_primals, recordable
+from hodiff.errors import InputError
+from hodiff.functions.any_order import outside_graphs
+from hodiff.implicit.diagnostics import Reporter, rounding
+from hodiff.implicit.linear_job import LinearOptions, evaluate
+from hodiff.implicit.linear_methods import METHODS
+from hodiff.implicit.opaque import Tensors, run_opaque
+from hodiff.implicit.products import jacobian_of
+from hodiff.implicit.ravel import Ravel
+from hodiff.implicit.rule import Equation, attach
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of every public function, as they were given.
+
+    Attributes:
+        linear_solver: How systems with the Jacobian are solved.
+        tol: Relative residual of these systems.
+        max_iterations: Most iterations for one.
+        residual_tol: Residual of the solution above which to complain.
+        has_aux: Whether the user's function returns a pair.
+        check: Whether to complain at all.
+        throw: Whether to raise instead of warning.
+        correct: Whether hodiff's corrections are at work.
+    """
+
+    linear_solver: Any
+    tol: float | None
+    max_iterations: int | None
+    residual_tol: float | None
+    has_aux: bool
+    check: bool
+    throw: bool
+    correct: bool
+
+
+def linear_options(
+    caller: str,
+    argument: str,
+    method: Any,
+    symmetric: bool,
+    tol: float | None,
+    max_iterations: int | None,
+    report: Reporter,
+) -> LinearOptions:
+    """Validate how linear systems are to be solved.
+
+    Args:
+        caller: The public function.
+        argument: What it calls the method.
+        method: The method.
+        symmetric: Whether the matrix is symmetric.
+        tol: Relative residual.
+        max_iterations: Most iterations.
+        report: Where trouble is told.
+
+    Returns:
+        The options.
+
+    Raises:
+        InputError: If one of them is not what it should be.
+    """
+    if not callable(method) and method not in {*METHODS, "auto"}:
+        raise InputError(
+            f"{caller}: {argument}: expected one of {['auto', *METHODS]} or a function (matvec, rhs) -> x, "
+            f"got {method!r}."
+        )
+    require_positive(caller, tol=tol)
+    if max_iterations is not None and (
+        isinstance(max_iterations, bool) or not isinstance(max_iterations, int) or max_iterations < 1
+    ):
+        raise InputError(f"{caller}: max_iterations: expected a positive int or None, got {max_iterations!r}.")
+    return LinearOptions(method, symmetric, tol, max_iterations, report)
+
+
+def require_positive(caller: str, **numbers: Any) -> None:
+    """Refuse tolerances and step sizes that are not positive numbers; None is the default's.
+
+    Args:
+        caller: The public function.
+        **numbers: What it was given.
+
+    Raises:
+        InputError: If one is wrong.
+    """
+    for name, each in numbers.items():
+        if each is not None and (isinstance(each, bool) or not isinstance(each, (int, float)) or not each > 0):
+            raise InputError(f"{caller}: {name}: expected a positive number, got {each!r}.")
+
+
+def require_callable(caller: str, **functions: Any) -> None:
+    """Refuse what cannot be called.
+
+    Args:
+        caller: The public function.
+        **functions: What it was given.
+
+    Raises:
+        InputError: If one is no function.
+    """
+    for name, each in functions.items():
+        if not callable(each):
+            raise InputError(f"{caller}: {name}: expected a function, got {describe(each)}.")
+
+
+def implicit_function(
+    caller: str,
+    given: Callable[..., Any],
+    solver: Callable[..., Any],
+    residual_of: Callable[[Callable[..., Any]], Callable[..., PyTree]],
+    settings: Settings,
+    *,
+    symmetric: bool = False,
+) -> Callable[..., Any]:
+    """The function `(x0, *params) -> x` of a problem.
+
+    Args:
+        caller: The public function.
+        given: What the user defines the problem by.
+        solver: The solver, called with that, x0 and the parameters.
+        residual_of: From what the user gave, without aux, to the residual.
+        settings: The options.
+        symmetric: Whether the Jacobian of the residual is.
+
+    Returns:
+        The solution as a function of the parameters.
+    """
+    report = Reporter(caller, settings.check, settings.throw)
+    options = linear_options(
+        caller, "linear_solver", settings.linear_solver, symmetric, settings.tol, settings.max_iterations, report
+    )
+    require_positive(caller, residual_tol=settings.residual_tol)
+    pair = corrected()(given) if settings.correct else given
+    target = _first(caller, pair) if settings.has_aux else pair
+    residual = residual_of(target)
+    equation = Equation(residual, jacobian_of(residual, symmetric), lambda x, params: (x, *params), options)
+
+    @outside_graphs
+    @leave_inference_mode
+    def solution(x0: PyTree, *params: Any) -> Any:
+        x0, params = pytree.tree_map_only(Tensor, recordable, (x0, params))
+        flatten_primals(x0, caller, "x0")
+        if torch._C._are_functorch_transforms_active():
+            refuse_captured_by(caller, given)
+        leaves, layout = flatten((x0, params))
+        job = SolverJob(
+            caller, solver, given, target, residual, layout, settings.residual_tol, report, torch.is_grad_enabled()
+        )
+        found = pytree.tree_structure(x0).unflatten(list(run_opaque(job, leaves)))
+        x = attach(equation, found, params)
+        return (x, pair(x, *params)[1]) if settings.has_aux else x
+
+    return solution
+
+
+@dataclass(frozen=True)
+class SolverJob:
+    """One run of the user's solver on plain tensors.
+
+    Attributes:
+        caller: The public function.
+        solver: The solver.
+        given: What the user defined the problem by.
+        target: That, without aux.
+        residual: What must vanish at the solution.
+        layout: Structure of `(x0, params)`.
+        residual_tol: Norm of the residual above which to complain; None for the default.
+        report: Where.
+        refuse: Whether to refuse tensors with a derivative that the residual closes over.
+    """
+
+    caller: str
+    solver: Callable[..., PyTree]
+    given: Callable[..., Any]
+    target: Callable[..., Any]
+    residual: Callable[..., PyTree]
+    layout: Layout
+    residual_tol: float | None
+    report: Reporter
+    refuse: bool
+
+    def batched(self, in_dims: Sequence[int | None], size: int, leaves: Tensors) -> None:
+        """Each element converges by itself."""
+        del in_dims, size, leaves
+
+    def run(self, leaves: Tensors) -> tuple[Tensor, ...]:
+        """Solve, and look at what the solver returns."""
+        x0, params = self.layout.fill(leaves)
+        ravel = Ravel(x0)
+        x = self.solver(self.target, x0, *params)
+        remedy = "return the solution with the structure, shapes and dtypes of x0"
+        found = [each.detach().clone() for each in ravel.require_same(x, f"{self.caller}: solver: result", remedy)]
+        r = evaluate(self.caller, self.residual, self.given, (ravel.spec.unflatten(found), *params), self.refuse)
+        remedy = "there must be as many equations as unknowns, in the structure of x0"
+        ravel.require_same(r, f"{self.caller}: residual: result", remedy)
+        self._inspect(ravel, found, ravel.vector(r))
+        return tuple(found)
+
+    def _inspect(self, ravel: Ravel, x: list[Tensor], residual: Tensor) -> None:
+        norm, size = residual.norm().item(), ravel.vector(x).norm().item()
+        tol = rounding(ravel.dtype, 0.5) if self.residual_tol is None else self.residual_tol
+        allowed = tol * max(1.0, size)
+        if not norm <= allowed:
+            self.report(
+                f"the solver's result does not solve the equation: norm of the residual {norm:.1e}, expected at most "
+                f"{allowed:.1e}, residual_tol times max(1, norm of x); derivatives are those of a point that is no "
+                "solution; let the solver go on, or raise residual_tol."
+            )
+
+
+def _first(caller: str, f: Callable[..., Any]) -> Callable[..., Any]:
+    def value(*args: Any) -> Any:
+        result = f(*args)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise InputError(
+                f"{caller}: has_aux: expected a function that returns (value, aux), got {type(result).__name__}; "
+                "return a pair, or drop has_aux."
+            )
+        return result[0]
+
+    return value

@@ -1,0 +1,44 @@
+"""The example, run the way a newcomer runs it, only shorter."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "examples/ridge_hyperparameters.py", *options, "--no-progress"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def row(text: str, way: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.\d{8}", re.findall(rf"^ +{way} .*$", text, re.MULTILINE)[1])]
+
+
+def test_implicit_and_unrolled_hypergradients_learn_alike():
+    text = run("--steps", "11", "--ways", "implicit", "unrolled")
+    implicit, unrolled = row(text, "implicit"), row(text, "unrolled")
+    assert implicit[0] == pytest.approx(unrolled[0], abs=1e-6)
+    assert implicit[1] == pytest.approx(unrolled[1], abs=5e-4)
+    assert implicit[1] < implicit[0] - 0.05
+
+
+@pytest.mark.slow
+def test_the_published_losses():
+    after_100, after_990 = row(run("--ways", "last"), "last")[2::2]
+    assert after_100 == pytest.approx(0.28535441, abs=2e-6)
+    assert after_990 == pytest.approx(0.28050649, abs=2e-6)

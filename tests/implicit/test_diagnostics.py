@@ -1,0 +1,136 @@
+"""What is said of points that are no solutions, singular Jacobians and linear solvers that fail."""
+
+import warnings
+
+import pytest
+import torch
+
+from hodiff.errors import HodiffError, HodiffWarning
+from hodiff.implicit import ConvergenceError, argmin, fixed_point, linear_solve, newton, picard, root, torch_optimizer
+
+TWO = torch.tensor([2.0, 3.0], dtype=torch.float64)
+
+
+def nothing(residual, x0, *params):
+    return x0
+
+
+def no_number(residual, x0, *params):
+    return x0 * torch.nan
+
+
+def gradient(f):
+    p = TWO.clone().requires_grad_()
+    return torch.autograd.grad(f(torch.ones_like(p), p).sum(), p)[0]
+
+
+@pytest.mark.parametrize("solver", [nothing, no_number])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda solver, **options: root(lambda x, p: x * x - p, solver, **options),
+        lambda solver, **options: fixed_point(lambda x, p: (x + p / x) / 2, solver, **options),
+        lambda solver, **options: argmin(lambda x, p: (x**3 / 3 - p * x).sum(), solver, **options),
+    ],
+    ids=["root", "fixed_point", "argmin"],
+)
+def test_no_solution(make, solver):
+    with pytest.warns(HodiffWarning, match=r"does not solve.* residual (\d|nan)"):
+        make(solver)(torch.ones_like(TWO), TWO)
+    with pytest.raises(ConvergenceError, match="does not solve"):
+        make(solver, throw=True)(torch.ones_like(TWO), TWO)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(solver, check=False)(torch.ones_like(TWO), TWO)
+
+
+def test_residual_tol_is_what_counts():
+    nearly = lambda residual, x0, p: p.sqrt() + 1e-4  # noqa: E731
+    with pytest.warns(HodiffWarning, match="residual"):
+        root(lambda x, p: x * x - p, nearly)(TWO, TWO)
+    root(lambda x, p: x * x - p, nearly, residual_tol=1e-3)(TWO, TWO)
+
+
+def test_one_element_of_a_batch_that_fails_is_told():
+    f = root(lambda x, p: x * x - p, newton(max_iterations=3))
+    ps = torch.tensor([1.0, 1e6], dtype=torch.float64)
+    with pytest.warns(HodiffWarning, match="does not solve"):
+        found = torch.func.vmap(lambda p: f(torch.ones_like(p), p))(ps)
+    assert found[0] == 1
+
+
+def test_singular_jacobian():
+    # A double root: the derivative of the residual vanishes at the solution.
+    f = root(lambda x, p: (x - p) ** 2, lambda residual, x0, p: p.clone())
+    with pytest.warns(HodiffWarning, match="is singular: the smallest pivot is 0.0e"):
+        found = gradient(f)
+    assert not found.isfinite().all()
+    throwing = root(lambda x, p: (x - p) ** 2, lambda residual, x0, p: p.clone(), throw=True)
+    with pytest.raises(ConvergenceError, match="singular"):
+        gradient(throwing)
+
+
+def test_a_matrix_that_is_singular_to_rounding():
+    nearly = SINGULAR + torch.tensor([[0.0, 0.0], [0.0, 4e-16]], dtype=torch.float64)
+    with pytest.raises(ConvergenceError, match="is singular"):
+        linear_solve(lambda x: nearly @ x, INCONSISTENT, throw=True)
+    ill = SINGULAR + torch.tensor([[0.0, 0.0], [0.0, 1e-10]], dtype=torch.float64)
+    assert linear_solve(lambda x: ill @ x, INCONSISTENT, throw=True).isfinite().all()
+
+
+def test_units_of_the_equations_do_not_make_a_matrix_singular():
+    scales = torch.tensor([1e-30, 1.0, 1e30], dtype=torch.float64)
+    torch.testing.assert_close(linear_solve(lambda x: scales * x, scales), torch.ones_like(scales))
+
+
+SINGULAR = torch.tensor([[1.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
+INCONSISTENT = torch.tensor([1.0, 0.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("method", ["dense", "cg", "minres", "gmres", "lsmr", "neumann"])
+def test_a_singular_system_never_passes_in_silence(method):
+    said = "is singular: the smallest pivot" if method == "dense" else f"'{method}' did not converge"
+    with pytest.warns(HodiffWarning, match=said):
+        linear_solve(lambda x: SINGULAR @ x, INCONSISTENT, method=method, symmetric=True)
+    with pytest.raises(ConvergenceError, match="singular"):
+        linear_solve(lambda x: SINGULAR @ x, INCONSISTENT, method=method, throw=True)
+
+
+@pytest.mark.parametrize("method", ["cg", "minres", "gmres", "lsmr", "neumann"])
+def test_too_few_iterations(method, generator):
+    root_of = torch.randn(30, 30, dtype=torch.float64, generator=generator) / 30**0.5
+    matrix = root_of @ root_of.T / 8 + 0.01 * torch.eye(30, dtype=torch.float64)
+    b = torch.ones(30, dtype=torch.float64)
+    with pytest.raises(ConvergenceError, match=rf"'{method}' did not converge: relative residual \d.*e[+-]\d\d"):
+        linear_solve(lambda x: matrix @ x, b, method=method, max_iterations=3, throw=True)
+    x = linear_solve(lambda x: matrix @ x, b, method=method, max_iterations=20000, tol=1e-9, symmetric=True)
+    assert (matrix @ x - b).norm() < 1e-8 * b.norm()
+
+
+def test_a_method_for_another_kind_of_matrix():
+    rotation = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    for method in ("cg", "neumann"):
+        with pytest.raises(ConvergenceError, match="did not converge"):
+            linear_solve(lambda x: rotation @ x, INCONSISTENT, method=method, throw=True)
+
+
+def test_the_linear_solver_of_a_derivative_that_fails_is_told():
+    f = fixed_point(lambda x, p: (x + p) / 1.01, picard(max_iterations=5000), linear_solver="neumann", max_iterations=5)
+    with pytest.warns(HodiffWarning, match="fixed_point: the linear solver 'neumann' did not converge"):
+        gradient(f)
+
+
+def test_numbers_that_are_none_in_the_jacobian():
+    f = root(lambda x, p: (x - p).abs().sqrt(), lambda residual, x0, p: p.clone())
+    with pytest.warns(HodiffWarning, match="singular"):
+        gradient(f)
+
+
+def test_an_optimizer_that_had_too_few_steps():
+    f = argmin(lambda x, p: ((x - p) ** 2).sum(), torch_optimizer(torch.optim.SGD, steps=3, lr=0.1))
+    with pytest.warns(HodiffWarning, match="argmin: the solver's result"):
+        f(torch.zeros_like(TWO), TWO)
+
+
+def test_convergence_errors_are_hodiffs():
+    assert issubclass(ConvergenceError, HodiffError)
