@@ -1,0 +1,188 @@
+"""The inner loop of meta-learning: some steps of an optimizer as a differentiable function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from tqdm.auto import tqdm
+
+from hodiff.derivatives.functions import in_plain_eager, leave_inference_mode
+from hodiff.derivatives.trees import PyTree, describe, flatten_primals, recordable
+from hodiff.errors import InputError
+from hodiff.functions.surroundings import Surroundings
+from hodiff.meta.finite import all_finite, explain
+from hodiff.meta.gradients import (
+    Gradient,
+    InnerLoss,
+    constant_gradient,
+    detached,
+    mixed_gradient,
+    reverse_gradient,
+)
+from hodiff.meta.loop import Loop, Point, segments
+from hodiff.meta.optimizer import Optimizer, OptimizerState
+from hodiff.meta.randomness import seeded
+from hodiff.meta.tasks import batch_source
+
+GRADIENTS: dict[str, Callable[..., Gradient]] = {
+    "auto": reverse_gradient,
+    "reverse-over-reverse": reverse_gradient,
+    "forward-over-reverse": mixed_gradient,
+}
+
+
+@dataclass(eq=False)
+class Adaptation:
+    """What an inner loop leaves behind.
+
+    Attributes:
+        params: The adapted parameters.
+        state: The optimizer's state.
+        buffers: The buffers after the last step, without a graph; `()` if there were none.
+        losses: The loss before each step (steps,), without a graph.
+    """
+
+    params: PyTree
+    state: OptimizerState
+    buffers: PyTree
+    losses: Tensor
+
+
+@leave_inference_mode
+def adapt(
+    loss: Callable[..., Any],
+    params: PyTree,
+    task: Any,
+    optimizer: Optimizer,
+    steps: int,
+    *,
+    state: OptimizerState | None = None,
+    buffers: PyTree = None,
+    first_order: bool = False,
+    checkpoint: int | None = None,
+    truncate: int | None = None,
+    clip: float | Tensor | Callable[[PyTree], PyTree] | None = None,
+    route: str = "auto",
+    generator: torch.Generator | None = None,
+    check_finite: bool = True,
+    correct: bool = True,
+    history: bool = False,
+    progress: bool = False,
+) -> Any:
+    r"""Take steps of an optimizer on an inner loss; the result is differentiable to any order.
+
+    $$ \theta_{t+1} = U_t(\theta_t, \nabla_\theta L(\theta_t, B_t)), \qquad t = 0, \dots, T - 1; \qquad
+       \theta_T = \theta_T(\theta_0, \phi) $$
+
+    in $\theta_0$ and in everything else $\phi$ that requires a gradient: tensors that the loss closes over, batches,
+    settings of the optimizer. It works by `.backward()`, under `torch.func` transforms and in compiled code. A
+    parameter that the loss does not use has gradient zero. Under `torch.no_grad()` no graph is kept.
+
+    Args:
+        loss: `loss(params, batch)` that returns a tensor of shape `()`; with `buffers`, `loss(params, batch, buffers)`
+            that returns `(value, buffers)`.
+        params: Where to start, a tensor or pytree of real floating-point tensors.
+        task: The batch of every step (a tensor, tuple, list, dict or None); or a callable of the step, counted from 0;
+            or an iterable with a batch a step.
+        optimizer: A functional optimizer of `hodiff.meta`.
+        steps: Number of steps $T$.
+        state: The optimizer's state to go on from; by default `optimizer.init(params)`.
+        buffers: Pytree of what the loss carries from step to step without derivatives, as running statistics. The loss
+            gets a copy that it may change in place.
+        first_order: Whether gradients count as constants: $\partial \theta_{t+1} / \partial \theta_t$ is that of $U_t$
+            in its first argument, the identity for `SGD` without weight decay.
+        checkpoint: Keep every k-th state only and compute the steps between again, for derivatives of any order; about
+            $\sqrt T$ is least memory. Random numbers are replayed.
+        truncate: Differentiate the last k steps only. Those before are constants, except that $\theta_{T-k}$ counts as
+            $\theta_0$ plus a constant.
+        clip: Largest norm of all gradients of a step together, clipped as `torch.nn.utils.clip_grad_norm_` does, but
+            differentiably; or a function from gradients to gradients.
+        route: How the gradient is differentiated: "reverse-over-reverse"; "forward-over-reverse", which stores the
+            parameters of each step and nothing of the gradient's computation; or "auto", the former, which was as fast
+            or faster on all networks that we measured (docs/meta.md).
+        generator: Seeds the random numbers that the loss draws; the global state is then left alone.
+        check_finite: Whether to raise if numbers are not finite. The batches are kept until the end for that.
+        correct: Whether hodiff's rules take the place of torch's wrong and missing ones in the loss.
+        history: Whether to return an `Adaptation` instead of the parameters.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The adapted parameters with the structure of `params`, or an `Adaptation`.
+
+    Raises:
+        InputError: If an argument is not what it should be, the loss is no real number or does not depend on the
+            parameters, or the task ends early.
+        NonFiniteError: If a loss, gradient or parameter is not finite; the message says at which step, and which.
+        RouteError: If the derivative of the gradient does not exist.
+
+    Example:
+        >>> import torch
+        >>> from hodiff.meta import SGD, adapt
+        >>> w = torch.tensor(2.0, requires_grad=True)
+        >>> adapted = adapt(lambda w, batch: (w - batch) ** 2, w, torch.tensor(1.0), SGD(0.25), steps=3)
+        >>> adapted
+        tensor(1.1250, grad_fn=...)
+        >>> torch.autograd.grad(adapted, w)[0]
+        tensor(0.1250)
+
+    Source: C. Finn, P. Abbeel, S. Levine, "Model-agnostic meta-learning for fast adaptation of deep networks", 2017,
+    eq. 1; truncation: A. Shaban et al., "Truncated back-propagation for bilevel optimization", 2019, section 3; the
+    mixed route: I. Kemaev et al., "Scalable meta-learning via mixed-mode differentiation", 2025, section 3.
+    """
+    leaves, spec = _validate(loss, params, optimizer, steps, checkpoint, truncate, clip, route)
+    gradient = constant_gradient if first_order else GRADIENTS[route]
+    again = not first_order and (torch.is_grad_enabled() or not in_plain_eager())
+    bound = InnerLoss(loss, spec, buffers is not None, correct, again)
+    loop = Loop(bound, gradient, optimizer, clip)
+    source = batch_source(task, steps, "adapt")
+    params = pytree.tree_map(recordable, params)
+    start: Point = (params, optimizer.init(params) if state is None else state, () if buffers is None else buffers)
+    point, losses, batches = start, [], []
+    constant = 0 if truncate is None else max(0, steps - truncate)
+    # torch.compile traces no progress bars.
+    bar = tqdm(total=steps, unit=" steps") if progress else None
+    with nullcontext() if generator is None else seeded(generator, leaves):
+        replay = Surroundings(leaves, []) if check_finite and not torch.compiler.is_compiling() else None
+        for first, stop, method in segments(steps, constant, checkpoint):
+            segment = [pytree.tree_map_only(Tensor, recordable, source(step)) for step in range(first, stop)]
+            point, values = getattr(loop, method)(point, segment)
+            losses += values
+            batches += segment if replay else []
+            if bar is not None:
+                bar.update(stop - first)
+        if replay and not all_finite((point[0], losses)):
+            with replay.restored(), torch.no_grad():
+                explain(replace(loop, gradient=constant_gradient).step, detached(start), batches)
+    if bar is not None:
+        bar.close()
+    if not history:
+        return point[0]
+    return Adaptation(*point, torch.stack(losses) if losses else leaves[0].new_zeros(0))
+
+
+def _validate(
+    loss: Any, params: Any, optimizer: Any, steps: Any, checkpoint: Any, truncate: Any, clip: Any, route: Any
+) -> tuple[tuple[Tensor, ...], pytree.TreeSpec]:
+    if not callable(loss):
+        raise InputError(f"adapt: loss: expected a callable, got {describe(loss)}.")
+    if not isinstance(optimizer, Optimizer):
+        remedy = "; convert it with hodiff.meta.from_torch" if isinstance(optimizer, torch.optim.Optimizer) else ""
+        raise InputError(f"adapt: optimizer: expected one of hodiff.meta, got {type(optimizer).__name__}{remedy}.")
+    for name, value, least in (("steps", steps, 0), ("checkpoint", checkpoint, 1), ("truncate", truncate, 0)):
+        if value is None and name != "steps":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"adapt: {name}: expected an int of at least {least}, got {describe(value)}.")
+    number = isinstance(clip, (int, float)) and not isinstance(clip, bool) and clip > 0
+    if not (clip is None or number or isinstance(clip, Tensor) or callable(clip)):
+        raise InputError(f"adapt: clip: expected a positive norm, a function or None, got {describe(clip)}.")
+    if route not in GRADIENTS:
+        known = ", ".join(map(repr, GRADIENTS))
+        raise InputError(f"adapt: route: expected one of {known}, got {route!r}.")
+    return flatten_primals(params, "adapt", "params")

@@ -1,0 +1,203 @@
+"""The gradient of an inner loss, by the routes that its derivative may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+from torch.utils import _pytree as pytree
+
+from hodiff.corrections import Corrections
+from hodiff.derivatives.functions import in_plain_eager
+from hodiff.derivatives.products import hvp
+from hodiff.derivatives.trees import PyTree, describe, tensors_in
+from hodiff.errors import InputError, RouteError
+from hodiff.functions.checkpoint import Call
+from hodiff.functions.programs import Checkpoint, Program, Tensors, _inside_dual_level
+from hodiff.graphs import inspect_graph
+from hodiff.meta.optimizer import root
+
+# Of the leaves of the parameters: the value, gradients by the leaves, and buffers.
+Gradient = tuple[Tensor, list[Tensor], PyTree]
+Loss = Callable[[Sequence[Tensor], PyTree, PyTree], tuple[Tensor, PyTree]]
+
+
+class InnerLoss:
+    """The user's loss as a function of the leaves of the parameters, a batch and buffers; always with new buffers."""
+
+    def __init__(self, loss: Callable[..., Any], spec: pytree.TreeSpec, has_buffers: bool, correct: bool, again: bool):
+        self.loss, self.spec, self.has_buffers = loss, spec, has_buffers
+        self.mode: Any = Corrections() if correct else nullcontext()
+        self._unseen = again
+
+    def __call__(self, leaves: Sequence[Tensor], batch: PyTree, buffers: PyTree) -> tuple[Tensor, PyTree]:
+        """Evaluate, and refuse what is no loss."""
+        params = pytree.tree_unflatten(list(leaves), self.spec)
+        with self.mode:
+            result = self.loss(params, batch, buffers) if self.has_buffers else (self.loss(params, batch), ())
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise InputError(f"adapt: loss: expected (value, buffers) with buffers, got {describe(result)}.")
+        value, buffers = result
+        if not (isinstance(value, Tensor) and value.shape == () and value.is_floating_point()):
+            raise InputError(
+                f"adapt: loss: expected a function that returns a real tensor of shape (), got {describe(value)}; "
+                "reduce it with .sum() or .mean()."
+            )
+        if self._unseen and not torch.compiler.is_compiling():
+            _refuse_once_differentiable(value)
+            self._unseen = False
+        return value, detached(buffers)
+
+
+def constant_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:
+    """The gradient as a constant to all outer derivatives."""
+    leaves = [leaf.detach() for leaf in leaves]
+    if in_plain_eager():
+        value, gradients, buffers = _recorded(loss, leaves, batch, buffers, again=False)
+    else:
+        value, gradients, buffers = transformed_gradient(loss, leaves, batch, buffers)
+    return value.detach(), [each.detach() for each in gradients], detached(buffers)
+
+
+def reverse_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:
+    """The gradient by a reverse pass, to be differentiated by another."""
+    if not in_plain_eager():
+        return transformed_gradient(loss, leaves, batch, buffers)
+    return _recorded(loss, leaves, batch, buffers, again=torch.is_grad_enabled())
+
+
+def transformed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:
+    """The gradient inside of `torch.func` transforms and compiled code."""
+
+    def guarded(leaves: Tensors) -> tuple[Tensor, PyTree]:
+        # A copy belongs to this transform, so that modules may update it in place.
+        value, new = loss(leaves, batch, copied(buffers))
+        if not torch.compiler.is_compiling() and not value.requires_grad:
+            raise independent()
+        return value, new
+
+    gradients, (value, buffers) = grad_and_value(guarded, has_aux=True)(list(leaves))
+    return value, gradients, buffers
+
+
+def _recorded(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree, again: bool) -> Gradient:
+    with torch.enable_grad():
+        # An alias keeps a parameter apart from itself where the loss closes over it, as a proximal term does.
+        aliases = [leaf.view_as(leaf) if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in leaves]
+        value, buffers = loss(aliases, batch, copied(buffers))
+        if not value.requires_grad:
+            raise independent()
+        if again and not any(each.requires_grad for each in (*leaves, *tensors_in(batch))):
+            # Only what the loss closes over can ask for a derivative. Without such, a graph would be kept for nothing.
+            own = set(map(id, aliases))
+            again = any(id(leaf) not in own for leaf in inspect_graph(value)[0])
+        gradients = torch.autograd.grad(value, aliases, create_graph=again, allow_unused=True)
+    if all(each is None for each in gradients):
+        raise independent()
+    filled = [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves, strict=True)]
+    return value if again else value.detach(), filled, buffers
+
+
+def mixed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:
+    """The gradient as one node, whose derivative pushes a tangent through it instead of pulling back twice."""
+    if torch.compiler.is_compiling():  # which stores what it likes itself
+        return transformed_gradient(loss, leaves, batch, buffers)
+
+    def kept(leaves: Sequence[Tensor], batch: PyTree, buffers: PyTree) -> tuple[Tensor, PyTree]:
+        return loss(leaves, batch, copied(buffers))
+
+    call = Call("adapt", kept, (list(leaves), batch, buffers), {})
+    program = _GradientProgram(call, len(leaves))
+    value, *rest = Checkpoint.call(program, *call.take_inputs())
+    return value, rest[: len(leaves)], pytree.tree_unflatten(rest[len(leaves) :], pytree.tree_flatten(buffers)[1])
+
+
+class _GradientProgram(Program):
+    """Value and gradient of a call by its first operands, and what it returns besides.
+
+    The derivative of the gradient along cotangents u is that of the slope along u: by the symmetry of second
+    derivatives one forward pass over one reverse pass gives it for all operands, and nothing is stored between.
+    """
+
+    def __init__(self, call: Call, count: int):
+        self.call, self.count, self.name = call, count, call.name
+
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Compute them."""
+
+        def loss(leaves: Sequence[Tensor], batch: PyTree, buffers: PyTree) -> tuple[Tensor, PyTree]:
+            del batch, buffers
+            value, *rest = self.call.run(*leaves, *inputs[self.count :])
+            return value, rest
+
+        leaves = inputs[: self.count]
+        if in_plain_eager():
+            again = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+            value, gradients, rest = _recorded(loss, leaves, None, (), again)
+        else:
+            value, gradients, rest = transformed_gradient(loss, leaves, None, ())
+        return value, *gradients, *rest
+
+    def pull(self, inputs: Tensors, cotangents: Sequence[Tensor | None], needed: Sequence[int]) -> list[Tensor | None]:
+        """One Hessian-vector product, forward over reverse, for all that is needed."""
+        of_value, directions = cotangents[0], cotangents[1 : 1 + self.count]
+        others = [of_value, *cotangents[1 + self.count :]]
+        # torch.func.jvp refuses to run inside of torch.autograd.forward_ad.
+        if _inside_dual_level() or any(each is not None for each in others):
+            return super().pull(inputs, cotangents, needed)
+        active = sorted({*range(self.count), *needed})
+
+        def value(moving: Sequence[Tensor]) -> Tensor:
+            point = list(inputs)
+            for i, each in zip(active, moving, strict=True):
+                point[i] = each
+            return self.call.run(*point)[0]
+
+        tangents = [directions[i] if i < self.count else None for i in active]
+        point = [inputs[i] for i in active]
+        filled = [torch.zeros_like(x) if t is None else t for t, x in zip(tangents, point, strict=True)]
+        products = dict(
+            zip(active, hvp(value, point, filled, route="forward-over-reverse", correct=False), strict=True)
+        )
+        return [products[i] for i in needed]
+
+
+def _refuse_once_differentiable(value: Tensor) -> None:
+    """Refuse a loss whose gradient torch would take for a constant."""
+    _, once = inspect_graph(value)
+    if once is not None:
+        raise RouteError(
+            f"adapt: {once}.backward is marked once_differentiable, so that the meta-gradient through the inner "
+            "gradient does not exist; use first_order=True, or write that Function with hodiff.custom_vjp."
+        )
+
+
+def independent() -> InputError:
+    """The error for an inner loss that autograd cannot trace back to any parameter."""
+    return InputError(
+        "adapt: loss: expected a loss that depends on the parameters, got one that does not; look for .detach(), "
+        ".item(), NumPy code, torch.no_grad(), or parameters read from the module instead of the argument (use "
+        "torch.func.functional_call)."
+    )
+
+
+def detached(tree: PyTree) -> PyTree:
+    """The tree without graphs."""
+    return pytree.tree_map_only(Tensor, torch.Tensor.detach, tree)
+
+
+def copied(tree: PyTree) -> PyTree:
+    """The tree in other memory."""
+    return pytree.tree_map_only(Tensor, torch.Tensor.clone, tree)
+
+
+def clipped(gradients: Sequence[Tensor], max_norm: Any) -> list[Tensor]:
+    """Gradients scaled so that the norm of all together is at most `max_norm`, as `clip_grad_norm_` of torch does."""
+    squares = [each.square().sum() for each in gradients]
+    norm = root(torch.stack(squares).sum())
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return [each * factor for each in gradients]

@@ -1,0 +1,283 @@
+"""Gradients of an outer loss by hyperparameters, through the minimum of an inner loss."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.corrections import corrected
+from hodiff.derivatives.trees import PyTree, describe, flatten_primals
+from hodiff.errors import HodiffWarning, InputError
+from hodiff.meta.adaptation import adapt
+from hodiff.meta.conjugate_gradients import conjugate_gradients
+from hodiff.meta.finite import NonFiniteError
+from hodiff.meta.inverse_products import (
+    InnerHessian,
+    Inverse,
+    by_conjugate_gradients,
+    by_neumann_series,
+    by_nystrom,
+    norm,
+    pulled,
+)
+from hodiff.meta.optimizer import Optimizer
+from hodiff.meta.sgd import SGD
+
+# The rule, how many iterations or columns by default, and the relative residual that counts as solved.
+INVERSES: dict[str, tuple[Callable[..., Inverse], int, float]] = {
+    "implicit-cg": (by_conjugate_gradients, 100, 1e-6),
+    "neumann": (by_neumann_series, 500, 1e-3),
+    "nystrom": (by_nystrom, 20, 1e-1),
+}
+METHODS = ("unroll", *INVERSES)
+# Products that the estimate of the error may take.
+ERROR_STEPS = 20
+
+
+@dataclass(eq=False)
+class Hypergradient:
+    """A hypergradient and how far it can be trusted.
+
+    Attributes:
+        value: The gradient of the outer loss, with the structure of the hyperparameters, without a graph.
+        params: Where the inner loss was taken to be minimal; for "unroll" the parameters after the last step.
+        outer: The outer loss there.
+        error_estimate: Estimated norm of the error of `value`: from the linear system, by some steps of conjugate
+            gradients for its residual; for "unroll", from the value after half as many steps, extrapolated.
+        residual: Relative residual of the linear system; for "unroll", the norm of the inner gradient at the end over
+            that at the start.
+        outer_error: First-order estimate of how much the outer loss would change on the way to the true minimum; for
+            "unroll", extrapolated from half the steps.
+        products: How many products with the inner Hessian were taken; for "unroll", steps that were differentiated.
+    """
+
+    value: PyTree
+    params: PyTree
+    outer: float
+    error_estimate: float
+    residual: float
+    outer_error: float
+    products: int
+
+
+def hypergradient(
+    outer: Callable[[Any, Any], Tensor],
+    inner: Callable[[Any, Any], Tensor],
+    params: PyTree,
+    hyper: PyTree,
+    method: str = "implicit-cg",
+    *,
+    iterations: int | None = None,
+    tolerance: float | None = None,
+    damping: float | None = None,
+    step: float | None = None,
+    steps: int = 100,
+    optimizer: Optimizer | None = None,
+    generator: torch.Generator | None = None,
+) -> Hypergradient:
+    r"""Gradient of an outer loss in hyperparameters, through the minimum of an inner loss.
+
+    $$ \frac{d}{d\phi} F(\theta^*(\phi), \phi) = \partial_\phi F
+       - \partial_\phi \partial_\theta G \, (\partial_\theta^2 G + \rho I)^{-1} \partial_\theta F, \qquad
+       \theta^*(\phi) = \arg\min_\theta G(\theta, \phi) $$
+
+    "implicit-cg" solves by conjugate gradients, "neumann" sums $\alpha \sum_k (I - \alpha \partial_\theta^2 G)^k$,
+    "nystrom" inverts a low-rank approximation from random columns; these need `params` at the minimum. "unroll" starts
+    at `params`, takes steps of an optimizer and differentiates them.
+
+    Args:
+        outer: $F(\theta, \phi)$, a tensor of shape `()`.
+        inner: $G(\theta, \phi)$, a tensor of shape `()`.
+        params: $\theta$, a tensor or pytree of real floating-point tensors.
+        hyper: $\phi$, likewise.
+        method: "unroll", "implicit-cg", "neumann" or "nystrom".
+        iterations: Most conjugate gradient steps (100), terms of the series (500), or columns (20).
+        tolerance: Relative residual of the linear system that counts as solved: 1e-6, 1e-3 or 0.1; a `HodiffWarning`
+            tells where it is not reached.
+        damping: $\rho$; by default 0, and 0.01 for "nystrom", which needs one.
+        step: $\alpha$ of "neumann"; by default 0.9 over the largest eigenvalue, from 20 products.
+        steps: Steps of "unroll".
+        optimizer: Functional optimizer of "unroll"; by default `SGD(0.01)`.
+        generator: Of the random columns of "nystrom" and of the power iteration of "neumann".
+
+    Returns:
+        The hypergradient with its error estimates.
+
+    Raises:
+        InputError: If an argument is not what it should be, the inner loss does not depend on the parameters, or the
+            outer loss depends neither on them nor on the hyperparameters, or on the latter by no path.
+        NonFiniteError: If the inner loop of "unroll" or the result is not finite.
+
+    Example:
+        >>> import torch
+        >>> inner = lambda w, weight: ((w - 1) ** 2 + weight * w**2).sum()
+        >>> weight = torch.tensor(1.0)
+        >>> result = hypergradient(lambda w, _: w.sum(), inner, torch.tensor([0.5]), weight)
+        >>> result.value  # of 1 / (1 + weight)
+        tensor(-0.2500)
+
+    Source: J. Lorraine, P. Vicol, D. Duvenaud, "Optimizing millions of hyperparameters by implicit differentiation",
+    2020, eq. 2 and 4; R. Hataya & M. Yamada, "Nyström method for accurate and scalable implicit differentiation", 2023,
+    eq. 6; unrolling: L. Franceschi et al., "Forward and reverse gradient-based hyperparameter optimization", 2017.
+    """
+    for name, f in (("outer", outer), ("inner", inner)):
+        if not callable(f):
+            raise InputError(f"hypergradient: {name}: expected a callable, got {describe(f)}.")
+    if method not in METHODS:
+        raise InputError(f"hypergradient: method: expected one of {', '.join(METHODS)}, got {method!r}.")
+    for name, count in (("iterations", iterations), ("steps", steps)):
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise InputError(f"hypergradient: {name}: expected a positive int, got {describe(count)}.")
+    if damping is None:
+        damping = 0.01 if method == "nystrom" else 0.0
+    if damping < 0 or (method == "nystrom" and damping == 0):
+        raise InputError(f"hypergradient: damping: expected a number above 0, got {damping!r}.")
+    problem = _Problem(outer, inner, params, hyper)
+    if method == "unroll":
+        return _unrolled(problem, steps, SGD(0.01) if optimizer is None else optimizer)
+    make, default_iterations, default_tolerance = INVERSES[method]
+    tolerance = default_tolerance if tolerance is None else tolerance
+    result = _implicit(
+        problem, damping, lambda H: make(H, iterations or default_iterations, tolerance, step, generator)
+    )
+    # A NaN is no success either.
+    if not result.residual <= tolerance:
+        warnings.warn(
+            f"hypergradient: {method} left a relative residual of {result.residual:.1e}, above "
+            f"tolerance={tolerance:g}; the error of the value is estimated in error_estimate. Raise iterations, or "
+            "damping if the inner Hessian is not positive definite.",
+            HodiffWarning,
+            stacklevel=2,
+        )
+    if result.outer_error > 1e-2 * abs(result.outer):
+        warnings.warn(
+            f"hypergradient: params is not at the minimum of inner: on the way there the outer loss {result.outer:.3g} "
+            f"would change by about {result.outer_error:.1e}; minimise inner further, or use method='unroll'.",
+            HodiffWarning,
+            stacklevel=2,
+        )
+    return result
+
+
+class _Problem:
+    """Both losses at a point, with fresh leaves."""
+
+    def __init__(self, outer: Callable[..., Any], inner: Callable[..., Any], params: PyTree, hyper: PyTree):
+        self.outer, self.inner = outer, inner
+        leaves, self.spec = flatten_primals(params, "hypergradient", "params")
+        hypers, self.hyper_spec = flatten_primals(hyper, "hypergradient", "hyper")
+        self.leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        self.hypers = [leaf.detach().requires_grad_() for leaf in hypers]
+        self.params = pytree.tree_unflatten(self.leaves, self.spec)
+        self.hyper = pytree.tree_unflatten(self.hypers, self.hyper_spec)
+
+    def evaluate(self, name: str, params: PyTree) -> Tensor:
+        value = getattr(self, name)(params, self.hyper)
+        if not (isinstance(value, Tensor) and value.shape == () and value.is_floating_point()):
+            raise InputError(
+                f"hypergradient: {name}: expected a real tensor of shape (), got {describe(value)}; reduce it with "
+                ".sum() or .mean()."
+            )
+        if not value.requires_grad:
+            raise InputError(
+                f"hypergradient: {name}: expected a loss that depends on the parameters or hyperparameters, got one "
+                "that does not; look for .detach(), .item(), NumPy code or torch.no_grad()."
+            )
+        return value
+
+
+def _implicit(problem: _Problem, damping: float, make: Callable[[InnerHessian], Inverse]) -> Hypergradient:
+    with torch.enable_grad(), corrected():
+        value = problem.evaluate("outer", problem.params)
+        both = [*problem.leaves, *problem.hypers]
+        found = torch.autograd.grad(value, both, allow_unused=True)
+        G = problem.evaluate("inner", problem.params)
+        slopes = torch.autograd.grad(G, problem.leaves, create_graph=True, allow_unused=True)
+    count = len(problem.leaves)
+    _require_dependence(slopes, "inner: expected a loss that depends on params")
+    _require_dependence(found[:count], "outer: expected a loss that depends on params")
+    slopes = tuple(torch.zeros_like(x) if s is None else s for s, x in zip(slopes, problem.leaves, strict=True))
+    filled = [torch.zeros_like(x) if g is None else g for g, x in zip(found, both, strict=True)]
+    of_params, direct = filled[:count], filled[count:]
+    H = InnerHessian(slopes, problem.leaves, damping)
+    solve = make(H)
+    x = solve(of_params)
+    left = [b - Hx for b, Hx in zip(of_params, H(x), strict=True)]
+    mixed = pulled(slopes, problem.hypers, x)
+    if not any(g is not None for g in found[count:]) and not any(each.any() for each in mixed) and norm(x) > 0:
+        _require_path(slopes, problem.hypers)
+    result = [d - m for d, m in zip(direct, mixed, strict=True)]
+    # Conjugate gradients tell in a few steps how large the error is, whatever made it.
+    error = conjugate_gradients(H, left, steps=ERROR_STEPS, tolerance=0.1).value
+    scale = norm(of_params)
+    outer_error = torch.stack([(s.detach() * each).sum() for s, each in zip(slopes, x, strict=True)]).sum()
+    for name, tensors in (("gradient of outer", filled), ("gradient of inner", slopes), ("result", result)):
+        if not all(each.isfinite().all() for each in tensors):
+            raise NonFiniteError(f"hypergradient: the {name} is not finite at params.")
+    return Hypergradient(
+        value=pytree.tree_unflatten(result, problem.hyper_spec),
+        params=pytree.tree_map(Tensor.detach, problem.params),
+        outer=float(value.detach()),
+        error_estimate=norm(pulled(slopes, problem.hypers, error)),
+        residual=norm(left) / scale if scale else 0.0,
+        outer_error=abs(float(outer_error)),
+        products=H.products,
+    )
+
+
+def _unrolled(problem: _Problem, steps: int, optimizer: Optimizer) -> Hypergradient:
+    def after(count: int) -> tuple[list[Tensor | None], PyTree, float, float]:
+        with torch.enable_grad():
+            params = adapt(problem.inner, problem.params, problem.hyper, optimizer, count)
+            with corrected():
+                value = problem.evaluate("outer", params)
+            gradient = torch.autograd.grad(value, problem.hypers, allow_unused=True)
+        return list(gradient), pytree.tree_map(Tensor.detach, params), float(value.detach()), slope(params)
+
+    def slope(params: PyTree) -> float:
+        leaves = [leaf.detach().requires_grad_() for leaf in pytree.tree_leaves(params)]
+        with torch.enable_grad(), corrected():
+            G = problem.evaluate("inner", pytree.tree_unflatten(leaves, problem.spec))
+            return norm(torch.autograd.grad(G, leaves, materialize_grads=True))
+
+    whole, params, outer, slope_at_end = after(steps)
+    _require_dependence(whole, "outer: expected a loss that hyper can reach, by itself or through inner")
+    half, _, outer_before, slope_before = after(steps // 2)
+    value = [torch.zeros_like(x) if g is None else g for g, x in zip(whole, problem.hypers, strict=True)]
+    change = [v if h is None else v - h for v, h in zip(value, half, strict=True)]
+    # What shrank by a ratio on the second half of the way shrinks by it again: the rest of a geometric series.
+    ratio = slope_at_end / slope_before if slope_before else 0.0
+    rest = ratio / (1 - ratio) if ratio < 0.5 else 1.0
+    start = slope(problem.params)
+    return Hypergradient(
+        value=pytree.tree_unflatten(value, problem.hyper_spec),
+        params=params,
+        outer=outer,
+        error_estimate=rest * norm(change),
+        residual=slope_at_end / start if start else 0.0,
+        outer_error=rest * abs(outer - outer_before),
+        products=steps + steps // 2,
+    )
+
+
+def _require_dependence(gradients: Any, what: str) -> None:
+    if all(each is None for each in gradients):
+        raise InputError(
+            f"hypergradient: {what}, got one that does not; look for .detach(), .item(), NumPy code or torch.no_grad()."
+        )
+
+
+def _require_path(slopes: Any, hypers: list[Tensor]) -> None:
+    alive = [each for each in slopes if each.requires_grad]
+    found = torch.autograd.grad(
+        alive, hypers, [torch.ones_like(s) for s in alive], retain_graph=True, allow_unused=True
+    )
+    _require_dependence(
+        found, "hyper: expected hyperparameters that the outer loss can reach, by itself or through inner"
+    )

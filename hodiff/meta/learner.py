@@ -1,0 +1,205 @@
+"""What the meta-learners share: a module's loss on many tasks at once, and the inner loop on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from hodiff.corrections import corrected
+from hodiff.derivatives.chunks import spans
+from hodiff.derivatives.functions import in_plain_eager, leave_inference_mode
+from hodiff.derivatives.trees import describe
+from hodiff.errors import InputError
+from hodiff.meta.adaptation import Adaptation, adapt
+from hodiff.meta.gradients import clipped
+from hodiff.meta.norms import POLICIES, average, frozen_norms, moving_statistics, stacked
+from hodiff.meta.optimizer import Optimizer, Setting
+from hodiff.meta.sgd import SGD
+
+Parameters = dict[str, Tensor]
+# Inputs and targets, each with the tasks in front.
+Batch = tuple[Tensor, Tensor]
+
+
+class MetaLearner(nn.Module):
+    """Base of the meta-learners; a subclass says what it minimises over tasks.
+
+    Tasks are a tuple of tensors with the tasks in front, `(support_x, support_y, query_x, query_y)`, or a list of such
+    tuples without that dimension, whose shapes may differ. Equal tasks go through the module together: the inner loops
+    of all of them are one inner loop on the sum of their losses, whose gradients are each task's own.
+
+    Attributes:
+        module: The user's module, whose trainable parameters are the meta-parameters.
+        names: The names of the parameters that are adapted.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[[Any, Tensor], Tensor],
+        lr: Setting = 0.01,
+        steps: int = 1,
+        *,
+        optimizer: Optimizer | None = None,
+        first_order: bool = False,
+        checkpoint: int | None = None,
+        truncate: int | None = None,
+        clip: float | Tensor | None = None,
+        route: str = "auto",
+        batch_norm: str = "per-task",
+        chunk_size: int | None = None,
+        generator: torch.Generator | None = None,
+        check_finite: bool = True,
+    ):
+        super().__init__()
+        caller = type(self).__name__
+        if not isinstance(module, nn.Module):
+            raise InputError(f"{caller}: module: expected an nn.Module, got {describe(module)}.")
+        if not callable(loss):
+            raise InputError(f"{caller}: loss: expected a function of (prediction, target), got {describe(loss)}.")
+        if batch_norm not in POLICIES:
+            raise InputError(f"{caller}: batch_norm: expected one of {', '.join(POLICIES)}, got {batch_norm!r}.")
+        if chunk_size is not None and (
+            isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1
+        ):
+            raise InputError(f"{caller}: chunk_size: expected a positive int or None, got {describe(chunk_size)}.")
+        # Asked once: tangents and replaced parameters of torch.func do not say whether they require a gradient.
+        self.names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        if not self.names:
+            raise InputError(f"{caller}: module: expected parameters that require gradients, got none.")
+        self.module, self.loss, self.steps = module, loss, steps
+        self.inner_optimizer = SGD(lr) if optimizer is None else optimizer
+        self.batch_norm, self.chunk_size = batch_norm, chunk_size
+        self.options: dict[str, Any] = {
+            "first_order": first_order,
+            "checkpoint": checkpoint,
+            "truncate": truncate,
+            "clip": None if clip is None else vmap(partial(_clip, clip)),
+            "route": route,
+            "generator": generator,
+            "check_finite": check_finite,
+        }
+
+    @leave_inference_mode
+    def adapt(self, support: Batch, steps: int | None = None) -> Parameters:
+        """Adapt to one task.
+
+        Args:
+            support: Inputs and targets of the task.
+            steps: Number of steps, if not as many as in training.
+
+        Returns:
+            The adapted parameters by name, for `torch.func.functional_call(module, params, inputs)`.
+        """
+        batch = (support[0].unsqueeze(0), support[1].unsqueeze(0))
+        return {name: each[0] for name, each in self.adapt_all(batch, steps).params.items()}
+
+    @leave_inference_mode
+    def adapt_all(self, support: Batch, steps: int | None = None) -> Adaptation:
+        """Adapt to each of some tasks of equal shapes.
+
+        Args:
+            support: Inputs and targets, tasks in front.
+            steps: Number of steps, if not as many as in training.
+
+        Returns:
+            The adapted parameters and buffers, tasks in front.
+        """
+        tasks = len(support[0])
+        start = {name: each.expand(tasks, *each.shape) for name, each in self.adapted_parameters().items()}
+        buffers = stacked(moving_statistics(self.module, self.batch_norm), tasks)
+        steps = self.steps if steps is None else steps
+        optimizer = self.make_optimizer()
+        total = self.make_inner_loss(start)
+        return adapt(total, start, support, optimizer, steps, buffers=buffers, history=True, **self.options)
+
+    def adapted_parameters(self) -> Parameters:
+        """The parameters that are adapted, as they are before."""
+        parameters = dict(self.module.named_parameters())
+        return {name: parameters[name] for name in self.names}
+
+    def make_optimizer(self) -> Optimizer:
+        """What makes the inner steps."""
+        return self.inner_optimizer
+
+    def make_inner_loss(self, start: Parameters) -> Callable[..., tuple[Tensor, Parameters]]:
+        """The sum of the tasks' losses as a function of (params, batch, buffers), given where they start."""
+        del start
+
+        def total(params: Parameters, batch: Batch, buffers: Parameters) -> tuple[Tensor, Parameters]:
+            losses, buffers = self.losses(params, batch, buffers)
+            return losses.sum(), buffers
+
+        return total
+
+    def losses(self, params: Parameters, batch: Batch, buffers: Parameters) -> tuple[Tensor, Parameters]:
+        """The loss of each task, and what its forward pass made of the buffers."""
+        counters = {name: each for name, each in buffers.items() if not each.is_floating_point()}
+        moving = {name: each for name, each in buffers.items() if each.is_floating_point()}
+
+        def one(params: Parameters, batch: Batch, moving: Parameters) -> tuple[Tensor, Parameters]:
+            with frozen_norms(self.module, self.batch_norm):
+                prediction = functional_call(self.module, {**params, **moving, **counters}, (batch[0],))
+            return self.loss(prediction, batch[1]), moving
+
+        losses, moving = vmap(one, randomness="different")(params, batch, moving)
+        return losses, {**moving, **counters}
+
+    def query_losses(self, support: Batch, query: Batch) -> Tensor:
+        """Adapt to some tasks and evaluate each."""
+        adapted = self.adapt_all(support)
+        with corrected():
+            losses, buffers = self.losses(adapted.params, query, adapted.buffers)
+        self.keep_statistics(buffers)
+        self.require_reach(losses)
+        return losses
+
+    def keep_statistics(self, buffers: Parameters) -> None:
+        """Move the module's running statistics to the mean of the tasks', if that is the policy."""
+        if self.batch_norm == "shared" and buffers:
+            own = dict(self.module.named_buffers())
+            for name, each in average(buffers).items():
+                own[name].copy_(each.detach())
+
+    def require_reach(self, losses: Tensor) -> None:
+        """Refuse a query loss that no parameter can change."""
+        recorded = in_plain_eager() and torch.is_grad_enabled()
+        if recorded and not losses.requires_grad and any(p.requires_grad for p in self.adapted_parameters().values()):
+            raise InputError(
+                f"{type(self).__name__}: loss: expected a query loss that depends on the parameters, got one that "
+                "does not; look for .detach(), .item(), torch.no_grad() in the loss."
+            )
+
+    def chunks(self, tasks: Any, parts: int = 4) -> Iterator[tuple[Tensor, ...]]:
+        """Groups of tasks of equal shapes, in front."""
+        if isinstance(tasks, list):
+            for number, task in enumerate(tasks):
+                yield tuple(each.unsqueeze(0) for each in self._validated(task, parts, f"tasks[{number}]"))
+            if not tasks:
+                raise InputError(f"{type(self).__name__}: tasks: expected at least one task, got none.")
+            return
+        tensors = self._validated(tasks, parts, "tasks")
+        counts = [len(each) if each.dim() else 0 for each in tensors]
+        if len(set(counts)) != 1 or not counts[0]:
+            raise InputError(
+                f"{type(self).__name__}: tasks: expected tensors with the same number of tasks in front, at least one, "
+                f"got {', '.join(map(describe, tensors))}; pass a list of tuples where shapes differ."
+            )
+        for start, stop in spans(counts[0], self.chunk_size or counts[0]):
+            yield tuple(each[start:stop] for each in tensors)
+
+    def _validated(self, task: Any, parts: int, name: str) -> Sequence[Tensor]:
+        if not (isinstance(task, tuple) and len(task) >= parts and all(isinstance(each, Tensor) for each in task)):
+            wanted = ("support_x", "support_y", "query_x", "query_y")[:parts]
+            got = f"{len(task)} parts" if isinstance(task, tuple) else describe(task)
+            raise InputError(f"{type(self).__name__}: {name}: expected a tuple ({', '.join(wanted)}), got {got}.")
+        return task[:parts]
+
+
+def _clip(norm: Any, tree: Parameters) -> Parameters:
+    return dict(zip(tree, clipped(list(tree.values()), norm), strict=True))

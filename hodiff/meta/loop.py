@@ -1,0 +1,90 @@
+"""One inner loop: its step, and the segments that steps are stored, recomputed or cut off in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.derivatives.trees import PyTree
+from hodiff.functions.checkpoint import checkpoint as recomputed
+from hodiff.meta.gradients import Gradient, Loss, clipped, constant_gradient, detached
+from hodiff.meta.optimizer import Optimizer, OptimizerState
+
+# Parameters, the optimizer's state, and buffers.
+Point = tuple[PyTree, OptimizerState, PyTree]
+
+
+@dataclass(eq=False)
+class Loop:
+    """What is done in each step.
+
+    Attributes:
+        loss: The inner loss, of leaves.
+        gradient: How its gradient is computed.
+        optimizer: What makes a step of it.
+        clip: A norm, a function of gradients, or None.
+    """
+
+    loss: Loss
+    gradient: Callable[..., Gradient]
+    optimizer: Optimizer
+    clip: Any
+
+    def step(self, point: Point, batch: PyTree) -> tuple[Point, Tensor, PyTree]:
+        """The next point, the loss, and the gradients as the optimizer gets them."""
+        params, state, buffers = point
+        leaves, spec = pytree.tree_flatten(params)
+        value, gradients, buffers = self.gradient(self.loss, leaves, batch, buffers)
+        if self.clip is not None and not callable(self.clip):
+            gradients = clipped(gradients, self.clip)
+        tree = pytree.tree_unflatten(gradients, spec)
+        if callable(self.clip):
+            tree = self.clip(tree)
+        params, state = self.optimizer.update(tree, state, params)
+        return (params, state, buffers), value.detach(), tree
+
+    def run(self, point: Point, batches: Sequence[PyTree]) -> tuple[Point, list[Tensor]]:
+        """Some steps, and their losses."""
+        losses = []
+        for batch in batches:
+            point, value, _ = self.step(point, batch)
+            losses.append(value)
+        return point, losses
+
+    def run_recomputed(self, point: Point, batches: Sequence[PyTree]) -> tuple[Point, list[Tensor]]:
+        """The same, of which only the ends are kept."""
+        return recomputed(self.run, point, batches)
+
+    def run_constant(self, point: Point, batches: Sequence[PyTree]) -> tuple[Point, list[Tensor]]:
+        """The same as constants, but that the parameters count as where they started plus a constant."""
+        start, _, _ = point
+        constant = Loop(self.loss, constant_gradient, self.optimizer, self.clip)
+        with torch.no_grad():
+            point, losses = constant.run(detached(point), batches)
+        params, state, buffers = detached(point)
+        # The difference is zero in number, and one in derivative.
+        params = pytree.tree_map(lambda end, begin: end + (begin - begin.detach()), params, start)
+        return (params, state, buffers), losses
+
+
+def segments(steps: int, constant: int, checkpoint: int | None) -> Iterator[tuple[int, int, str]]:
+    """Where each segment starts and stops, and the method of `Loop` that runs it.
+
+    Args:
+        steps: Number of steps.
+        constant: How many at the start are not differentiated.
+        checkpoint: Length of the segments that are recomputed, or None.
+
+    Yields:
+        Start, stop, and the name of the method.
+    """
+    if constant:
+        yield 0, constant, "run_constant"
+    length = checkpoint or 1
+    for start in range(constant, steps, length):
+        yield start, min(start + length, steps), "run_recomputed" if checkpoint else "run"

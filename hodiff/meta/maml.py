@@ -1,0 +1,192 @@
+"""Meta-learners that differentiate through the inner loop: MAML, FOMAML, ANIL, Meta-SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hodiff.errors import InputError
+from hodiff.meta.learner import MetaLearner
+from hodiff.meta.optimizer import Optimizer
+from hodiff.meta.sgd import SGD
+
+
+class MAML(MetaLearner):
+    r"""Model-agnostic meta-learning.
+
+    $$ \min_\theta \frac1n \sum_{i=1}^n L_i^{\text{query}}(\theta_i'), \qquad
+       \theta_i' = \theta - \alpha \nabla L_i^{\text{support}}(\theta) \quad \text{(and further steps)} $$
+
+    Calling it returns that mean, differentiable in `parameters()` to any order. Tasks are a tuple `(support_x,
+    support_y, query_x, query_y)` of tensors with the tasks in front, which go through the module together under
+    `torch.func.vmap`; or a list of such tuples, one a task.
+
+    Args:
+        module: Any `nn.Module`, unchanged. Parameters that are frozen now stay as they are; tied ones stay tied.
+        loss: `loss(prediction, target)` of one task, a tensor of shape `()`.
+        lr: Inner learning rate $\alpha$, also a tensor with gradient.
+        steps: Number of inner steps.
+        optimizer: Functional optimizer for the inner steps, in place of `SGD(lr)`.
+        first_order: Whether inner gradients count as constants.
+        checkpoint: Recompute inner steps in segments of this length; see `adapt`.
+        truncate: Differentiate the last steps only; see `adapt`.
+        clip: Largest norm of a task's inner gradient.
+        route: How inner gradients are differentiated; see `adapt`.
+        batch_norm: What batch norms in training mode do with their running statistics: "per-task", each task moves a
+            copy that is dropped afterwards; "shared", the module's move to the mean of those copies; "frozen", they
+            normalise, as in evaluation, and do not move.
+        chunk_size: How many tasks go through the module at once; by default all.
+        generator: Seeds the random numbers of the inner loops, such as dropout's; by default torch's global state.
+        check_finite: Whether to raise if numbers in an inner loop are not finite.
+
+    Raises:
+        InputError: If an argument is not what it should be; when called, also if the tasks are not, or the loss does
+            not depend on the parameters.
+
+    Example:
+        >>> import torch
+        >>> maml = MAML(torch.nn.Linear(1, 1), torch.nn.functional.mse_loss, lr=0.1)
+        >>> optimizer = torch.optim.Adam(maml.parameters())
+        >>> x = torch.randn(3, 5, 1)  # three tasks of five examples
+        >>> loss = maml((x, 2 * x, x + 1, 2 * x + 2))
+        >>> loss.backward()
+        >>> optimizer.step()
+
+    Source: C. Finn, P. Abbeel, S. Levine, "Model-agnostic meta-learning for fast adaptation of deep networks", 2017,
+    algorithm 2.
+    """
+
+    def forward(self, tasks: Any) -> Tensor:
+        """The mean of the tasks' losses after adaptation."""
+        return torch.cat([
+            self.query_losses((support_x, support_y), (query_x, query_y))
+            for support_x, support_y, query_x, query_y in self.chunks(tasks)
+        ]).mean()
+
+
+class FOMAML(MAML):
+    r"""First-order MAML: inner gradients count as constants.
+
+    $$ \nabla_\theta \approx \frac1n \sum_{i=1}^n \nabla L_i^{\text{query}}(\theta_i') $$
+
+    Args:
+        module: Any `nn.Module`.
+        loss: `loss(prediction, target)` of one task.
+        lr: Inner learning rate.
+        steps: Number of inner steps.
+        **options: As for `MAML`, without `first_order`.
+
+    Raises:
+        InputError: As for `MAML`.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(3, 5, 1)
+        >>> fomaml = FOMAML(torch.nn.Linear(1, 1), torch.nn.functional.mse_loss, lr=0.1)
+        >>> fomaml((x, 2 * x, x, 2 * x)).backward()
+        >>> fomaml.module.weight.grad is not None
+        True
+
+    Source: C. Finn, P. Abbeel, S. Levine, 2017, section 5.2.
+    """
+
+    def __init__(self, module: nn.Module, loss: Callable[[Any, Tensor], Tensor], *args: Any, **options: Any):
+        super().__init__(module, loss, *args, first_order=True, **options)
+
+
+class ANIL(MAML):
+    r"""Almost no inner loop: MAML that adapts the head only, on features that all tasks share.
+
+    $$ \theta_i' = (\theta_{\text{body}},\; \theta_{\text{head}} - \alpha \nabla_{\text{head}} L_i^{\text{support}}) $$
+
+    Args:
+        module: Any `nn.Module`.
+        loss: `loss(prediction, target)` of one task.
+        lr: Inner learning rate.
+        steps: Number of inner steps.
+        head: Name, or names, of the submodules or parameters to adapt; by default the last submodule that has
+            trainable parameters of its own.
+        **options: As for `MAML`.
+
+    Raises:
+        InputError: If a name in `head` has no trainable parameter; and as for `MAML`.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+        >>> ANIL(net, torch.nn.functional.mse_loss).names
+        ['2.weight', '2.bias']
+
+    Source: A. Raghu, M. Raghu, S. Bengio, O. Vinyals, "Rapid learning or feature reuse? Towards understanding the
+    effectiveness of MAML", 2020, section 4.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[[Any, Tensor], Tensor],
+        *args: Any,
+        head: str | Sequence[str] | None = None,
+        **options: Any,
+    ):
+        super().__init__(module, loss, *args, **options)
+        if head is None:
+            head = self.names[-1].rpartition(".")[0]
+        heads = [head] if isinstance(head, str) else list(head)
+        found = {each: [name for name in self.names if f"{name}.".startswith(f"{each}.") or not each] for each in heads}
+        for each, names in found.items():
+            if not names:
+                raise InputError(f"ANIL: head: expected a name with trainable parameters, got {each!r}.")
+        self.names = [name for name in self.names if any(name in names for names in found.values())]
+
+
+class MetaSGD(MAML):
+    r"""MAML with a learned rate for every element of the parameters.
+
+    $$ \theta_i' = \theta - \alpha \circ \nabla L_i^{\text{support}}(\theta), \qquad
+       \min_{\theta, \alpha} \frac1n \sum_i L_i^{\text{query}}(\theta_i') $$
+
+    Args:
+        module: Any `nn.Module`.
+        loss: `loss(prediction, target)` of one task.
+        lr: What all rates are at the start.
+        steps: Number of inner steps.
+        **options: As for `MAML`, without `optimizer`.
+
+    Attributes:
+        lr: The rates, parameters with the shapes of `adapted_parameters()`.
+
+    Raises:
+        InputError: As for `MAML`, and if `lr` is no number.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(3, 5, 1)
+        >>> learner = MetaSGD(torch.nn.Linear(1, 1), torch.nn.functional.mse_loss, lr=0.1)
+        >>> learner((x, 2 * x, x, 2 * x)).backward()
+        >>> [rate.grad.shape for rate in learner.lr]
+        [torch.Size([1, 1]), torch.Size([1])]
+
+    Source: Z. Li, F. Zhou, F. Chen, H. Li, "Meta-SGD: learning to learn quickly for few-shot learning", 2017,
+    algorithm 1.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[[Any, Tensor], Tensor],
+        lr: float = 0.01,
+        steps: int = 1,
+        **options: Any,
+    ):
+        if isinstance(lr, bool) or not isinstance(lr, (int, float)):
+            raise InputError(f"MetaSGD: lr: expected a number to start from, got {type(lr).__name__}.")
+        super().__init__(module, loss, lr, steps, **options)
+        self.lr = nn.ParameterList(torch.full_like(each, lr) for each in self.adapted_parameters().values())
+
+    def make_optimizer(self) -> Optimizer:
+        """Descent by the learned rates."""
+        return SGD(dict(zip(self.names, self.lr, strict=True)))

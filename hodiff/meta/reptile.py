@@ -1,0 +1,53 @@
+"""Reptile, which moves towards adapted parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.meta.learner import MetaLearner
+
+
+class Reptile(MetaLearner):
+    r"""Reptile: the meta-gradient is the way back from the adapted parameters.
+
+    $$ g = \frac1n \sum_{i=1}^n (\theta - \theta_i'), \qquad
+       \theta_i' = U_i^k(\theta) \text{ held constant} $$
+
+    Calling it returns $\frac1{2n} \sum_i \lVert \theta - \theta_i' \rVert^2$, whose gradient that is. Tasks are
+    `(support_x, support_y)` with the tasks in front, or a list of such pairs; what follows in a tuple is not used.
+
+    Args:
+        module: Any `nn.Module`.
+        loss: `loss(prediction, target)` of one task.
+        lr: Inner learning rate.
+        steps: Number of inner steps; with one the meta-gradient is that of joint training.
+        **options: As for `MAML`.
+
+    Raises:
+        InputError: As for `MAML`.
+
+    Example:
+        >>> import torch
+        >>> reptile = Reptile(torch.nn.Linear(1, 1), torch.nn.functional.mse_loss, lr=0.1, steps=3)
+        >>> x = torch.randn(3, 5, 1)
+        >>> reptile((x, 2 * x)).backward()
+        >>> reptile.module.weight.grad.shape
+        torch.Size([1, 1])
+
+    Source: A. Nichol, J. Achiam, J. Schulman, "On first-order meta-learning algorithms", 2018, algorithm 2.
+    """
+
+    def forward(self, tasks: Any) -> Tensor:
+        """Half the mean squared distance to the adapted parameters."""
+        return torch.cat([self._distances(*pair) for pair in self.chunks(tasks, parts=2)]).mean()
+
+    def _distances(self, support_x: Tensor, support_y: Tensor) -> Tensor:
+        with torch.no_grad():
+            adapted = self.adapt_all((support_x, support_y))
+        self.keep_statistics(adapted.buffers)
+        start = self.adapted_parameters()
+        squares = [(start[name] - end.detach()).square().flatten(1).sum(1) for name, end in adapted.params.items()]
+        return torch.stack(squares).sum(0) / 2

@@ -1,0 +1,79 @@
+"""Stochastic gradient descent, as `torch.optim.SGD` does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.meta.optimizer import Optimizer, Setting, Slots, add_scaled, is_active
+
+
+@dataclass(frozen=True, eq=False)
+class SGD(Optimizer):
+    r"""Gradient descent with momentum.
+
+    $$ b_t = \mu\, b_{t-1} + (1 - \tau)\, g_t, \qquad \theta_t = \theta_{t-1} - \gamma\, b_t
+       \quad \text{(Nesterov: } g_t + \mu\, b_t \text{ in place of } b_t\text{)} $$
+
+    with $b_1 = g_1$. Settings may be tensors with gradients, and pytrees with the structure of the parameters.
+
+    Args:
+        lr: Learning rate $\gamma$.
+        momentum: $\mu$.
+        dampening: $\tau$.
+        weight_decay: $\lambda$; $\lambda \theta$ is added to the gradient.
+        nesterov: Whether to look ahead.
+        maximize: Whether to ascend.
+
+    Raises:
+        InputError: If a setting is out of its range, or `nesterov` goes without momentum or with dampening.
+
+    Example:
+        >>> import torch
+        >>> lr = torch.tensor(0.1, requires_grad=True)
+        >>> sgd = SGD(lr)
+        >>> w = torch.tensor([1.0, 2.0])
+        >>> w, state = sgd.update(2 * w, sgd.init(w), w)
+        >>> torch.autograd.grad(w.sum(), lr)[0]
+        tensor(-6.)
+
+    Source: I. Sutskever, J. Martens, G. Dahl, G. Hinton, "On the importance of initialization and momentum in deep
+    learning", 2013, section 2, in the form of `torch.optim.SGD`.
+    """
+
+    lr: Setting = 1e-3
+    momentum: Setting = 0.0
+    dampening: Setting = 0.0
+    weight_decay: Setting = 0.0
+    nesterov: bool = False
+    maximize: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and (not _may_be_active(self.momentum) or _may_be_active(self.dampening)):
+            raise InputError(
+                f"SGD: nesterov: expected momentum above 0 and no dampening, got momentum={self.momentum!r} and "
+                f"dampening={self.dampening!r}."
+            )
+
+    def slots(self, param: Tensor) -> Slots:
+        """A buffer, if there is momentum."""
+        return {"momentum_buffer": torch.zeros_like(param)} if is_active(self.momentum) else {}
+
+    def rule(self, grad: Tensor, slots: Slots, param: Tensor, step: int) -> tuple[Tensor, Slots]:
+        """One step."""
+        direction = grad = self.decayed(grad, param)
+        if is_active(self.momentum):
+            if step > 1:
+                direction = add_scaled(slots["momentum_buffer"] * self.momentum, 1 - self.dampening, grad)
+            slots = {"momentum_buffer": direction}
+            if self.nesterov:
+                direction = add_scaled(grad, self.momentum, direction)
+        return add_scaled(param, -self.lr, direction), slots
+
+
+def _may_be_active(setting: Setting) -> bool:
+    return not isinstance(setting, (int, float)) or setting != 0

@@ -1,0 +1,43 @@
+"""The sine waves, run the way a newcomer runs them, only shorter."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "examples/maml_sinusoid.py", *arguments, "--no-progress"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_learns_and_checks_itself(tmp_path: Path) -> None:
+    figure = tmp_path / "figures" / "curves.png"
+    learners = ["maml", "fomaml", "anil", "meta-sgd", "reptile"]
+    done = run("--steps", "150", "--learners", ",".join(learners), "--output", str(figure))
+    assert done.returncode == 0, done.stderr
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    distance = re.search(r"is (\S+) \(relative\) away from finite differences", done.stdout)
+    assert distance is not None
+    assert float(distance[1]) < 1e-6
+    for learner in learners:
+        row = next(line for line in done.stdout.splitlines() if line.startswith(f"{learner}, K=5, seed 0"))
+        none, one, *_ = (float(cell) for cell in re.findall(r"([\d.]+) ± ", row))
+        assert one < 4.5, row
+        assert one < none or learner == "reptile", row
+
+
+def test_unknown_learners_are_named() -> None:
+    done = run("--learners", "maml,mammal")
+    assert done.returncode == 2
+    assert "got mammal" in done.stderr
