@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.memory import TITLE, Peak, dense_peaks
 from benchmarks.problems import Problem
-from benchmarks.workloads import authoring, checks, corrections, dense, functions, hvp, overhead
+from benchmarks.workloads import authoring, checks, corrections, dense, functions, hvp, operators, overhead
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class Workload:
 
 WORKLOADS = {
     "hvp": Workload("Hessian-vector products of three networks, float32", hvp.problems, rounds=30),
+    "operators": Workload(
+        "products with curvature operators of three networks, float32", operators.problems, rounds=30
+    ),
     "dense": Workload("dense Hessians of two classifiers, float32", dense.problems, rounds=10, peaks=dense_peaks),
     "overhead": Workload("what a product costs beyond its arithmetic", overhead.problems, rounds=100),
     "corrections": Workload("what corrections cost on three networks, float32", corrections.problems, rounds=30),

@@ -49,11 +49,16 @@ def time_table(result: Result, peers: Sequence[Row] = ()) -> str:
     return table(["", "ms", "gradients", "/ fastest torch", last], rows)
 
 
+# Workloads whose peers are timed for another one.
+SAME_PEERS = {"operators": "hvp"}
+
+
 def peer_rows(directory: Path, workload: str, problem: str) -> list[Row]:
     """What `python -m benchmarks.peers` found for a problem, if it was run."""
     path = directory / "peers.json"
     if not path.exists():
         return []
+    workload = SAME_PEERS.get(workload, workload)
     found = json.loads(path.read_text(encoding="utf-8")).get(workload, {}).get(problem, {"rows": []})
     # The torch that was timed beside a peer is not the one in this table: only ratios to the gradient carry over.
     return [

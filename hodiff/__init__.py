@@ -17,12 +17,20 @@ from hodiff.derivatives import hessian_diagonal as hessian_diagonal
 from hodiff.derivatives import hessian_matrix as hessian_matrix
 from hodiff.derivatives import hvp as hvp
 from hodiff.derivatives import jacobian as jacobian
+from hodiff.derivatives.compiled_gradient import compile_gradient as compile_gradient
 from hodiff.errors import CheckError as CheckError
+from hodiff.errors import ConvergenceError as ConvergenceError
 from hodiff.errors import HodiffError as HodiffError
 from hodiff.errors import HodiffWarning as HodiffWarning
 from hodiff.errors import InputError as InputError
 from hodiff.errors import RouteError as RouteError
 from hodiff.functions import straight_through as straight_through
+from hodiff.operators import EmpiricalFisherOperator as EmpiricalFisherOperator
+from hodiff.operators import FisherOperator as FisherOperator
+from hodiff.operators import GaussNewtonOperator as GaussNewtonOperator
+from hodiff.operators import HessianOperator as HessianOperator
+from hodiff.operators import JacobianOperator as JacobianOperator
+from hodiff.operators import LinearOperator as LinearOperator
 
 if _TYPE_CHECKING:
     from hodiff.authoring import custom_jvp as custom_jvp

@@ -1,0 +1,97 @@
+"""Graphs of differentiated functions: captured for a form of the arguments, compiled, and compared with eager."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from hodiff.errors import HodiffWarning
+from hodiff.kernels.matrix_products import exchange_products
+
+# Relative error beyond which two ways to compute the same are taken for two functions, by the inputs' precision.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
+LOOSE = 5e-2
+
+Compiled = Callable[..., Sequence[Tensor]]
+
+
+def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Compiled:
+    """Compile a graph that nothing differentiates any more.
+
+    Args:
+        graph: The graph; it is changed.
+        inputs: Examples of its inputs.
+
+    Returns:
+        The compiled function, for inputs of the same form.
+    """
+    # Imported late, as the compiler takes seconds to load.
+    from torch._inductor import compile
+
+    exchange_products(graph)
+    compiled: Compiled = compile(graph, list(inputs))
+    return compiled
+
+
+class Arguments:
+    """Arguments as a captured graph sees them: tensors, which are its inputs, and all else, which is part of it.
+
+    Attributes:
+        tensors: The tensors.
+        form: What a graph depends on, to be used as a key.
+    """
+
+    def __init__(self, args: Any):
+        self._values, self._spec = pytree.tree_flatten(args)
+        self._places = [i for i, value in enumerate(self._values) if isinstance(value, Tensor)]
+        self.tensors = tuple(self._values[i] for i in self._places)
+        self.form = (self._spec, tuple(map(_form, self._values)))
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """The arguments with other tensors in them."""
+        filled = list(self._values)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            filled[place] = tensor
+        return pytree.tree_unflatten(filled, self._spec)
+
+
+def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[bool, float]:
+    """Whether two computations of the same agree, and how far they are apart.
+
+    Args:
+        found: Tensors.
+        expected: The same by other means.
+
+    Returns:
+        Whether they agree to what their dtype allows, and the norm of the difference over that of what was expected.
+    """
+    difference = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, expected, strict=True))
+    size = sum(float(b.double().square().sum()) for b in expected)
+    gap = (difference / size) ** 0.5 if size else difference**0.5
+    return gap <= max((TOLERANCE.get(each.dtype, LOOSE) for each in expected), default=0.0), gap
+
+
+def warn_of_failure(caller: str, problem: Exception | float) -> None:
+    """Say that something stays eager.
+
+    Args:
+        caller: What was to be compiled.
+        problem: What the compiler said, or how far its result was off.
+    """
+    if isinstance(problem, Exception):
+        line = str(problem).strip().split("\n")[0][:200]
+        what = f"could not be compiled ({type(problem).__name__}: {line})"
+    else:
+        what = f"disagreed with eager by {problem:.1e} when compiled"
+    warnings.warn(f"{caller} {what}; it stays eager, slower and right.", HodiffWarning, stacklevel=2)
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    return type(value), repr(value)

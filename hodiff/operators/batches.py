@@ -1,0 +1,151 @@
+"""The batches that an operator sums over: their sizes, their weights, and whether they are the same on every pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from hodiff.derivatives.trees import PyTree, describe, tensors_in
+from hodiff.errors import InputError
+
+REDUCTIONS = ("mean", "sum")
+Fingerprint = tuple[tuple[torch.Size, float], ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch.
+
+    Attributes:
+        index: Its place in the data.
+        content: What the data gave; None where there is no data.
+        weight: How much its product counts in the sum.
+    """
+
+    index: int
+    content: PyTree
+    weight: float
+
+
+class Batches:
+    """Iterates over an operator's data, the same batches in the same order each time, or says what changed.
+
+    Args:
+        caller: The operator, for error messages.
+        data: An iterable of batches that can be iterated again, or None for none.
+        reduction: "mean" or "sum": what the function does over a batch.
+        batch_size: Tells how many examples a batch holds; the first tensor's length by default.
+        progress: Whether passes show a progress bar.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+    """
+
+    def __init__(
+        self,
+        caller: str,
+        data: Iterable[PyTree] | None,
+        reduction: str,
+        batch_size: Callable[[PyTree], int] | None,
+        progress: bool,
+    ):
+        if reduction not in REDUCTIONS:
+            raise InputError(
+                f"{caller}: reduction: expected one of {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}; "
+                "say what the function does over the examples of a batch."
+            )
+        if data is not None and not isinstance(data, Iterable):
+            raise InputError(
+                f"{caller}: data: expected an iterable of batches, got {describe(data)}; pass a list or a DataLoader."
+            )
+        if isinstance(data, Iterator):
+            raise InputError(
+                f"{caller}: data: expected an iterable that can be walked once a product, got the iterator "
+                f"{type(data).__name__}, which is used up after one; pass list(data)."
+            )
+        self.caller = caller
+        self.data = data
+        self.reduction = reduction
+        self.progress = progress
+        self._batch_size = batch_size or self._first_length
+        self._seen: list[Fingerprint] = []
+        self._complete = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield every batch; the weights of a pass add up to the number of examples, or of batches for "sum"."""
+        if self.data is None:
+            yield Batch(0, None, 1.0)
+            return
+        index = -1
+        # A DataLoader says how long it is, a generator function does not.
+        length = len(self.data) if isinstance(self.data, Sized) else None
+        # Not tqdm(self.data), which asks for two iterators a pass: a DataLoader would start its workers twice.
+        with tqdm(total=length, unit=" batches", leave=False, disable=not self.progress) as bar:
+            for index, content in enumerate(self.data):
+                self._compare(index, content)
+                yield Batch(index, content, self._weight(content))
+                bar.update()
+        if index < 0:
+            raise InputError(f"{self.caller}: data: expected at least one batch, got none; check the DataLoader.")
+        if index + 1 != len(self._seen):
+            raise self._changed(f"{index + 1} batches now, {len(self._seen)} on the first pass")
+        self._complete = True
+
+    def _weight(self, content: PyTree) -> float:
+        if self.reduction == "sum":
+            return 1.0
+        size = float(self._batch_size(content))
+        if not 0 < size < math.inf:
+            raise InputError(
+                f"{self.caller}: batch_size: expected a positive number of examples for each batch, got {size:g}; "
+                "leave empty batches out."
+            )
+        return size
+
+    def _compare(self, index: int, content: PyTree) -> None:
+        mark = fingerprint(content)
+        if not self._complete:
+            # A pass that was broken off is begun again by the next one.
+            self._seen[index:] = [mark]
+        elif index >= len(self._seen):
+            raise self._changed(f"more than the {len(self._seen)} batches of the first pass")
+        elif mark != self._seen[index]:
+            where = "in another order" if mark in self._seen else "others than on the first pass"
+            raise self._changed(f"batch {index} differs: examples come {where}")
+
+    def _changed(self, detail: str) -> InputError:
+        return InputError(
+            f"{self.caller}: data: expected the same batches on every pass, got {detail}; every product would belong "
+            "to another matrix. Turn shuffling and random augmentation off (DataLoader(..., shuffle=False)), or pass "
+            "list(data)."
+        )
+
+    def _first_length(self, content: PyTree) -> int:
+        for tensor in tensors_in(content):
+            if tensor.dim() > 0:
+                return tensor.shape[0]
+        raise InputError(
+            f"{self.caller}: data: expected batches with a tensor whose first dimension counts examples, "
+            f"got {type(content).__name__} without one; pass batch_size=lambda batch: ..., or reduction='sum'."
+        )
+
+
+def fingerprint(content: PyTree) -> Fingerprint:
+    """Shapes and sums of a batch's tensors, by which it is known again."""
+    return tuple((tensor.shape, _sum(tensor)) for tensor in tensors_in(content))
+
+
+def _sum(tensor: Tensor) -> float:
+    # Weights that grow along the tensor tell a batch from the same examples in another order.
+    if tensor.layout != torch.strided:
+        tensor = (tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor).values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    # NaN marks missing numbers, and would differ from itself.
+    flat = tensor.detach().reshape(-1).double().nan_to_num(nan=-1.0, posinf=2.0, neginf=-2.0)
+    return float(flat @ torch.linspace(1, 2, flat.numel(), dtype=torch.float64, device=flat.device))

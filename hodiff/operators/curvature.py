@@ -1,0 +1,278 @@
+"""What all operators at a point share: the point, sums over batches, linearizations that are kept, compilation."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.derivatives.chunks import resolve_chunk_size, spans, validate_chunk_size
+from hodiff.derivatives.functions import BoundFunction, leave_inference_mode
+from hodiff.derivatives.trees import PyTree, dense, flatten_primals, recordable, tensors_in
+from hodiff.errors import InputError
+from hodiff.operators.base import LinearOperator
+from hodiff.operators.batches import Batches
+from hodiff.operators.captured import CapturedProducts
+from hodiff.operators.determinism import modules_in, require_deterministic, untouched_buffers
+from hodiff.operators.distributed import require_group, sum_over_ranks
+from hodiff.operators.spaces import Space
+
+Leaves = tuple[Tensor, ...]
+
+# Bytes of linearizations that an operator over many batches keeps from one product to the next.
+MEMORY_BUDGET = 2**30
+
+
+class Linearization(Protocol):
+    """The part of a product that belongs to the point and one batch, ready for any vector.
+
+    Attributes:
+        bytes_each: Bytes that one more vector takes while it is multiplied.
+        nbytes: Bytes that are kept, or 0 where nothing is.
+    """
+
+    bytes_each: int
+    nbytes: int
+
+    def products(self, tangents: Leaves) -> Leaves:
+        """Products with k vectors, leaves (k, *shape)."""
+
+
+class CurvatureOperator(LinearOperator):
+    r"""A symmetric operator at a point $x$, the weighted sum over batches of data of one product each.
+
+    A subclass says how it is linearized on a batch, and how its product reads as a function of point, vector and batch,
+    which is what is compiled.
+
+    Args:
+        functions: The user's functions, for the modules that they close over.
+        x: The point: a tensor or a pytree of tensors.
+        args: Further arguments of the functions, before the batch.
+        data: Iterable of batches, or None.
+        reduction: "mean" or "sum".
+        batch_size: How many examples a batch holds.
+        compile: Whether products are compiled.
+        process_group: Ranks to sum over.
+        cache: Whether linearizations of batches are kept.
+        memory_budget: Bytes that kept linearizations may take.
+        chunk_size: Columns of a block at once.
+        check_deterministic: Whether the first use compares two evaluations.
+        progress: Whether passes over the data show a progress bar.
+        correct: Whether hodiff's corrections apply.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+    """
+
+    @leave_inference_mode
+    def __init__(
+        self,
+        functions: Sequence[Callable[..., Any]],
+        x: PyTree,
+        args: tuple[Any, ...],
+        *,
+        data: Iterable[PyTree] | None = None,
+        reduction: str = "mean",
+        batch_size: Callable[[PyTree], int] | None = None,
+        compile: bool = False,
+        process_group: Any = None,
+        cache: bool | str = "auto",
+        memory_budget: int = MEMORY_BUDGET,
+        chunk_size: int | str | None = "auto",
+        check_deterministic: bool = True,
+        progress: bool = False,
+        correct: bool = True,
+    ):
+        caller = type(self).__name__
+        require_constant(caller, x)
+        for function in functions:
+            if not callable(function):
+                raise InputError(f"{caller}: expected callables, got {type(function).__name__}; pass f(x, ...).")
+        leaves, spec = flatten_primals(x, caller, "x")
+        super().__init__(Space.of(x), symmetric=True)
+        validate_chunk_size(chunk_size, caller)
+        require_group(caller, process_group)
+        if process_group is not None and data is None and reduction == "mean":
+            raise InputError(
+                f"{caller}: data: expected batches, as the mean over ranks weights each by its number of examples, got "
+                "none; pass data=[batch], or reduction='sum'."
+            )
+        if cache not in (True, False, "auto"):
+            raise InputError(f"{caller}: cache: expected True, False or 'auto', got {cache!r}.")
+        self.args = pytree.tree_map_only(Tensor, recordable, args)
+        self.leaves = tuple(dense(recordable(leaf.detach())) for leaf in leaves)
+        self.batches = Batches(caller, data, reduction, batch_size, progress)
+        self.process_group = process_group
+        self.cache = cache
+        self.memory_budget = memory_budget
+        self.chunk_size = chunk_size
+        self.correct = correct
+        self._spec = spec
+        self._modules = modules_in(*functions)
+        self._must_check = check_deterministic
+        self._forget()
+        self._captured = CapturedProducts(caller) if compile else None
+
+    @abstractmethod
+    def _linearize(self, args: tuple[Any, ...]) -> Linearization:
+        """The eager linearization at the point, for the arguments that follow x."""
+
+    @abstractmethod
+    def _functional(self, leaves: Leaves, tangents: Leaves, args: tuple[Any, ...]) -> Leaves:
+        """The product as a function of everything that it depends on."""
+
+    @abstractmethod
+    def _value(self, args: tuple[Any, ...]) -> Tensor:
+        """What must come out the same on each evaluation."""
+
+    def _evaluate(self, function: BoundFunction) -> PyTree:
+        """A function at the point, which may differentiate by the point on the way."""
+        with torch.enable_grad():
+            result, _ = function([leaf.detach().requires_grad_() for leaf in function.leaves])
+        return pytree.tree_map_only(Tensor, Tensor.detach, result)
+
+    def _prepare(self, args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
+        """What the linearization gets in the place of the arguments of batch `index`."""
+        return args
+
+    @property
+    def x(self) -> PyTree:
+        """The linearization point."""
+        return self._tree(self.leaves)
+
+    @leave_inference_mode
+    def at(self, x: PyTree) -> CurvatureOperator:
+        """The operator at another point; compiled graphs are used again.
+
+        Args:
+            x: The point, like the old one in structure, shapes, dtypes and devices.
+
+        Returns:
+            A new operator.
+
+        Raises:
+            InputError: If `x` has another form.
+        """
+        leaves, _ = flatten_primals(x, f"{type(self).__name__}.at", "x")
+        if not self.domain.same(Space.of(x)):
+            raise InputError(
+                f"{type(self).__name__}.at: x: expected the structure, shapes, dtypes and devices of the first point, "
+                f"{self.domain.size} numbers, got {Space.of(x).size}; make a new operator for other parameters."
+            )
+        other = copy.copy(self)
+        other.leaves = tuple(dense(recordable(leaf.detach())) for leaf in leaves)
+        other._forget()
+        return other
+
+    def _forget(self) -> None:
+        self._kept: dict[int, tuple[Linearization, float]] = {}
+        self._complete = False
+        self._versions = [leaf._version for leaf in self.leaves]
+
+    def _require_unchanged(self) -> None:
+        # What is kept belongs to the old values, what is computed anew would belong to the new ones.
+        if [leaf._version for leaf in self.leaves] != self._versions:
+            raise InputError(
+                f"{type(self).__name__}: x: expected the values that the operator was made with, got tensors that were "
+                "changed in place since, as by an optimizer's step; use A.at(x), or make the operator of clones."
+            )
+
+    @leave_inference_mode
+    def multiply(self, block: Tensor) -> Tensor:
+        """The sum over batches; see the class."""
+        self._require_unchanged()
+        with torch.no_grad():
+            return self._sum(lambda each: self._columns(each, block))
+
+    def _sum(self, product: Callable[[Linearization], Tensor]) -> Tensor:
+        """A weighted sum over batches and ranks, or their mean."""
+        total: Tensor | None = None
+        weights = 0.0
+        for linearization, weight in self._linearizations():
+            # Sixteen-bit leaves were joined as float32, in which the sum is taken.
+            one = product(linearization)
+            total = weight * one if total is None else total.add_(one, alpha=weight)
+            weights += weight
+            del linearization
+        assert total is not None
+        total, weights = sum_over_ranks(total, weights, self.process_group)
+        return total / weights if self.batches.reduction == "mean" and weights != 1.0 else total
+
+    def _columns(self, linearization: Linearization, block: Tensor) -> Tensor:
+        """One batch's products, in groups of columns that fit the memory budget."""
+        k = block.shape[1]
+        size = resolve_chunk_size(self.chunk_size, max(k, 1), linearization.bytes_each, self.device)
+        parts = [
+            self.codomain.join(linearization.products(self.domain.split(block[:, start:stop])), stop - start)
+            for start, stop in spans(k, size)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) if parts else block.new_zeros(self.shape[0], 0)
+
+    def _linearizations(self) -> Iterator[tuple[Linearization, float]]:
+        """Linearizations and weights of all batches, kept ones first of all."""
+        if self._complete and len(self._kept) == self._count:
+            yield from self._kept.values()
+            return
+        count = 0
+        for batch in self.batches:
+            count += 1
+            if batch.index in self._kept:
+                yield self._kept[batch.index]
+                continue
+            args = self.args if self.batches.data is None else (*self.args, batch.content)
+            linearization = self._at(args, batch.index)
+            if self._keeps(linearization):
+                self._kept[batch.index] = linearization, batch.weight
+            yield linearization, batch.weight
+        self._complete, self._count = True, count
+
+    _count = 0
+
+    def _at(self, args: tuple[Any, ...], index: int) -> Linearization:
+        with untouched_buffers(self._modules):
+            if self._must_check:
+                caller = type(self).__name__
+                require_deterministic(caller, lambda: self._value(args), self.leaves, self._modules)
+                self._must_check = False
+            args = self._prepare(args, index)
+            if self._captured is not None:
+                eager = partial(self._linearize, args)
+                captured = self._captured.linearize(self._functional, self.leaves, args, eager)
+                if captured is not None:
+                    return captured
+            return self._linearize(args)
+
+    def _keeps(self, linearization: Linearization) -> bool:
+        if self.batches.data is None:
+            return True
+        if self.cache is not True and self.cache != "auto":
+            return False
+        held = sum(each.nbytes for each, _ in self._kept.values())
+        return self.cache is True or held + linearization.nbytes <= self.memory_budget
+
+    def _tree(self, leaves: Sequence[Tensor]) -> PyTree:
+        return pytree.tree_unflatten(list(leaves), self._spec)
+
+
+def require_constant(caller: str, x: PyTree) -> None:
+    """Refuse a point that a transform of `torch.func` differentiates or batches.
+
+    Args:
+        caller: The operator, for the error message.
+        x: The point.
+
+    Raises:
+        InputError: If a leaf belongs to a transform.
+    """
+    if any(is_functorch_wrapped_tensor(leaf) for leaf in tensors_in(x)):
+        raise InputError(
+            f"{caller}: x: expected plain tensors, got one inside a torch.func transform; an operator takes its point "
+            "as a constant. Make it outside, or use hodiff.hvp, which the transforms see through."
+        )

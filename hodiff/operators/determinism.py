@@ -1,0 +1,104 @@
+"""Whether a function gives the same value twice, and if not, why; and buffers that stay as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from hodiff.derivatives.randomness import Replay
+from hodiff.errors import InputError
+from hodiff.functions.closed_over import reachable
+
+
+def modules_in(*roots: Any) -> list[nn.Module]:
+    """The modules that callables close over, outermost first."""
+    return [value for value in reachable(*roots) if isinstance(value, nn.Module)]
+
+
+@contextmanager
+def untouched_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Give modules in training mode back the buffers that they had before.
+
+    Args:
+        modules: The modules.
+
+    Yields:
+        Nothing.
+    """
+    held = [
+        (module._buffers, name, buffer)
+        for module in modules
+        if module.training
+        for name, buffer in module._buffers.items()
+        if isinstance(buffer, Tensor)
+    ]
+    try:
+        for buffers, name, buffer in held:
+            buffers[name] = buffer.clone()
+        yield
+    finally:
+        for buffers, name, buffer in held:
+            buffers[name] = buffer
+
+
+def require_deterministic(
+    caller: str, value: Callable[[], Tensor], leaves: Sequence[Tensor], modules: Sequence[nn.Module]
+) -> None:
+    """Refuse a function that gives another value the second time.
+
+    Args:
+        caller: The operator, for the error message.
+        value: Evaluates the function on one batch.
+        leaves: Its parameters, on whose devices random numbers may be drawn.
+        modules: The modules it closes over.
+
+    Raises:
+        InputError: If two evaluations differ; the message names the cause.
+    """
+    state = Replay(leaves)
+    first, second = value(), value()
+    if _same(first, second):
+        state.rewind()
+        return
+    state.rewind()
+    again = value()
+    state.rewind()
+    repeated = value()
+    state.rewind()
+    raise InputError(
+        f"{caller}: f: expected the same value each time for the same batch, got {_difference(first, second)}; every "
+        f"product would belong to another matrix. {_cause(modules, by_chance=_same(again, repeated))}"
+    )
+
+
+def _cause(modules: Sequence[nn.Module], *, by_chance: bool) -> str:
+    if by_chance:
+        active = [f"{type(each).__name__}(p={each.p})" for each in modules if _drops(each)]
+        named = f" of {', '.join(sorted(set(active)))}" if active else ""
+        return f"The cause are random numbers{named}: call model.eval(), or let f seed a generator of its own."
+    normalizing = sorted({type(each).__name__ for each in modules if isinstance(each, _NormBase) and each.training})
+    if normalizing:
+        return f"The cause may be {', '.join(normalizing)} in training mode: call model.eval()."
+    return "The cause is no random number generator of torch: look for state that f changes, or random.random()."
+
+
+def _drops(module: nn.Module) -> bool:
+    return isinstance(module, _DropoutNd) and module.training and module.p > 0
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    # Sums of many threads may round differently from run to run.
+    tolerance = 100 * torch.finfo(one.dtype).eps
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _difference(one: Tensor, other: Tensor) -> str:
+    if one.numel() == 1:
+        return f"{one.item():.6g} and {other.item():.6g}"
+    return f"outputs that differ by up to {(one - other).abs().max().item():.2g}"

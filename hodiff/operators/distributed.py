@@ -1,0 +1,65 @@
+"""Sums over the ranks of a process group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hodiff.errors import InputError
+
+
+def require_group(caller: str, process_group: Any) -> None:
+    """Refuse a process group where none was set up.
+
+    Args:
+        caller: The operator, for the error message.
+        process_group: The argument; None for one process.
+
+    Raises:
+        InputError: If `torch.distributed` is not there or not initialised.
+    """
+    if process_group is None:
+        return
+    if not dist.is_available() or not dist.is_initialized():
+        raise InputError(
+            f"{caller}: process_group: expected a group of an initialised torch.distributed, got {process_group!r}; "
+            "call torch.distributed.init_process_group first, and pass torch.distributed.group.WORLD."
+        )
+    if dist.get_rank(process_group) < 0:
+        raise InputError(
+            f"{caller}: process_group: expected a group that this process belongs to, got {process_group!r}; "
+            "make the operator on the ranks of the group only."
+        )
+
+
+def size_of(process_group: Any) -> int:
+    """How many ranks a group has; 1 for None."""
+    return 1 if process_group is None else dist.get_world_size(process_group)
+
+
+def rank_in(process_group: Any) -> int:
+    """This process's rank in a group; 0 for None."""
+    return 0 if process_group is None else dist.get_rank(process_group)
+
+
+def sum_over_ranks(total: Tensor, weight: float, process_group: Any) -> tuple[Tensor, float]:
+    """Add up products and weights of all ranks.
+
+    Args:
+        total: This rank's weighted sum of products.
+        weight: The sum of its weights.
+        process_group: The group, or None.
+
+    Returns:
+        The sums over all ranks.
+    """
+    if process_group is None:
+        return total, weight
+    total = total.contiguous()
+    weights = torch.tensor([weight], dtype=torch.float64, device=total.device)
+    dist.all_reduce(total, group=process_group)
+    dist.all_reduce(weights, group=process_group)
+    return total, float(weights)

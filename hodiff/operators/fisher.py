@@ -1,0 +1,217 @@
+"""Fisher matrices as operators: exact, by sampled targets, and the empirical one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.derivatives.recorded import RecordedGradient, pull_batch
+from hodiff.derivatives.routes import guard_reverse
+from hodiff.derivatives.transforms import gradient
+from hodiff.derivatives.trees import PyTree, describe
+from hodiff.errors import InputError
+from hodiff.operators.curvature import MEMORY_BUDGET, Leaves
+from hodiff.operators.distributed import rank_in, size_of
+from hodiff.operators.gauss_newton import GaussNewtonOperator
+from hodiff.operators.likelihoods import Likelihood, likelihood_of, require_rows
+from hodiff.operators.outputs import OuterProducts, OutputMatrix, OutputOperator, pair
+
+
+class FisherOperator(GaussNewtonOperator):
+    r"""The Fisher information of a model whose loss is a negative log-likelihood, known by its products.
+
+    $$ A = \frac1M \sum_{i=1}^{M} \mathbb E_{y \sim p(\cdot \mid z_i)}
+       \left[\nabla_x \ell(z_i, y)\, \nabla_x \ell(z_i, y)^\top\right] $$
+
+    with M factors of the likelihood and reduction "mean" (without the division for "sum"). For the losses below, whose
+    outputs are natural parameters, the expectation is the Gauss-Newton matrix, and is computed as such; with `samples`
+    it is a mean over drawn targets, which is unbiased, and the same matrix for all products of one operator.
+
+    Args:
+        model: As in `hodiff.GaussNewtonOperator`; one tensor out, examples along its first dimension.
+        loss: The negative log-likelihood: `cross_entropy` (categorical), `mse_loss` (normal, variance 1/2),
+            `binary_cross_entropy_with_logits` (Bernoulli), `poisson_nll_loss` (Poisson, log-rates) of
+            `torch.nn.functional`, or torch's module of it without class weights or smoothing.
+        x: The point.
+        *args: As in `hodiff.GaussNewtonOperator`; targets decide nothing but which places the loss ignores.
+        samples: None for the exact matrix, or how many targets to draw for each output.
+        likelihood: For `samples`, the distribution of another loss.
+        generator: Where the drawn targets come from; None for a generator seeded with 0.
+        **options: `data`, `reduction` and all others of `hodiff.GaussNewtonOperator`.
+
+    Raises:
+        InputError: If an argument is not what it should be, or the loss is no likelihood that is known here.
+
+    Example:
+        >>> import torch, hodiff
+        >>> model = lambda w, inputs: inputs @ w
+        >>> inputs, targets = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [1.0]])
+        >>> loss = torch.nn.functional.binary_cross_entropy_with_logits
+        >>> hodiff.FisherOperator(model, loss, torch.zeros(1, 1), inputs, targets).to_dense()
+        tensor([[0.6250]])
+
+    Source: S. Amari, "Natural gradient works efficiently in learning", Neural Computation 10 (1998), section 3;
+    J. Martens, "New insights and perspectives on the natural gradient method", JMLR 21 (2020), section 9.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        loss: Callable[..., Tensor],
+        x: PyTree,
+        *args: Any,
+        samples: int | None = None,
+        likelihood: Likelihood | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ):
+        if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 1):
+            raise InputError(
+                f"FisherOperator: samples: expected None or an int of 1 or more, got {samples!r}; None is exact."
+            )
+        if likelihood is not None and samples is None:
+            raise InputError(
+                "FisherOperator: samples: expected an int with a likelihood of your own, as the expectation is known "
+                "for torch's losses only, got None; GaussNewtonOperator is the one for natural parameters."
+            )
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise InputError(f"FisherOperator: generator: expected a torch.Generator, got {describe(generator)}.")
+        self.samples = samples
+        self.likelihood = likelihood or likelihood_of("FisherOperator", loss)
+        # One seed for all passes: re-linearized batches must draw the same targets.
+        generator = generator or torch.Generator().manual_seed(0)
+        self._seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+        super().__init__(model, loss, x, *args, **options)
+
+    def _prepare(self, args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
+        if self.samples is None:
+            return args
+        (batch,) = args
+        inputs, targets = pair(batch)
+        outputs = _one_output("FisherOperator", self._evaluate(self._bound(self.leaves, inputs)))
+        require_rows("FisherOperator", self.loss, outputs, self.likelihood)
+        # Batches of all ranks have seeds of their own, lest their errors add up.
+        seed = self._seed + index * size_of(self.process_group) + rank_in(self.process_group)
+        drawn = self.likelihood.sample(outputs, self.samples, torch.Generator(outputs.device).manual_seed(seed))
+        return ((inputs, self.likelihood.like(drawn, targets)),)
+
+    def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
+        if self.samples is None:
+            return super()._matrix(outputs, targets)
+        z = _one_output("FisherOperator", outputs)
+
+        def gradient_for(draw: Tensor) -> Leaves:
+            return gradient(guard_reverse(self._bound_loss(z, draw)))((z,))[0]
+
+        (gradients,) = pull_batch(gradient_for, [targets])
+        assert gradients is not None
+        factors = self.likelihood.counted(z, targets[0]) if self.batches.reduction == "mean" else 1
+        return OuterProducts((gradients,), factors / self.samples)
+
+
+class EmpiricalFisherOperator(OutputOperator):
+    r"""The second moment of the examples' gradients, known by its products.
+
+    $$ A = \frac1N \sum_{i=1}^{N} \nabla_x \ell_i(x)\, \nabla_x \ell_i(x)^\top $$
+
+    for reduction "mean", without the division for "sum". There is one term for each index along the first dimension of
+    the outputs, whose loss must not depend on other examples (no batch norm in training mode). It uses the observed
+    targets, and is in general no approximation of the Fisher matrix away from a good fit.
+
+    Args:
+        model: As in `hodiff.GaussNewtonOperator`; examples along the first dimension of every output.
+        loss: Function `loss(outputs, targets)` that returns a tensor of shape (), the mean or sum over examples.
+        x: The point.
+        *args: As in `hodiff.GaussNewtonOperator`.
+        data: As there, and so are the options that follow.
+        reduction: What `loss` does over the examples of a batch, "mean" or "sum".
+        batch_size: Tells how many examples a batch holds.
+        compile: Whether products are compiled.
+        process_group: Ranks of `torch.distributed` to sum over.
+        cache: Whether linearizations of batches are kept.
+        memory_budget: Bytes that they may take.
+        chunk_size: Columns of a block that are multiplied together.
+        check_deterministic: Whether the first use evaluates the loss twice.
+        progress: Whether each pass over the data shows a progress bar.
+        correct: As in `hodiff.hvp`.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+
+    Example:
+        >>> import torch, hodiff
+        >>> model = lambda w, inputs: inputs * w
+        >>> inputs, targets = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.0])
+        >>> A = hodiff.EmpiricalFisherOperator(model, torch.nn.functional.mse_loss, torch.ones(1), inputs, targets)
+        >>> A.to_dense()  # the mean of the squares of 2 and 8
+        tensor([[34.]])
+
+    Source: F. Kunstner, L. Balles & P. Hennig, "Limitations of the empirical Fisher approximation for natural gradient
+    descent", NeurIPS 2019, eq. 3.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        loss: Callable[..., Tensor],
+        x: PyTree,
+        *args: Any,
+        data: Iterable[PyTree] | None = None,
+        reduction: str = "mean",
+        batch_size: Callable[[PyTree], int] | None = None,
+        compile: bool = False,
+        process_group: Any = None,
+        cache: bool | str = "auto",
+        memory_budget: int = MEMORY_BUDGET,
+        chunk_size: int | str | None = "auto",
+        check_deterministic: bool = True,
+        progress: bool = False,
+        correct: bool = True,
+    ):
+        super().__init__(
+            model,
+            loss,
+            x,
+            args,
+            data=data,
+            reduction=reduction,
+            batch_size=batch_size,
+            compile=compile,
+            process_group=process_group,
+            cache=cache,
+            memory_budget=memory_budget,
+            chunk_size=chunk_size,
+            check_deterministic=check_deterministic,
+            progress=progress,
+            correct=correct,
+        )
+
+    def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
+        gradients = RecordedGradient(self._bound_loss(outputs, targets)).gradient
+        leaves = pytree.tree_leaves(outputs)
+        lengths = {leaf.shape[:1] for leaf in leaves}
+        if len(lengths) != 1:
+            raise InputError(
+                "EmpiricalFisherOperator: model: expected outputs with the examples along their first dimension, got "
+                f"{', '.join(describe(leaf) for leaf in leaves)}; return one row an example."
+            )
+        for leaf in leaves:
+            require_rows("EmpiricalFisherOperator", self.loss, leaf)
+        filled = tuple(
+            torch.zeros_like(z)[None] if g is None else g.detach()[None] for g, z in zip(gradients, leaves, strict=True)
+        )
+        return OuterProducts(filled, leaves[0].shape[0] if self.batches.reduction == "mean" else 1)
+
+
+def _one_output(caller: str, outputs: PyTree) -> Tensor:
+    leaves: list[Tensor] = pytree.tree_leaves(outputs)
+    if len(leaves) != 1:
+        raise InputError(
+            f"{caller}: model: expected one tensor with examples along its first dimension, got "
+            f"{', '.join(describe(leaf) for leaf in leaves)}; samples=None takes any outputs."
+        )
+    return leaves[0]

@@ -1,0 +1,114 @@
+"""The generalized Gauss-Newton matrix as an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+
+from hodiff.derivatives.recorded import RecordedGradient
+from hodiff.derivatives.trees import PyTree
+from hodiff.operators.curvature import MEMORY_BUDGET, Leaves
+from hodiff.operators.outputs import OutputMatrix, OutputOperator
+from hodiff.operators.recorded_model import hessian_products
+
+
+class GaussNewtonOperator(OutputOperator):
+    r"""The generalized Gauss-Newton matrix of a loss on a model's outputs, known by its products.
+
+    $$ A v = J^\top \nabla_z^2 \ell(z, y)\, J v, \qquad z = m(x, \cdot),\; J = \partial z / \partial x $$
+
+    Positive semi-definite for a loss that is convex in the outputs: cross-entropy, squared error, binary cross-entropy
+    on logits, Poisson on log-rates, or any other; the Hessian in the outputs is the exact one of the loss as given,
+    with its weights, masks and label smoothing. It is the Hessian without the model's own curvature, and equals it
+    where the model is linear in x.
+
+    Args:
+        model: Function `model(x, inputs)` that returns a tensor or a pytree of tensors; or an `nn.Module`, and `x` a
+            dict of its parameters.
+        loss: Function `loss(outputs, targets)` that returns a tensor of shape (), convex in the outputs.
+        x: The point: a tensor or a pytree of tensors, n numbers in all.
+        *args: `inputs, targets`; or one batch of another form, a dict for instance, which goes to both functions.
+        data: Instead of these, an iterable of such pairs or batches; see `hodiff.HessianOperator` for this and the
+            options that follow.
+        reduction: What `loss` does over the examples of a batch, "mean" or "sum".
+        batch_size: Tells how many examples a batch holds.
+        compile: Whether products are compiled.
+        process_group: Ranks of `torch.distributed` to sum over.
+        cache: Whether linearizations of batches are kept.
+        memory_budget: Bytes that they may take.
+        chunk_size: Columns of a block that are multiplied together.
+        check_deterministic: Whether the first use evaluates the loss twice.
+        progress: Whether each pass over the data shows a progress bar.
+        correct: As in `hodiff.hvp`.
+
+    Raises:
+        InputError: If an argument is not what it should be; on first use, as for `hodiff.HessianOperator`.
+
+    Example:
+        >>> import torch, hodiff
+        >>> model = lambda w, inputs: inputs @ w
+        >>> inputs = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+        >>> A = hodiff.GaussNewtonOperator(model, torch.nn.functional.mse_loss, torch.zeros(2), inputs, torch.ones(2))
+        >>> A.to_dense()
+        tensor([[1., 0.],
+                [0., 4.]])
+
+    Source: N. N. Schraudolph, "Fast curvature matrix-vector products for second-order gradient descent", Neural
+    Computation 14 (2002), section 3.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        loss: Callable[..., Tensor],
+        x: PyTree,
+        *args: Any,
+        data: Iterable[PyTree] | None = None,
+        reduction: str = "mean",
+        batch_size: Callable[[PyTree], int] | None = None,
+        compile: bool = False,
+        process_group: Any = None,
+        cache: bool | str = "auto",
+        memory_budget: int = MEMORY_BUDGET,
+        chunk_size: int | str | None = "auto",
+        check_deterministic: bool = True,
+        progress: bool = False,
+        correct: bool = True,
+    ):
+        super().__init__(
+            model,
+            loss,
+            x,
+            args,
+            data=data,
+            reduction=reduction,
+            batch_size=batch_size,
+            compile=compile,
+            process_group=process_group,
+            cache=cache,
+            memory_budget=memory_budget,
+            chunk_size=chunk_size,
+            check_deterministic=check_deterministic,
+            progress=progress,
+            correct=correct,
+        )
+
+    def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
+        return _LossHessian(RecordedGradient(self._bound_loss(outputs, targets)))
+
+
+class _LossHessian:
+    """The Hessian of the loss in the outputs."""
+
+    def __init__(self, gradient: RecordedGradient):
+        self._gradient = gradient
+
+    def product(self, vectors: Leaves) -> Leaves:
+        """See `OutputMatrix`."""
+        return self._gradient.product(vectors, keep=True)
+
+    def products(self, vectors: Leaves) -> Leaves:
+        """See `OutputMatrix`."""
+        return hessian_products(self._gradient, vectors)

@@ -1,0 +1,179 @@
+"""The Hessian of a scalar function as an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from hodiff.derivatives.functions import BoundFunction, bind
+from hodiff.derivatives.recorded import RecordedGradient
+from hodiff.derivatives.routes import PRODUCTS, ROUTES, follow, validate_route
+from hodiff.derivatives.trees import PyTree
+from hodiff.operators.blocks import restrict
+from hodiff.operators.curvature import MEMORY_BUDGET, CurvatureOperator, Leaves, Linearization
+from hodiff.operators.determinism import untouched_buffers
+from hodiff.operators.recorded_model import hessian_products, lacks_derivatives
+
+
+class HessianOperator(CurvatureOperator):
+    r"""The Hessian of a scalar function at a point, known by its products.
+
+    $$ A v = \nabla^2 f(x)\, v, \qquad\text{over data}\quad
+       A = \frac{\sum_b n_b \nabla^2 f_b(x)}{\sum_b n_b} \;\text{("mean")}\quad\text{or}\quad
+       A = \sum_b \nabla^2 f_b(x) \;\text{("sum")} $$
+
+    The gradient is recorded on the first product and pulled back by each, so that products share all work that depends
+    on the point alone; blocks of vectors are pulled back together. Buffers of modules that `f` closes over stay as they
+    were.
+
+    Args:
+        f: Function `f(x, *args)` that returns a tensor of shape (); with `data`, `f(x, *args, batch)`.
+        x: The point: a tensor or a pytree of tensors, n numbers in all. Leaves that `f` ignores have rows of zeros.
+        *args: Further arguments of `f`, taken as constants.
+        data: Batches to sum over: a list, a DataLoader, any iterable that yields the same batches on each walk.
+            Each goes to `f` as it comes, tensor, tuple or dict.
+        reduction: What `f` does over the examples of a batch. "mean": batches are weighted by their number of
+            examples, so that a smaller last one counts less; "sum": they are added.
+        batch_size: Tells how many examples a batch holds; by default the length of its first tensor.
+        compile: Whether to capture the linearized product as one graph and compile it with `torch.compile`. The first
+            product takes seconds and is compared with the eager one; where they disagree, or the function cannot be
+            captured, a warning says so and products stay eager.
+        process_group: Sum over the ranks of this `torch.distributed` group, each with its own `data` and with the same
+            `x` and `v`.
+        cache: Whether linearizations of batches are kept for the next product: "auto" as many as `memory_budget`
+            allows, True all, False none. Without data the one linearization is always kept.
+        memory_budget: Bytes, 1 GiB by default; linearizations are counted by the size of their intermediate results.
+        chunk_size: Columns of a block that are multiplied together: a positive int, None for all, or "auto" for as many
+            as keep intermediate results within 64 MiB on a CPU and 1 GiB on a GPU.
+        check_deterministic: Whether the first use evaluates `f` twice on a batch and refuses a function that differs,
+            naming dropout, batch norm or other state as the cause.
+        progress: Whether each pass over the data shows a progress bar.
+        route: As in `hodiff.hvp`. The other routes share nothing between products.
+        correct: As in `hodiff.hvp`.
+
+    Raises:
+        InputError: If an argument is not what it should be; on first use, if `f` does not return one real number, does
+            not depend on `x` or is not deterministic, or if the data change between passes.
+        RouteError: On first use, if torch does not implement the route, or for "auto" any.
+
+    Example:
+        >>> import torch, hodiff
+        >>> A = hodiff.HessianOperator(lambda x: x[0] ** 2 * x[1], torch.tensor([1.0, 2.0]))
+        >>> A @ torch.tensor([1.0, 0.0])
+        tensor([4., 2.])
+        >>> A.to_dense()
+        tensor([[4., 2.],
+                [2., 0.]])
+
+    Source: B. A. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994), eq. 2.4.
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        x: PyTree,
+        *args: Any,
+        data: Iterable[PyTree] | None = None,
+        reduction: str = "mean",
+        batch_size: Callable[[PyTree], int] | None = None,
+        compile: bool = False,
+        process_group: Any = None,
+        cache: bool | str = "auto",
+        memory_budget: int = MEMORY_BUDGET,
+        chunk_size: int | str | None = "auto",
+        check_deterministic: bool = True,
+        progress: bool = False,
+        route: str = "auto",
+        correct: bool = True,
+    ):
+        validate_route(route, "HessianOperator")
+        self.f = f
+        self.route = route
+        super().__init__(
+            (f,),
+            x,
+            args,
+            data=data,
+            reduction=reduction,
+            batch_size=batch_size,
+            compile=compile,
+            process_group=process_group,
+            cache=cache,
+            memory_budget=memory_budget,
+            chunk_size=chunk_size,
+            check_deterministic=check_deterministic,
+            progress=progress,
+            correct=correct,
+        )
+
+    def block(self, names: str | Sequence[str]) -> HessianOperator:
+        """See `LinearOperator.block`; here the other leaves are constants, which makes products cheaper."""
+        return restrict(self, names, ("f",))
+
+    def _bound(self, leaves: Leaves, args: tuple[Any, ...]) -> BoundFunction:
+        return bind("HessianOperator", self.f, (self._tree(leaves), *args), name="x", correct=self.correct)
+
+    def _value(self, args: tuple[Any, ...]) -> Tensor:
+        value: Tensor = self._evaluate(self._bound(self.leaves, args))
+        return value
+
+    def _linearize(self, args: tuple[Any, ...]) -> Linearization:
+        function = self._bound(self.leaves, args)
+
+        def attempt(name: str) -> Linearization:
+            return _Recorded(function) if name == ROUTES[0] else _Routed(function, name, self._modules)
+
+        return follow(self.route, "HessianOperator", attempt)
+
+    def _functional(self, leaves: Leaves, tangents: Leaves, args: tuple[Any, ...]) -> Leaves:
+        function = self._bound(leaves, args)
+        if self.route in ("auto", ROUTES[0]):
+            return RecordedGradient(function).product(tangents)
+        return PRODUCTS[self.route](function, leaves, tangents)[0]
+
+
+class _Recorded:
+    """A recorded gradient, pulled back by each product."""
+
+    def __init__(self, function: BoundFunction):
+        self._gradient = RecordedGradient(function)
+        self.bytes_each = self._gradient.bytes_each
+        self.nbytes = self.bytes_each // 2
+        if lacks_derivatives(*(g for g in self._gradient.gradient if g is not None)):
+            # Another route may do where this product raises.
+            self.products(tuple(torch.zeros_like(leaf)[None] for leaf in function.leaves))
+
+    def products(self, tangents: Leaves) -> Leaves:
+        """See `Linearization`."""
+        if tangents[0].shape[0] != 1:
+            return hessian_products(self._gradient, tangents)
+        return tuple(p[None] for p in self._gradient.product([v[0] for v in tangents], keep=True))
+
+
+class _Routed:
+    """Products by a route that has no point to stop at in eager torch."""
+
+    def __init__(self, function: BoundFunction, route: str, modules: Sequence[nn.Module]):
+        self._function = function
+        self._modules = modules
+        self._product = PRODUCTS[route]
+        # One product to see whether torch implements the route; its size is not known.
+        self.products(tuple(torch.zeros_like(leaf)[None] for leaf in function.leaves))
+        self.bytes_each = 2**62
+        self.nbytes = 0
+
+    def products(self, tangents: Leaves) -> Leaves:
+        """See `Linearization`."""
+
+        def product(*one: Tensor) -> Leaves:
+            return self._product(self._function, self._function.leaves, one)[0]
+
+        with untouched_buffers(self._modules):
+            if tangents[0].shape[0] == 1:
+                return tuple(p[None] for p in product(*(v[0] for v in tangents)))
+            products: Leaves = vmap(product, randomness="same")(*tangents)
+            return products

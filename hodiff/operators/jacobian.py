@@ -1,0 +1,91 @@
+"""The Jacobian of a function as an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.derivatives.chunks import resolve_chunk_size, spans, validate_chunk_size
+from hodiff.derivatives.functions import bind, leave_inference_mode
+from hodiff.derivatives.trees import PyTree, dense, flatten_primals, recordable
+from hodiff.operators.base import LinearOperator
+from hodiff.operators.curvature import require_constant
+from hodiff.operators.determinism import modules_in, untouched_buffers
+from hodiff.operators.recorded_model import RecordedModel, refused
+from hodiff.operators.spaces import Space
+
+
+class JacobianOperator(LinearOperator):
+    r"""The Jacobian of a function at a point, known by its products and those of its transpose.
+
+    $$ A v = \frac{\partial f}{\partial x}(x)\, v, \qquad A^\top u $$
+
+    The function is evaluated once, when the operator is made; products in both directions share the graph. Forward
+    products are reverse mode through the pullback, which is linear, so that no operator needs a forward rule.
+
+    Args:
+        f: Function `f(x, *args)` that returns a tensor or a pytree of tensors, m numbers in all.
+        x: The point: a tensor or a pytree of tensors, n numbers in all.
+        *args: Further arguments of `f`, taken as constants.
+        chunk_size: Columns of a block at once, as in `hodiff.HessianOperator`.
+        correct: As in `hodiff.hvp`.
+
+    Raises:
+        InputError: If `f` does not depend on `x`, or an argument is not what it should be.
+        RouteError: If torch does not implement the derivative of the backward of an operator in `f`.
+
+    Example:
+        >>> import torch, hodiff
+        >>> A = hodiff.JacobianOperator(lambda x: torch.stack([x[0] * x[1], x[1]]), torch.tensor([2.0, 3.0]))
+        >>> A @ torch.tensor([1.0, 0.0]), A.T @ torch.tensor([1.0, 1.0])
+        (tensor([3., 0.]), tensor([3., 3.]))
+
+    Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., section 3.2; the transpose of the transpose is
+    J. Townsend, "A new trick for calculating Jacobian vector products" (2017).
+    """
+
+    @leave_inference_mode
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        x: PyTree,
+        *args: Any,
+        chunk_size: int | str | None = "auto",
+        correct: bool = True,
+    ):
+        validate_chunk_size(chunk_size, "JacobianOperator")
+        require_constant("JacobianOperator", x)
+        flatten_primals(x, "JacobianOperator", "x")
+        function = bind("JacobianOperator", f, (x, *args), name="x", correct=correct)
+        function.leaves = tuple(dense(recordable(leaf.detach())) for leaf in function.leaves)
+        with torch.no_grad(), untouched_buffers(modules_in(f)), refused("JacobianOperator"):
+            self._model = RecordedModel(function)
+        self.chunk_size = chunk_size
+        super().__init__(Space.of(x), self._codomain)
+
+    @cached_property
+    def _codomain(self) -> Space:
+        return Space.of(torch.utils._pytree.tree_unflatten(list(self._model.outputs), self._model.spec))
+
+    def multiply(self, block: Tensor) -> Tensor:
+        """See `LinearOperator.multiply`."""
+        return self._columns(block, self.domain, self.codomain, self._model.push, self._model.push_many)
+
+    def multiply_transposed(self, block: Tensor) -> Tensor:
+        """See `LinearOperator.multiply_transposed`."""
+        return self._columns(block, self.codomain, self.domain, self._model.pull, self._model.pull_many)
+
+    def _columns(self, block: Tensor, source: Space, target: Space, one: Any, many: Any) -> Tensor:
+        k = block.shape[1]
+        with torch.no_grad():
+            if k == 1:
+                return target.join([p[None] for p in one([v[0] for v in source.split(block)])], 1)
+            size = resolve_chunk_size(self.chunk_size, max(k, 1), self._model.bytes_each, self.device)
+            parts = [
+                target.join(many(source.split(block[:, start:stop])), stop - start) for start, stop in spans(k, size)
+            ]
+        return torch.cat(parts, dim=1) if parts else block.new_zeros(target.size, 0)

@@ -1,0 +1,144 @@
+"""A product captured as one graph, cut in two: what depends on the point alone, and the rest, linear in the vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.func import functionalize, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from hodiff.kernels.narrow import NARROW
+
+Leaves = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class SplitGraph:
+    """The two halves.
+
+    Attributes:
+        point: Maps the tensors that the point and the batch consist of to residuals.
+        linear: Maps residuals and tangents to products.
+        residuals: How many residuals there are.
+    """
+
+    point: fx.GraphModule
+    linear: fx.GraphModule
+    residuals: int
+
+
+def capture(product: Callable[..., Sequence[Tensor]], constants: Leaves, tangents: Leaves) -> SplitGraph:
+    """Trace a product and split it.
+
+    Tensors without data stand for the real ones, so that a function which branches on values cannot be captured, and a
+    graph that was captured holds at every point.
+
+    Args:
+        product: Maps (constants, tangents) to products, linear in the tangents.
+        constants: Everything that is no tangent.
+        tangents: The vector's leaves.
+
+    Returns:
+        The halves.
+    """
+    traced = make_fx(product, tracing_mode="fake", _allow_non_fake_inputs=True)(constants, tangents)
+    return split(traced, len(constants))
+
+
+def split(traced: fx.GraphModule, constants: int) -> SplitGraph:
+    """Cut a graph along the edges from what depends on its first inputs alone to what depends on the others.
+
+    Args:
+        traced: The graph.
+        constants: How many inputs are constants; the others are tangents.
+
+    Returns:
+        The halves.
+    """
+    traced.graph.eliminate_dead_code()
+    nodes = list(traced.graph.nodes)
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    outputs = pytree.tree_leaves(next(node for node in nodes if node.op == "output").args)
+    moving = set(inputs[constants:])
+    for node in nodes:
+        if node.op == "call_function" and not moving.isdisjoint(node.all_input_nodes):
+            moving.add(node)
+    computed = [node for node in nodes if node in moving and node.op != "placeholder"]
+    edge = dict.fromkeys(
+        source for node in computed for source in node.all_input_nodes if source not in moving
+    ) | dict.fromkeys(each for each in outputs if isinstance(each, fx.Node) and each not in moving)
+
+    point, linear = fx.Graph(), fx.Graph()
+    at_point: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        if node not in moving and node.op != "output":
+            at_point[node] = point.node_copy(node, at_point.__getitem__)
+    point.output(tuple(at_point[node] for node in edge))
+    point.eliminate_dead_code()
+    in_linear: dict[fx.Node, fx.Node] = {}
+    for kind, sources in (("residual", edge), ("tangent", inputs[constants:])):
+        for i, source in enumerate(sources):
+            in_linear[source] = linear.placeholder(f"{kind}_{i}")
+            in_linear[source].meta = source.meta
+    for node in computed:
+        in_linear[node] = linear.node_copy(node, in_linear.__getitem__)
+    linear.output(tuple(in_linear[each] if isinstance(each, fx.Node) else each for each in outputs))
+    return SplitGraph(fx.GraphModule(traced, point), fx.GraphModule({}, linear), len(edge))
+
+
+def widen(linear: fx.GraphModule, residuals: Leaves, tangents: Leaves) -> fx.GraphModule:
+    """The linear half for k vectors at once.
+
+    Args:
+        linear: The half for one vector.
+        residuals: Its residuals.
+        tangents: Leaves (k, *shape).
+
+    Returns:
+        The half for leaves (k, *shape).
+    """
+    constant = len(residuals)
+    # Torch's formulas write in place here and there, for which there are no batching rules.
+    linear = make_fx(functionalize(linear), tracing_mode="fake")(*residuals, *(v[0] for v in tangents))
+
+    def wide(*inputs: Any) -> Any:
+        return vmap(linear, in_dims=(*(None,) * constant, *(0,) * len(tangents)))(*inputs)
+
+    graph = make_fx(wide, tracing_mode="fake")(*residuals, *tangents)
+    _fold_shared_factors(graph)
+    return graph
+
+
+def _fold_shared_factors(graph: fx.GraphModule) -> None:
+    """Replace a batch of narrow products with one shared factor by one product, which the libraries do far faster."""
+    aten = torch.ops.aten
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or node.target is not aten.bmm.default:
+            continue
+        left, right = node.args
+        k, inner, columns = right.meta["val"].shape
+        if columns >= NARROW or not _is_shared(left):
+            continue
+        with graph.graph.inserting_before(node):
+            call = graph.graph.call_function
+            # (a V_j)^T = V_j^T a^T for all j: the rows of all V_j^T stand one below the other.
+            rows = call(aten.reshape.default, (call(aten.permute.default, (right, [0, 2, 1])), [k * columns, inner]))
+            matrix = call(aten.permute.default, (call(aten.select.int, (left, 0, 0)), [1, 0]))
+            product = call(aten.reshape.default, (call(aten.mm.default, (rows, matrix)), [k, columns, -1]))
+            back = call(aten.permute.default, (product, [0, 2, 1]))
+            # What follows was traced for a result that lies in order.
+            result = call(aten.clone.default, (back,), {"memory_format": torch.contiguous_format})
+        node.replace_all_uses_with(result)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _is_shared(node: Any) -> bool:
+    """Whether the node holds one matrix k times."""
+    value = node.meta["val"]
+    return bool(value.shape[0] > 1 and value.stride(0) == 0)

@@ -1,0 +1,134 @@
+"""A model's Jacobian at a point, recorded once, for products with it and with its transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.corrections import Corrections
+from hodiff.derivatives.functions import BoundFunction
+from hodiff.derivatives.recorded import RecordedGradient, pull_batch
+from hodiff.derivatives.routes import unavailable
+from hodiff.derivatives.trees import describe
+from hodiff.errors import InputError, RouteError
+from hodiff.graphs import cotangent_bytes, inspect_graph, nodes_of
+
+Leaves = tuple[Tensor, ...]
+
+
+class RecordedModel:
+    r"""The outputs $z(x)$ with the graphs of $u \mapsto J^\top u$ and of its own transpose, $v \mapsto J v$.
+
+    The pullback is linear in its cotangent, so that reverse mode through it in that cotangent is forward mode through
+    the model; nothing of the primal is computed again, and no forward rule is needed.
+
+    Attributes:
+        outputs: Leaves of what the model returned, detached.
+        spec: Their structure.
+        bytes_each: Bytes of intermediate results that one vector takes.
+    """
+
+    def __init__(self, function: BoundFunction):
+        with torch.enable_grad():
+            self._primals = tuple(leaf.detach().requires_grad_() for leaf in function.leaves)
+            result, _ = function(self._primals, Corrections(lean=True, many=True))
+            leaves, self.spec = pytree.tree_flatten(result)
+            for leaf in leaves:
+                if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+                    raise InputError(
+                        f"{function.caller}: the model must return real floating-point tensors, got {describe(leaf)}; "
+                        "return only what is to be differentiated."
+                    )
+            if not any(leaf.requires_grad for leaf in leaves):
+                raise function.independent()
+            # A leaf that hangs on nothing is given a graph of its own, so that all leaves are treated alike.
+            self._outputs = tuple(leaf if leaf.requires_grad else leaf.clone().requires_grad_() for leaf in leaves)
+            for leaf in self._outputs:
+                once = inspect_graph(leaf)[1]
+                if once is not None:
+                    raise NotImplementedError(
+                        f"{once}.backward is marked once_differentiable, so its transpose is not recorded"
+                    )
+            self._cotangents = tuple(torch.zeros_like(leaf, requires_grad=True) for leaf in self._outputs)
+            pulled = torch.autograd.grad(
+                self._outputs, self._primals, self._cotangents, create_graph=True, allow_unused=True
+            )
+        self._live = [i for i, each in enumerate(pulled) if each is not None and each.requires_grad]
+        self._pulled = [pulled[i] for i in self._live]
+        self.outputs: Leaves = tuple(leaf.detach() for leaf in self._outputs)
+        self.bytes_each = 2 * cotangent_bytes(*self._pulled)
+        if lacks_derivatives(*self._pulled):
+            self.push([torch.zeros_like(leaf) for leaf in self._primals])
+
+    def push(self, tangents: Sequence[Tensor]) -> Leaves:
+        """The product `J v`."""
+        found = self._push(*(tangents[i] for i in self._live))
+        return tuple(torch.zeros_like(z) if each is None else each for each, z in zip(found, self.outputs, strict=True))
+
+    def pull(self, cotangents: Sequence[Tensor]) -> Leaves:
+        """The product `J^T u`."""
+        found = self._pull(*cotangents)
+        return tuple(
+            torch.zeros_like(p) if each is None else each for each, p in zip(found, self._primals, strict=True)
+        )
+
+    def push_many(self, tangents: Sequence[Tensor]) -> Leaves:
+        """Products `J v` for leaves (k, *shape)."""
+        found = pull_batch(self._push, [tangents[i] for i in self._live])
+        return _filled(found, self.outputs, tangents[0].shape[0])
+
+    def pull_many(self, cotangents: Sequence[Tensor]) -> Leaves:
+        """Products `J^T u` for leaves (k, *shape)."""
+        return _filled(pull_batch(self._pull, cotangents), self._primals, cotangents[0].shape[0])
+
+    def _push(self, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(self._pulled, self._cotangents, tangents, retain_graph=True, allow_unused=True)
+
+    def _pull(self, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(self._outputs, self._primals, cotangents, retain_graph=True, allow_unused=True)
+
+
+def hessian_products(gradient: RecordedGradient, vectors: Sequence[Tensor]) -> Leaves:
+    """Products of the Hessian with leaves (k, *shape); zeros where the gradient is constant."""
+    if any(each is not None and each.requires_grad for each in gradient.gradient):
+        return gradient.products(vectors)
+    return tuple(torch.zeros_like(v) for v in vectors)
+
+
+def lacks_derivatives(*outputs: Tensor) -> bool:
+    """Whether torch may have no derivative of an operator that computed some tensors: the product then raises."""
+    return any(node.name().endswith("NotImplemented") for node in nodes_of(*outputs))
+
+
+@contextmanager
+def refused(caller: str) -> Iterator[None]:
+    """Say in one way what torch says in many where a derivative is missing.
+
+    Args:
+        caller: The operator, for the error message.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        RouteError: If torch lacks the derivative.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not unavailable(error):
+            raise
+        raise RouteError(
+            f"{caller}: torch does not implement this derivative: {str(error).strip().splitlines()[0]}; "
+            "hodiff.check says which operator is at fault, hodiff.functions has many that are differentiable to any "
+            "order."
+        ) from error
+
+
+def _filled(found: Sequence[Tensor | None], like: Sequence[Tensor], k: int) -> Leaves:
+    """Zeros (k, *shape) in the place of what is missing."""
+    return tuple(z.new_zeros(k, *z.shape) if each is None else each for each, z in zip(found, like, strict=True))

@@ -1,0 +1,136 @@
+"""Vectors in three shapes: a pytree, one flat vector, or a block of vectors as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.derivatives.trees import PyTree, describe, leaf_names
+from hodiff.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """The vector space that an operator maps from or to: what a pytree's leaves look like, laid out one after another.
+
+    Attributes:
+        spec: Structure of the pytree.
+        shapes: Shape of each leaf.
+        dtypes: Dtype of each leaf.
+        device: Where flat vectors live: the device of the first leaf.
+        names: Where each leaf sits in the pytree.
+    """
+
+    spec: pytree.TreeSpec
+    shapes: tuple[torch.Size, ...]
+    dtypes: tuple[torch.dtype, ...]
+    devices: tuple[torch.device, ...]
+    names: tuple[str, ...] = field(repr=False)
+
+    @classmethod
+    def of(cls, tree: PyTree) -> Space:
+        """The space of pytrees like this one."""
+        leaves, spec = pytree.tree_flatten(tree)
+        return cls(
+            spec,
+            tuple(leaf.shape for leaf in leaves),
+            tuple(leaf.dtype for leaf in leaves),
+            tuple(leaf.device for leaf in leaves),
+            tuple(leaf_names(tree)),
+        )
+
+    @classmethod
+    def flat(cls, size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Space:
+        """The space of vectors (size,)."""
+        return cls.of(torch.empty(size, dtype=dtype, device=device))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers in each leaf."""
+        return tuple(shape.numel() for shape in self.shapes)
+
+    @cached_property
+    def size(self) -> int:
+        """Numbers in all."""
+        return sum(self.sizes)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """Dtype of flat vectors: what the leaves promote to; float32 for 16 bits, so that sums keep their digits."""
+        dtype = self.dtypes[0]
+        for each in self.dtypes[1:]:
+            dtype = torch.promote_types(dtype, each)
+        return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where flat vectors live."""
+        return self.devices[0]
+
+    def same(self, other: Space) -> bool:
+        """Whether vectors of one are vectors of the other."""
+        return (self.spec, self.shapes, self.dtypes, self.devices) == (
+            other.spec,
+            other.shapes,
+            other.dtypes,
+            other.devices,
+        )
+
+    def split(self, block: Tensor) -> tuple[Tensor, ...]:
+        """Columns of (n, k) as leaves (k, *shape), each in its own dtype and on its own device."""
+        pieces = block.t().split(self.sizes, dim=1)
+        return tuple(
+            piece.reshape(block.shape[1], *shape).to(device, dtype)
+            for piece, shape, dtype, device in zip(pieces, self.shapes, self.dtypes, self.devices, strict=True)
+        )
+
+    def join(self, leaves: Sequence[Tensor], count: int) -> Tensor:
+        """Leaves (k, *shape) as columns of (n, k)."""
+        rows = [leaf.reshape(count, -1).to(self.device, self.dtype) for leaf in leaves]
+        return (rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)).t()
+
+    def flatten(self, tree: PyTree, caller: str) -> Tensor:
+        """A pytree of this space as one vector (n,).
+
+        Args:
+            tree: The pytree.
+            caller: The public function, for the error message.
+
+        Returns:
+            The vector.
+
+        Raises:
+            InputError: If it has another structure, or a leaf another shape.
+        """
+        leaves, spec = pytree.tree_flatten(tree)
+        if spec != self.spec:
+            expected, got = set(self.names), set(leaf_names(tree))
+            differences = [f"missing {name or 'a tensor'}" for name in sorted(expected - got)]
+            differences += [f"unexpected {name or 'a tensor'}" for name in sorted(got - expected)]
+            detail = ", ".join(differences[:5]) or f"expected {self.spec}, got {spec}"
+            raise InputError(
+                f"{caller}: v does not have the structure of the operator's vectors: {detail}; pass one tensor for "
+                f"each leaf, a flat vector ({self.size},) or a matrix ({self.size}, k)."
+            )
+        for name, shape, leaf in zip(self.names, self.shapes, leaves, strict=True):
+            if not isinstance(leaf, Tensor) or leaf.shape != shape:
+                raise InputError(
+                    f"{caller}: v does not match at {name or 'its only leaf'}: expected {tuple(shape)}, "
+                    f"got {describe(leaf)}; make v with torch.zeros_like or torch.randn_like of each leaf."
+                )
+        return self.join([leaf[None] for leaf in leaves], 1)[:, 0]
+
+    def unflatten(self, vector: Tensor) -> PyTree:
+        """A vector (n,) as a pytree of this space."""
+        return pytree.tree_unflatten([leaf[0] for leaf in self.split(vector[:, None])], self.spec)
+
+    def select(self, indices: Sequence[int]) -> list[Any]:
+        """Where the numbers of some leaves lie in a flat vector, as slices."""
+        starts = [sum(self.sizes[:index]) for index in indices]
+        return [slice(start, start + self.sizes[index]) for index, start in zip(indices, starts, strict=True)]

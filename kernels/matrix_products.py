@@ -1,0 +1,174 @@
+"""Matrix products by whichever of torch's two CPU libraries is faster on this processor, as a pass over a graph.
+
+Torch multiplies float32 matrices by MKL, which on some AMD processors takes a path with vectors of half the width;
+oneDNN, also inside torch, does not. In a graph that is differentiated already nothing asks for derivatives of a product
+again, so that its products may be exchanged. Which library wins is measured once for each class of sizes, and kept in
+a file for the processor.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+
+# Of the time by MKL: what oneDNN must stay under to be taken, for the sake of what a call of an operator costs.
+MARGIN = 0.9
+# Multiplications below which the call costs more than the product.
+LEAST = 2**20
+REPEATS = 30
+
+
+def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
+    return product
+
+
+@cache
+def matrix_product() -> Any:
+    """The operator that computes `a @ b` for float32 matrices on a CPU by oneDNN.
+
+    Compilers see nothing inside of it: their own form of oneDNN's product wants a constant factor.
+
+    Returns:
+        `torch.ops.hodiff.matrix_product.default`.
+    """
+    # A second definition, where this file is loaded under another name, would free the first.
+    if not hasattr(torch.ops.hodiff, "matrix_product"):
+        operator = torch.library.custom_op("hodiff::matrix_product", _by_onednn, mutates_args=())
+        operator.register_fake(lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
+    return torch.ops.hodiff.matrix_product.default
+
+
+def exchange_products(graph: fx.GraphModule) -> int:
+    """Send the matrix products of a differentiated graph to the faster library.
+
+    Args:
+        graph: A graph whose nodes carry example values, as `make_fx` leaves them; it is changed in place.
+
+    Returns:
+        How many products were exchanged.
+    """
+    if not _available():
+        return 0
+    exchanged = 0
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or node.target is not aten.mm.default:
+            continue
+        a, b = (each.meta.get("val") for each in node.args)
+        if a is None or b is None:  # added by another pass
+            continue
+        if a.dtype is torch.float32 and a.device.type == "cpu" and _size(a, b) >= LEAST and onednn_wins(*_class(a, b)):
+            node.target = matrix_product()
+            exchanged += 1
+    if exchanged:
+        graph.recompile()
+    return exchanged
+
+
+def onednn_wins(rows: int, inner: int, columns: int, a_transposed: bool, b_transposed: bool) -> bool:
+    """Whether oneDNN is the faster one for a class of sizes on this processor, measured or remembered.
+
+    Args:
+        rows: Rows of the left factor.
+        inner: Its columns.
+        columns: Columns of the right factor.
+        a_transposed: Whether the left factor lies column by column.
+        b_transposed: Whether the right factor does.
+
+    Returns:
+        Whether it is.
+    """
+    known = _remembered()
+    key = f"{rows}x{inner}x{columns}{'t' if a_transposed else 'n'}{'t' if b_transposed else 'n'}"
+    if key not in known:
+        known[key] = _ratio(rows, inner, columns, a_transposed, b_transposed)
+        _remember(known)
+    return known[key] < MARGIN
+
+
+def _ratio(rows: int, inner: int, columns: int, a_transposed: bool, b_transposed: bool) -> float:
+    """The time by oneDNN over that by MKL, measured in turns."""
+    a = torch.ones(inner, rows).t() if a_transposed else torch.ones(rows, inner)
+    b = torch.ones(columns, inner).t() if b_transposed else torch.ones(inner, columns)
+    ways = (torch.mm, matrix_product())
+    # Whatever else the machine does makes a call longer, never shorter.
+    least = [math.inf, math.inf]
+    with torch.no_grad():
+        for _ in range(REPEATS):
+            for i, multiply in enumerate(ways):
+                multiply(a, b)
+                start = time.perf_counter()
+                multiply(a, b)
+                least[i] = min(least[i], time.perf_counter() - start)
+    return least[1] / least[0]
+
+
+def _class(a: Tensor, b: Tensor) -> tuple[int, int, int, bool, bool]:
+    """Sizes to the nearest power of two, and how the factors lie."""
+    rows, inner, columns = (2 ** round(math.log2(size)) for size in (*a.shape, b.shape[1]))
+    return rows, inner, columns, _lies_in_columns(a), _lies_in_columns(b)
+
+
+def _lies_in_columns(matrix: Tensor) -> bool:
+    return matrix.stride(0) == 1 and matrix.shape[0] > 1
+
+
+def _size(a: Tensor, b: Tensor) -> int:
+    return a.shape[0] * a.shape[1] * b.shape[1]
+
+
+def _available() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
+
+
+@cache
+def _remembered() -> dict[str, float]:
+    """What was measured on this processor, by class of sizes."""
+    try:
+        found = json.loads(_file().read_text(encoding="utf-8"))
+        return {str(key): float(ratio) for key, ratio in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _remember(known: dict[str, float]) -> None:
+    try:
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        # Written beside and moved, so that another process never reads half a file.
+        beside = _file().with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        beside.replace(_file())
+    except OSError:
+        # A read-only home costs a measurement a process.
+        return
+
+
+def _file() -> Path:
+    """Where this processor's measurements lie; `HODIFF_CACHE` names another folder."""
+    folder = Path(os.environ.get("HODIFF_CACHE") or Path.home() / ".cache" / "hodiff")
+    words = (_processor(), f"torch-{torch.__version__}", f"{torch.get_num_threads()}-threads")
+    name = "_".join("".join(c if c.isalnum() or c in ".-+" else "-" for c in word) for word in words)
+    return folder / f"matrix-products_{name}.json"
+
+
+@cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    # The model's number tells processors apart that share a name.
+    wanted = ("model name", "cpu family", "model", "stepping")
+    told = dict(line.partition(":")[::2] for line in lines if ":" in line)
+    return "-".join(value.strip() for key, value in told.items() if key.strip() in wanted) or platform.machine()

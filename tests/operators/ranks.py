@@ -1,0 +1,85 @@
+"""One rank of two: operators over split data against the same operators over all data; run by test_distributed.py."""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from operators.cases import close, problem, ravel
+
+import hodiff
+from hodiff.operators import EmpiricalFisherOperator, FisherOperator, GaussNewtonOperator, HessianOperator
+
+
+def gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return parts
+
+
+def refused(pattern: str, **options: Any) -> None:
+    p = problem("mlp")
+    with pytest.raises(hodiff.InputError, match=pattern):
+        HessianOperator(p.objective(), p.x, **options)
+
+
+def compare(name: str, reduction: str, group: Any) -> None:
+    p = problem(name)
+    # Four examples in two batches on one rank, one example on the other.
+    mine = p.batches(1, 4)[:2] if dist.get_rank() == 0 else p.batches(4)[1:]
+    loss, f = p.reduced(reduction), p.objective(reduction)
+    shared = {"reduction": reduction, "process_group": group}
+    pairs = {
+        "hessian": (HessianOperator(f, p.x, data=mine, **shared), p.hessian(reduction)),
+        "gauss-newton": (GaussNewtonOperator(p.model, loss, p.x, data=mine, **shared), p.gauss_newton(reduction)),
+        "empirical": (
+            EmpiricalFisherOperator(p.model, loss, p.x, data=mine, **shared),
+            EmpiricalFisherOperator(p.model, loss, p.x, p.inputs, p.targets, reduction=reduction).to_dense(),
+        ),
+    }
+    if reduction == "mean":
+        pairs["fisher"] = (FisherOperator(p.model, F.cross_entropy, p.x, data=mine, **shared), p.gauss_newton())
+    for A, expected in pairs.values():
+        close(A.to_dense(), expected)
+        close(ravel(A @ p.x), expected @ ravel(p.x))
+        close(A.block("2").to_dense(), expected[12:, 12:])
+        one, other = gathered(A.to_dense())
+        assert torch.equal(one, other)
+
+
+def drawn_targets(group: Any) -> None:
+    """Ranks draw for themselves: equal data on both must not give twice the same matrix."""
+    p = problem("mlp")
+    mine = p.batches()
+    alone = FisherOperator(p.model, F.cross_entropy, p.x, data=mine, samples=1).to_dense()
+    both = FisherOperator(p.model, F.cross_entropy, p.x, data=mine, samples=1, process_group=group).to_dense()
+    assert (both - alone).abs().max() > 1e-3
+    many = FisherOperator(p.model, F.cross_entropy, p.x, data=mine, samples=4000, process_group=group).to_dense()
+    assert (many - p.gauss_newton()).norm() < 0.1 * p.gauss_newton().norm()
+
+
+def main(rank: int, path: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{path}", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    group = dist.group.WORLD
+    for reduction in ("mean", "sum"):
+        compare("mlp", reduction, group)
+    drawn_targets(group)
+    refused("data: expected batches", process_group=group)
+    only_first = dist.new_group([0])
+    if rank == 1:
+        refused("process_group: expected a group that this process belongs to", data=[1], process_group=only_first)
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.write("both agree")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

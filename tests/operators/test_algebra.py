@@ -1,0 +1,309 @@
+"""Operators made of operators, against the same expressions of dense matrices."""
+
+import functools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse.linalg as spla
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from operators.cases import close, problem, ravel
+from torch import Tensor
+
+import hodiff
+from hodiff.operators import (
+    DiagonalOperator,
+    HessianOperator,
+    IdentityOperator,
+    JacobianOperator,
+    LinearOperator,
+    MatrixOperator,
+    Space,
+)
+
+Pair = tuple[LinearOperator, Tensor]
+
+
+def matrix(m: int, n: int, seed: int) -> Tensor:
+    return torch.randn(m, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _leaf(kind: str, m: int, n: int, seed: int) -> Pair:
+    """An operator (m, n) with its matrix."""
+    M = matrix(m, n, seed)
+    if kind == "jacobian":
+        return JacobianOperator(lambda x: M @ x + (x**2).sum(), torch.ones(n).double()), M + 2 * torch.ones(m, n)
+    if kind == "diagonal" and m == n:
+        return DiagonalOperator(M[0]), torch.diag(M[0])
+    if kind == "identity" and m == n:
+        return IdentityOperator(torch.empty(n).double()), torch.eye(n).double()
+    if kind == "hessian" and m == n:
+        return HessianOperator(lambda x: x @ M @ x, torch.ones(n).double()), M + M.T
+    return MatrixOperator(M), M
+
+
+@st.composite
+def expressions(draw: st.DrawFn, m: int = 3, n: int = 3, depth: int = 3) -> Pair:
+    """A random expression and the matrix that it stands for."""
+    kind = draw(
+        st.sampled_from(
+            ["leaf", "sum", "difference", "product", "scaled", "transposed", "damped"] if depth else ["leaf"]
+        )
+    )
+    if kind == "leaf":
+        kinds = ["matrix", "jacobian", "diagonal", "identity", "hessian"]
+        return _leaf(draw(st.sampled_from(kinds)), m, n, draw(st.integers(0, 99)))
+    if kind == "product":
+        inner = draw(st.integers(1, 4))
+        (A, a), (B, b) = draw(expressions(m, inner, depth - 1)), draw(expressions(inner, n, depth - 1))
+        return A @ B, a @ b
+    if kind == "transposed":
+        A, a = draw(expressions(n, m, depth - 1))
+        return A.T, a.T
+    A, a = draw(expressions(m, n, depth - 1))
+    if kind == "damped" and m == n:
+        return A.damped(0.5), a + 0.5 * torch.eye(n).double()
+    if kind in ("sum", "difference"):
+        B, b = draw(expressions(m, n, depth - 1))
+        return (A + B, a + b) if kind == "sum" else (A - B, a - b)
+    factor = draw(st.sampled_from([2, -0.5, np.float32(0.25), torch.tensor(3.0)]))
+    return draw(st.sampled_from([(factor * A, float(factor) * a), (A / factor, a / float(factor)), (-A, -a)]))
+
+
+@given(expressions(), st.integers(0, 99))
+def test_expressions_are_those_of_matrices(pair: Pair, seed: int) -> None:
+    A, a = pair
+    assert A.shape == tuple(a.shape)
+    V, U = matrix(3, 2, seed), matrix(3, 2, seed + 1)
+    close(A @ V, a @ V, 1e-11)
+    close(A.T @ U, a.T @ U, 1e-11)
+    close(A @ V[:, 0], a @ V[:, 0], 1e-11)
+    close(A.to_dense(chunk_size=2), a, 1e-11)
+    if A.symmetric:
+        close(a, a.T)
+
+
+def test_pytrees_survive_expressions() -> None:
+    p = problem("mlp")
+    A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets))
+    H, d = A.to_dense(), torch.rand(A.shape[0]).double()
+    expressions = {
+        "A + 2 A - A": (A + 2 * A - A, 2 * H),
+        "flat + A": (DiagonalOperator(d) + A, torch.diag(d) + H),
+        "D A": (DiagonalOperator(A.domain.unflatten(d)) @ A, d[:, None] * H),
+        "A.T @ A": (A.T @ A, H @ H),
+        "damped": (A.damped(0.1), H + 0.1 * torch.eye(len(H)).double()),
+    }
+    for name, (B, b) in expressions.items():
+        product = B @ p.x
+        assert product.keys() == p.x.keys(), name
+        close(ravel(product), b @ ravel(p.x))
+
+
+def test_symmetry_is_known() -> None:
+    S, M = MatrixOperator(torch.eye(2), symmetric=True), MatrixOperator(torch.eye(2))
+    assert [A.symmetric for A in (S + S, 2 * S, S - 3 * S, S.damped(1.0), DiagonalOperator(torch.ones(2)))] == [
+        True
+    ] * 5
+    assert [A.symmetric for A in (S + M, 2 * M, S @ S, M.T)] == [False] * 4
+    assert S.T is S
+    assert M.T.T is M
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_matrices_of_all_layouts(layout: torch.layout) -> None:
+    M = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse")
+        A = MatrixOperator(M if layout == torch.strided else M.to_sparse(layout=layout))
+    v, u = torch.randn(3), torch.randn(2)
+    close(A @ v, M @ v, 1e-6)
+    close(A.T @ u, M.T @ u, 1e-6)
+    close(A @ torch.eye(3), M, 1e-6)
+    close(A.to_dense(), M, 1e-6)
+
+
+def test_half_precision_matrix_multiplies_in_its_own_dtype() -> None:
+    M = torch.randn(3, 3).bfloat16()
+    A = MatrixOperator(M)
+    assert (A @ torch.ones(3)).dtype == torch.float32
+    close(A @ torch.ones(3), M.float().sum(1), 2e-2)
+
+
+def test_float32_vectors_of_float64_operators_are_multiplied_in_float64() -> None:
+    A = DiagonalOperator(torch.ones(2).double() / 3)
+    product = A @ torch.ones(2)
+    assert product.dtype == torch.float64
+    close(product, torch.ones(2).double() / 3)
+
+
+def test_two_dimensional_leaf() -> None:
+    """A vector in the shape of the one leaf is that vector; any other matrix is a block."""
+    M = torch.arange(6.0).reshape(2, 3)
+    A = DiagonalOperator(M)
+    assert torch.equal(A @ torch.ones(2, 3), M)
+    assert torch.equal(A @ torch.ones(6, 2), M.reshape(6, 1).expand(6, 2))
+    assert torch.equal(A @ torch.ones(6), M.reshape(6))
+    column = DiagonalOperator(torch.arange(3.0).reshape(3, 1))
+    assert torch.equal(column @ torch.ones(3, 1), torch.arange(3.0).reshape(3, 1))
+
+
+def test_no_columns() -> None:
+    A, B = MatrixOperator(torch.ones(3, 2)), DiagonalOperator(torch.ones(2))
+    assert (A @ torch.ones(2, 0)).shape == (3, 0)
+    assert (A.T @ torch.ones(3, 0)).shape == (2, 0)
+    assert ((A @ B + 2 * A) @ torch.ones(2, 0)).shape == (3, 0)
+    J = JacobianOperator(lambda x: x**2, torch.ones(2))
+    assert (J @ torch.ones(2, 0)).shape == (2, 0)
+
+
+def test_dense_in_chunks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    M = torch.randn(4, 7)
+    widths: list[int] = []
+
+    class Counted(MatrixOperator):
+        def multiply(self, block: Tensor) -> Tensor:
+            widths.append(block.shape[1])
+            return super().multiply(block)
+
+    A = Counted(M)
+    for chunk_size in (1, 3, 7, 100, None, "auto"):
+        widths.clear()
+        assert torch.equal(A.to_dense(chunk_size=chunk_size), M)
+        assert sum(widths) == 7
+        assert max(widths) <= (chunk_size if isinstance(chunk_size, int) else 7)
+    A.to_dense(progress=True)
+    assert "columns" in capsys.readouterr().err
+    with pytest.raises(hodiff.InputError, match="to_dense: chunk_size"):
+        A.to_dense(chunk_size=0)
+
+
+def test_scipy() -> None:
+    p = problem("regression")
+    A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets))
+    dense = A.to_dense().numpy()
+    S = A.to_scipy()
+    assert S.dtype == np.float64
+    values = spla.eigsh(S, k=2, which="LA", return_eigenvectors=False)
+    np.testing.assert_allclose(np.sort(values), np.linalg.eigvalsh(dense)[-2:], rtol=1e-9)
+    damped = A.damped(5.0)
+    b = np.ones(A.shape[0])
+    x, info = spla.cg(damped.to_scipy(), b, rtol=1e-10)
+    assert info == 0
+    np.testing.assert_allclose(x, np.linalg.solve(dense + 5 * np.eye(len(b)), b), rtol=1e-7)
+    np.testing.assert_allclose(S @ np.eye(len(b)), dense, atol=1e-12)
+    np.testing.assert_allclose(S.T @ b, dense.T @ b, atol=1e-12)
+    J = JacobianOperator(p.call, p.x, p.inputs)
+    K = J.to_scipy()
+    found = spla.lsmr(K, np.ones(K.shape[0]), atol=1e-14, btol=1e-14, maxiter=1000)[0]
+    expected = np.linalg.lstsq(p.jacobian().numpy(), np.ones(K.shape[0]))[0]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(K.T @ np.eye(K.shape[0]), p.jacobian().numpy().T, atol=1e-12)
+
+
+def test_scipy_of_sixteen_bits_is_float32() -> None:
+    S = DiagonalOperator(torch.ones(2, dtype=torch.bfloat16)).to_scipy()
+    assert S.dtype == np.float32
+    assert (S @ np.ones(2, np.float32)).dtype == np.float32
+
+
+@functools.cache
+def _operators() -> dict[str, LinearOperator]:
+    M, x = torch.randn(3, 2).double(), torch.randn(2).double()
+    return {
+        "matrix": MatrixOperator(M),
+        "jacobian": JacobianOperator(lambda x: (M @ x) ** 3, x),
+        "hessian": HessianOperator(lambda x: (M @ x).pow(4).sum(), x),
+        "identity": IdentityOperator(x),
+        "expression": MatrixOperator(M).T @ MatrixOperator(M) + 2 * DiagonalOperator(x),
+    }
+
+
+@pytest.mark.parametrize("name", ["matrix", "jacobian", "hessian", "identity", "expression"])
+def test_products_are_differentiable_in_the_vector(name: str) -> None:
+    A = _operators()[name]
+    dense = A.to_dense()
+    v, V = torch.randn(2).double(), torch.randn(2, 3).double()
+    report = hodiff.check(lambda v: (A @ v).sin(), v, order=3)
+    assert report.ok, str(report)
+    close(torch.func.jacfwd(lambda v: A @ v)(v), dense)
+    close(torch.func.jacrev(lambda v: A @ v)(v), dense)
+    close(torch.func.vmap(lambda v: A @ v, in_dims=1, out_dims=1)(V), dense @ V)
+    batch = torch.randn(4, 2, 3).double()
+    close(torch.func.vmap(lambda V: A @ V)(batch), dense @ batch)
+    close(torch.func.hessian(lambda v: (A @ v).square().sum())(v), 2 * dense.T @ dense)
+    assert not (A @ v).requires_grad
+    (slope,) = torch.autograd.grad((A @ V.requires_grad_()).sum(), V)
+    close(slope, dense.T @ torch.ones(dense.shape[0], 3).double())
+
+
+def test_pytree_products_are_differentiable() -> None:
+    p = problem("mlp")
+    A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets))
+    v = {key: value.clone().requires_grad_() for key, value in p.x.items()}
+    product = A @ v
+    energy = sum((a * b).sum() for a, b in zip(product.values(), v.values(), strict=True))
+    slopes = torch.autograd.grad(energy, list(v.values()))
+    close(ravel(list(slopes)), 2 * p.hessian() @ ravel(p.x))
+
+
+class NoTranspose(LinearOperator):
+    def multiply(self, block: Tensor) -> Tensor:
+        return 2 * block
+
+
+def test_bad_arguments() -> None:
+    A, B = MatrixOperator(torch.ones(3, 2)), MatrixOperator(torch.ones(2, 2))
+    with pytest.raises(hodiff.InputError, match=r"A \+ B: expected operators between the same spaces"):
+        A + B
+    with pytest.raises(hodiff.InputError, match=r"A @ B: expected B to map"):
+        A @ A
+    with pytest.raises(hodiff.InputError, match=r"c \* A: c: expected a real number"):
+        A * torch.ones(3)
+    with pytest.raises(hodiff.InputError, match=r"c \* A: c: expected a real number"):
+        A * 1j
+    with pytest.raises(hodiff.InputError, match=r"c \* A: c: expected a real number"):
+        A * B
+    for wrong in (lambda: A + 1, lambda: A - 1, lambda: 1 + A):
+        with pytest.raises(TypeError):
+            wrong()
+    with pytest.raises(hodiff.InputError, match="MatrixOperator: matrix: expected a floating-point tensor"):
+        MatrixOperator(torch.ones(3))
+    with pytest.raises(hodiff.InputError, match="MatrixOperator: matrix: expected a floating-point tensor"):
+        MatrixOperator(torch.ones(2, 2, dtype=torch.int64))
+    with pytest.raises(hodiff.InputError, match="MatrixOperator: matrix: expected a square one"):
+        MatrixOperator(torch.ones(3, 2), symmetric=True)
+    with pytest.raises(hodiff.InputError, match="products of the transpose are unknown"):
+        NoTranspose(Space.flat(2, torch.float32)).T @ torch.ones(2)
+    with pytest.raises(hodiff.InputError, match=r"v: expected a floating-point tensor \(2,\) or \(2, k\)"):
+        A @ torch.ones(3)
+
+
+@pytest.mark.parametrize("names", ["missing", ["a", "missing"], "0.weig"])
+def test_blocks_must_exist(names: Any) -> None:
+    A = DiagonalOperator({"a": torch.ones(2), "0.weight": torch.ones(1)})
+    with pytest.raises(
+        hodiff.InputError, match=r"block: names: expected names of parameters .* got '(missing|0.weig)'"
+    ):
+        A.block(names)
+
+
+def test_blocks_are_of_operators_from_a_space_to_itself() -> None:
+    J = JacobianOperator(lambda x: x["a"] * x["b"].sum(), {"a": torch.ones(3), "b": torch.ones(2)})
+    with pytest.raises(hodiff.InputError, match="block: expected an operator that maps a space to itself"):
+        J.block("a")
+    assert (J.T @ J).block("a").shape == (3, 3)
+
+
+def test_names_of_blocks() -> None:
+    tree = {"layers": [{"w": torch.ones(1), "b": 2 * torch.ones(1)}, (3 * torch.ones(1),)], "a.b": 4 * torch.ones(1)}
+    A = DiagonalOperator(tree)
+    assert torch.equal(A.block("layers").to_dense().diagonal().sort().values, torch.tensor([1.0, 2.0, 3.0]))
+    assert torch.equal(A.block("layers.0").to_dense().diagonal().sort().values, torch.tensor([1.0, 2.0]))
+    assert torch.equal(A.block(["layers.1.0", "a"]).to_dense().diagonal(), torch.tensor([3.0, 4.0]))
+    assert torch.equal(A.block(["a.b", "a.b"]).to_dense().diagonal(), torch.tensor([4.0]))
+    named = A.block("layers.0").domain.names
+    assert sorted(named) == ["['layers.0.b']", "['layers.0.w']"]

@@ -1,0 +1,178 @@
+"""Compiled products: equal to eager ones, captured once for each form, and eager where anything is amiss."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from operators.cases import MODELS, close, problem, ravel
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+
+import hodiff
+from hodiff.checks.quiet import quiet
+from hodiff.operators import EmpiricalFisherOperator, FisherOperator, GaussNewtonOperator, HessianOperator, captured
+
+KINDS = {
+    "hessian": lambda p, **o: HessianOperator(p.objective(), p.x, **o),
+    "gauss-newton": lambda p, **o: GaussNewtonOperator(p.model, p.loss.function, p.x, **o),
+    "fisher": lambda p, **o: FisherOperator(p.model, p.loss.function, p.x, samples=2, **o),
+    "empirical": lambda p, **o: EmpiricalFisherOperator(p.model, p.loss.function, p.x, **o),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with quiet():
+        yield
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
+    """Graphs that would be compiled, which run as they are: what is captured, split and widened is tested at once."""
+    graphs: list[fx.GraphModule] = []
+
+    def keep(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+        graphs.append(graph)
+        # The compiler reads a view as a reshape, and so takes strides that the trace did not foresee.
+        for node in graph.graph.nodes:
+            if node.target is torch.ops.aten.view.default:
+                node.target = torch.ops.aten.reshape.default
+        graph.recompile()
+        return graph
+
+    monkeypatch.setattr(captured, "compile_graph", keep)
+    return graphs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_captured_graphs_equal_eager(kind: str, name: str, compilations: list[Any]) -> None:
+    p = problem(name)
+    A, B = (KINDS[kind](p, data=p.batches(2), compile=compile) for compile in (True, False))
+    expected = B.to_dense()
+    close(A.to_dense(), expected)
+    for columns in (1, 8, 11):
+        V = torch.randn(A.shape[0], columns).double()
+        close(A @ V, expected @ V)
+    close(ravel(A @ p.x), ravel(B @ p.x))
+    assert (A @ torch.ones(A.shape[0], 0).double()).shape == (A.shape[0], 0)
+    # One graph for one vector and one for a block, for each of the two lengths of batches.
+    assert len(compilations) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_serve_all_points(kind: str, compilations: list[Any]) -> None:
+    p = problem("mlp")
+    A = KINDS[kind](p, data=p.batches(), compile=True)
+    A.to_dense()
+    made = len(compilations)
+    assert made == 2
+    for step in (0.5, -1.0):
+        moved = {key: value + step for key, value in p.x.items()}
+        other = A.at(moved)
+        eager = KINDS[kind](p, data=p.batches()).at(moved)
+        close(other.to_dense(), eager.to_dense())
+        v = torch.randn(A.shape[0]).double()
+        close(other @ v, eager @ v)
+    assert len(compilations) == made
+
+
+def test_batches_of_one_shape_share_a_graph(compilations: list[Any]) -> None:
+    p = problem("mlp")
+    A = HessianOperator(p.objective(), p.x, data=p.batches(1, 2, 3, 4), compile=True, cache=False)
+    v = torch.randn(A.shape[0]).double()
+    for _ in range(2):
+        close(A @ v, p.hessian() @ v)
+    assert len(compilations) == 1
+
+
+def test_blocks_of_parameters(compilations: list[Any]) -> None:
+    p = problem("mlp")
+    H = p.hessian()
+    block = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True).block("2")
+    close(block.to_dense(), H[12:, 12:])
+    moved = {key: value + 0.1 for key, value in block.x.items()}
+    whole = dict(p.x) | {key: p.x[key] + 0.1 for key in ("2.weight", "2.bias")}
+    close(
+        block.at(moved).to_dense(), HessianOperator(p.objective(), whole, (p.inputs, p.targets)).block("2").to_dense()
+    )
+    assert len(compilations) == 2
+
+
+@pytest.mark.parametrize("route", ["reverse-over-reverse", "forward-over-reverse", "reverse-over-forward"])
+def test_routes(route: str, compilations: list[Any]) -> None:
+    p = problem("mlp")
+    A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True, route=route)
+    close(A.to_dense(), p.hessian())
+    assert compilations
+
+
+def test_buffers_stay(compilations: list[Any]) -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double()
+    x = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    X = torch.randn(4, 2).double()
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+    def f(x: Any) -> Tensor:
+        return functional_call(module, x, (X,)).pow(4).mean()
+
+    close(HessianOperator(f, x, compile=True).to_dense(), HessianOperator(f, x).to_dense())
+    for name, buffer in module.named_buffers():
+        assert torch.equal(buffer, before[name])
+
+
+def test_branches_on_values_stay_eager() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.pow(3).sum() if float(x.detach().sum()) > 0 else x.pow(4).sum()
+
+    A = HessianOperator(f, torch.ones(2).double(), compile=True)
+    with pytest.warns(hodiff.HodiffWarning, match="HessianOperator"):
+        close(A @ torch.ones(2).double(), 6 * torch.ones(2).double())
+    close(A.at(-torch.ones(2).double()) @ torch.ones(2).double(), 12 * torch.ones(2).double())
+
+
+def test_disagreement_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that returns something else is found out on the first product, and not asked again."""
+    calls = []
+
+    def wrong(graph: fx.GraphModule, inputs: Any) -> Any:
+        calls.append(1)
+        return lambda *inputs: [2 * each for each in graph(*inputs)]
+
+    monkeypatch.setattr(captured, "compile_graph", wrong)
+    p = problem("mlp")
+    A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True)
+    v = torch.randn(A.shape[0]).double()
+    with pytest.warns(hodiff.HodiffWarning, match="HessianOperator"):
+        product = A @ v
+    close(product, p.hessian() @ v)
+    close(A.at(p.x) @ v, p.hessian() @ v)
+    assert len(calls) == 1
+
+
+def test_failing_compiler_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(graph: fx.GraphModule, inputs: Any) -> Any:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(captured, "compile_graph", failing)
+    p = problem("mlp")
+    A = GaussNewtonOperator(p.model, F.cross_entropy, p.x, p.inputs, p.targets, compile=True)
+    with pytest.warns(hodiff.HodiffWarning, match="no compiler here"):
+        close(A.to_dense(), p.gauss_newton())
+
+
+def test_errors_of_the_user_are_no_failures_of_the_compiler() -> None:
+    with pytest.raises(hodiff.InputError, match="one real number"):
+        HessianOperator(lambda x: 2 * x, torch.ones(2), compile=True) @ torch.ones(2)
+
+
+@pytest.mark.parametrize("kind", ["hessian", "gauss-newton"])
+def test_the_compiler_itself(kind: str) -> None:
+    p = problem("mlp")
+    A, B = (KINDS[kind](p, data=p.batches(), compile=compile) for compile in (True, False))
+    v, V = torch.randn(A.shape[0]).double(), torch.randn(A.shape[0], 11).double()
+    expected = B.to_dense()
+    close(A @ v, expected @ v)
+    close(A @ V, expected @ V)

@@ -1,0 +1,298 @@
+"""Functions that are not what they were, data that change, buffers that must not, and objects that must go."""
+
+import random
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from operators.cases import close, problem
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.data import DataLoader, TensorDataset
+
+import hodiff
+from hodiff.operators import (
+    EmpiricalFisherOperator,
+    FisherOperator,
+    GaussNewtonOperator,
+    HessianOperator,
+    JacobianOperator,
+    LinearOperator,
+)
+
+X = torch.linspace(-1, 1, 12).reshape(6, 2).double()
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def parameters(module: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+def objective(module: nn.Module) -> Any:
+    return lambda p, batch=(X, Y): F.cross_entropy(functional_call(module, p, (batch[0],)), batch[1])
+
+
+def all_operators(module: nn.Module, **options: Any) -> list[LinearOperator]:
+    p = parameters(module)
+    return [
+        HessianOperator(objective(module), p, (X, Y), **options),
+        GaussNewtonOperator(module, F.cross_entropy, p, X, Y, **options),
+        FisherOperator(module, F.cross_entropy, p, X, Y, samples=2, **options),
+        EmpiricalFisherOperator(module, F.cross_entropy, p, X, Y, **options),
+    ]
+
+
+def test_dropout_is_named() -> None:
+    module = nn.Sequential(nn.Linear(2, 30), nn.Dropout(0.25), nn.Linear(30, 3)).double()
+    for A in all_operators(module):
+        state = torch.get_rng_state()
+        with pytest.raises(hodiff.InputError, match=r"random numbers of Dropout\(p=0.25\): call model.eval"):
+            A @ parameters(module)
+        assert torch.equal(torch.get_rng_state(), state)
+    for A in all_operators(module.eval()):
+        A @ parameters(module)
+
+
+def test_random_numbers_without_a_module() -> None:
+    A = HessianOperator(lambda x: (x * torch.rand(3)).square().sum(), torch.ones(3))
+    with pytest.raises(hodiff.InputError, match="The cause are random numbers: call"):
+        A @ torch.ones(3)
+
+
+def test_other_state_is_named() -> None:
+    calls = []
+
+    def counting(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x.square().sum() * len(calls)
+
+    for f in (counting, lambda x: x.square().sum() * random.random()):
+        with pytest.raises(hodiff.InputError, match="no random number generator of torch"):
+            HessianOperator(f, torch.ones(2)) @ torch.ones(2)
+
+
+class Drifting(nn.BatchNorm1d):
+    """A batch norm in training mode that reads what it writes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        super().forward(x)
+        return x - self.running_mean
+
+
+def test_batch_norm_is_named() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), Drifting(3)).double()
+    A = HessianOperator(objective(module), parameters(module))
+    before = module[1].running_mean.clone()
+    with pytest.raises(hodiff.InputError, match="Drifting in training mode"):
+        A @ parameters(module)
+    assert torch.equal(module[1].running_mean, before)
+
+
+def test_check_can_be_turned_off_and_is_made_once() -> None:
+    calls = []
+
+    def f(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x.pow(3).sum()
+
+    A = HessianOperator(f, torch.ones(2))
+    A @ torch.ones(2)
+    A @ torch.ones(2)
+    assert len(calls) == 3
+    A.at(torch.zeros(2)) @ torch.ones(2)
+    assert len(calls) == 4
+    calls.clear()
+    HessianOperator(f, torch.ones(2), check_deterministic=False) @ torch.ones(2)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("route", ["auto", *hodiff.ROUTES])
+def test_buffers_of_a_hessian_stay(route: str) -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)).double()
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    held = dict(module.named_buffers())
+    A = HessianOperator(objective(module), parameters(module), route=route)
+    close(A.to_dense(), HessianOperator(objective(module), parameters(module)).to_dense())
+    A @ parameters(module)
+    for name, buffer in module.named_buffers():
+        assert buffer is held[name]
+        assert torch.equal(buffer, before[name])
+
+
+def test_buffers_stay_for_all_operators() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double()
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    for A in all_operators(module):
+        A @ parameters(module)
+        A.to_dense()
+    for name, buffer in module.named_buffers():
+        assert torch.equal(buffer, before[name])
+    assert not any(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_shuffling_is_named() -> None:
+    data = DataLoader(TensorDataset(X, Y), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(1))
+    module = nn.Linear(2, 3).double()
+    A = HessianOperator(objective(module), parameters(module), data=data, cache=False)
+    A @ parameters(module)
+    with pytest.raises(hodiff.InputError, match=r"data: expected the same batches .* shuffle=False"):
+        walk(A)
+
+
+def walk(A: LinearOperator) -> None:
+    """More passes than chance has equal permutations for."""
+    for _ in range(3):
+        A @ torch.ones(A.shape[1]).double()
+
+
+def test_loader_that_keeps_its_order() -> None:
+    module = nn.Linear(2, 3).double()
+    data = DataLoader(TensorDataset(X, Y), batch_size=4)
+    A = HessianOperator(objective(module), parameters(module), data=data, cache=False)
+    whole = HessianOperator(objective(module), parameters(module)).to_dense()
+    for _ in range(2):
+        close(A.to_dense(), whole)
+
+
+class Changing:
+    """Batches that differ from pass to pass."""
+
+    def __init__(self, *passes: Any):
+        self.passes = list(passes)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.passes.pop(0))
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ([(X[:3], Y[:3])], "1 batches now, 2 on the first pass"),
+        ([(X[:3], Y[:3]), (X[3:], Y[3:]), (X, Y)], "more than the 2 batches"),
+        ([(X[3:], Y[3:]), (X[:3], Y[:3])], "in another order"),
+        ([(X[:3], Y[:3]), (X[3:] + 1, Y[3:])], "batch 1 differs: examples come others"),
+        ([(X[:3], Y[:3]), (X[3:].flip(0), Y[3:].flip(0))], "batch 1 differs"),
+    ],
+)
+def test_changed_data(second: Any, message: str) -> None:
+    module = nn.Linear(2, 3).double()
+    data = Changing([(X[:3], Y[:3]), (X[3:], Y[3:])], second)
+    A = HessianOperator(objective(module), parameters(module), data=data, cache=False)
+    A @ parameters(module)
+    with pytest.raises(hodiff.InputError, match=f"data: .*{message}"):
+        A @ parameters(module)
+
+
+def test_a_pass_that_broke_off_begins_again() -> None:
+    class Breaking:
+        def __init__(self) -> None:
+            self.broken = True
+
+        def __iter__(self) -> Iterator[Any]:
+            yield X[:2], Y[:2]
+            if self.broken:
+                self.broken = False
+                raise OSError("disk")
+            yield X[2:], Y[2:]
+
+    module = nn.Linear(2, 3).double()
+    A = HessianOperator(objective(module), parameters(module), data=Breaking())
+    with pytest.raises(OSError, match="disk"):
+        A @ parameters(module)
+    close(A.to_dense(), HessianOperator(objective(module), parameters(module)).to_dense())
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        torch.tensor([1.0, torch.nan, torch.inf]),
+        torch.tensor([1j, 2.0]),
+        torch.tensor([True, False]),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.zeros(0),
+    ],
+    ids=str,
+)
+def test_batches_of_any_tensors_are_known_again(inputs: Tensor) -> None:
+    def f(x: Tensor, batch: Any) -> Tensor:
+        return x.pow(3).sum()
+
+    A = HessianOperator(f, torch.ones(1), data=[(torch.ones(2), inputs)], cache=False)
+    for _ in range(2):
+        assert (A @ torch.ones(1)).item() == 6
+
+
+def test_loader_starts_once_a_pass() -> None:
+    passes = []
+
+    class Data:
+        def __iter__(self) -> Iterator[Any]:
+            passes.append(1)
+            return iter([(X, Y)])
+
+    module = nn.Linear(2, 3).double()
+    A = HessianOperator(objective(module), parameters(module), data=Data(), cache=False)
+    A @ parameters(module)
+    assert len(passes) == 1
+
+
+def test_bad_data() -> None:
+    module = nn.Linear(2, 3).double()
+
+    def with_data(data: Any, f: Any = None, **options: Any) -> LinearOperator:
+        return HessianOperator(f or objective(module), parameters(module), data=data, **options)
+
+    with pytest.raises(hodiff.InputError, match="data: expected at least one batch"):
+        with_data([]) @ parameters(module)
+    without = lambda p, batch: sum(leaf.square().sum() for leaf in p.values())  # noqa: E731
+    with pytest.raises(hodiff.InputError, match=r"first dimension counts examples, got str .* batch_size="):
+        with_data(["a"], without) @ parameters(module)
+    with pytest.raises(hodiff.InputError, match="first dimension counts examples"):
+        with_data([torch.tensor(1.0)], without) @ parameters(module)
+    product = with_data(["a"], without, reduction="sum") @ parameters(module)
+    torch.testing.assert_close(product["weight"], 2 * module.weight.detach())
+    with_data(["a", "bcd"], without, batch_size=len) @ parameters(module)
+    for size in (0, -1, float("nan")):
+        with pytest.raises(hodiff.InputError, match="batch_size: expected a positive number"):
+            with_data([(X, Y)], batch_size=lambda batch, size=size: size) @ parameters(module)
+    with pytest.raises(hodiff.InputError, match="the iterator generator"):
+        with_data(batch for batch in [(X, Y)])
+
+
+def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    module = nn.Linear(2, 3).double()
+    A = HessianOperator(objective(module), parameters(module), data=[(X, Y)], progress=True)
+    A @ parameters(module)
+    assert "batches" in capsys.readouterr().err
+    HessianOperator(objective(module), parameters(module), data=[(X, Y)]) @ parameters(module)
+    assert not capsys.readouterr().err
+
+
+def test_operators_go_without_the_collector() -> None:
+    import gc
+
+    p = problem("mlp")
+    gc.collect()
+    gc.disable()
+    try:
+        for make in (
+            lambda: HessianOperator(p.objective(), p.x, data=p.batches(2)),
+            lambda: GaussNewtonOperator(p.model, F.cross_entropy, p.x, p.inputs, p.targets),
+            lambda: FisherOperator(p.model, F.cross_entropy, p.x, p.inputs, p.targets, samples=2),
+            lambda: EmpiricalFisherOperator(p.model, F.cross_entropy, p.x, p.inputs, p.targets),
+            lambda: JacobianOperator(p.call, p.x, p.inputs),
+            lambda: HessianOperator(p.objective(), p.x, data=p.batches(2)).damped(1.0).inverse(),
+            lambda: HessianOperator(p.objective(), p.x, data=p.batches(2)).block("0") * 2,
+        ):
+            A = make()
+            A @ torch.ones(A.shape[1]).double()
+            A @ torch.ones(A.shape[1], 3).double()
+            seen = weakref.ref(A)
+            del A
+            assert seen() is None
+    finally:
+        gc.enable()

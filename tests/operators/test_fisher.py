@@ -1,0 +1,235 @@
+"""Fisher matrices: exact, drawn, and empirical."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from operators.cases import MODELS, close, problem, ravel, unravel
+from torch import Tensor, nn
+
+import hodiff
+from hodiff.operators import EmpiricalFisherOperator, FisherOperator, Likelihood
+
+ALL = pytest.mark.parametrize("name", MODELS)
+REDUCTIONS = pytest.mark.parametrize("reduction", ["mean", "sum"])
+MODULES = {
+    "mlp": nn.CrossEntropyLoss,
+    "regression": nn.MSELoss,
+    "soft-labels": nn.BCEWithLogitsLoss,
+    "counts": nn.PoissonNLLLoss,
+}
+
+
+def distance(A: Any, expected: Tensor) -> float:
+    return float((A.to_dense() - expected).norm() / expected.norm())
+
+
+@ALL
+@REDUCTIONS
+def test_exact_is_the_gauss_newton_matrix(name: str, reduction: str) -> None:
+    p = problem(name)
+    loss = partial(p.loss.function, reduction=reduction)
+    A = FisherOperator(p.model, loss, p.x, data=p.batches(2), reduction=reduction)
+    close(A.to_dense(), p.gauss_newton(reduction))
+
+
+@ALL
+@REDUCTIONS
+def test_drawn_targets_converge_to_the_exact_one(name: str, reduction: str) -> None:
+    """For every likelihood and layout; the error falls as one over the root of the number of samples."""
+    p = problem(name)
+    loss = partial(p.loss.function, reduction=reduction)
+    exact = p.gauss_newton(reduction)
+    errors = {}
+    for samples in (40, 4000):
+        few = [
+            FisherOperator(
+                *(p.model, loss, p.x, p.inputs, p.targets),
+                samples=samples,
+                reduction=reduction,
+                generator=torch.Generator().manual_seed(seed),
+            )
+            for seed in range(3)
+        ]
+        errors[samples] = sum(distance(A, exact) ** 2 for A in few) ** 0.5
+    # One over ten is what theory has; three times as far on either side is far outside of chance.
+    assert 0.03 < errors[4000] / errors[40] < 0.3
+    assert errors[4000] < 0.2
+
+
+@pytest.mark.parametrize("name", MODULES)
+@REDUCTIONS
+def test_modules_of_torch_mean_what_its_functions_mean(name: str, reduction: str) -> None:
+    p = problem(name)
+    make = MODULES[name]
+    A = FisherOperator(p.model, make(reduction=reduction), p.x, data=p.batches(2), reduction=reduction, samples=3)
+    B = FisherOperator(
+        p.model,
+        partial(p.loss.function, reduction=reduction),
+        p.x,
+        data=p.batches(2),
+        reduction=reduction,
+        samples=3,
+    )
+    close(A.to_dense(), B.to_dense(), 1e-14)
+
+
+@pytest.mark.parametrize("settings", [{"cache": True}, {"cache": False}, {"chunk_size": 2}])
+def test_one_operator_is_one_matrix(settings: dict[str, Any]) -> None:
+    p = problem("sequence")
+    A = FisherOperator(p.model, F.cross_entropy, p.x, data=p.batches(2, 3), samples=2, **settings)
+    dense = A.to_dense()
+    close(A.to_dense(), dense, 1e-14)
+    v = torch.randn(A.shape[0]).double()
+    close(A @ v, dense @ v)
+    close(A.at(p.x).to_dense(), dense, 1e-14)
+    close(A.block("bias").to_dense(), dense[-3:, -3:])
+    close(ravel(A @ unravel(v, p.x)), dense @ v)
+
+
+def test_generator_decides_and_global_state_does_not() -> None:
+    p = problem("mlp")
+
+    def drawn(seed: int | None) -> Tensor:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        A = FisherOperator(p.model, F.cross_entropy, p.x, p.inputs, p.targets, samples=1, generator=generator)
+        torch.randn(3)
+        return A.to_dense()
+
+    state = torch.get_rng_state()
+    FisherOperator(p.model, F.cross_entropy, p.x, p.inputs, p.targets, samples=1).to_dense()
+    assert torch.equal(torch.get_rng_state(), state)
+    close(drawn(None), drawn(None), 0)
+    close(drawn(3), drawn(3), 0)
+    assert (drawn(3) - drawn(4)).abs().max() > 1e-3
+
+
+def test_batches_draw_targets_of_their_own() -> None:
+    """Two equal batches must not repeat each other's errors."""
+    p = problem("mlp")
+    twice = FisherOperator(p.model, F.cross_entropy, p.x, data=2 * p.batches(), samples=1).to_dense()
+    once = FisherOperator(p.model, F.cross_entropy, p.x, data=p.batches(), samples=1).to_dense()
+    assert (twice - once).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("ignored", [-100, 1])
+def test_ignored_targets_are_ignored_when_drawn(ignored: int) -> None:
+    p = problem("sequence")
+    targets = p.targets.clone()
+    targets[0], targets[2, 1] = ignored, ignored
+    loss = nn.CrossEntropyLoss(ignore_index=ignored)
+    exact = FisherOperator(p.model, loss, p.x, p.inputs, targets).to_dense()
+    drawn = FisherOperator(p.model, loss, p.x, p.inputs, targets, samples=4000)
+    if ignored == -100:
+        assert distance(drawn, exact) < 0.1
+    else:
+        # A class of its own can be drawn too, and is as ignored as its place; the rest stays finite and symmetric.
+        assert bool(torch.isfinite(drawn.to_dense()).all())
+
+
+def test_likelihood_of_ones_own() -> None:
+    """Laplace noise: the Fisher information of a location is one over the squared scale."""
+
+    def sample(z: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        u = torch.rand(count, *z.shape, generator=generator, dtype=z.dtype) - 0.5
+        return z - u.sign() * torch.log1p(-2 * u.abs())
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return (z - y).abs().mean()
+
+    X = torch.randn(6, 2).double()
+    A = FisherOperator(
+        lambda w, x: x @ w,
+        loss,
+        torch.randn(2).double(),
+        *(X, torch.zeros(6).double()),
+        samples=500,
+        likelihood=Likelihood(sample, Tensor.numel),
+    )
+    # Signs have the square 1 whatever is drawn; only products of different examples are left to chance.
+    close(A.to_dense(), X.T @ X / 6)
+
+
+@pytest.mark.parametrize("name", ["mlp", "regression", "soft-labels", "counts", "dict", "tied"])
+@REDUCTIONS
+def test_empirical_fisher_is_the_gradients_second_moment(name: str, reduction: str) -> None:
+    """The gradients are taken one example at a time."""
+    p = problem(name)
+    f = p.objective(reduction)
+    rows = []
+    for example in p.batches(1, 2, 3, 4):
+        leaves = {key: value.clone().requires_grad_() for key, value in p.x.items()}
+        rows.append(ravel(list(torch.autograd.grad(f(leaves, example), list(leaves.values())))))
+    G = torch.stack(rows)
+    expected = G.T @ G / (len(rows) if reduction == "mean" else 1)
+    loss = partial(p.loss.function, reduction=reduction)
+    for arguments, options in (((p.inputs, p.targets), {}), ((), {"data": p.batches(2)})):
+        A = EmpiricalFisherOperator(p.model, loss, p.x, *arguments, reduction=reduction, **options)
+        close(A.to_dense(), expected)
+        v = torch.randn(A.shape[0]).double()
+        close(A @ v, expected @ v)
+
+
+def test_empirical_fisher_of_sequences_and_several_outputs() -> None:
+    p = problem("sequence")
+
+    def both(x: Any, inputs: Tensor) -> Any:
+        z = p.call(x, inputs)
+        return z, z.square().sum(2)
+
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs[0], targets) + outputs[1].mean()
+
+    rows = []
+    for inputs, targets in p.batches(1, 2, 3, 4):
+        leaves = {key: value.clone().requires_grad_() for key, value in p.x.items()}
+        rows.append(ravel(list(torch.autograd.grad(loss(both(leaves, inputs), targets), list(leaves.values())))))
+    G = torch.stack(rows)
+    close(EmpiricalFisherOperator(both, loss, p.x, p.inputs, p.targets).to_dense(), G.T @ G / 5)
+
+
+def test_bad_arguments() -> None:
+    p = problem("mlp")
+    arguments = (p.x, p.inputs, p.targets)
+    for samples in (0, 1.5, True):
+        with pytest.raises(hodiff.InputError, match="samples: expected"):
+            FisherOperator(p.model, F.cross_entropy, *arguments, samples=samples)
+    with pytest.raises(hodiff.InputError, match="loss: expected a negative log-likelihood"):
+        FisherOperator(p.model, F.l1_loss, *arguments)
+    for loss in (
+        nn.CrossEntropyLoss(weight=torch.ones(3)),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.BCEWithLogitsLoss(pos_weight=torch.ones(3)),
+        nn.PoissonNLLLoss(log_input=False),
+        partial(F.cross_entropy, label_smoothing=0.1),
+    ):
+        with pytest.raises(hodiff.InputError, match=r"loss: .* with (weight|label_smoothing|pos_weight|log_input)"):
+            FisherOperator(p.model, loss, *arguments)
+    with pytest.raises(hodiff.InputError, match="samples: expected an int with a likelihood"):
+        FisherOperator(p.model, F.l1_loss, *arguments, likelihood=Likelihood(lambda z, s, g: z, Tensor.numel))
+    with pytest.raises(hodiff.InputError, match="generator: expected"):
+        FisherOperator(p.model, F.cross_entropy, *arguments, samples=1, generator=3)
+
+
+def test_a_single_example_needs_its_own_dimension() -> None:
+    """Logits (C,) are one example; taken for C of them they would give a diagonal on the outputs."""
+    w, y = torch.randn(2, 3), torch.tensor(1)
+    model = lambda w, x: x @ w  # noqa: E731
+    for A in (
+        EmpiricalFisherOperator(model, F.cross_entropy, w, torch.ones(2), y),
+        FisherOperator(model, F.cross_entropy, w, torch.ones(2), y, samples=2),
+    ):
+        with pytest.raises(hodiff.InputError, match=r"model: expected outputs .* \(1, C\)"):
+            A @ w
+    with pytest.raises(hodiff.InputError, match="model: expected outputs"):
+        EmpiricalFisherOperator(lambda w, x: w.sum() * x, F.mse_loss, w, torch.tensor(1.0), torch.tensor(2.0)) @ w
+    with pytest.raises(hodiff.InputError, match="model: expected one tensor"):
+        FisherOperator(
+            lambda w, x: (x @ w, w), F.mse_loss, w, torch.ones(2), y, samples=1, check_deterministic=False
+        ) @ w
+    with pytest.raises(hodiff.InputError, match="model: expected outputs"):
+        EmpiricalFisherOperator(
+            lambda w, x: (x @ w, w), lambda z, y: z[0].sum() + z[1].sum(), w, torch.ones(4, 2), y
+        ) @ w

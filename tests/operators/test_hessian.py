@@ -1,0 +1,256 @@
+"""The Hessian operator against textbooks, torch's dense Hessians and itself in all forms and settings."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from operators.cases import MODELS, bernoulli_hessian, close, problem, ravel, unravel
+from torch import Tensor
+
+import hodiff
+from hodiff.operators import HessianOperator
+
+ALL = pytest.mark.parametrize("name", MODELS)
+REDUCTIONS = pytest.mark.parametrize("reduction", ["mean", "sum"])
+
+
+def test_linear_regression_is_the_gram_matrix() -> None:
+    X, y, w = torch.randn(7, 3).double(), torch.randn(7).double(), torch.randn(3).double()
+    A = HessianOperator(lambda w, batch: F.mse_loss(batch[0] @ w, batch[1]), w, data=[(X[:4], y[:4]), (X[4:], y[4:])])
+    close(A.to_dense(), 2 * X.T @ X / 7)
+
+
+def test_logistic_regression() -> None:
+    X, y, w = torch.randn(7, 3).double(), torch.rand(7).double(), torch.randn(3).double()
+    A = HessianOperator(lambda w: F.binary_cross_entropy_with_logits(X @ w, y, reduction="sum"), w)
+    close(A.to_dense(), X.T @ bernoulli_hessian(X @ w) @ X)
+
+
+def test_softmax_regression() -> None:
+    X, y, W = torch.randn(6, 2).double(), torch.randint(3, (6,)), torch.randn(2, 3).double()
+    A = HessianOperator(lambda W: F.cross_entropy(X @ W, y), W)
+    s = (X @ W).exp()
+    s = s / s.sum(1, keepdim=True)
+    blocks = torch.diag_embed(s) - s[:, :, None] * s[:, None, :]
+    close(A.to_dense(), torch.einsum("ni,nab,nj->iajb", X, blocks, X).reshape(6, 6) / 6)
+
+
+@ALL
+@REDUCTIONS
+def test_equals_the_dense_hessian(name: str, reduction: str) -> None:
+    p = problem(name)
+    batch = (p.inputs, p.targets)
+    whole = HessianOperator(p.objective(reduction), p.x, batch)
+    expected = p.hessian(reduction)
+    close(whole.to_dense(), expected)
+    close(expected, hodiff.hessian_matrix(p.objective(reduction), p.x, batch))
+    split = HessianOperator(p.objective(reduction), p.x, data=p.batches(2, 3), reduction=reduction)
+    close(split.to_dense(), expected)
+
+
+@ALL
+def test_vectors_blocks_and_pytrees_agree(name: str) -> None:
+    p = problem(name)
+    A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets))
+    n = A.shape[0]
+    V = torch.randn(n, 3).double()
+    expected = p.hessian() @ V
+    close(A @ V, expected)
+    close(torch.stack([A @ v for v in V.T], dim=1), expected)
+    close(ravel(A @ unravel(V[:, 0], p.x)), expected[:, 0])
+    assert (A @ V[:, :0]).shape == (n, 0)
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"cache": True},
+    {"cache": False},
+    {"cache": "auto", "memory_budget": 1},
+    {"cache": "auto", "memory_budget": 2500},
+    {"chunk_size": 1},
+    {"chunk_size": 3},
+    {"chunk_size": None},
+    {"check_deterministic": False},
+    {"correct": False},
+    {"progress": True},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_settings_change_nothing(settings: dict[str, Any]) -> None:
+    p = problem("mlp")
+    A = HessianOperator(p.objective(), p.x, data=p.batches(2, 3), **settings)
+    V = torch.randn(A.shape[0], 5).double()
+    expected = p.hessian() @ V
+    for _ in range(3):
+        close(A @ V, expected)
+        close(A @ V[:, 0], expected[:, 0])
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_routes(route: str) -> None:
+    p = problem("mlp")
+    A = HessianOperator(p.objective(), p.x, data=p.batches(2), route=route)
+    close(A.to_dense(), p.hessian())
+    v = torch.randn(A.shape[0]).double()
+    close(A @ v, p.hessian() @ v)
+
+
+def test_budget_keeps_what_fits() -> None:
+    p = problem("mlp")
+    batches = p.batches(1, 2, 3, 4)
+    evaluated = 0
+
+    def f(x: Any, batch: Any) -> Tensor:
+        nonlocal evaluated
+        evaluated += 1
+        return p.objective()(x, batch)
+
+    counts = {}
+    for budget in (0, 3000, 2**30):
+        A = HessianOperator(f, p.x, data=batches, memory_budget=budget, check_deterministic=False)
+        A @ p.x
+        evaluated = 0
+        A @ p.x
+        counts[budget] = evaluated
+    assert counts[0] == len(batches)
+    assert 0 < counts[3000] < len(batches)
+    assert counts[2**30] == 0
+
+
+def test_another_point() -> None:
+    p = problem("tied")
+    A = HessianOperator(p.objective(), p.x, data=p.batches(2))
+    before = A @ p.x
+    elsewhere = {name: value + 0.5 for name, value in p.x.items()}
+    other = A.at(elsewhere)
+    fresh = HessianOperator(p.objective(), elsewhere, data=p.batches(2))
+    close(other.to_dense(), fresh.to_dense(), 1e-14)
+    assert (other.to_dense() - A.to_dense()).abs().max() > 1e-3
+    close(ravel(A @ p.x), ravel(before), 1e-15)
+    torch.testing.assert_close(other.x, elsewhere)
+    with pytest.raises(hodiff.InputError, match="x: expected the structure"):
+        A.at({name: value.float() for name, value in p.x.items()})
+    with pytest.raises(hodiff.InputError, match="x: expected the structure"):
+        A.at(list(p.x.values()))
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_point_that_was_changed_in_place(cache: bool) -> None:
+    """Kept linearizations would belong to the old values, others to the new ones."""
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    A = HessianOperator(lambda x, a: a * (x**4).sum(), x, data=[torch.ones(1)[0]], reduction="sum", cache=cache)
+    A @ torch.ones(2)
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(hodiff.InputError, match=r"x: .* changed in place since, .* A\.at\(x\)"):
+        A @ torch.ones(2)
+    close(A.at(x) @ torch.ones(2), 12 * torch.tensor([4.0, 16.0]), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["mlp", "nested"])
+def test_blocks_of_parameters(name: str) -> None:
+    p = problem(name)
+    A = HessianOperator(p.objective(), p.x, data=p.batches(2))
+    H = p.hessian()
+    picks = {"mlp": ["0", "2.bias", ["2", "0.bias"]], "nested": ["layers", "layers.1", ["scale", "ignored"]]}[name]
+    for names in picks:
+        block = A.block(names)
+        rows = torch.cat([torch.arange(A.shape[0])[part] for part in A.domain.select(_leaves(A, names))])
+        expected = H[rows[:, None], rows[None, :]]
+        close(block.to_dense(), expected)
+        close((2 * A).block(names).to_dense(), 2 * expected)
+        assert set(block @ block.domain.unflatten(torch.ones(len(rows)).double())) == set(block.x)
+        close(block.at({key: value + 0.1 for key, value in block.x.items()}).to_dense(), _shifted(p, names, rows))
+
+
+def _leaves(A: HessianOperator, names: Any) -> list[int]:
+    from hodiff.operators.blocks import leaves_named
+
+    return leaves_named(A.domain, names)[0]
+
+
+def _shifted(p: Any, names: Any, rows: Tensor) -> Tensor:
+    flat = ravel(p.x).clone()
+    flat[rows] += 0.1
+    batch = (p.inputs, p.targets)
+    hessian = torch.autograd.functional.hessian(lambda flat: p.objective()(unravel(flat, p.x), batch), flat)
+    return hessian[rows[:, None], rows[None, :]]
+
+
+def test_leaves_that_f_ignores_have_zero_rows() -> None:
+    p = problem("nested")
+    A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets))
+    start = [i for i, name in enumerate(A.domain.names) if "ignored" in name]
+    (place,) = A.domain.select(start)
+    H = A.to_dense()
+    assert not H[place].any()
+    assert not H[:, place].any()
+
+
+def test_scalar_and_empty_leaves() -> None:
+    x = {"a": torch.tensor(0.3).double(), "b": torch.zeros(0, 2).double(), "c": torch.tensor([0.2]).double()}
+    A = HessianOperator(lambda x: (x["a"] ** 3 * x["c"]).sum() + x["b"].sum(), x)
+    close(A.to_dense(), torch.tensor([[6 * 0.3 * 0.2, 3 * 0.09], [3 * 0.09, 0.0]]).double(), 1e-7)
+    product = A @ x
+    assert product["b"].shape == (0, 2)
+    assert product["a"].shape == ()
+
+
+def test_one_number() -> None:
+    A = HessianOperator(torch.sin, torch.tensor(0.5).double())
+    expected = -torch.tensor(0.5).double().sin()
+    close(A @ torch.tensor(2.0).double(), 2 * expected)
+    close(A @ torch.tensor([2.0]).double(), 2 * expected[None])
+    close(A @ torch.ones(1, 4).double(), expected.expand(1, 4))
+
+
+def test_linear_function_has_the_zero_hessian() -> None:
+    A = HessianOperator(lambda x: x.sum(), torch.randn(3))
+    assert not A.to_dense().any()
+    assert not (A @ torch.ones(3)).any()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 4e-2)])
+def test_lower_precision_stays_near_float64(dtype: torch.dtype, tolerance: float) -> None:
+    p = problem("regression")
+    x = {key: value.to(dtype) for key, value in p.x.items()}
+    batches = [tuple(part.to(dtype) for part in batch) for batch in p.batches(2)]
+    A = HessianOperator(p.objective(), x, data=batches)
+    assert A.dtype == torch.float32
+    v = torch.randn(A.shape[0])
+    exact = p.hessian() @ v.double()
+    assert (A @ v - exact).norm() < tolerance * exact.norm()
+    product = A @ {key: torch.ones_like(value) for key, value in x.items()}
+    assert {leaf.dtype for leaf in product.values()} == {dtype}
+
+
+def test_sixteen_bit_batches_are_summed_in_float32() -> None:
+    """A thousand products of 1 among bfloat16 numbers end at 256 if the sum is taken in bfloat16."""
+    x = torch.ones(1, dtype=torch.bfloat16)
+    data = [torch.ones(1, dtype=torch.bfloat16)] * 1000
+    A = HessianOperator(lambda x, a: (a * x**2 / 2).sum(), x, data=data, reduction="sum")
+    assert (A @ torch.ones(1)).item() == 1000
+
+
+def test_mixed_dtypes_promote() -> None:
+    x = {"a": torch.ones(2), "b": torch.ones(1).double()}
+    A = HessianOperator(lambda x: (x["a"].double() ** 3).sum() * x["b"].sum(), x)
+    assert A.dtype == torch.float64
+    product = A @ x
+    assert (product["a"].dtype, product["b"].dtype) == (torch.float32, torch.float64)
+    close(A.to_dense(), torch.tensor([[6.0, 0, 3], [0, 6, 3], [3, 3, 0]]).double(), 1e-6)
+
+
+def test_autocast() -> None:
+    p = problem("mlp")
+    x = {key: value.float() for key, value in p.x.items()}
+
+    def f(x: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(p.call(x, p.inputs.float()).float(), p.targets)
+
+    H = HessianOperator(f, x).to_dense()
+    assert H.dtype == torch.float32
+    exact = p.hessian()
+    assert 1e-5 < (H - exact).norm() / exact.norm() < 5e-2

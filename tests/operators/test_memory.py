@@ -1,0 +1,148 @@
+"""What products hold and take, counted in bytes of tensors that are alive at once."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.objectives import mlp
+from hodiff.operators import GaussNewtonOperator, HessianOperator
+
+MODULE = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 10))
+X = {name: parameter.detach() for name, parameter in MODULE.named_parameters()}
+# Activations outweigh the parameters, as in a benchmark's network on its batch.
+INPUTS, TARGETS = torch.randn(512, 64), torch.randint(10, (512,))
+
+
+class Living(TorchDispatchMode):
+    """The bytes of storages made under it that are alive, and the most that were so at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for output in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(output, Tensor):
+                self._count(output.untyped_storage())
+        self.peak = max(self.peak, self.bytes)
+        return result
+
+    def _count(self, storage: Any) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known.add(key)
+        size = storage.nbytes()
+        self.bytes += size
+
+        def gone() -> None:
+            self.bytes -= size
+            self._known.discard(key)
+
+        weakref.finalize(storage, gone)
+
+
+def loss(x: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(functional_call(MODULE, x, (batch[0],)), batch[1])
+
+
+def gradient() -> None:
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in X.items()}
+    torch.autograd.grad(loss(leaves, (INPUTS, TARGETS)), list(leaves.values()))
+
+
+def peak(run: Callable[[], Any]) -> int:
+    run()
+    gc.collect()
+    with Living() as living:
+        run()
+    return living.peak
+
+
+OPERATORS = {
+    "hessian": lambda **options: HessianOperator(loss, X, **options),
+    "gauss-newton": lambda **options: GaussNewtonOperator(MODULE, F.cross_entropy, X, **options),
+}
+
+
+@pytest.mark.parametrize(("name", "first", "later"), [("hessian", 3.1, 2.2), ("gauss-newton", 2.7, 2.2)])
+def test_a_product_takes_few_gradients(name: str, first: float, later: float) -> None:
+    """In the first product of a new operator the linearization is included, in later ones it lies there already."""
+    floor = peak(gradient)
+    A = OPERATORS[name](data=[(INPUTS, TARGETS)])
+    assert 1.0 < peak(lambda: OPERATORS[name](data=[(INPUTS, TARGETS)]) @ X) / floor < first
+    assert 0.5 < peak(lambda: A @ X) / floor < later
+
+
+@pytest.mark.parametrize("make", [HessianOperator, GaussNewtonOperator])
+def test_products_of_the_benchmark_network(make: Any) -> None:
+    objective = mlp()
+    x = objective.parameters()
+
+    def gradient() -> None:
+        leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
+        torch.autograd.grad(objective(leaves), list(leaves.values()))
+
+    if make is HessianOperator:
+        A = HessianOperator(objective, x)
+    else:
+        A = GaussNewtonOperator(objective.module, F.cross_entropy, x, objective.inputs, objective.targets)
+    floor = peak(gradient)
+    assert peak(lambda: A.at(x) @ x) < 3.0 * floor
+    assert peak(lambda: A @ x) < 2.2 * floor
+
+
+def test_without_a_cache_one_batch_is_held_at_a_time() -> None:
+    quarters = list(zip(INPUTS.chunk(8), TARGETS.chunk(8), strict=True))
+    one = peak(lambda: OPERATORS["hessian"](data=quarters[:1], cache=False) @ X)
+    all_of_them = peak(lambda: OPERATORS["hessian"](data=quarters, cache=False) @ X)
+    kept = peak(lambda: OPERATORS["hessian"](data=quarters, cache=True) @ X)
+    assert all_of_them < 1.5 * one
+    assert kept > 3 * one
+
+
+def test_budget_is_kept() -> None:
+    eighths = list(zip(INPUTS.chunk(8), TARGETS.chunk(8), strict=True))
+    for budget in (2**20, 4 * 2**20):
+        A = OPERATORS["hessian"](data=eighths, memory_budget=budget)
+        A @ X
+        held = sum(linearization.nbytes for linearization, _ in A._kept.values())
+        assert 0 < held <= budget
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_fifty_products_leave_nothing_behind(name: str) -> None:
+    A = OPERATORS[name](data=[(INPUTS[:64], TARGETS[:64])])
+    block = torch.randn(A.shape[0], 2)
+    A @ X
+    A @ block
+    gc.collect()
+    gc.disable()
+    try:
+        with Living() as living:
+            A @ block
+            after = []
+            for _ in range(50):
+                A @ X
+                A @ block
+                after.append(living.bytes)
+    finally:
+        gc.enable()
+    assert after[-1] == after[0]
+
+
+def test_blocks_stay_within_their_chunks() -> None:
+    A = OPERATORS["hessian"](data=[(INPUTS, TARGETS)], chunk_size=1)
+    B = OPERATORS["hessian"](data=[(INPUTS, TARGETS)], chunk_size=None)
+    block = torch.randn(A.shape[0], 8)
+    assert peak(lambda: A @ block) < 0.7 * peak(lambda: B @ block)
