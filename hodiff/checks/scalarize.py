@@ -218,7 +218,7 @@ def _require_outputs(
 
 def _gap(a: Tensor, b: Tensor) -> float:
     """The largest difference; one that is not finite in one of the two counts as infinite."""
-    gap = (a.double() - b.double()).abs()
+    gap = (a - b).abs().double()
     same = (a == b) | (a.isnan() & b.isnan())
     return float(gap.masked_fill(same, 0.0).nan_to_num(math.inf, posinf=math.inf).max()) if a.numel() else 0.0
 

@@ -8,7 +8,7 @@ from operators.cases import close, problem, ravel
 from torch import Tensor
 
 import hodiff
-from hodiff.estimators import ConvergenceError, jacobi_preconditioner
+from hodiff.estimators import jacobi_preconditioner
 from hodiff.operators import (
     DiagonalOperator,
     GaussNewtonOperator,
@@ -152,15 +152,15 @@ def test_differentiable_in_the_right_hand_side() -> None:
 def test_missing_the_tolerance_is_said() -> None:
     A = MatrixOperator(torch.diag(torch.logspace(0, 6, 30).double()), symmetric=True)
     b = torch.ones(30).double()
-    with pytest.raises(ConvergenceError, match="max_iterations=3"):
+    with pytest.raises(hodiff.ConvergenceError, match="max_iterations=3"):
         A.inverse(max_iterations=3) @ b
     inverse = A.inverse(max_iterations=3, throw=False)
     with pytest.warns(hodiff.HodiffWarning, match="max_iterations=3"):
         inverse @ b
     assert not inverse.last_report.converged
-    with pytest.raises(ConvergenceError, match="singular"):
+    with pytest.raises(hodiff.ConvergenceError, match="singular"):
         MatrixOperator(torch.zeros(2, 2)).inverse("dense") @ torch.ones(2)
-    with pytest.raises(ConvergenceError, match="negative curvature"):
+    with pytest.raises(hodiff.ConvergenceError, match="negative curvature"):
         DiagonalOperator(torch.tensor([1.0, -1.0])).inverse() @ torch.ones(2)
 
 
