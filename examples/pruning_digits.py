@@ -1,0 +1,243 @@
+"""Optimal brain damage: which weights of a network can go, as the diagonal of the Hessian tells it.
+
+    python examples/pruning_digits.py
+
+At a minimum of the loss, setting one weight w to zero raises it by h w^2 / 2, to second order and with h the weight's
+entry on the diagonal of the Hessian: its saliency. A large weight may matter little, where the loss is flat. The script
+trains a network on digits, removes ever more of its parameters in the order of
+
+- their saliency, from the exact diagonal, which takes one Hessian-vector product for each parameter;
+- their saliency, from a diagonal that is estimated by 100 products;
+- their magnitude;
+- chance,
+
+and prints test accuracies, once without further training, and once in rounds, with some training after each. Saliency
+keeps more accuracy than magnitude, as long as there is much to keep. The rise of the loss that it foresees is several
+times too small once a third of the parameters are gone: the training stops short of a minimum, and other entries of the
+Hessian have their part in it. With `--weight-decay 0.001 --steps 400` it ends at one. Then the foreseen rise is about
+right until half of the parameters are gone; and magnitude is about as good a guide, as a weight is only as large as it
+matters. Source: Y. LeCun, J. S. Denker, S. A. Solla, "Optimal brain damage", NIPS 1989, equation 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from tqdm import tqdm
+
+import hodiff
+from hodiff.estimators import diagonal
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+Parameters = dict[str, Tensor]
+Score = Callable[["Trained"], Tensor]
+
+FRACTIONS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # of the parameters, removed
+PRODUCTS = 100
+
+
+class Trained:
+    """A network and its training set; parameters outside of the mask stay zero.
+
+    Args:
+        hidden: Width of the hidden layer.
+        images: Training images, (n, 64).
+        labels: Training labels, (n,).
+        weight_decay: Ridge penalty on all parameters.
+        seed: Of the initial weights.
+    """
+
+    def __init__(self, hidden: int, images: Tensor, labels: Tensor, weight_decay: float, seed: int):
+        torch.manual_seed(seed)
+        self.network = nn.Sequential(nn.Linear(64, hidden), nn.Tanh(), nn.Linear(hidden, 10))
+        self.images = images
+        self.labels = labels
+        self.weight_decay = weight_decay
+        self.seed = seed
+        self.mask = torch.ones_like(self.weights)
+
+    @property
+    def parameters(self) -> Parameters:
+        """All parameters."""
+        return {name: parameter.detach() for name, parameter in self.network.named_parameters()}
+
+    @property
+    def weights(self) -> Tensor:
+        """All parameters in one vector."""
+        return parameters_to_vector(self.network.parameters()).detach()
+
+    def loss(self, parameters: Parameters) -> Tensor:
+        """What training minimizes."""
+        outputs = functional_call(self.network, parameters, (self.images,))
+        size = sum(parameter.square().sum() for parameter in parameters.values())
+        return F.cross_entropy(outputs, self.labels) + self.weight_decay / 2 * size
+
+    def train(self, steps: int, rate: float) -> None:
+        """Adam on all images, with a cosine schedule."""
+        optimizer = torch.optim.Adam(self.network.parameters(), lr=rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
+        for _ in range(steps):
+            optimizer.zero_grad()
+            self.loss(dict(self.network.named_parameters())).backward()
+            optimizer.step()
+            schedule.step()
+            self.keep(self.mask)
+
+    def keep(self, mask: Tensor) -> None:
+        """Set parameters outside of the mask to zero."""
+        self.mask = mask
+        vector_to_parameters(self.weights * mask, self.network.parameters())
+
+    def remove(self, fraction: float, scores: Tensor) -> None:
+        """Remove the parameters of lowest score, after those that are gone, until this fraction is."""
+        order = torch.where(self.mask > 0, scores, -torch.inf).argsort()
+        self.keep(self.mask.index_fill(0, order[: round(fraction * len(order))], 0))
+
+    def accuracy(self, images: Tensor, labels: Tensor) -> float:
+        """In percent."""
+        with torch.no_grad():
+            return 100 * (self.network(images).argmax(dim=1) == labels).double().mean().item()
+
+
+def saliency(trained: Trained) -> Tensor:
+    """The loss that each parameter saves, by the exact diagonal."""
+    curvature = hodiff.hessian_diagonal(trained.loss)(trained.parameters)
+    return parameters_to_vector(curvature.values()) * trained.weights.square() / 2
+
+
+def estimated_saliency(trained: Trained) -> Tensor:
+    """The same by an estimated diagonal."""
+    A = hodiff.HessianOperator(trained.loss, trained.parameters)
+    return diagonal(A, products=PRODUCTS).value * trained.weights.square() / 2
+
+
+def magnitude(trained: Trained) -> Tensor:
+    """How large each parameter is."""
+    return trained.weights.abs()
+
+
+def chance(trained: Trained) -> Tensor:
+    """Anything."""
+    return torch.rand(len(trained.weights), generator=torch.Generator().manual_seed(trained.seed))
+
+
+SCORES: dict[str, Score] = {
+    "saliency, exact diagonal": saliency,
+    f"saliency, {PRODUCTS} products": estimated_saliency,
+    "magnitude": magnitude,
+    "chance": chance,
+}
+
+
+def run(options: argparse.Namespace, seed: int, progress: bool) -> tuple[dict[str, dict[str, Tensor]], Tensor]:
+    """Accuracies by experiment and score, (fractions,), the first one of nothing removed; foreseen and actual rises."""
+    pixels, labels = load_digits(return_X_y=True)
+    split = train_test_split(pixels / 16, labels, train_size=1000, random_state=seed, stratify=labels)
+    images, test_images, labels, test_labels = (torch.from_numpy(part) for part in split)
+    images, test_images = images.float(), test_images.float()
+
+    def fresh() -> Trained:
+        return Trained(options.hidden, images, labels, options.weight_decay, seed)
+
+    whole = fresh()
+    whole.train(options.steps, 0.01)
+    start, accuracy = whole.weights, whole.accuracy(test_images, test_labels)
+    value = whole.loss(whole.parameters).item()
+    experiments: dict[str, dict[str, Tensor]] = {"at once": {}, "in rounds": {}}
+    rises = []
+    with tqdm(total=2 * len(SCORES), desc=f"seed {seed}", leave=False, disable=not progress) as bar:
+        for retraining, (experiment, curves) in zip((0, options.retrain), experiments.items(), strict=True):
+            for name, score in SCORES.items():
+                trained = fresh()
+                vector_to_parameters(start, trained.network.parameters())
+                scores = score(trained)
+                curve = [accuracy]
+                for fraction in FRACTIONS:
+                    if retraining and fraction != FRACTIONS[0]:
+                        scores = score(trained)
+                    trained.remove(fraction, scores)
+                    if experiment == "at once" and score is saliency:
+                        foreseen = (scores * (1 - trained.mask)).sum().item()
+                        rises.append([foreseen, trained.loss(trained.parameters).item() - value])
+                    trained.train(retraining, 0.003)
+                    curve.append(trained.accuracy(test_images, test_labels))
+                curves[name] = torch.tensor(curve)
+                bar.update()
+    return experiments, torch.tensor(rises)
+
+
+def draw(experiments: dict[str, dict[str, Tensor]], retrain: int, path: Path) -> None:
+    """Accuracy by the fraction that is removed, one panel an experiment, one thin line a seed."""
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
+    titles = ("without further training", f"{retrain} steps of training after each removal")
+    for axes, title, curves in zip(panels, titles, experiments.values(), strict=True):
+        for name, accuracies in curves.items():
+            (line,) = axes.plot((0, *FRACTIONS), accuracies.mean(dim=0), marker="o", markersize=3, label=name)
+            axes.plot((0, *FRACTIONS), accuracies.T, color=line.get_color(), linewidth=0.5, alpha=0.4)
+        axes.set(title=title, xlabel="parameters removed")
+        axes.xaxis.set_major_formatter(mpl.ticker.PercentFormatter(1))
+        axes.grid(alpha=0.3)
+        axes.legend()
+    panels[0].set_ylabel("test accuracy, %")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Pruning by the diagonal of the Hessian.")
+    parser.add_argument("--quick", action="store_true", help="one seed, a hidden layer of 16, 50 steps a round")
+    parser.add_argument("--hidden", type=int, default=32, help="width of the hidden layer")
+    parser.add_argument("--steps", type=int, default=150, help="steps of training")
+    parser.add_argument("--retrain", type=int, default=100, help="steps of training after each round of removals")
+    parser.add_argument("--weight-decay", type=float, default=0.0, help="ridge penalty")
+    parser.add_argument("--seeds", type=int, default=3, help="networks and splits to average over")
+    parser.add_argument("--output", type=Path, default=Path("figures/pruning_digits.png"), help="the figure's path")
+    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.seeds, options.hidden, options.retrain = 1, 16, 50
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, prune in every order, print and draw accuracies."""
+    options = parse_options(arguments)
+    progress = sys.stderr.isatty() and not options.no_progress
+    torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other
+    runs = [run(options, seed, progress) for seed in range(options.seeds)]
+    experiments = {
+        experiment: {name: torch.stack([each[experiment][name] for each, _ in runs]) for name in SCORES}
+        for experiment in runs[0][0]
+    }
+    size = 75 * options.hidden + 10
+    print(f"network 64-{options.hidden}-10, {size:,} parameters; test accuracy in %, mean of {options.seeds} seeds")
+    for experiment, curves in experiments.items():
+        title = "at once" if experiment == "at once" else f"in rounds, {options.retrain} steps of training after each"
+        print(f"\n{f'removed {title}':50}" + "".join(f"{fraction:>8.0%}" for fraction in (0, *FRACTIONS)))
+        for name, accuracies in curves.items():
+            print(f"{name:50}" + "".join(f"{accuracy:>8.1f}" for accuracy in accuracies.mean(dim=0).tolist()))
+    rises = torch.stack([each for _, each in runs]).mean(dim=0)
+    print(f"\n{'rise of the loss, removed at once by saliency':58}" + "".join(f"{each:>8.0%}" for each in FRACTIONS))
+    for name, row in zip(("foreseen", "actual"), rises.T.tolist(), strict=True):
+        print(f"{name:58}" + "".join(f"{rise:>8.4f}" for rise in row))
+    draw(experiments, options.retrain, options.output)
+    print(f"\nAccuracies: {options.output}")
+
+
+if __name__ == "__main__":
+    main()
