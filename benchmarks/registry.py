@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.memory import TITLE, Peak, dense_peaks
 from benchmarks.problems import Problem
-from benchmarks.workloads import authoring, checks, corrections, dense, functions, hvp, operators, overhead
+from benchmarks.workloads import authoring, checks, corrections, dense, functions, hvp, meta, operators, overhead
 
 
 @dataclass(frozen=True)
@@ -47,5 +47,6 @@ WORKLOADS = {
         peaks=functions.saved,
         peaks_title=functions.SAVED,
     ),
+    "meta": Workload("meta-gradients of MAML on two networks, float32", meta.problems, rounds=20),
     "checks": Workload("checks of Functions, and the defects that they see", checks.problems, rounds=10),
 }

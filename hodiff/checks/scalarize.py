@@ -218,13 +218,13 @@ def _require_outputs(
 
 def _gap(a: Tensor, b: Tensor) -> float:
     """The largest difference; one that is not finite in one of the two counts as infinite."""
-    gap = (a - b).abs().double()
+    gap = (a.detach() - b.detach()).abs().double()
     same = (a == b) | (a.isnan() & b.isnan())
     return float(gap.masked_fill(same, 0.0).nan_to_num(math.inf, posinf=math.inf).max()) if a.numel() else 0.0
 
 
 def _largest(a: Tensor) -> float:
-    return float(a.abs().nan_to_num(0.0, posinf=0.0, neginf=0.0).max()) if a.numel() else 0.0
+    return float(a.detach().abs().nan_to_num(0.0, posinf=0.0, neginf=0.0).max()) if a.numel() else 0.0
 
 
 def _require_dependence(problem: Problem, outputs: tuple[Tensor, ...]) -> None:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, fx
 
 from hodiff.derivatives.captured import Arguments, Compiled, agree, compile_graph, warn_of_failure
+from hodiff.derivatives.chunks import resolve_chunk_size
 from hodiff.errors import HodiffError
 from hodiff.operators.linear_graphs import Leaves, SplitGraph, capture, widen
 
-# Vectors of a block that one compiled call multiplies; graphs exist for one vector and for so many.
-WIDTH = 8
+# How many vectors one compiled call multiplies, and up to how many that are left it does so: few graphs serve blocks of
+# every width, the last group filled up with zeros.
+WIDTHS = ((1, 1), (8, 32), (64, 2**63))
 
 Product = Callable[[Leaves, Leaves, tuple[Any, ...]], Sequence[Tensor]]
 
@@ -87,22 +89,22 @@ class _Captured:
 
     def __init__(self, halves: SplitGraph):
         self._halves = halves
-        self._compiled: dict[bool, Compiled] = {}
+        self._compiled: dict[int, Compiled] = {}
 
     def at(self, constants: Leaves) -> CompiledLinearization:
         """Run the half that depends on the point."""
         return CompiledLinearization(self, tuple(self._halves.point(*constants)))
 
-    def run(self, residuals: Leaves, tangents: Leaves, wide: bool) -> Sequence[Tensor]:
-        """Run the compiled linear half, for one vector or for `WIDTH`."""
-        if wide not in self._compiled:
-            self._compiled[wide] = self._compile(residuals, tangents, wide)
-        return self._compiled[wide](*residuals, *tangents)
+    def run(self, residuals: Leaves, tangents: Leaves, width: int) -> Sequence[Tensor]:
+        """Run the compiled linear half, for one vector or for as many as the width says."""
+        if width not in self._compiled:
+            self._compiled[width] = self._compile(residuals, tangents, width)
+        return self._compiled[width](*residuals, *tangents)
 
-    def _compile(self, residuals: Leaves, tangents: Leaves, wide: bool) -> Compiled:
+    def _compile(self, residuals: Leaves, tangents: Leaves, width: int) -> Compiled:
         linear = self._halves.linear
-        # What is compiled is changed, and the wide graph is made of the narrow one.
-        graph = widen(linear, residuals, tangents) if wide else fx.GraphModule({}, copy.deepcopy(linear.graph))
+        # What is compiled is changed, and the wide graphs are made of the narrow one.
+        graph = widen(linear, residuals, tangents) if width > 1 else fx.GraphModule({}, copy.deepcopy(linear.graph))
         return compile_graph(graph, [*residuals, *tangents])
 
 
@@ -123,18 +125,29 @@ class CompiledLinearization:
         self.nbytes = sum(storages.values())
 
     def products(self, tangents: Leaves) -> Leaves:
-        """Products with k vectors, leaves (k, *shape), in groups of `WIDTH`, the last one filled up with zeros."""
-        k = tangents[0].shape[0]
-        if k == 1:
-            found = self._captured.run(self._residuals, tuple(v[0] for v in tangents), wide=False)
-            return tuple(each[None] for each in found)
-        parts = []
-        for start in range(0, k, WIDTH):
-            group = tuple(_filled_up(v[start : start + WIDTH]) for v in tangents)
-            parts.append(self._captured.run(self._residuals, group, wide=True))
+        """Products with k vectors, leaves (k, *shape)."""
+        k, start = tangents[0].shape[0], 0
+        parts: list[Sequence[Tensor]] = []
+        while start < k:
+            width = self._width(k - start, tangents[0].device)
+            group = [v[start : start + width] for v in tangents]
+            if width == 1:
+                found = self._captured.run(self._residuals, tuple(v[0] for v in group), 1)
+                parts.append([each[None] for each in found])
+            else:
+                parts.append(self._captured.run(self._residuals, tuple(_filled_up(v, width) for v in group), width))
+            start += width
+        if len(parts) == 1:
+            return tuple(each[:k] for each in parts[0])
         return tuple(torch.cat(columns)[:k] for columns in zip(*parts, strict=True))
 
+    def _width(self, left: int, device: torch.device) -> int:
+        # A vector in flight takes about what the residuals take, and as much again.
+        most = resolve_chunk_size("auto", left, 2 * self.nbytes, device)
+        wanted = next(width for width, upto in WIDTHS if left <= upto)
+        return wanted if wanted <= max(most, WIDTHS[1][0]) else WIDTHS[1][0]
 
-def _filled_up(rows: Tensor) -> Tensor:
-    missing = WIDTH - rows.shape[0]
+
+def _filled_up(rows: Tensor, width: int) -> Tensor:
+    missing = width - rows.shape[0]
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows.contiguous()

@@ -103,6 +103,11 @@ def test_pytrees_survive_expressions() -> None:
         close(ravel(product), b @ ravel(p.x))
 
 
+def test_factors_of_multiples_multiply() -> None:
+    A = 3 * (2.0 * MatrixOperator(torch.eye(2))) / torch.tensor(4.0)
+    assert torch.equal(A @ torch.ones(2), torch.tensor([1.5, 1.5]))
+
+
 def test_symmetry_is_known() -> None:
     S, M = MatrixOperator(torch.eye(2), symmetric=True), MatrixOperator(torch.eye(2))
     assert [A.symmetric for A in (S + S, 2 * S, S - 3 * S, S.damped(1.0), DiagonalOperator(torch.ones(2)))] == [

@@ -122,6 +122,14 @@ def test_dense_multiplies_and_factorizes_once(monkeypatch: pytest.MonkeyPatch) -
     assert (products, factorizations) == (6, 1)
 
 
+def test_factors_serve_the_transpose_too() -> None:
+    M, b = torch.randn(6, 6).double() + 4 * torch.eye(6).double(), torch.randn(6).double()
+    inverse = MatrixOperator(M).inverse("dense")
+    for operator, matrix in ((inverse, M), (inverse.T, M.T)):
+        close(operator @ b, torch.linalg.solve(matrix, b))
+        assert inverse.last_report.iterations == 0
+
+
 def test_preconditioner_saves_iterations() -> None:
     d = torch.logspace(0, 5, 60).double()
     A = DiagonalOperator(d) + MatrixOperator(0.1 * torch.ones(60, 60).double(), symmetric=True)
