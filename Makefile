@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test test-slow lint format bench bench-peers clean
+.PHONY: demo test test-slow lint format bench bench-peers papers clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/digits_hessian.py
@@ -30,6 +30,10 @@ bench: $(INSTALLED)
 # JAX and curvlinops clash with the pinned torch, so they race in an environment of their own; `make bench` adds their rows.
 bench-peers: .venv-bench/installed
 	.venv-bench/bin/python -m benchmarks.peers
+
+# Every published claim, again; minutes.
+papers: $(INSTALLED)
+	$(BIN)/python -m papers
 
 clean:
 	rm -rf .venv .venv-bench build *.egg-info

@@ -73,6 +73,8 @@ class RecordedGradient:
     def products(self, tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Products with many vectors at once: `tangents` are (k, *leaf shape), and so is the result."""
         live = [i for i, g in enumerate(self.gradient) if g is not None and g.requires_grad]
+        if not live:
+            return tuple(map(torch.zeros_like, tangents))
         rows = self._batched(
             [g for g in self.gradient if g is not None and g.requires_grad], [tangents[i] for i in live], self.primals
         )

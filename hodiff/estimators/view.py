@@ -170,4 +170,6 @@ def _through_numpy(A: Any) -> Apply:
 
 
 def _in_dtype(A: Any, dtype: torch.dtype) -> Apply:
-    return lambda block: A @ block.to(dtype)
+    # `A @ block` of hodiff's operators takes one column for a pytree where their only leaf is one.
+    multiply = A.multiply if hasattr(A, "domain") else A.__matmul__
+    return lambda block: multiply(block.to(dtype))

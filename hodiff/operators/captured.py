@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hodiff.derivatives.captured import Arguments, Compiled, agree, compile_graph, warn_of_failure
+from hodiff.derivatives.captured import Arguments, agree, compile_graph, warn_of_failure
 from hodiff.derivatives.chunks import resolve_chunk_size
 from hodiff.errors import HodiffError
 from hodiff.operators.linear_graphs import Leaves, SplitGraph, capture, widen
@@ -18,6 +18,7 @@ from hodiff.operators.linear_graphs import Leaves, SplitGraph, capture, widen
 # every width, the last group filled up with zeros.
 WIDTHS = ((1, 1), (8, 32), (64, 2**63))
 
+Way = Callable[[Leaves, Leaves], Sequence[Tensor]]
 Product = Callable[[Leaves, Leaves, tuple[Any, ...]], Sequence[Tensor]]
 
 
@@ -69,7 +70,7 @@ class CapturedProducts:
             torch.randn(1, *leaf.shape, generator=generator, dtype=torch.float64).to(leaf) for leaf in leaves
         )
         try:
-            captured = _Captured(capture(product, constants, tuple(v[0] for v in vector)))
+            captured = _Captured(self.caller, capture(product, constants, tuple(v[0] for v in vector)))
             found = captured.at(constants).products(vector)
         except HodiffError:
             raise
@@ -87,25 +88,46 @@ class CapturedProducts:
 class _Captured:
     """The graphs of one form of the arguments."""
 
-    def __init__(self, halves: SplitGraph):
+    def __init__(self, caller: str, halves: SplitGraph):
+        self._caller = caller
         self._halves = halves
-        self._compiled: dict[int, Compiled] = {}
+        self._ways: dict[int, Way] = {}
 
     def at(self, constants: Leaves) -> CompiledLinearization:
         """Run the half that depends on the point."""
         return CompiledLinearization(self, tuple(self._halves.point(*constants)))
 
-    def run(self, residuals: Leaves, tangents: Leaves, width: int) -> Sequence[Tensor]:
-        """Run the compiled linear half, for one vector or for as many as the width says."""
-        if width not in self._compiled:
-            self._compiled[width] = self._compile(residuals, tangents, width)
-        return self._compiled[width](*residuals, *tangents)
+    def run(self, residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
+        """Run the compiled linear half for all vectors of a group, leaves (width, *shape)."""
+        width = group[0].shape[0]
+        if width not in self._ways:
+            self._ways[width] = self._narrow(residuals, group) if width == 1 else self._wide(residuals, group)
+        return self._ways[width](residuals, group)
 
-    def _compile(self, residuals: Leaves, tangents: Leaves, width: int) -> Compiled:
-        linear = self._halves.linear
+    def _narrow(self, residuals: Leaves, group: Leaves) -> Way:
         # What is compiled is changed, and the wide graphs are made of the narrow one.
-        graph = widen(linear, residuals, tangents) if width > 1 else fx.GraphModule({}, copy.deepcopy(linear.graph))
-        return compile_graph(graph, [*residuals, *tangents])
+        graph = fx.GraphModule({}, copy.deepcopy(self._halves.linear.graph))
+        compiled = compile_graph(graph, [*residuals, *(v[0] for v in group)])
+        return lambda residuals, group: [each[None] for each in compiled(*residuals, *(v[0] for v in group))]
+
+    def _wide(self, residuals: Leaves, group: Leaves) -> Way:
+        """The graph for a group, compared once with one vector after the other, which remains where it fails."""
+        try:
+            compiled = compile_graph(widen(self._halves.linear, residuals, group), [*residuals, *group])
+            found = compiled(*residuals, *group)
+        except Exception as error:
+            # Whatever the compiler could not do for many vectors, it has done for one.
+            warn_of_failure(f"{self._caller}: the product with a block", error)
+            return self._one_by_one
+        same, gap = agree(found, self._one_by_one(residuals, group))
+        if not same:
+            warn_of_failure(f"{self._caller}: the product with a block", gap)
+            return self._one_by_one
+        return lambda residuals, group: compiled(*residuals, *group)
+
+    def _one_by_one(self, residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
+        rows = [self.run(residuals, tuple(v[i : i + 1] for v in group)) for i in range(group[0].shape[0])]
+        return [torch.cat(column) for column in zip(*rows, strict=True)]
 
 
 class CompiledLinearization:
@@ -130,12 +152,8 @@ class CompiledLinearization:
         parts: list[Sequence[Tensor]] = []
         while start < k:
             width = self._width(k - start, tangents[0].device)
-            group = [v[start : start + width] for v in tangents]
-            if width == 1:
-                found = self._captured.run(self._residuals, tuple(v[0] for v in group), 1)
-                parts.append([each[None] for each in found])
-            else:
-                parts.append(self._captured.run(self._residuals, tuple(_filled_up(v, width) for v in group), width))
+            group = tuple(_filled_up(v[start : start + width], width) for v in tangents)
+            parts.append(self._captured.run(self._residuals, group))
             start += width
         if len(parts) == 1:
             return tuple(each[:k] for each in parts[0])

@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from hodiff.operators.distributed import require_group, sum_over_ranks
 from hodiff.operators.spaces import Space
 
 Leaves = tuple[Tensor, ...]
+A = TypeVar("A", bound="CurvatureOperator")
 
 # Bytes of linearizations that an operator over many batches keeps from one product to the next.
 MEMORY_BUDGET = 2**30
@@ -148,7 +149,7 @@ class CurvatureOperator(LinearOperator):
         return self._tree(self.leaves)
 
     @leave_inference_mode
-    def at(self, x: PyTree) -> CurvatureOperator:
+    def at(self: A, x: PyTree) -> A:
         """The operator at another point; compiled graphs are used again.
 
         Args:

@@ -95,7 +95,7 @@ class Space:
         rows = [leaf.reshape(count, -1).to(self.device, self.dtype) for leaf in leaves]
         return (rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)).t()
 
-    def flatten(self, tree: PyTree, caller: str) -> Tensor:
+    def flatten(self, tree: PyTree, caller: str = "flatten") -> Tensor:
         """A pytree of this space as one vector (n,).
 
         Args:

@@ -48,6 +48,7 @@ def test_damping(method: str) -> None:
     S, b = positive() - torch.eye(6).double(), torch.randn(6).double()
     inverse = MatrixOperator(S, symmetric=True).inverse(method, damping=0.7, tol=1e-9)
     close(inverse @ b, torch.linalg.solve(S + 0.7 * torch.eye(6).double(), b), 1e-7)
+    assert (inverse.last_report.iterations == 0) == (method == "dense")
 
 
 @pytest.mark.parametrize("method", ["gmres", "lsmr", "dense"])
@@ -187,3 +188,11 @@ def test_bad_arguments() -> None:
         InverseOperator(torch.eye(2))
     with pytest.raises(hodiff.InputError, match="damping"):
         DiagonalOperator(torch.ones(2)).inverse(damping=-1.0) @ torch.ones(2)
+
+
+def test_solve_takes_one_column_for_a_vector_where_the_leaf_is_one_too():
+    matrix = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 1.0]], dtype=torch.float64)
+    J = hodiff.JacobianOperator(lambda x: matrix @ x, torch.zeros(2, 1, dtype=torch.float64))
+    b = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    expected = torch.linalg.lstsq(matrix, b[:, None]).solution[:, 0]
+    assert torch.allclose(hodiff.estimators.solve(J, b, method="lsmr", tol=1e-10).value, expected, atol=1e-8)

@@ -1,0 +1,88 @@
+"""The largest eigenvalues of the Hessian of a network's loss, with the data split over the ranks of a process group.
+
+    python examples/distributed_hessian.py                                  one process, all images
+    torchrun --nproc-per-node 2 examples/distributed_hessian.py             two, with half of the images each
+
+Both print the same numbers: each rank multiplies with the Hessian of its own images, and products are added up by
+all-reduce, weighted by the number of images. On GPUs, pass `--backend nccl` and a device to every tensor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.data import DataLoader, TensorDataset
+
+import hodiff
+from hodiff.estimators import eigsh
+
+Parameters = dict[str, Tensor]
+
+
+def make_network(hidden: int) -> nn.Module:
+    """One hidden layer of tanh, in float64; the same on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, hidden), nn.Tanh(), nn.Linear(hidden, 10)).double()
+
+
+def images_of(rank: int, ranks: int, count: int) -> TensorDataset:
+    """This rank's share of the images, pixels from 0 to 1; shares may differ by one image."""
+    pixels, labels = load_digits(return_X_y=True)
+    mine = slice(rank, count, ranks)
+    return TensorDataset(torch.from_numpy(pixels[mine] / 16), torch.from_numpy(labels[mine]))
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Top eigenvalues of a Hessian over data that ranks share.")
+    parser.add_argument("--images", type=int, default=501, help="images in all")
+    parser.add_argument("--batch", type=int, default=100, help="images in a batch")
+    parser.add_argument("--hidden", type=int, default=24, help="width of the hidden layer")
+    parser.add_argument("--eigenvalues", type=int, default=3, help="how many")
+    parser.add_argument("--backend", default="gloo", help="of torch.distributed")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Build the operator on every rank, and ask for its eigenvalues."""
+    options = parse_options()
+    torch.set_num_threads(1)
+    # torchrun tells its processes who they are; without it there is one, and nothing to set up.
+    group = None
+    if "RANK" in os.environ:
+        dist.init_process_group(options.backend)
+        group = dist.group.WORLD
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if group else (0, 1)
+
+    network = make_network(options.hidden)
+    parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
+
+    def loss(parameters: Parameters, batch: list[Tensor]) -> Tensor:
+        images, labels = batch
+        return F.cross_entropy(functional_call(network, parameters, (images,)), labels)
+
+    data = DataLoader(images_of(rank, ranks, options.images), batch_size=options.batch)
+    H = hodiff.HessianOperator(loss, parameters, data=data, process_group=group)
+    # Every rank runs the same iteration on the same vectors; only the products are shared out.
+    found = eigsh(H, options.eigenvalues, which="LA")
+    if rank == 0:
+        print(f"{options.images} images on {ranks} rank{'s' if ranks > 1 else ''}, {H.shape[0]:,} parameters")
+        print("largest eigenvalues:", ", ".join(f"{value:.9f}" for value in found.eigenvalues.flip(0).tolist()))
+        print(f"{found.products} products, residuals up to {found.residual.max().item():.1e}")
+    if group:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except hodiff.HodiffError as error:
+        sys.exit(str(error))

@@ -1,0 +1,158 @@
+"""Spectra, Hessians and landscapes: the numbers in the artists, not their looks."""
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+
+import hodiff
+from hodiff import plot
+from hodiff.estimators import spectral_density
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+DIAGONAL = torch.linspace(-1, 3, 30, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _closed_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_spectral_density(log):
+    density = spectral_density(torch.diag(DIAGONAL), method="exact")
+    ax = plot.spectral_density(density, log=log, sigma=0.05)
+    (line,) = ax.lines
+    x, y = line.get_xydata().T
+    points = DIAGONAL.abs().log10().numpy() if log else DIAGONAL.numpy()
+    assert x[0] < points.min()
+    assert x[-1] > points.max()
+    expected = np.exp(-(((x[:, None] - points) / 0.05) ** 2) / 2).mean(1) / (0.05 * np.sqrt(2 * np.pi))
+    np.testing.assert_allclose(y, expected, rtol=1e-9, atol=1e-12)
+    assert np.trapezoid(y, x) == pytest.approx(1, abs=5e-3)
+    assert ax.get_yscale() == "log"
+    assert (r"\log" in ax.get_xlabel()) == log
+
+
+def test_spectral_density_of_one_eigenvalue():
+    for matrix in (torch.eye(5), torch.zeros(5, 5)):
+        (line,) = plot.spectral_density(spectral_density(matrix, method="exact")).lines
+        assert np.isfinite(line.get_xydata()).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ([2.0, 1.0, 3.0], "linear"),
+        ([1.0, 1000.0], "log"),
+        ([-1.0, 5.0], "symlog"),
+        ([-1.0, -1000.0], "symlog"),
+        ([0.0, 1.0], "linear"),
+        ([0.0], "linear"),
+    ],
+)
+def test_eigenvalues(values, scale):
+    ax = plot.eigenvalues(torch.tensor(values))
+    drawn = np.concatenate([collection.get_offsets() for collection in ax.collections])
+    np.testing.assert_array_equal(drawn, np.stack([np.arange(len(values)), sorted(values, reverse=True)], 1))
+    assert ax.get_yscale() == scale
+    assert len(ax.collections) == len({value < 0 for value in values})
+
+
+def test_hessian():
+    parameters = {"weight": torch.ones(2, 2), "bias": torch.ones(3)}
+    matrix = torch.arange(-24.0, 25.0).reshape(7, 7)
+    ax = plot.hessian(matrix, parameters)
+    (image,) = ax.images
+    np.testing.assert_array_equal(image.get_array(), matrix.numpy())
+    assert image.get_clim() == (-24, 24)
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["weight", "bias"]
+    assert ax.get_xticks().tolist() == [1.5, 5.0]
+    assert [line.get_ydata()[0] for line in ax.lines[::2]] == [3.5]
+    assert len(ax.lines) == 2
+
+
+def test_hessian_with_names_and_without():
+    names = ["a", "b", "c"]
+    ax = plot.hessian(torch.eye(3), names)
+    assert [text.get_text() for text in ax.get_xticklabels()] == names
+    assert not ax.lines
+    assert plot.hessian(torch.zeros(2, 2)).images[0].get_clim() == (-1, 1)
+    nested = plot.hessian(torch.eye(2), {"layer": {"weight": torch.ones(2)}})
+    assert [text.get_text() for text in nested.get_xticklabels()] == ["['layer']['weight']"]
+
+
+def f(x):
+    return (x["a"] ** 3).sum() + x["a"].sum() * x["b"] ** 2
+
+
+X = {"a": torch.tensor([1.0, 2.0], dtype=torch.float64), "b": torch.tensor(0.5, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize(
+    "direction",
+    [
+        torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64),
+        torch.tensor([[1.0], [0.0], [2.0]], dtype=torch.float64),
+        [{"a": torch.tensor([1.0, 0.0], dtype=torch.float64), "b": torch.tensor(2.0, dtype=torch.float64)}],
+    ],
+    ids=["vector", "block", "pytree"],
+)
+def test_landscape_along_a_line(direction):
+    ax = plot.loss_landscape(f, X, direction, span=0.5, points=11)
+    curve, model = (line.get_xydata().T for line in ax.lines[:2])
+    t = np.linspace(-0.5, 0.5, 11)
+    np.testing.assert_allclose(curve[0], t, rtol=0, atol=1e-15)
+    exact = (1 + t) ** 3 + 8 + (3 + t) * (0.5 + 2 * t) ** 2
+    np.testing.assert_allclose(curve[1], exact, rtol=1e-12)
+    # f = 9.75 + (3 + 0.25 + 6) t + (3 + 2 + 12) t^2 + ...
+    np.testing.assert_allclose(model[1], 9.75 + 9.25 * t + 17 * t**2, rtol=1e-12)
+
+
+def test_landscape_in_a_plane():
+    directions = torch.eye(3, dtype=torch.float64)[:, :2]
+    ax = plot.loss_landscape(f, X, directions, span=1, points=5)
+    (contours,) = [each for each in ax.collections if hasattr(each, "levels")]
+    t = np.linspace(-1, 1, 5)
+    values = (1 + t[None, :]) ** 3 + (2 + t[:, None]) ** 3 + (3 + t[None, :] + t[:, None]) / 4
+    np.testing.assert_allclose(contours.zmin, values.min(), rtol=1e-12)
+    np.testing.assert_allclose(contours.zmax, values.max(), rtol=1e-12)
+    # The first direction is the horizontal one.
+    asymmetric = plot.loss_landscape(lambda x: x[0], torch.zeros(2), torch.eye(2), points=3)
+    (contours,) = [each for each in asymmetric.collections if hasattr(each, "levels")]
+    path = contours.get_paths()[len(contours.levels) // 2].vertices
+    assert np.ptp(path[:, 0]) < np.ptp(path[:, 1])
+
+
+def test_axes_are_the_users():
+    _, axes = plt.subplots(1, 4)
+    density = spectral_density(torch.eye(3), method="exact")
+    assert plot.spectral_density(density, axes[0]) is axes[0]
+    assert plot.eigenvalues(torch.ones(3), axes[1]) is axes[1]
+    assert plot.hessian(torch.eye(3), ax=axes[2]) is axes[2]
+    assert plot.loss_landscape(torch.sum, torch.ones(3), torch.ones(3), ax=axes[3]) is axes[3]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plot.spectral_density(torch.ones(3)), "spectral_density: density: expected what hodiff.estimators"),
+        (lambda: plot.eigenvalues(torch.ones(2, 2)), r"eigenvalues: values: expected a real tensor \(k,\)"),
+        (lambda: plot.eigenvalues(torch.tensor([torch.nan])), "eigenvalues: values: expected finite numbers"),
+        (lambda: plot.hessian(torch.ones(2, 3)), r"hessian: matrix: expected a tensor \(n, n\)"),
+        (lambda: plot.hessian(torch.full((2, 2), torch.inf)), "hessian: matrix: expected finite numbers"),
+        (lambda: plot.hessian(torch.eye(2), ["a"]), "hessian: parameters: expected 2 rows in all, got 1"),
+        (lambda: plot.hessian(torch.eye(2), [1, 2]), "hessian: parameters: expected a pytree of tensors or a list"),
+        (lambda: plot.loss_landscape(f, X, torch.ones(3), span=0.0), "loss_landscape: span: expected a positive"),
+        (lambda: plot.loss_landscape(f, X, torch.ones(3), points=1), "loss_landscape: points: expected an int of 2"),
+        (lambda: plot.loss_landscape(f, X, torch.ones(3, 3)), "loss_landscape: directions: expected a tensor"),
+        (lambda: plot.loss_landscape(f, X, torch.ones(4)), "loss_landscape: v does not"),
+        (lambda: plot.loss_landscape(torch.sin, torch.ones(3), torch.ones(3)), "loss_landscape: f: expected one real"),
+    ],
+)
+def test_refuses(call, message):
+    with pytest.raises(hodiff.InputError, match=message):
+        call()
