@@ -137,7 +137,8 @@ def gauss_newton_product(objective: Objective, v: dict[str, Tensor]) -> Tensor:
         result: Tensor = functional_call(precise.module, parameters, (precise.inputs,))
         return result
 
-    logits, pushed = jvp(model, (x,), ({name: leaf.double() for name, leaf in v.items()},))
+    both: Any = jvp(model, (x,), ({name: leaf.double() for name, leaf in v.items()},))
+    logits, pushed = both
     probabilities = logits.softmax(-1)
     weighted = probabilities * (pushed - (probabilities * pushed).sum(-1, keepdim=True)) / len(logits)
     pulled: Any = vjp(model, x)

@@ -26,7 +26,17 @@ def benchmarks(*arguments: str | Path) -> str:
 
 def test_list_names_the_workloads() -> None:
     listed = [line.split()[0] for line in benchmarks("--list").splitlines()]
-    assert listed == ["hvp", "dense", "overhead", "corrections", "authoring", "functions", "checks"]
+    assert listed == [
+        "hvp",
+        "operators",
+        "dense",
+        "overhead",
+        "corrections",
+        "authoring",
+        "functions",
+        "meta",
+        "checks",
+    ]
 
 
 def test_quick_overhead_saves_finite_ratios(tmp_path: Path) -> None:

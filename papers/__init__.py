@@ -1,0 +1,1 @@
+"""What papers claim, and what hodiff measures of it."""

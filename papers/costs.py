@@ -1,0 +1,59 @@
+"""What a Hessian-vector product costs, in gradients: seconds, floating-point operations, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.race import Contestant, median_ratio, race
+
+Run = Callable[[], Any]
+
+
+def costs(gradient: Run, products: Mapping[str, Run], rounds: int, label: str) -> dict[str, dict[str, float]]:
+    """Multiples of one gradient's cost.
+
+    Args:
+        gradient: Computes the unit.
+        products: What to compare with it, by name.
+        rounds: How many rounds of timing.
+        label: What the progress bar says.
+
+    Returns:
+        "time", "operations" and "memory" by name.
+    """
+    contestants = [Contestant("", "unit", gradient), *(Contestant(name, "route", go) for name, go in products.items())]
+    seconds = race(contestants, rounds, label)
+    operations, memory = flops(gradient), peak_bytes(gradient)
+    return {
+        name: {
+            "time": median_ratio(seconds[name], seconds[""]),
+            "operations": flops(product) / operations,
+            "memory": peak_bytes(product) / memory,
+        }
+        for name, product in products.items()
+    }
+
+
+def flops(run: Run) -> int:
+    """Floating-point operations of matrix products and convolutions, the same on every machine."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def peak_bytes(run: Run) -> int:
+    """The most that torch's allocator had handed out at once during a call, beyond what was there before."""
+    run()  # what is allocated once and kept, for the call after
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    assert profiler.profiler is not None
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    peak = held = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak

@@ -1,0 +1,182 @@
+"""The density of Hessian eigenvalues during training, with batch norm and without.
+
+python papers/ghorbani-2019/reproduce.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torch import nn
+from torch.func import functional_call
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import hodiff
+from benchmarks.objectives import Objective, digits
+from benchmarks.torch_ways import gradient
+from benchmarks.workloads.hvp import flatten
+from hodiff.estimators import SpectralDensity, eigsh, spectral_density
+from papers.common import Claim, Reproduction, run, span, verdict
+
+CLASSES = 10
+SIGMA = 1e-5**0.5  # the paper's, for the comparison with the exact spectrum
+KINDS = {"without batch norm": False, "with batch norm": True}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a run is: images, channels, steps of training, and those at which the spectrum is taken."""
+
+    images: int
+    channels: int
+    steps: int
+    looks: tuple[int, ...]
+    samples: int
+    lanczos: int
+
+
+FULL = Size(256, 12, 1000, (0, 200, 300, 400, 600, 1000), 3, 50)
+QUICK = Size(128, 6, 400, (0, 400), 2, 30)
+
+
+def convolutional(channels: int, batch_norm: bool) -> nn.Sequential:
+    """Three 3x3 convolutions and a linear layer, for images of 8x8; batch norm takes its batch's statistics."""
+    layers: list[nn.Module] = []
+    for index in range(3):
+        layers.append(nn.Conv2d(channels if index else 1, channels, 3, padding=1, bias=not batch_norm))
+        if batch_norm:
+            layers.append(nn.BatchNorm2d(channels, track_running_stats=False))
+        layers += [nn.ReLU(), *([nn.AvgPool2d(2)] if index else [])]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * channels, CLASSES))
+
+
+def trained(size: Size, batch_norm: bool, progress: bool) -> Iterator[tuple[int, Objective]]:
+    """The objective over all images at each of the steps to look at, trained by SGD with momentum on batches of 64."""
+    torch.manual_seed(0)
+    flat = digits(64, CLASSES, samples=size.images)
+    images, labels = flat.inputs.view(-1, 1, 8, 8), flat.targets
+    network = convolutional(size.channels, batch_norm)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    for step in tqdm(range(size.steps + 1), desc="training", leave=False, disable=not progress):
+        if step in size.looks:
+            yield step, Objective("cnn", network, images, labels)
+        batch = torch.randint(size.images, (64,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(functional_call(network, {}, (images[batch],)), labels[batch]).backward()
+        optimizer.step()
+
+
+def look(objective: Objective, size: Size) -> tuple[dict[str, float], SpectralDensity]:
+    """Outliers, how much of the gradient lies in their space, and the density."""
+    x = objective.parameters()
+    A = hodiff.HessianOperator(objective, x)
+    top = eigsh(A, CLASSES, which="LA", tol=1e-3)
+    slope = flatten(gradient(objective, x))
+    share = (top.eigenvectors.T.to(slope) @ slope).norm() / slope.norm()
+    found = {
+        "loss": objective(x).item(),
+        "largest": top.eigenvalues.max().item(),
+        "ratio": (top.eigenvalues.max() / top.eigenvalues.min()).item(),
+        "gradient in their space": share.square().item(),
+    }
+    return found, spectral_density(A, samples=size.samples, steps=size.lanczos)
+
+
+def distance_from_exact(quick: bool) -> dict[str, Any]:
+    """L1 distance of the estimated density of a small network's Hessian from the exact one."""
+    objective = digits(64, 8 if quick else 32, CLASSES, samples=256 if quick else 1797).double()
+    optimizer = torch.optim.Adam(objective.module.parameters(), lr=0.01)
+    for _ in range(200):
+        optimizer.zero_grad()
+        objective(dict(objective.module.named_parameters())).backward()
+        optimizer.step()
+    A = hodiff.HessianOperator(objective, objective.parameters())
+    estimate, exact = spectral_density(A, samples=10, steps=90), spectral_density(A.to_dense(), method="exact")
+    low, high = exact.ritz_values.min().item() - 6 * SIGMA, exact.ritz_values.max().item() + 6 * SIGMA
+    grid = torch.linspace(low, high, round(6 * (high - low) / SIGMA), dtype=torch.float64)
+    curves = [density.density(grid, sigma=SIGMA) for density in (estimate, exact)]
+    return {
+        "parameters": A.shape[0],
+        "L1 distance": torch.trapezoid((curves[0] - curves[1]).abs(), grid).item(),
+        "largest, estimated": estimate.ritz_values.max().item(),
+        "largest, exact": exact.ritz_values.max().item(),
+    }
+
+
+def draw(densities: dict[str, list[SpectralDensity]], looks: dict[str, list[dict[str, float]]]) -> Figure:
+    """Densities before, during and after training in units of the tenth largest eigenvalue, and the outliers' ratio."""
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    *panels, right = figure.subplots(1, 3)
+    most = max(each["ratio"] for kind in looks.values() for each in kind)
+    for axes, (name, found) in zip(panels, looks.items(), strict=True):
+        for index in sorted({0, len(found) // 2, len(found) - 1}):
+            unit = found[index]["largest"] / found[index]["ratio"]
+            grid = torch.linspace(-3, 1.1 * most, 1500, dtype=torch.float64)
+            heights = unit * densities[name][index].density(grid * unit, sigma=0.1 * unit)
+            axes.semilogy(grid, heights, linewidth=1, label=f"step {found[index]['step']:.0f}")
+        axes.set(title=name, xlabel="eigenvalue / tenth largest", ylabel="density", ylim=(1e-6, 10))
+        axes.legend(fontsize=7)
+        right.semilogy([each["step"] for each in found], [each["ratio"] for each in found], marker=".", label=name)
+    right.set(xlabel="step", title="largest / tenth largest eigenvalue")
+    right.legend(fontsize=7)
+    return figure
+
+
+def reproduce(quick: bool, progress: bool) -> Reproduction:
+    """Follow both networks through training, and check the estimate against an exact spectrum."""
+    size = QUICK if quick else FULL
+    looks: dict[str, list[dict[str, float]]] = {name: [] for name in KINDS}
+    densities: dict[str, list[SpectralDensity]] = {name: [] for name in KINDS}
+    for name, batch_norm in KINDS.items():
+        for step, objective in trained(size, batch_norm, progress):
+            found, density = look(objective, size)
+            densities[name].append(density)
+            looks[name].append({"step": step, **found})
+    exact = distance_from_exact(quick)
+
+    plain, normed = looks.values()
+    outliers = [max(each["ratio"] for each in plain), max(each["ratio"] for each in normed)]
+    # Outliers appear as the loss falls; before that there is nothing to concentrate in.
+    shares = [
+        [each["gradient in their space"] for each in kind if each["loss"] < kind[0]["loss"] / 2]
+        for kind in (plain, normed)
+    ]
+    claims = [
+        Claim(
+            "Without batch norm large isolated eigenvalues appear during training; with it they are almost absent",
+            "qualitative",
+            f"largest over tenth largest: {plain[0]['ratio']:.1f} at the start, up to {outliers[0]:.0f} without; "
+            f"{outliers[1]:.1f} at most with batch norm",
+            verdict(outliers[0] > 10 and outliers[1] < 5, outliers[0] > 2 * outliers[1]),
+        ),
+        Claim(
+            "Without batch norm the gradient concentrates in their eigenspace; with it it hardly does",
+            "qualitative",
+            f"share of its squared norm, below half the first loss: {span(shares[0], 2)} without, "
+            f"{span(shares[1], 2)} with",
+            verdict(min(shares[0]) > 0.5 > max(shares[1]), min(shares[0]) > max(shares[1])),
+        ),
+        Claim(
+            "Stochastic Lanczos quadrature reproduces the exact density of a small network",
+            "the two curves coincide (10 vectors, 90 steps, variance 1e-5)",
+            f"L1 distance {exact['L1 distance']:.1e}; the largest eigenvalue to "
+            f"{abs(exact['largest, estimated'] / exact['largest, exact'] - 1):.0e}",
+            verdict(exact["L1 distance"] < 0.02, exact["L1 distance"] < 0.1),
+        ),
+    ]
+    settings = {"images": size.images, "channels": size.channels, "steps": size.steps, "batch": 64, "rate": 0.02}
+    return Reproduction(claims, settings, {"training": looks, "exact": exact}, draw(densities, looks))
+
+
+if __name__ == "__main__":
+    run(__file__, __doc__ or "", reproduce)

@@ -1,0 +1,123 @@
+"""Each reproduction on a small problem: what it saves, and that the paper's main claims hold in its numbers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPERS = ("pearlmutter-1994", "dagreou-2024", "ghorbani-2019", "epperly-2024", "cohen-2021")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Results of a quick run by paper, made when first asked for."""
+    known: dict[str, Any] = {}
+
+    def of(paper: str) -> Any:
+        if paper not in known:
+            out = tmp_path_factory.mktemp(paper)
+            done = subprocess.run(
+                [
+                    *(sys.executable, "-W", "error::UserWarning", f"papers/{paper}/reproduce.py"),
+                    *("--quick", "--no-progress", "--out", str(out)),
+                ],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            known[paper] = json.loads((out / "results.json").read_text())
+            known[paper]["figure"] = (out / "figure.png").read_bytes()
+            known[paper]["stdout"] = done.stdout
+        return known[paper]
+
+    return of
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_saves_claims_and_a_small_figure(results: Any, paper: str) -> None:
+    found = results(paper)
+    assert found["paper"] == paper
+    assert found["quick"]
+    assert found["machine"]["cpu"]
+    assert found["figure"].startswith(b"\x89PNG")
+    assert len(found["figure"]) < 100_000
+    for claim in found["claims"]:
+        assert claim["verdict"] in ("reproduced", "partly", "not", "ours")
+        assert claim["measured"] in found["stdout"]
+
+
+def test_pearlmutter_exact_products_beat_every_step(results: Any) -> None:
+    found = results("pearlmutter-1994")["data"]
+    for dtype, rounding in (("float64", 1e-14), ("float32", 1e-5)):
+        errors = found["errors"][dtype]
+        assert 0 < max(errors["exact"].values()) < rounding
+        one_sided, central = errors["one-sided differences"], errors["central differences"]
+        assert min(one_sided) > 30 * max(errors["exact"].values())
+        assert min(central) < min(one_sided)
+        for curve in (one_sided, central):
+            # A V: curvature at the large end, rounding at the small one.
+            assert curve[0] > 100 * min(curve) < curve[-1]
+    (costs,) = found["costs"].values()
+    # Counted by hand, in multiplications an image, for layers of 64 x 32 and 32 x 10: a gradient multiplies forward and
+    # for the weights, and back through all layers but the first; R{} has two such products for each, but one where the
+    # input takes part.
+    gradient, applied = 2 * 64 * 32 + 3 * 32 * 10, 2 * 64 * 32 + 6 * 32 * 10
+    assert costs["at a linearized point"]["operations"] == pytest.approx(applied / gradient, rel=1e-5)
+    assert costs["reverse-over-reverse"]["operations"] == pytest.approx(1 + applied / gradient, rel=1e-5)
+
+
+def test_dagreou_costs_are_a_few_gradients_and_hodiffs_routes_right(results: Any) -> None:
+    found = results("dagreou-2024")["data"]["costs"]
+    for families in found.values():
+        for costs in (each for family in families.values() for each in family.values()):
+            assert 1 < costs["time"] < 15
+            assert 1 < costs["memory"] < 8
+            assert 2 < costs["operations"] <= 3.01
+        assert all(each["relative error"] < 1e-4 for each in families["hodiff"].values())
+    torch_func = found["transformer"]["torch.func"]
+    assert (
+        torch_func["reverse-over-forward"]["relative error"]
+        > 1e-3
+        > torch_func["forward-over-reverse"]["relative error"]
+    )
+
+
+def test_ghorbani_outliers_without_batch_norm(results: Any) -> None:
+    found = results("ghorbani-2019")["data"]
+    plain, normed = found["training"]["without batch norm"], found["training"]["with batch norm"]
+    assert plain[-1]["loss"] < plain[0]["loss"] / 4
+    assert normed[-1]["loss"] < normed[0]["loss"] / 4
+    assert plain[-1]["ratio"] > 3 * plain[0]["ratio"]
+    assert plain[-1]["ratio"] > 2 * normed[-1]["ratio"]
+    assert found["exact"]["L1 distance"] < 0.1
+    assert found["exact"]["largest, estimated"] == pytest.approx(found["exact"]["largest, exact"], rel=1e-5)
+
+
+def test_epperly_order_of_methods(results: Any) -> None:
+    found = results("epperly-2024")["data"]
+    last = {name: {method: curve[-1] for method, curve in curves.items()} for name, curves in found["errors"].items()}
+    assert last["exp"]["xtrace"] < last["exp"]["hutchinson"] / 1e4
+    assert last["exp"]["xtrace"] < last["exp"]["hutch++"] / 10
+    assert last["step"]["xtrace"] < last["step"]["hutch++"] / 10
+    assert last["poly"]["xtrace"] < last["poly"]["hutchinson"] / 10
+    assert 0.3 < last["flat"]["xtrace"] / last["flat"]["hutchinson"] < 3
+    assert last["Hessian"]["xtrace"] < last["Hessian"]["hutchinson"]
+
+
+def test_cohen_sharpness_settles_at_the_edge(results: Any) -> None:
+    found = results("cohen-2021")["data"]
+    ((rate, run),) = found.items()
+    scaled = [value * float(rate) / 2 for value in run["sharpness"]]
+    assert scaled[0] < 0.9
+    assert all(0.95 < value < 1.25 for value in scaled[-10:])
+    assert run["loss"][-1] < run["loss"][0] / 4
+    assert any(later > earlier for earlier, later in zip(run["loss"], run["loss"][1:], strict=False))

@@ -1,0 +1,79 @@
+"""The tables in the READMEs, and that those on file show the results on file."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPERS = ROOT / "papers"
+SAVED = sorted(PAPERS.glob("*/results.json"))
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("papers_tables", PAPERS / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tables = load()
+
+
+def results(*verdicts: str) -> dict[str, Any]:
+    claims = [{"claim": f"c{i}", "published": "p", "measured": "m", "verdict": v} for i, v in enumerate(verdicts)]
+    machine = {"cpu": "C", "threads": 1, "cores": 2, "torch": "2"}
+    return {"claims": claims, "seconds": 3.0, "machine": machine}
+
+
+def save(folder: Path, *verdicts: str) -> None:
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(results(*verdicts)))
+    (folder / "README.md").write_text(f"# {folder.name.title()}\nbefore\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+
+
+def test_index_counts_what_the_papers_claim_and_goes_by_year(tmp_path: Path) -> None:
+    save(tmp_path / "b-2001", "reproduced", "not", "ours")
+    save(tmp_path / "c-1999-x", "partly")
+    rows = tables.index_table(tmp_path).splitlines()[2:]
+    assert [row.split("|")[1].strip() for row in rows] == [
+        "[C-1999-X](c-1999-x/README.md)",
+        "[B-2001](b-2001/README.md)",
+    ]
+    assert "partly; 0 of 1 claims reproduced" in rows[0]
+    assert "reproduced; 1 of 2 claims reproduced" in rows[1]
+
+
+def test_readme_keeps_what_stands_around_the_table(tmp_path: Path) -> None:
+    folder = tmp_path / "a-2000"
+    save(folder, "reproduced")
+    for _ in range(2):
+        tables.update_readme(folder)
+    page = (folder / "README.md").read_text()
+    assert page.startswith(f"# {folder.name.title()}\nbefore\n{tables.BEGIN}\n| claim |")
+    assert page.endswith(f"Measured in 3 s on C, 1 of 2 cores, torch 2.\n{tables.END}\nafter\n")
+    assert "old" not in page
+
+
+@pytest.mark.parametrize("path", SAVED, ids=lambda path: path.parent.name)
+def test_pages_on_file_show_the_results_on_file(path: Path) -> None:
+    found = json.loads(path.read_text())
+    assert not found["quick"]
+    assert tables.claims_table(found) in (path.parent / "README.md").read_text()
+    assert tables.index_table(PAPERS) in (PAPERS / "README.md").read_text()
+    assert (path.parent / "figure.png").stat().st_size < 100_000
+
+
+def test_unknown_papers_are_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "papers", "--only", "nobody-1900"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "nobody-1900" in done.stderr
