@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -40,10 +41,26 @@ def problem(objective: Objective, quick: bool) -> Problem:
                 for name, way in HESSIANS.items()
                 if row_by_row or way is not functional_row_by_row
             ),
+            Contestant("hodiff.HessianOperator, to_dense", "hodiff", partial(_by_operator, objective, x)),
+            Contestant("hodiff.HessianOperator, compiled, at a new point", "hodiff", partial(_compiled, objective, x)),
         ],
         error=lambda result: relative_error(probes @ matrix(result, x).mT, expected),
         tolerance=1e-4,
     )
+
+
+def _by_operator(objective: Objective, x: dict[str, Tensor]) -> Tensor:
+    return hodiff.HessianOperator(objective, x, check_deterministic=False).to_dense()
+
+
+def _compiled(objective: Objective, x: dict[str, Tensor]) -> Tensor:
+    return _operator(objective).at(x).to_dense()
+
+
+@functools.cache
+def _operator(objective: Objective) -> hodiff.HessianOperator:
+    """Made and compiled once, as an optimizer would."""
+    return hodiff.HessianOperator(objective, objective.parameters(), compile=True)
 
 
 def matrix(result: Any, x: dict[str, Tensor]) -> Tensor:
