@@ -17,7 +17,6 @@ from hodiff.derivatives import hessian_diagonal as hessian_diagonal
 from hodiff.derivatives import hessian_matrix as hessian_matrix
 from hodiff.derivatives import hvp as hvp
 from hodiff.derivatives import jacobian as jacobian
-from hodiff.derivatives.compiled_gradient import compile_gradient as compile_gradient
 from hodiff.errors import CheckError as CheckError
 from hodiff.errors import ConvergenceError as ConvergenceError
 from hodiff.errors import HodiffError as HodiffError
@@ -25,29 +24,51 @@ from hodiff.errors import HodiffWarning as HodiffWarning
 from hodiff.errors import InputError as InputError
 from hodiff.errors import RouteError as RouteError
 from hodiff.functions import straight_through as straight_through
-from hodiff.operators import EmpiricalFisherOperator as EmpiricalFisherOperator
-from hodiff.operators import FisherOperator as FisherOperator
-from hodiff.operators import GaussNewtonOperator as GaussNewtonOperator
-from hodiff.operators import HessianOperator as HessianOperator
-from hodiff.operators import JacobianOperator as JacobianOperator
-from hodiff.operators import LinearOperator as LinearOperator
 
 if _TYPE_CHECKING:
+    from hodiff import estimators as estimators
+    from hodiff import functions as functions
+    from hodiff import implicit as implicit
+    from hodiff import meta as meta
+    from hodiff import nn as nn
+    from hodiff import operators as operators
+    from hodiff import plot as plot
     from hodiff.authoring import custom_jvp as custom_jvp
     from hodiff.authoring import custom_vjp as custom_vjp
     from hodiff.authoring import elementwise as elementwise
+    from hodiff.derivatives.compiled_gradient import compile_gradient as compile_gradient
+    from hodiff.operators import EmpiricalFisherOperator as EmpiricalFisherOperator
+    from hodiff.operators import FisherOperator as FisherOperator
+    from hodiff.operators import GaussNewtonOperator as GaussNewtonOperator
+    from hodiff.operators import HessianOperator as HessianOperator
+    from hodiff.operators import JacobianOperator as JacobianOperator
+    from hodiff.operators import LinearOperator as LinearOperator
 
 __version__ = "0.1.0"
 
-# Imported on first use: authoring tells dynamo of its rules, and dynamo takes a second to import.
-_AUTHORING = {"custom_jvp", "custom_vjp", "elementwise"}
+# Imported on first use: authoring tells dynamo of its rules, and dynamo takes a second to import; operators take SciPy.
+_LATE = {
+    "custom_jvp": "hodiff.authoring",
+    "custom_vjp": "hodiff.authoring",
+    "elementwise": "hodiff.authoring",
+    "compile_gradient": "hodiff.derivatives.compiled_gradient",
+    "EmpiricalFisherOperator": "hodiff.operators",
+    "FisherOperator": "hodiff.operators",
+    "GaussNewtonOperator": "hodiff.operators",
+    "HessianOperator": "hodiff.operators",
+    "JacobianOperator": "hodiff.operators",
+    "LinearOperator": "hodiff.operators",
+}
+_PACKAGES = {"estimators", "functions", "implicit", "meta", "nn", "operators", "plot"}
 
 
 def __getattr__(name: str) -> _Any:
-    if name in _AUTHORING:
-        return getattr(_import_module("hodiff.authoring"), name)
+    if name in _LATE:
+        return getattr(_import_module(_LATE[name]), name)
+    if name in _PACKAGES:
+        return _import_module(f"hodiff.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_AUTHORING})
+    return sorted({*globals(), *_LATE, *_PACKAGES})
