@@ -4,11 +4,6 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from hodiff.checks import Finding as Finding
-from hodiff.checks import Report as Report
-from hodiff.checks import assert_differentiable as assert_differentiable
-from hodiff.checks import check as check
-from hodiff.checks.preflight import preflight as preflight
 from hodiff.corrections import corrected as corrected
 from hodiff.derivatives import ROUTES as ROUTES
 from hodiff.derivatives import directional_derivatives as directional_derivatives
@@ -26,6 +21,8 @@ from hodiff.errors import RouteError as RouteError
 from hodiff.functions import straight_through as straight_through
 
 if _TYPE_CHECKING:
+    from hodiff import authoring as authoring
+    from hodiff import checks as checks
     from hodiff import estimators as estimators
     from hodiff import functions as functions
     from hodiff import implicit as implicit
@@ -36,6 +33,11 @@ if _TYPE_CHECKING:
     from hodiff.authoring import custom_jvp as custom_jvp
     from hodiff.authoring import custom_vjp as custom_vjp
     from hodiff.authoring import elementwise as elementwise
+    from hodiff.checks import Finding as Finding
+    from hodiff.checks import Report as Report
+    from hodiff.checks import assert_differentiable as assert_differentiable
+    from hodiff.checks import check as check
+    from hodiff.checks.preflight import preflight as preflight
     from hodiff.derivatives.compiled_gradient import compile_gradient as compile_gradient
     from hodiff.operators import EmpiricalFisherOperator as EmpiricalFisherOperator
     from hodiff.operators import FisherOperator as FisherOperator
@@ -46,8 +48,14 @@ if _TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Imported on first use: authoring tells dynamo of its rules, and dynamo takes a second to import; operators take SciPy.
+# Imported on first use: authoring tells dynamo of its rules, and dynamo takes a second to import; operators take
+# SciPy; checks are for the few who check.
 _LATE = {
+    "Finding": "hodiff.checks",
+    "Report": "hodiff.checks",
+    "assert_differentiable": "hodiff.checks",
+    "check": "hodiff.checks",
+    "preflight": "hodiff.checks.preflight",
     "custom_jvp": "hodiff.authoring",
     "custom_vjp": "hodiff.authoring",
     "elementwise": "hodiff.authoring",
@@ -59,7 +67,7 @@ _LATE = {
     "JacobianOperator": "hodiff.operators",
     "LinearOperator": "hodiff.operators",
 }
-_PACKAGES = {"estimators", "functions", "implicit", "meta", "nn", "operators", "plot"}
+_PACKAGES = {"authoring", "checks", "estimators", "functions", "implicit", "meta", "nn", "operators", "plot"}
 
 
 def __getattr__(name: str) -> _Any:
