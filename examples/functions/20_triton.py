@@ -37,7 +37,7 @@ INPUTS = (torch.tensor([0.5, -1.2], dtype=torch.float64, device=DEVICE), 0)
 BLOCK = 128
 
 if USES_TRITON:
-    # Triton gives the arguments their types: annotations of them would mean something else to it.
+    # Triton gives the arguments their types: annotations of them, which mypy asks for, would mean something else to it.
     @triton.jit
     def sine_kernel(x_pointer, y_pointer, count, turns: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
         """Each program computes one block of sin(x + turns π/2)."""

@@ -96,7 +96,7 @@ def elementwise(
 
     function.__name__ = function.__qualname__ = title
     function.__doc__ = getattr(f, "__doc__", None)
-    # An attribute of a plain function, which mypy does not know of.
+    # mypy does not know that a plain function takes attributes.
     function.Function = Function  # type: ignore[attr-defined]
     return function
 

@@ -1,6 +1,7 @@
 """hodiff's own rules for torch functions, applied wherever they are called."""
 
-from hodiff.corrections import activations as _activations  # noqa: F401  (each family enters its rules)
+# Imported for what they do: each family enters its rules in the registry.
+from hodiff.corrections import activations as _activations  # noqa: F401
 from hodiff.corrections import attention as _attention  # noqa: F401
 from hodiff.corrections import convolution as _convolution  # noqa: F401
 from hodiff.corrections import distances as _distances  # noqa: F401

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hodiff.derivatives.captured import Arguments, Compiled, agree, compile_graph, warn_of_failure
-from hodiff.derivatives.functions import bind, leave_inference_mode
-from hodiff.derivatives.trees import PyTree
-from hodiff.errors import HodiffError
+from hodiff.derivatives.functions import bind, in_plain_eager, leave_inference_mode
+from hodiff.derivatives.trees import PyTree, describe
+from hodiff.errors import HodiffError, InputError
 
 
 def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: bool = True) -> Callable[..., PyTree]:
@@ -36,6 +36,9 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
         Function `(x, *args)` that returns the gradient in the structure of `x`; with `value`, the pair (gradient,
         value). It raises `InputError` if `f` does not return one real number or does not depend on `x`.
 
+    Raises:
+        InputError: If `f` is not callable.
+
     Example:
         >>> import torch, hodiff
         >>> gradient = hodiff.compile_gradient(lambda x: (x**2).sum())
@@ -44,11 +47,18 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
 
     Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., section 3.2.
     """
+    if not callable(f):
+        raise InputError(f"compile_gradient: f must be callable, got {describe(f)}.")
     graphs: dict[Any, Compiled | None] = {}
 
     @functools.wraps(f, assigned=("__module__", "__doc__"), updated=())
     @leave_inference_mode
     def gradient(x: PyTree, *args: Any) -> PyTree:
+        if not in_plain_eager():
+            raise InputError(
+                "compile_gradient: expected a call outside of torch.func transforms, forward mode and torch.compile, "
+                "which a compiled graph knows nothing of, got one inside; use torch.func.grad(f) there."
+            )
         function = bind("compile_gradient", f, (x, *args), name="x", correct=correct)
         arguments = Arguments((function.leaves, args))
 

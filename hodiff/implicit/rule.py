@@ -11,12 +11,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.authoring.base import CustomRule
-from hodiff.authoring.captured import tracked
 from hodiff.authoring.function import Call
 from hodiff.authoring.promises import require_linear
 from hodiff.authoring.trees import Layout, differentiable, flatten
 from hodiff.derivatives.trees import PyTree
-from hodiff.implicit.batching import ImplicitFunction, replaced
 from hodiff.implicit.linear_job import LinearJob, LinearOptions
 from hodiff.implicit.opaque import Tensors, run_opaque
 from hodiff.implicit.products import Pair
@@ -48,11 +46,6 @@ class Implicit(CustomRule):
 
     def _call(self, static: tuple[Any, ...], layout: Layout | None, transformed: bool) -> Call:
         return ImplicitCall(self.signature, static, layout, transformed)
-
-    def _evaluate(self, call: Call, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
-        if call.transformed and tracked(leaves):
-            return ImplicitFunction.apply(call, *leaves)
-        return super()._evaluate(call, leaves)
 
     def _check(self, call: Any, leaves: list[Tensor], seed: int) -> None:
         call.forward(leaves)
@@ -109,7 +102,7 @@ class ImplicitCall(Call):
             torch.zeros_like(leaf) if each is None else each for each, leaf in zip(cotangents, leaves, strict=False)
         ])
         adjoint = solve(equation.jacobian.T, equation.options, rhs, *equation.parameters(x, params))
-        return replaced(found, moving, self._pullback(at, leaves, moving, pytree.tree_map(torch.neg, adjoint)))
+        return _replaced(found, moving, self._pullback(at, leaves, moving, pytree.tree_map(torch.neg, adjoint)))
 
     def _at_solution(self, leaves: Tensors) -> tuple[Equation, PyTree, tuple[Any, ...], Callable[..., PyTree]]:
         layout = self.layout
@@ -121,7 +114,7 @@ class ImplicitCall(Call):
 
     @staticmethod
     def _pullback(at: Callable[..., PyTree], leaves: Tensors, moving: Sequence[int], cotangent: PyTree) -> Any:
-        pullback: Any = torch.func.vjp(lambda *some: at(replaced(leaves, moving, some)), *(leaves[i] for i in moving))[
+        pullback: Any = torch.func.vjp(lambda *some: at(_replaced(leaves, moving, some)), *(leaves[i] for i in moving))[
             1
         ]
         return pullback(cotangent)
@@ -148,3 +141,11 @@ def solve(pair: Pair, options: LinearOptions, rhs: PyTree, *params: Any) -> PyTr
         return pytree.tree_map(torch.sub, pair.forward.apply(x, *params), rhs)
 
     return attach(Equation(residual, pair, lambda _, params: params[1:], options), x, (rhs, *params))
+
+
+def _replaced(values: Sequence[Any], positions: Sequence[int], others: Sequence[Any]) -> list[Any]:
+    """The values, with others at some positions."""
+    result = list(values)
+    for i, each in zip(positions, others, strict=True):
+        result[i] = each
+    return result

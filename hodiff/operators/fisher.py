@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from hodiff.derivatives.routes import guard_reverse
 from hodiff.derivatives.transforms import gradient
 from hodiff.derivatives.trees import PyTree, describe
 from hodiff.errors import InputError
-from hodiff.operators.curvature import MEMORY_BUDGET, Leaves
+from hodiff.operators.curvature import Leaves
 from hodiff.operators.distributed import rank_in, size_of
 from hodiff.operators.gauss_newton import GaussNewtonOperator
 from hodiff.operators.likelihoods import Likelihood, likelihood_of, require_rows
@@ -153,42 +153,6 @@ class EmpiricalFisherOperator(OutputOperator):
     Source: F. Kunstner, L. Balles & P. Hennig, "Limitations of the empirical Fisher approximation for natural gradient
     descent", NeurIPS 2019, eq. 3.
     """
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        loss: Callable[..., Tensor],
-        x: PyTree,
-        *args: Any,
-        data: Iterable[PyTree] | None = None,
-        reduction: str = "mean",
-        batch_size: Callable[[PyTree], int] | None = None,
-        compile: bool = False,
-        process_group: Any = None,
-        cache: bool | str = "auto",
-        memory_budget: int = MEMORY_BUDGET,
-        chunk_size: int | str | None = "auto",
-        check_deterministic: bool = True,
-        progress: bool = False,
-        correct: bool = True,
-    ):
-        super().__init__(
-            model,
-            loss,
-            x,
-            args,
-            data=data,
-            reduction=reduction,
-            batch_size=batch_size,
-            compile=compile,
-            process_group=process_group,
-            cache=cache,
-            memory_budget=memory_budget,
-            chunk_size=chunk_size,
-            check_deterministic=check_deterministic,
-            progress=progress,
-            correct=correct,
-        )
 
     def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
         gradients = RecordedGradient(self._bound_loss(outputs, targets)).gradient

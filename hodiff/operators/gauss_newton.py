@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
-
-from torch import Tensor
 
 from hodiff.derivatives.recorded import RecordedGradient
 from hodiff.derivatives.trees import PyTree
-from hodiff.operators.curvature import MEMORY_BUDGET, Leaves
+from hodiff.operators.curvature import Leaves
 from hodiff.operators.outputs import OutputMatrix, OutputOperator
-from hodiff.operators.recorded_model import hessian_products
 
 
 class GaussNewtonOperator(OutputOperator):
@@ -59,42 +55,6 @@ class GaussNewtonOperator(OutputOperator):
     Computation 14 (2002), section 3.
     """
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        loss: Callable[..., Tensor],
-        x: PyTree,
-        *args: Any,
-        data: Iterable[PyTree] | None = None,
-        reduction: str = "mean",
-        batch_size: Callable[[PyTree], int] | None = None,
-        compile: bool = False,
-        process_group: Any = None,
-        cache: bool | str = "auto",
-        memory_budget: int = MEMORY_BUDGET,
-        chunk_size: int | str | None = "auto",
-        check_deterministic: bool = True,
-        progress: bool = False,
-        correct: bool = True,
-    ):
-        super().__init__(
-            model,
-            loss,
-            x,
-            args,
-            data=data,
-            reduction=reduction,
-            batch_size=batch_size,
-            compile=compile,
-            process_group=process_group,
-            cache=cache,
-            memory_budget=memory_budget,
-            chunk_size=chunk_size,
-            check_deterministic=check_deterministic,
-            progress=progress,
-            correct=correct,
-        )
-
     def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
         return _LossHessian(RecordedGradient(self._bound_loss(outputs, targets)))
 
@@ -111,4 +71,4 @@ class _LossHessian:
 
     def products(self, vectors: Leaves) -> Leaves:
         """See `OutputMatrix`."""
-        return hessian_products(self._gradient, vectors)
+        return self._gradient.products(vectors)

@@ -16,7 +16,7 @@ from hodiff.derivatives.trees import PyTree
 from hodiff.operators.blocks import restrict
 from hodiff.operators.curvature import MEMORY_BUDGET, CurvatureOperator, Leaves, Linearization
 from hodiff.operators.determinism import untouched_buffers
-from hodiff.operators.recorded_model import hessian_products, lacks_derivatives
+from hodiff.operators.recorded_model import lacks_derivatives
 
 
 class HessianOperator(CurvatureOperator):
@@ -150,7 +150,7 @@ class _Recorded:
     def products(self, tangents: Leaves) -> Leaves:
         """See `Linearization`."""
         if tangents[0].shape[0] != 1:
-            return hessian_products(self._gradient, tangents)
+            return self._gradient.products(tangents)
         return tuple(p[None] for p in self._gradient.product([v[0] for v in tangents], keep=True))
 
 

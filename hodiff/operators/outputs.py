@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from hodiff.derivatives.trees import PyTree
 from hodiff.errors import InputError
 from hodiff.operators.batches import REDUCTIONS
 from hodiff.operators.blocks import restrict
-from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
+from hodiff.operators.curvature import MEMORY_BUDGET, CurvatureOperator, Leaves, Linearization
 from hodiff.operators.recorded_model import RecordedModel, refused
 
 
@@ -38,8 +38,18 @@ class OutputOperator(CurvatureOperator):
         model: Function `model(x, inputs)`, or a module, whose parameters x are then.
         loss: Function `loss(outputs, targets)`.
         x: The point.
-        args: `(inputs, targets)`, or one batch that both functions get; empty where there are data.
-        **options: As `CurvatureOperator` takes them.
+        *args: `inputs, targets`, or one batch that both functions get; empty where there are data.
+        data: This and the options that follow as `CurvatureOperator` takes them.
+        reduction: As there.
+        batch_size: As there.
+        compile: As there.
+        process_group: As there.
+        cache: As there.
+        memory_budget: As there.
+        chunk_size: As there.
+        check_deterministic: As there.
+        progress: As there.
+        correct: As there.
 
     Raises:
         InputError: If the arguments do not fit.
@@ -50,21 +60,49 @@ class OutputOperator(CurvatureOperator):
         model: Callable[..., Any],
         loss: Callable[..., Tensor],
         x: PyTree,
-        args: tuple[Any, ...],
-        **options: Any,
+        *args: Any,
+        data: Iterable[PyTree] | None = None,
+        reduction: str = "mean",
+        batch_size: Callable[[PyTree], int] | None = None,
+        compile: bool = False,
+        process_group: Any = None,
+        cache: bool | str = "auto",
+        memory_budget: int = MEMORY_BUDGET,
+        chunk_size: int | str | None = "auto",
+        check_deterministic: bool = True,
+        progress: bool = False,
+        correct: bool = True,
     ):
         caller = type(self).__name__
-        given = options.get("data") is not None
+        given = data is not None
         if given == bool(args) or len(args) > 2:
             raise InputError(
                 f"{caller}: expected either data=, or the arguments (inputs, targets) or one batch after x, got "
                 f"{len(args)} of them{' and data=' if given else ''}; pass {caller}(model, loss, x, inputs, targets)."
             )
-        _require_reduction(caller, loss, options.get("reduction", "mean"))
+        _require_reduction(caller, loss, reduction)
+        if isinstance(model, nn.Module):
+            _require_parameters(caller, model, x)
         self.model = module_call(model) if isinstance(model, nn.Module) else model
         self.loss = loss
         # Without data the arguments are the one batch.
-        super().__init__((model, loss), x, (tuple(args) if len(args) == 2 else args[0],) if args else (), **options)
+        batch = (args if len(args) == 2 else args[0],) if args else ()
+        super().__init__(
+            (model, loss),
+            x,
+            batch,
+            data=data,
+            reduction=reduction,
+            batch_size=batch_size,
+            compile=compile,
+            process_group=process_group,
+            cache=cache,
+            memory_budget=memory_budget,
+            chunk_size=chunk_size,
+            check_deterministic=check_deterministic,
+            progress=progress,
+            correct=correct,
+        )
 
     def block(self, names: str | Sequence[str]) -> OutputOperator:
         """See `LinearOperator.block`; here the other leaves are constants, which makes products cheaper."""
@@ -119,6 +157,18 @@ class _Sandwich:
             pushed = self._model.push([v[0] for v in tangents])
             return tuple(p[None] for p in self._model.pull(self._matrix.product(pushed)))
         return self._model.pull_many(self._matrix.products(self._model.push_many(tangents)))
+
+
+def _require_parameters(caller: str, module: nn.Module, x: PyTree) -> None:
+    """Refuse a point that is no dict of a module's tensors by name."""
+    known = {name for name, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers())}
+    unknown = sorted(map(str, x.keys() - known)) if isinstance(x, Mapping) else []
+    if not isinstance(x, Mapping) or unknown:
+        got = f"unknown {', '.join(unknown[:5])}" if unknown else type(x).__name__
+        raise InputError(
+            f"{caller}: x: expected a dict with names of the module's parameters, got {got}; "
+            "pass dict(module.named_parameters()), or some of it."
+        )
 
 
 def module_call(module: nn.Module) -> Callable[[PyTree, Any], Any]:

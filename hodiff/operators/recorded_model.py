@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
 from hodiff.derivatives.functions import BoundFunction
-from hodiff.derivatives.recorded import RecordedGradient, pull_batch
+from hodiff.derivatives.recorded import pull_batch
 from hodiff.derivatives.routes import unavailable
 from hodiff.derivatives.trees import describe
 from hodiff.errors import InputError, RouteError
@@ -57,6 +57,9 @@ class RecordedModel:
             pulled = torch.autograd.grad(
                 self._outputs, self._primals, self._cotangents, create_graph=True, allow_unused=True
             )
+        # The outputs may hang on tensors that the model closes over, and not on the point.
+        if all(each is None for each in pulled):
+            raise function.independent()
         self._live = [i for i, each in enumerate(pulled) if each is not None and each.requires_grad]
         self._pulled = [pulled[i] for i in self._live]
         self.outputs: Leaves = tuple(leaf.detach() for leaf in self._outputs)
@@ -90,13 +93,6 @@ class RecordedModel:
 
     def _pull(self, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(self._outputs, self._primals, cotangents, retain_graph=True, allow_unused=True)
-
-
-def hessian_products(gradient: RecordedGradient, vectors: Sequence[Tensor]) -> Leaves:
-    """Products of the Hessian with leaves (k, *shape); zeros where the gradient is constant."""
-    if any(each is not None and each.requires_grad for each in gradient.gradient):
-        return gradient.products(vectors)
-    return tuple(torch.zeros_like(v) for v in vectors)
 
 
 def lacks_derivatives(*outputs: Tensor) -> bool:

@@ -203,3 +203,16 @@ def test_positive_semi_definite_where_the_hessian_is_not() -> None:
     assert hessian.min() < -1e-3
     assert gauss_newton.min() > -1e-12
     assert squares_hessian(torch.ones(1)).item() == 2
+
+
+def test_a_point_that_the_model_does_not_read_is_no_zero_matrix() -> None:
+    module = torch.nn.Linear(3, 2)
+    inputs, targets = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0])
+    loss = torch.nn.functional.cross_entropy
+    for point in (list(module.parameters()), {"weights": torch.ones(2, 3)}):
+        with pytest.raises(hodiff.InputError, match="x: expected a dict with names of the module's parameters"):
+            hodiff.GaussNewtonOperator(module, loss, point, inputs, targets)
+    # The outputs carry a graph all the same, to the parameters that the function closes over.
+    operator = hodiff.GaussNewtonOperator(lambda x, inputs: module(inputs), loss, torch.ones(6), inputs, targets)
+    with pytest.raises(hodiff.InputError, match="does not depend on the differentiated argument"):
+        _ = operator @ torch.ones(6)

@@ -174,9 +174,9 @@ def calls_of(function: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, 
 def _recorded(functions: list[type[Function]], calls: dict[type[Function], Call]) -> Iterator[None]:
     """Note the arguments of each Function's first call; the classes are as before afterwards."""
     before = {cls: vars(cls).get("forward") for cls in functions}
-    # mypy takes a method for what no one assigns to; this is put back below.
     try:
         for cls in functions:
+            # mypy takes a method for what no one assigns to; below it is put back.
             cls.forward = staticmethod(_recording(cls, calls))  # type: ignore[method-assign]
         yield
     finally:
@@ -184,6 +184,7 @@ def _recorded(functions: list[type[Function]], calls: dict[type[Function], Call]
             if forward is None:
                 del cls.forward
             else:
+                # As above.
                 cls.forward = forward  # type: ignore[method-assign]
 
 
