@@ -134,9 +134,9 @@ def train(learner: MetaLearner, shots: int, steps: int, seed: int, label: str, p
     return time.perf_counter() - start
 
 
-def evaluate(learner: MetaLearner, shots: int) -> Tensor:
-    """Mean squared errors on new tasks after 0, 1, ... steps: (steps + 1, tasks)."""
-    tasks = draw_tasks(TEST_TASKS, shots, 100, torch.Generator().manual_seed(10_000))
+def evaluate(learner: MetaLearner, shots: int, seed: int) -> Tensor:
+    """Mean squared errors on new tasks, each seed's own, after 0, 1, ... steps: (steps + 1, tasks)."""
+    tasks = draw_tasks(TEST_TASKS, shots, 100, torch.Generator().manual_seed(10_000 + seed))
     # Rates that were learned for some steps need not stand more of them.
     most = learner.steps if isinstance(learner, MetaSGD) else TEST_STEPS
     rows = []
@@ -150,6 +150,12 @@ def evaluate(learner: MetaLearner, shots: int) -> Tensor:
 def spread(errors: Tensor) -> Tensor:
     """Half of the 95% confidence interval of the mean over tasks."""
     return 1.96 * errors.std(dim=-1) / math.sqrt(errors.shape[-1])
+
+
+def summary(runs: list[Tensor]) -> str:
+    """Median over networks of the mean error after one step, and its range."""
+    means = torch.stack([errors[1].mean() for errors in runs])
+    return f"median of {len(runs)} after one step {means.median():.3f}, from {means.min():.3f} to {means.max():.3f}"
 
 
 def plot(curves: dict[str, Tensor], path: Path) -> None:
@@ -198,16 +204,20 @@ def main() -> None:
     curves = {}
     for shots in options.shots:
         for name in options.learners:
+            runs = []
             for seed in range(options.seeds):
                 torch.manual_seed(seed)
                 label = f"{name}, K={shots}, seed {seed}"
                 learner = LEARNERS[name](make_network())
                 seconds = train(learner, shots, options.steps, seed, label, progress)
-                errors = curves[label] = evaluate(learner, shots)
+                errors = curves[label] = evaluate(learner, shots, seed)
+                runs.append(errors)
                 shown = [errors[i : i + 1] for i in (0, 1, TEST_STEPS)]
                 cells = [f"{each.mean():.3f} ± {spread(each[0]):.3f}" if len(each) else "-" for each in shown]
                 cells.append(f"{1000 * seconds / max(options.steps, 1):.2f}")
                 print(f"{label:24}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
+            if len(runs) > 1:
+                print(f"{name}, K={shots}: {summary(runs)}\n", flush=True)
     plot(curves, options.output)
     print(f"\nErrors by steps: {options.output}")
 

@@ -211,7 +211,7 @@ FOR_EACH_PROCESSOR void gate_times(const float* z, const float* x, float* out, l
 
 // What pulls u and w back through (c f(z), c x b(z)), with f = silu_slope and b = bell: to c, x and z.
 FOR_EACH_PROCESSOR void gate_curvature(const float* u, const float* w, const float* c, const float* x, const float* z,
-                                       float* by_c, float* by_x, float* by_z, long n) {
+                                       float* __restrict by_c, float* __restrict by_x, float* __restrict by_z, long n) {
   for (long i = 0; i < n; ++i) {
     const Logistic l(cut(z[i], 700.0));
     const double b = l.bell(), t = (1.0 - l.e) * l.d, wx = static_cast<double>(w[i]) * x[i];

@@ -50,7 +50,7 @@ def trained_errors(name: str, seed: int, steps: int, progress: bool) -> Tensor:
     torch.manual_seed(seed)
     learner = make_learner(name)
     train(learner, SHOTS, steps, seed, f"{name}, seed {seed}", progress)
-    return evaluate(learner, SHOTS)
+    return evaluate(learner, SHOTS, seed)
 
 
 def shown(errors: Tensor) -> str:
