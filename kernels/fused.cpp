@@ -209,7 +209,8 @@ FOR_EACH_PROCESSOR void gate_times(const float* z, const float* x, float* out, l
   for (long i = 0; i < n; ++i) out[i] = static_cast<float>(at_least(x[i], -3.4028234663852886e38) * sigmoid(z[i]));
 }
 
-// What pulls u and w back through (c f(z), c x b(z)), with f = silu_slope and b = bell: to c, x and z.
+// What pulls u and w back through (c f(z), c x b(z)), with f = silu_slope and b = bell: to c, x and z. Outputs are
+// declared to overlap nothing, as there are too many pointers for the compiler to compare when it runs.
 FOR_EACH_PROCESSOR void gate_curvature(const float* u, const float* w, const float* c, const float* x, const float* z,
                                        float* __restrict by_c, float* __restrict by_x, float* __restrict by_z, long n) {
   for (long i = 0; i < n; ++i) {
@@ -352,6 +353,20 @@ FOR_EACH_PROCESSOR void weighted_pullback_row(const float* p, const float* v, co
     by_p[i] = u[i] * (v[i] - mean) - other * v[i];
     by_v[i] = p[i] * (u[i] - other);
   }
+}
+
+// At p = softmax: p s', p c' and p w', where x' = x - <p, x> and w = e + s' c'. Outputs overlap nothing here, either.
+FOR_EACH_PROCESSOR void curvature_row(const float* p, const float* s, const float* c, const float* e,
+                                      float* __restrict by_s, float* __restrict by_c, float* __restrict by_e, long n) {
+  const float mean_s = static_cast<float>(inner(p, s, n)), mean_c = static_cast<float>(inner(p, c, n));
+  for (long i = 0; i < n; ++i) {
+    const float centred_s = s[i] - mean_s, centred_c = c[i] - mean_c;
+    by_s[i] = p[i] * centred_s;
+    by_c[i] = p[i] * centred_c;
+    by_e[i] = e[i] + centred_s * centred_c;
+  }
+  const float mean_w = static_cast<float>(inner(p, by_e, n));
+  for (long i = 0; i < n; ++i) by_e[i] = p[i] * (by_e[i] - mean_w);
 }
 
 FOR_EACH_PROCESSOR void add_relu_block(const float* x, const float* y, float* out, std::uint8_t* mask, long n) {
@@ -502,6 +517,16 @@ EXPORT void hodiff_weighted_pullback(const float* p, const float* v, const float
   for (long row = 0; row < rows; ++row) {
     const long start = row * columns;
     weighted_pullback_row(p + start, v + start, u + start, by_p + start, by_v + start, columns);
+  }
+}
+
+// See curvature_row.
+EXPORT void hodiff_softmax_curvature(const float* p, const float* s, const float* c, const float* e, float* by_s,
+                                     float* by_c, float* by_e, long rows, long columns) {
+#pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
+  for (long row = 0; row < rows; ++row) {
+    const long i = row * columns;
+    curvature_row(p + i, s + i, c + i, e + i, by_s + i, by_c + i, by_e + i, columns);
   }
 }
 

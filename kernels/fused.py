@@ -27,6 +27,7 @@ _SIGNATURES = {
     "hodiff_softmax_product": (*(_POINTER,) * 5, _LONG, _LONG, _FLOAT),
     "hodiff_weighted": (*(_POINTER,) * 3, _LONG, _LONG),
     "hodiff_weighted_pullback": (*(_POINTER,) * 5, _LONG, _LONG),
+    "hodiff_softmax_curvature": (*(_POINTER,) * 7, _LONG, _LONG),
     "hodiff_add_relu": (*(_POINTER,) * 4, _LONG),
     "hodiff_masked": (*(_POINTER,) * 3, _LONG),
     "hodiff_average_float": (_POINTER, _LONG, _LONG, _POINTER),
@@ -257,6 +258,26 @@ def weighted_pullback(p: Tensor, v: Tensor, cotangent: Tensor) -> tuple[Tensor, 
     pointers = (p.data_ptr(), v.data_ptr(), cotangent.data_ptr(), by_p.data_ptr(), by_v.data_ptr())
     _run("hodiff_weighted_pullback", *pointers, *_rows(p))
     return by_p, by_v
+
+
+def softmax_curvature(p: Tensor, s: Tensor, c: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""$p \circ s'$, $p \circ c'$ and $p \circ w'$ with $x' = x - \langle p, x \rangle$ and $w = e + s' \circ c'$.
+
+    With the tangent s of the scores, the cotangent c of their softmax p and its tangent e, these are the tangent of p,
+    the cotangent of the scores, and its tangent.
+
+    Args:
+        p: Probabilities (..., columns).
+        s: Tensor of the same shape.
+        c: Tensor of the same shape.
+        e: Tensor of the same shape.
+
+    Returns:
+        Three tensors of that shape.
+    """
+    found = torch.empty_like(p), torch.empty_like(p), torch.empty_like(p)
+    _run("hodiff_softmax_curvature", *(each.data_ptr() for each in (p, s, c, e, *found)), *_rows(p))
+    return found
 
 
 def add_relu(x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hodiff.functions.attention_dropout import kept
+from hodiff.kernels import fused
 
 
 class Options(NamedTuple):
@@ -109,24 +110,12 @@ def gradient_tangent(
     q_t, k_t, v_t, mask_t = _cut(block, *tangents[:4])
     g, g_t = _wide(cotangent), None if tangents[4] is None else _wide(tangents[4])
     s_t = _score_tangent(options, block, q_t, k_t, mask_t)
-    p_t = None if s_t is None else _softmax_derivative(block.p, s_t)
-    by_q = by_k = by_v = by_mask = None
-    if wanted[2]:
-        by_v = _plus(
-            None if p_t is None else _thinned(p_t, block).mT @ g,
-            None if g_t is None else _thinned(block.p, block).mT @ g_t,
-        )
+    p_t = by_q = by_k = by_v = by_mask = None
     if wanted[0] or wanted[1] or wanted[3]:
         p_bar = _thinned(g @ block.v.mT, block)
-        s_bar = _softmax_derivative(block.p, p_bar)
-        p_bar_t = _plus(
-            None if g_t is None else g_t @ block.v.mT,
-            None if v_t is None else g @ v_t.mT,
-        )
-        s_bar_t = None if p_bar_t is None else _softmax_derivative(block.p, _thinned(p_bar_t, block))
-        if p_t is not None:
-            centered = p_bar - (block.p * p_bar).sum(-1, keepdim=True)
-            s_bar_t = _plus(s_bar_t, p_t * centered - block.p * (p_t * p_bar).sum(-1, keepdim=True))
+        p_bar_t = _sum_of_products(g_t, block.v, g, v_t)
+        p_bar_t = None if p_bar_t is None else _thinned(p_bar_t, block)
+        p_t, s_bar, s_bar_t = _softmax_curvature(block.p, s_t, p_bar, p_bar_t)
         if wanted[0]:
             by_q = _plus(
                 None if s_bar_t is None else options.scale * (s_bar_t @ block.k),
@@ -138,6 +127,13 @@ def gradient_tangent(
                 None if q_t is None else options.scale * (s_bar.mT @ q_t),
             )
         by_mask = s_bar_t if wanted[3] else None
+    elif s_t is not None:
+        p_t = _softmax_derivative(block.p, s_t)
+    if wanted[2]:
+        by_v = _plus(
+            None if p_t is None else _thinned(p_t, block).mT @ g,
+            None if g_t is None else _thinned(block.p, block).mT @ g_t,
+        )
     found = [by_q, by_k, by_v, by_mask]
     like = [block.q, block.k, block.v, block.p]
     found = [
@@ -188,9 +184,29 @@ def _softmax_derivative(p: Tensor, t: Tensor) -> Tensor:
     return torch.ops.aten._softmax_backward_data.default(t, p, -1, p.dtype)
 
 
+def _softmax_curvature(p: Tensor, s_t: Any, p_bar: Tensor, p_bar_t: Any) -> tuple[Any, Tensor, Any]:
+    r"""$\dot P$, $\bar S$, and the latter's tangent: the same of $\dot{\bar P}$ plus the product of those centred."""
+    if s_t is None:
+        s_bar = _softmax_derivative(p, p_bar)
+        return None, s_bar, None if p_bar_t is None else _softmax_derivative(p, p_bar_t)
+    inputs = p, s_t, p_bar, p_bar_t
+    if p_bar_t is not None and fused.suit(*inputs) and fused.takes(*inputs):
+        return fused.softmax_curvature(*inputs)
+    centred_s, centred_bar = (each - (p * each).sum(-1, keepdim=True) for each in (s_t, p_bar))
+    w = _plus(centred_s * centred_bar, p_bar_t)
+    return p * centred_s, p * centred_bar, _softmax_derivative(p, w)
+
+
 def _score_tangent(options: Options, block: _Block, q_t: Any, k_t: Any, mask_t: Any) -> Tensor | None:
-    products = _plus(None if q_t is None else q_t @ block.k.mT, None if k_t is None else block.q @ k_t.mT)
-    return _plus(None if products is None else options.scale * products, mask_t)
+    scaled_q, scaled_t = (None if each is None else options.scale * each for each in (block.q, q_t))
+    return _plus(_sum_of_products(scaled_t, block.k, scaled_q, k_t), mask_t)
+
+
+def _sum_of_products(a: Any, b: Any, c: Any, d: Any) -> Tensor | None:
+    r"""$A B^\top + C D^\top$ in one product, where one of a and d may be zero, or both."""
+    if a is None or d is None:
+        return c @ d.mT if a is None and d is not None else None if a is None else a @ b.mT
+    return torch.cat((a, c), -1) @ torch.cat((b, d), -1).mT
 
 
 def _thinned(p: Tensor, block: _Block) -> Tensor:

@@ -124,6 +124,22 @@ def test_rows_of_softmax(shape):
 
 
 @needs_kernels
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 1000), (64, 513), (0, 3), (2, 0)])
+def test_the_curvature_of_softmax_in_one_pass(shape):
+    scores, s_t, p_bar, p_bar_t = (normal(*shape, seed=k) for k in range(4))
+
+    def cotangent_of_scores(scores, p_bar):
+        p = scores.softmax(-1)
+        return p, p * (p_bar - (p * p_bar).sum(-1, keepdim=True))
+
+    exact = torch.func.jvp(cotangent_of_scores, (scores, p_bar), (s_t, p_bar_t))
+    p, s_bar, p_t, s_bar_t = (*exact[0], *exact[1])
+    found = fused.softmax_curvature(*(each.float() for each in (p, s_t, p_bar, p_bar_t)))
+    for one, other in zip(found, (p_t, s_bar, s_bar_t), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)
+
+
+@needs_kernels
 def test_rows_at_the_edge():
     inf, nan = math.inf, math.nan
     rows = torch.tensor([[-inf, -inf], [inf, 0.0], [nan, 1.0], [inf, nan], [-inf, nan], [-inf, 2.0]])
