@@ -76,6 +76,19 @@ def cotangent_bytes(*outputs: Tensor) -> int:
     )
 
 
+def coarsest_eps(*outputs: Tensor) -> float:
+    """The machine epsilon of the shortest floating-point dtype that took part, as in a model under autocast.
+
+    Args:
+        *outputs: The tensors whose graph is walked.
+
+    Returns:
+        The epsilon, 0 without a graph.
+    """
+    dtypes = {result.dtype for node in nodes_of(*outputs) for result in node._input_metadata}
+    return max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
+
+
 def is_once_differentiable(function: type) -> bool:
     """Whether a Function's gradient is marked `once_differentiable`.
 

@@ -73,24 +73,38 @@ def hessian_blocks(
     Returns:
         The blocks, and aux.
     """
-    order = sorted(range(len(function.leaves)), key=lambda i: function.leaves[i].numel())
-    plan = [(index, order[position:]) for position, index in enumerate(order)]
 
     def assemble(name: str) -> tuple[Blocks, PyTree]:
         linearized = LinearizedHessian(function, name, chunk_size=chunk_size, randomness=randomness, progress=progress)
-        if linearized.plain:
-            blocks = _places(linearized.function.leaves, plan, joined)
-            _fill(linearized, plan, blocks.parts)
-            gaps = {index: _symmetrize_in_place(blocks[index, index]) for index in order}
-            _warn_of_asymmetry(linearized, gaps)
-            return blocks, linearized.source.aux
-        parts = _stack(linearized, plan)
-        for index in order:
-            square = parts[index, index]
-            parts[index, index] = (square + square.mT) / 2
-        return Blocks(parts), linearized.source.aux
+        return symmetric_blocks(linearized, joined), linearized.source.aux
 
     return follow(route, function.caller, assemble)
+
+
+def symmetric_blocks(linearized: LinearizedHessian, joined: bool) -> Blocks:
+    """The blocks of a Hessian that is linearized already.
+
+    Args:
+        linearized: The source of rows.
+        joined: As in `hessian_blocks`.
+
+    Returns:
+        The blocks, those on the diagonal symmetric.
+    """
+    leaves = linearized.function.leaves
+    order = sorted(range(len(leaves)), key=lambda i: leaves[i].numel())
+    plan = [(index, order[position:]) for position, index in enumerate(order)]
+    if linearized.plain:
+        blocks = _places(leaves, plan, joined)
+        _fill(linearized, plan, blocks.parts)
+        gaps = {index: _symmetrize_in_place(blocks[index, index]) for index in order}
+        _warn_of_asymmetry(linearized, gaps)
+        return blocks
+    parts = _stack(linearized, plan)
+    for index in order:
+        square = parts[index, index]
+        parts[index, index] = (square + square.mT) / 2
+    return Blocks(parts)
 
 
 def _spans(leaves: Sequence[Tensor]) -> list[slice]:
@@ -163,7 +177,7 @@ def _warn_of_asymmetry(linearized: LinearizedHessian, gaps: dict[int, tuple[floa
     function = linearized.function
     largest = max(size for _, size in gaps.values())
     for index, (gap, _) in gaps.items():
-        eps = torch.finfo(function.leaves[index].dtype).eps
+        eps = max(torch.finfo(function.leaves[index].dtype).eps, linearized.eps)
         if gap <= max(eps**0.5 * largest, eps * linearized.magnitude):
             continue
         where = leaf_names(function.unflatten(function.leaves))[index]
@@ -172,5 +186,5 @@ def _warn_of_asymmetry(linearized: LinearizedHessian, gaps: dict[int, tuple[floa
             f"{gap / largest:.1e} of the largest entry. Either the function is not twice differentiable there, or a "
             "derivative rule is wrong; hodiff.check(f, x) finds which.",
             HodiffWarning,
-            stacklevel=7,
+            stacklevel=8,
         )

@@ -74,7 +74,18 @@ class LinearizedHessian:
         source: Where the rows come from.
         plain: Whether no transform surrounds the call, so that results may be written in place.
         magnitude: Size of the function's value, where it is known.
+        eps: Machine epsilon of the coarsest dtype at work, where it is known.
+
+    Args:
+        function: The function.
+        route: A validated route.
+        chunk_size: A validated chunk size.
+        randomness: "error" or "same".
+        progress: Whether to show a progress bar.
+        recorded: The function's gradient, if it is there already and the route is "reverse-over-reverse".
     """
+
+    magnitude = eps = 0.0
 
     def __init__(
         self,
@@ -84,6 +95,7 @@ class LinearizedHessian:
         chunk_size: int | str | None,
         randomness: str,
         progress: bool,
+        recorded: RecordedGradient | None = None,
     ):
         self.function = function
         self.chunk_size = chunk_size
@@ -98,11 +110,7 @@ class LinearizedHessian:
             self.bytes_each = 0
             return
         if route == ROUTES[0] and in_plain_eager():
-            recorded = RecordedGradient(function)
-            self.source = recorded
-            self.plain = not recorded.connected
-            self.magnitude = abs(float(recorded.value))
-            self.bytes_each = recorded.bytes_each
+            self._take(recorded or RecordedGradient(function))
             return
         with ByteCount() as count:
             self.source = RoutedRows(function, route, randomness)
@@ -110,9 +118,14 @@ class LinearizedHessian:
                 # Nothing is computed ahead on these routes; a gradient has the intermediates of their primal.
                 gradient(function.scalar)(function.leaves)
         self.plain = False
-        self.magnitude = 0.0
         # A pullback holds a cotangent for each intermediate result and, at its widest, about as much again in flight.
         self.bytes_each = 2 * count.bytes
+
+    def _take(self, recorded: RecordedGradient) -> None:
+        self.source = recorded
+        self.plain = not recorded.connected
+        self.magnitude, self.eps = abs(float(recorded.value)), recorded.eps
+        self.bytes_each = recorded.bytes_each
 
     def groups(self, plan: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int, int, tuple[Tensor, ...]]]:
         """Rows for all unit directions of the planned leaves.

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
 from hodiff.derivatives.functions import BoundFunction
-from hodiff.graphs import cotangent_bytes, inspect_graph
+from hodiff.graphs import coarsest_eps, cotangent_bytes, inspect_graph
 
 # How torch words that an operator or a Function has no batching rule.
 _BATCHING = re.compile("vmap|batching rule", re.IGNORECASE)
@@ -61,6 +61,11 @@ class RecordedGradient:
     def bytes_each(self) -> int:
         """Bytes of one product's intermediate results: a cotangent for each result, and as much in flight."""
         return 2 * cotangent_bytes(*(g for g in self.gradient if g is not None and g.requires_grad))
+
+    @property
+    def eps(self) -> float:
+        """Machine epsilon of the coarsest dtype that the gradient was computed in."""
+        return coarsest_eps(*(g for g in self.gradient if g is not None))
 
     def product(self, tangents: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
         """The product `H v`; without `keep` it frees the graph, so ask for nothing after it."""

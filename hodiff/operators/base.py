@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,6 +208,9 @@ class LinearOperator(ABC):
             InputError: If `chunk_size` is not one of these.
         """
         validate_chunk_size(chunk_size, "to_dense")
+        return self._by_columns(self.multiply, chunk_size, progress)
+
+    def _by_columns(self, multiply: Callable[[Tensor], Tensor], chunk_size: int | str | None, progress: bool) -> Tensor:
         m, n = self.shape
         dense = torch.empty(m, n, dtype=self.dtype, device=self.device)
         count = resolve_chunk_size(chunk_size, n, self._bytes_each(), self.device)
@@ -215,7 +218,7 @@ class LinearOperator(ABC):
             for start, stop in spans(n, count):
                 block = torch.zeros(n, stop - start, dtype=self.domain.dtype, device=self.domain.device)
                 block.diagonal(offset=-start).fill_(1)
-                dense[:, start:stop] = self.multiply(block)
+                dense[:, start:stop] = multiply(block)
                 bar.update(stop - start)
         return dense
 

@@ -192,6 +192,17 @@ class CurvatureOperator(LinearOperator):
         with torch.no_grad():
             return self._sum(lambda each: self._columns(each, block))
 
+    @leave_inference_mode
+    def to_dense(self, *, chunk_size: int | str | None = "auto", progress: bool = False) -> Tensor:
+        """See `LinearOperator.to_dense`; here every batch is linearized once, and its matrix added to the others'."""
+        validate_chunk_size(chunk_size, "to_dense")
+        self._require_unchanged()
+        with torch.no_grad():
+            return self._sum(lambda each: self._dense(each, chunk_size, progress))
+
+    def _dense(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
+        return self._by_columns(lambda block: self._columns(linearization, block), chunk_size, progress)
+
     def _sum(self, product: Callable[[Linearization], Tensor]) -> Tensor:
         """A weighted sum over batches and ranks, or their mean."""
         total: Tensor | None = None

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from hodiff.derivatives.blocks import symmetric_blocks
 from hodiff.derivatives.functions import BoundFunction, bind
+from hodiff.derivatives.linearized import LinearizedHessian
 from hodiff.derivatives.recorded import RecordedGradient
 from hodiff.derivatives.routes import PRODUCTS, ROUTES, follow, validate_route
 from hodiff.derivatives.trees import PyTree
@@ -129,6 +131,12 @@ class HessianOperator(CurvatureOperator):
 
         return follow(self.route, "HessianOperator", attempt)
 
+    def _dense(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
+        # Blocks of 16-bit leaves would be rounded to 16 bits before they are joined.
+        if isinstance(linearization, _Recorded) and all(leaf.dtype.itemsize > 2 for leaf in self.leaves):
+            return linearization.matrix(chunk_size, progress)
+        return super()._dense(linearization, chunk_size, progress)
+
     def _functional(self, leaves: Leaves, tangents: Leaves, args: tuple[Any, ...]) -> Leaves:
         function = self._bound(leaves, args)
         if self.route in ("auto", ROUTES[0]):
@@ -140,6 +148,7 @@ class _Recorded:
     """A recorded gradient, pulled back by each product."""
 
     def __init__(self, function: BoundFunction):
+        self._function = function
         self._gradient = RecordedGradient(function)
         self.bytes_each = self._gradient.bytes_each
         self.nbytes = self.bytes_each // 2
@@ -152,6 +161,12 @@ class _Recorded:
         if tangents[0].shape[0] != 1:
             return self._gradient.products(tangents)
         return tuple(p[None] for p in self._gradient.product([v[0] for v in tangents], keep=True))
+
+    def matrix(self, chunk_size: int | str | None, progress: bool) -> Tensor:
+        """The Hessian: half of its blocks, and what is constant in a block's rows not pulled back."""
+        options: Any = {"chunk_size": chunk_size, "randomness": "same", "progress": progress}
+        linearized = LinearizedHessian(self._function, ROUTES[0], recorded=self._gradient, **options)
+        return symmetric_blocks(linearized, joined=True).matrix(self._function.leaves)
 
 
 class _Routed:
