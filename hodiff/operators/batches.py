@@ -90,11 +90,13 @@ class Batches:
                 self._compare(index, content)
                 yield Batch(index, content, self._weight(content))
                 bar.update()
-        if index < 0:
-            raise InputError(f"{self.caller}: data: expected at least one batch, got none; check the DataLoader.")
         if index + 1 != len(self._seen):
             raise self._changed(f"{index + 1} batches now, {len(self._seen)} on the first pass")
         self._complete = True
+
+    def empty(self) -> InputError:
+        """What to raise where no rank has a batch."""
+        return InputError(f"{self.caller}: data: expected at least one batch, got none; check the DataLoader.")
 
     def _weight(self, content: PyTree) -> float:
         if self.reduction == "sum":

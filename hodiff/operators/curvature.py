@@ -190,7 +190,7 @@ class CurvatureOperator(LinearOperator):
         """The sum over batches; see the class."""
         self._require_unchanged()
         with torch.no_grad():
-            return self._sum(lambda each: self._columns(each, block))
+            return self._sum(lambda each: self._columns(each, block), block.shape)
 
     @leave_inference_mode
     def to_dense(self, *, chunk_size: int | str | None = "auto", progress: bool = False) -> Tensor:
@@ -198,13 +198,13 @@ class CurvatureOperator(LinearOperator):
         validate_chunk_size(chunk_size, "to_dense")
         self._require_unchanged()
         with torch.no_grad():
-            return self._sum(lambda each: self._dense(each, chunk_size, progress))
+            return self._sum(lambda each: self._dense(each, chunk_size, progress), self.shape)
 
     def _dense(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
         return self._by_columns(lambda block: self._columns(linearization, block), chunk_size, progress)
 
-    def _sum(self, product: Callable[[Linearization], Tensor]) -> Tensor:
-        """A weighted sum over batches and ranks, or their mean."""
+    def _sum(self, product: Callable[[Linearization], Tensor], shape: tuple[int, ...]) -> Tensor:
+        """A weighted sum over batches and ranks, or their mean, of products of a shape."""
         total: Tensor | None = None
         weights = 0.0
         for linearization, weight in self._linearizations():
@@ -213,8 +213,12 @@ class CurvatureOperator(LinearOperator):
             total = weight * one if total is None else total.add_(one, alpha=weight)
             weights += weight
             del linearization
-        assert total is not None
+        if total is None:
+            # A rank without data takes part: the others would wait for it.
+            total = torch.zeros(shape, dtype=self.dtype, device=self.device)
         total, weights = sum_over_ranks(total, weights, self.process_group)
+        if not weights:
+            raise self.batches.empty()
         return total / weights if self.batches.reduction == "mean" and weights != 1.0 else total
 
     def _columns(self, linearization: Linearization, block: Tensor) -> Tensor:

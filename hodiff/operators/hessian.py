@@ -44,8 +44,8 @@ class HessianOperator(CurvatureOperator):
         compile: Whether to capture the linearized product as one graph and compile it with `torch.compile`. The first
             product takes seconds and is compared with the eager one; where they disagree, or the function cannot be
             captured, a warning says so and products stay eager.
-        process_group: Sum over the ranks of this `torch.distributed` group, each with its own `data` and with the same
-            `x` and `v`.
+        process_group: Sum over the ranks of this `torch.distributed` group, each with its own `data`, which may be
+            empty, and with the same `x` and `v`.
         cache: Whether linearizations of batches are kept for the next product: "auto" as many as `memory_budget`
             allows, True all, False none. Without data the one linearization is always kept.
         memory_budget: Bytes, 1 GiB by default; linearizations are counted by the size of their intermediate results.

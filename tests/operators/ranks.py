@@ -65,6 +65,15 @@ def drawn_targets(group: Any) -> None:
     assert (many - p.gauss_newton()).norm() < 0.1 * p.gauss_newton().norm()
 
 
+def one_rank_without_data(group: Any) -> None:
+    p = problem("mlp")
+    A = HessianOperator(p.objective(), p.x, data=p.batches() if dist.get_rank() == 0 else [], process_group=group)
+    close(A.to_dense(), p.hessian())
+    close(ravel(A @ p.x), p.hessian() @ ravel(p.x))
+    with pytest.raises(hodiff.InputError, match="data: expected at least one batch"):
+        HessianOperator(p.objective(), p.x, data=[], process_group=group).to_dense()
+
+
 def main(rank: int, path: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{path}", rank=rank, world_size=2, timeout=timedelta(seconds=60))
@@ -72,6 +81,7 @@ def main(rank: int, path: str) -> None:
     for reduction in ("mean", "sum"):
         compare("mlp", reduction, group)
     drawn_targets(group)
+    one_rank_without_data(group)
     refused("data: expected batches", process_group=group)
     only_first = dist.new_group([0])
     if rank == 1:
