@@ -92,7 +92,10 @@ def symmetric_blocks(linearized: LinearizedHessian, joined: bool) -> Blocks:
         The blocks, those on the diagonal symmetric.
     """
     leaves = linearized.function.leaves
-    order = sorted(range(len(leaves)), key=lambda i: leaves[i].numel())
+    order = list(range(len(leaves)))
+    if not linearized.traced:
+        # In a graph sizes may be symbols, which have no order.
+        order.sort(key=lambda i: leaves[i].numel())
     plan = [(index, order[position:]) for position, index in enumerate(order)]
     if linearized.plain:
         blocks = _places(leaves, plan, joined)

@@ -142,7 +142,8 @@ class LinearizedHessian:
         leaves = self.function.leaves
         for index, wanted in plan:
             leaf = leaves[index]
-            bytes_each = self.bytes_each + sum(leaves[i].nbytes for i in wanted)
+            # Sizes may be symbols in a graph, which have no bytes.
+            bytes_each = self.bytes_each + (0 if self.traced else sum(leaves[i].nbytes for i in wanted))
             for start, stop in spans(
                 leaf.numel(), resolve_chunk_size(self.chunk_size, leaf.numel(), bytes_each, leaf.device)
             ):

@@ -59,6 +59,18 @@ def test_dense(name: str) -> None:
     torch.testing.assert_close(compiled(everything)(x, *args), everything(x, *args))
 
 
+def test_dense_of_other_sizes() -> None:
+    """The second size makes symbols of the sizes."""
+
+    def f(x: dict[str, Tensor]) -> Tensor:
+        return (x["a"].sin().sum() * x["b"].exp().sum()).tanh()
+
+    function = compiled(lambda x: (hessian_matrix(f, x), hessian(f)(x)))
+    for n in (3, 4, 5):
+        x = {"a": torch.randn(n), "b": torch.randn(n + 1)}
+        torch.testing.assert_close(function(x), (hessian_matrix(f, x), hessian(f)(x)))
+
+
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
 def test_jacobian(mode: str) -> None:
     def function(x: Tensor) -> Tensor:
