@@ -16,9 +16,9 @@ from benchmarks.report import PEER, RESULTS, describe, peer_rows, save_json, tim
 
 EXPLANATION = """\
 Times are medians over rounds, in each of which every contestant ran once in turn. `gradients` is the time over that
-of one eager gradient of the same function, `/ fastest torch` the time over that of torch's fastest right way; both are
-medians of the ratios within a round. `relative error` compares with central differences of the float64 gradient, or
-with a closed form; a contestant beyond {tolerance:g} is wrong and not timed."""
+of {unit}, `/ fastest torch` the time over that of torch's fastest right way; both are
+medians of the ratios within a round. `relative error` compares with {reference}; a
+contestant beyond {tolerance:g} is wrong and not timed."""
 PEERS = f"""\
 {PEER} Timed by `python -m benchmarks.peers` in an environment of its own, beside a torch gradient there, which its
 ratio refers to."""
@@ -50,7 +50,9 @@ def run_workload(name: str, *, rounds: int | None, quick: bool, directory: Path 
         result = measure(problem, rounds or (5 if quick else workload.rounds))
         peers = peer_rows(directory or RESULTS, name, problem.name)
         if not results:
-            say(EXPLANATION.format(tolerance=problem.tolerance) + "\n")
+            say(
+                EXPLANATION.format(tolerance=problem.tolerance, unit=workload.unit, reference=workload.reference) + "\n"
+            )
             if peers:
                 say(PEERS + "\n")
         say(f"## {result.title}\n\n{time_table(result, peers)}\n")
@@ -59,6 +61,8 @@ def run_workload(name: str, *, rounds: int | None, quick: bool, directory: Path 
     if peaks:
         say(f"## {workload.peaks_title}\n\n{memory.memory_table(peaks)}\n")
     if directory is not None:
+        if peaks and workload.draw_peaks:
+            workload.draw_peaks(peaks, directory)
         content = {
             "workload": name,
             "title": workload.title,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from benchmarks import meta_memory
 from benchmarks.memory import TITLE, Peak, dense_peaks
 from benchmarks.problems import Problem
 from benchmarks.workloads import authoring, checks, corrections, dense, functions, hvp, meta, operators, overhead
@@ -20,6 +22,9 @@ class Workload:
         rounds: How many rounds are timed unless the user says otherwise.
         peaks: Measures the memory of its contestants, where that matters.
         peaks_title: What is measured there.
+        draw_peaks: Draws them into a directory.
+        unit: What the column `gradients` counts in.
+        reference: What answers are compared with.
     """
 
     title: str
@@ -27,6 +32,9 @@ class Workload:
     rounds: int
     peaks: Callable[[bool], list[Peak]] | None = None
     peaks_title: str = TITLE
+    draw_peaks: Callable[[Sequence[Peak], Path], None] | None = None
+    unit: str = "one eager gradient of the same function"
+    reference: str = "central differences of the float64 gradient, or with a closed form"
 
 
 WORKLOADS = {
@@ -47,6 +55,15 @@ WORKLOADS = {
         peaks=functions.saved,
         peaks_title=functions.SAVED,
     ),
-    "meta": Workload("meta-gradients of MAML on two networks, float32", meta.problems, rounds=20),
+    "meta": Workload(
+        "meta-gradients of MAML on two networks, float32",
+        meta.problems,
+        rounds=20,
+        peaks=meta_memory.peaks,
+        peaks_title=meta_memory.TITLE,
+        draw_peaks=meta_memory.draw,
+        unit="the first row, a loop over tasks in plain torch",
+        reference="that loop's meta-gradient in float64, which the tests compare with differences of the meta-loss",
+    ),
     "checks": Workload("checks of Functions, and the defects that they see", checks.problems, rounds=10),
 }

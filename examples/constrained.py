@@ -6,8 +6,9 @@ Each problem has one hyperparameter, whose logarithm t is differentiated, and a 
 
 - ridge regression on the diabetes data, in its penalty: `argmin`;
 - the lasso on the same data, in its penalty: `proximal_argmin`;
-- the dual of a support vector machine without bias, a quadratic program in a box, in the box's size:
-  `projected_argmin`;
+- the dual of a linear support vector machine, a quadratic program in a box that is cut by the hyperplane on which the
+  labels' weights cancel, in the box's size: `projected_argmin` with `project_box_plane`. The machine's bias is read off
+  its margin vectors and is the last entry of x;
 - a portfolio with short selling, a quadratic program whose weights sum to one, in the risk aversion:
   `equality_argmin`;
 - a portfolio without, the same in the simplex: `projected_argmin` with `project_simplex`.
@@ -41,11 +42,21 @@ from torch import Tensor
 
 import hodiff
 from hodiff.functions import project_simplex, soft_threshold
-from hodiff.implicit import anderson, argmin, equality_argmin, newton, projected_argmin, proximal_argmin, stationary
+from hodiff.implicit import (
+    anderson,
+    argmin,
+    equality_argmin,
+    newton,
+    project_box_plane,
+    projected_argmin,
+    proximal_argmin,
+    stationary,
+)
 
 AGREES_TO = 1e-6
 TARGET_RETURN = 0.1
 ASSETS = 12
+BOX = 0.05
 
 
 @dataclass(frozen=True)
@@ -189,28 +200,38 @@ def lasso(training: Regression, held_out: Regression) -> Problem:
 
 
 def support_vectors(training: Regression, held_out: Regression, count: int) -> Problem:
-    """The dual for the labels "worse than average", with a Gaussian kernel: minimize x'Qx/2 - sum(x), 0 <= x <= C."""
+    """The dual for the labels "worse than average": minimize x'Qx/2 - sum(x), 0 <= x <= C, labels @ x = 0; and bias."""
     points, labels = training.features[:count], training.targets[:count].sign()
-
-    def kernel(rows: Tensor) -> Tensor:
-        return torch.exp(-torch.cdist(rows, points).square() / points.shape[1])
-
-    Q = labels[:, None] * kernel(points) * labels
+    signed = labels[:, None] * points
+    Q = signed @ signed.T
     fit = projected_argmin(
         lambda x, t: x @ Q @ x / 2 - x.sum(),
-        lambda x, t: torch.minimum(x.clamp(min=0), t.exp()),
-        anderson(max_iterations=20_000),  # neighbouring points make Q ill-conditioned
-        step_size=1 / torch.linalg.matrix_norm(Q, 2).item(),
+        lambda x, t: project_box_plane(x, labels, 0.0, 0.0, t.exp()),
+        anderson(max_iterations=20_000, memory=20),
+        # Q has only the rank of the features: where it is flat long steps are needed, and Anderson's may be longer.
+        step_size=10 / torch.linalg.matrix_norm(Q, 2).item(),
     )
     identity, zero = torch.eye(count, dtype=Q.dtype), torch.zeros(count, dtype=Q.dtype)
 
-    def active(x: Tensor, t: Tensor) -> Pencil:
-        free, full = (x > 0) & (x < t.exp()), x == t.exp()
-        system = torch.where(free[:, None], Q, identity)
-        return Pencil(system, torch.zeros_like(Q), free.to(x), full.to(x))
+    def solve(t: Tensor) -> Tensor:
+        x = fit(zero, t)
+        margin = ((x > 0) & (x < t.exp())).to(x)
+        # Margin vectors are those whose decision is their label; rounding is averaged out.
+        bias = margin @ (labels - points @ (signed.T @ x)) / margin.sum()
+        return torch.cat([x, bias[None]])
 
-    decisions = Regression(kernel(held_out.features) * labels, held_out.targets.sign())
-    return Problem("support vectors, dual", double(0.0), lambda t: fit(zero, t), active, decisions)
+    def active(solution: Tensor, t: Tensor) -> Pencil:
+        # Unknowns: the weights, and the bias, which is the multiplier of the hyperplane.
+        x = solution[:-1]
+        free, full = (x > 0) & (x < t.exp()), x == t.exp()
+        A0 = torch.block_diag(torch.where(free[:, None], Q, identity), torch.zeros(1, 1, dtype=Q.dtype))
+        A0[:-1, -1], A0[-1, :-1] = free * labels, labels
+        b0, b1 = (torch.cat([each.to(x), zero[:1]]) for each in (free, full))
+        return Pencil(A0, torch.zeros_like(A0), b0, b1)
+
+    ones = torch.ones_like(held_out.targets)[:, None]
+    decisions = Regression(torch.cat([held_out.features @ signed.T, ones], dim=1), held_out.targets.sign())
+    return Problem("support vectors, dual", double(math.log(BOX)), solve, active, decisions)
 
 
 def portfolios(past: Tensor, future: Tensor) -> list[Problem]:

@@ -1,8 +1,8 @@
 """Meta-gradients of MAML on sine waves and on digits: loops in torch against hodiff, eager and compiled.
 
 learn2learn, higher and TorchOpt would be the peers; none of them could be installed beside this torch. The loop over
-tasks does what they do: an inner gradient with `create_graph=True`, a step by hand, the next. What memory long inner
-loops take is measured in `papers/rajeswaran-2019-imaml`.
+tasks does what they do: an inner gradient with `create_graph=True`, a step by hand, the next. What memory they and long
+inner loops take is measured in `benchmarks.meta_memory`.
 """
 
 from __future__ import annotations

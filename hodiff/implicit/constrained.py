@@ -155,8 +155,8 @@ def projected_argmin(
 
     Args:
         objective: `objective(x, *params)`, a tensor of shape `()`.
-        projection: `projection(x, *params)`: a clamp for a box, `hodiff.functions.project_simplex` for a simplex. The
-            set may depend on the parameters.
+        projection: `projection(x, *params)`: a clamp for a box, `hodiff.functions.project_simplex` for a simplex,
+            `hodiff.implicit.project_box_plane` for a box cut by a hyperplane. The set may depend on the parameters.
         solver: As for `proximal_argmin`.
         step_size: As for `proximal_argmin`.
         **options: As for `proximal_argmin`.

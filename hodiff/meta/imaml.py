@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from hodiff.authoring.captured import refuse_captured_by
 from hodiff.corrections import corrected
+from hodiff.derivatives.functions import in_plain_eager
 from hodiff.derivatives.trees import describe
 from hodiff.errors import HodiffWarning, InputError, RouteError
+from hodiff.functions.surroundings import Surroundings
+from hodiff.graphs import inspect_graph
 from hodiff.meta.conjugate_gradients import conjugate_gradients
+from hodiff.meta.gradients import copied
 from hodiff.meta.learner import Batch, MetaLearner, Parameters
+from hodiff.meta.norms import moving_statistics, stacked
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """Where the inner loops of some tasks ended, and what evaluates their losses there once more.
+
+    Attributes:
+        support: What they adapted to.
+        query: What they are judged by.
+        params: The adapted parameters.
+        buffers: The buffers.
+        around_support: Random numbers of the support losses.
+        around_query: Those of the query losses.
+    """
+
+    support: Batch
+    query: Batch
+    params: Parameters
+    buffers: Parameters
+    around_support: Surroundings
+    around_query: Surroundings
 
 
 class IMAML(MetaLearner):
@@ -25,7 +55,13 @@ class IMAML(MetaLearner):
        \nabla L_i^{\text{query}}(\theta_i') $$
 
     by conjugate gradients, for all tasks at once. The inner loop keeps no graph, so memory does not grow with its
-    steps. The result can be differentiated once.
+    steps.
+
+    Beyond that the result can be differentiated to any order, by every route and under `torch.func` transforms, as
+    `hodiff.implicit.argmin` can: each order solves further systems with the same matrix. All derivatives suppose that
+    the inner loop ends at the minimum, and their errors are of the size of its gradient there and of `cg_tolerance`.
+    The meta-gradient is used where that is not quite so; derivatives beyond it say by a `HodiffWarning` how far the
+    inner loop is from the minimum.
 
     Args:
         module: Any `nn.Module`.
@@ -79,19 +115,26 @@ class IMAML(MetaLearner):
 
         def proximal(params: Parameters, batch: Batch, buffers: Parameters) -> tuple[Tensor, Parameters]:
             value, buffers = total(params, batch, buffers)
-            squares = [(params[name] - start[name]).square().sum() for name in params]
+            squares = [(params[name] - start[name]).square().sum() for name in start]
             return value + self.strength / 2 * torch.stack(squares).sum(), buffers
 
         return proximal
 
     def forward(self, tasks: Any) -> Tensor:
         """The mean of the tasks' losses after adaptation."""
-        values, sums, residuals = [], [], []
+        if not in_plain_eager():
+            return torch.cat([
+                self._at_minimum((support_x, support_y), (query_x, query_y))
+                for support_x, support_y, query_x, query_y in self.chunks(tasks)
+            ]).mean()
+        values, sums, residuals, minima = [], [], [], []
         for support_x, support_y, query_x, query_y in self.chunks(tasks):
-            losses, gradients, residual = self._implicit((support_x, support_y), (query_x, query_y))
+            losses, gradients, residual, minimum = self._implicit((support_x, support_y), (query_x, query_y))
             values.append(losses)
             sums.append(gradients)
             residuals.append(residual)
+            minima.append(minimum)
+        self.keep_statistics([each.buffers for each in minima])
         losses, self.residual = torch.cat(values), torch.cat(residuals)
         worst = float(self.residual.max())
         # A NaN is no success either.
@@ -105,21 +148,24 @@ class IMAML(MetaLearner):
         count = len(losses)
         gradients = [torch.stack(parts).sum(0) / count for parts in zip(*sums, strict=True)]
         start = list(self.adapted_parameters().values())
-        return _GivenGradient.apply(losses.mean(), *start, *gradients)
+        return _GivenGradient.apply(partial(self._evaluated_again, minima), losses.mean(), *start, *gradients)
 
-    def _implicit(self, support: Batch, query: Batch) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Losses, the sum of the tasks' meta-gradients, and residuals."""
+    def _implicit(self, support: Batch, query: Batch) -> tuple[Tensor, list[Tensor], Tensor, Minimum]:
+        """Losses, the sum of the tasks' meta-gradients, residuals, and where they were taken."""
         with torch.no_grad():
             adapted = self.adapt_all(support)
         with torch.enable_grad(), corrected():
             params = {name: each.detach().requires_grad_() for name, each in adapted.params.items()}
             leaves = list(params.values())
+            around_query = Surroundings(leaves, ())
             losses, buffers = self.losses(params, query, adapted.buffers)
             self.require_reach(losses)
+            refuse_other_leaves(losses, leaves)
             of_query = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
-            total, _ = super().make_inner_loss(params)(params, support, {k: v.clone() for k, v in buffers.items()})
+            around_support = Surroundings(leaves, ())
+            total, _ = super().make_inner_loss(params)(params, support, copied(buffers))
+            refuse_other_leaves(total, leaves)
             slopes = torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
-        self.keep_statistics(buffers)
 
         def product(v: list[Tensor]) -> list[Tensor]:
             curved = [(s, u) for s, u in zip(slopes, v, strict=True) if s.requires_grad]
@@ -130,20 +176,113 @@ class IMAML(MetaLearner):
             return [u + each / self.strength for u, each in zip(v, Hv, strict=True)]
 
         solved = conjugate_gradients(product, of_query, steps=self.cg_steps, tolerance=self.cg_tolerance, systems=1)
-        return losses.detach(), [each.sum(0) for each in solved.value], solved.residual
+        plain = {name: each.detach() for name, each in params.items()}
+        minimum = Minimum(support, query, plain, buffers, around_support, around_query)
+        return losses.detach(), [each.sum(0) for each in solved.value], solved.residual, minimum
+
+    def _evaluated_again(self, minima: Sequence[Minimum], start: Sequence[Tensor]) -> Tensor:
+        """The mean loss as a function of where all tasks start, differentiable to any order."""
+        losses = []
+        for each in minima:
+            tasks = len(each.support[0])
+            starts = {name: x.expand(tasks, *x.shape) for name, x in zip(self.names, start, strict=True)}
+            params = self._minimiser(
+                lambda *_, found=each.params: found, starts, each.support, each.buffers, each.around_support
+            )
+            with each.around_query.restored(), corrected():
+                losses.append(self.losses(params, each.query, copied(each.buffers))[0])
+        return torch.cat(losses).mean()
+
+    def _at_minimum(self, support: Batch, query: Batch) -> Tensor:
+        """The losses, inside of transforms and of forward mode."""
+        buffers = stacked(moving_statistics(self.module, self.batch_norm), len(support[0]))
+        if buffers and self.batch_norm == "shared":
+            raise RouteError(
+                "IMAML: batch_norm='shared' moves the module's statistics, which torch.func transforms and forward "
+                "mode do not reach; use 'per-task' or 'frozen', or .backward()."
+            )
+        starts = self.starts(len(support[0]))
+
+        def adapted(
+            _: Any, x0: Parameters, start: Parameters, support: Batch, others: Parameters, buffers: Parameters
+        ) -> Parameters:
+            del x0, buffers
+            return self.adapt_all(support, start=start, constants=others).params
+
+        params = self._minimiser(adapted, starts, support, buffers, Surroundings(starts.values(), ()))
+        with corrected():
+            return self.losses(params, query, copied(buffers))[0]
+
+    def _minimiser(
+        self,
+        solver: Callable[..., Parameters],
+        starts: Parameters,
+        support: Batch,
+        buffers: Parameters,
+        around: Surroundings,
+    ) -> Parameters:
+        """The adapted parameters of all tasks as a function of where each starts."""
+        from hodiff.implicit import argmin  # takes SciPy along, which a meta-gradient does without
+
+        tasks = len(support[0])
+        others = {
+            name: each.expand(tasks, *each.shape)
+            for name, each in self.module.named_parameters()
+            if name not in self.names
+        }
+        refuse_captured_by("IMAML", self.loss)
+        # All of the module's parameters are arguments; through `self` argmin would find and refuse those in it.
+        learner = weakref.ref(self)
+
+        def objective(
+            params: Parameters, starts: Parameters, support: Batch, others: Parameters, buffers: Parameters
+        ) -> Tensor:
+            total = cast(IMAML, learner()).make_inner_loss(starts)
+            # The same function at each evaluation, random numbers included.
+            with around.restored():
+                return total({**params, **others}, support, copied(buffers))[0]
+
+        def solve(product: Callable[[Parameters], Parameters], rhs: Parameters) -> Parameters:
+            def listed(v: list[Tensor]) -> list[Tensor]:
+                return list(product(dict(zip(rhs, v, strict=True))).values())
+
+            b = list(rhs.values())
+            found = conjugate_gradients(listed, b, steps=self.cg_steps, tolerance=self.cg_tolerance, systems=1)
+            return dict(zip(rhs, found.value, strict=True))
+
+        return argmin(objective, solver, linear_solver=solve, tol=self.cg_tolerance)(
+            starts, starts, support, others, buffers
+        )
+
+
+def refuse_other_leaves(value: Tensor, leaves: Sequence[Tensor]) -> None:
+    """Refuse a loss with derivatives that the implicit meta-gradient does not hand on."""
+    own = set(map(id, leaves))
+    others = [each for each in inspect_graph(value)[0] if id(each) not in own]
+    if others:
+        raise InputError(
+            "IMAML: loss: expected one that only the adapted parameters give a derivative, got one with a derivative "
+            f"by {describe(others[0])} as well, which would be lost; use its .detach(), or MAML."
+        )
 
 
 class _GivenGradient(Function):
-    """A number with a gradient that was computed elsewhere: apply(value, *parameters, *gradients)."""
+    """A number with a gradient that was computed elsewhere: apply(again, value, *parameters, *gradients).
+
+    `again` is the number as a function of the parameters, for what is differentiated more than once.
+    """
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, *others: Tensor) -> Tensor:
-        ctx.count = len(others) // 2
-        ctx.save_for_backward(*others[ctx.count :])
+    def forward(ctx: Any, again: Callable[[Sequence[Tensor]], Tensor], value: Tensor, *others: Tensor) -> Tensor:
+        ctx.count, ctx.again = len(others) // 2, again
+        ctx.save_for_backward(*others)
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Any:
+        start, gradients = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         if torch.is_grad_enabled():
-            raise RouteError("IMAML: the implicit meta-gradient can be differentiated once; use MAML beyond that.")
-        return None, *(cotangent * each for each in ctx.saved_tensors), *(None,) * ctx.count
+            moving = [each for each in start if each.requires_grad]
+            found = iter(torch.autograd.grad(ctx.again(start), moving, create_graph=True, materialize_grads=True))
+            gradients = [next(found) if each.requires_grad else None for each in start]
+        return None, None, *(None if each is None else cotangent * each for each in gradients), *(None,) * ctx.count

@@ -17,7 +17,7 @@ from hodiff.derivatives.trees import describe
 from hodiff.errors import InputError
 from hodiff.meta.adaptation import Adaptation, adapt
 from hodiff.meta.gradients import clipped
-from hodiff.meta.norms import POLICIES, average, frozen_norms, moving_statistics, stacked
+from hodiff.meta.norms import POLICIES, average, frozen_norms, joined, moving_statistics, stacked
 from hodiff.meta.optimizer import Optimizer, Setting
 from hodiff.meta.sgd import SGD
 
@@ -100,23 +100,36 @@ class MetaLearner(nn.Module):
         return {name: each[0] for name, each in self.adapt_all(batch, steps).params.items()}
 
     @leave_inference_mode
-    def adapt_all(self, support: Batch, steps: int | None = None) -> Adaptation:
+    def adapt_all(
+        self,
+        support: Batch,
+        steps: int | None = None,
+        start: Parameters | None = None,
+        constants: Parameters | None = None,
+    ) -> Adaptation:
         """Adapt to each of some tasks of equal shapes.
 
         Args:
             support: Inputs and targets, tasks in front.
             steps: Number of steps, if not as many as in training.
+            start: Where each task starts, tasks in front; by default all at `adapted_parameters()`.
+            constants: What takes the place of the module's other parameters, tasks in front.
 
         Returns:
             The adapted parameters and buffers, tasks in front.
         """
         tasks = len(support[0])
-        start = {name: each.expand(tasks, *each.shape) for name, each in self.adapted_parameters().items()}
-        buffers = stacked(moving_statistics(self.module, self.batch_norm), tasks)
+        start = self.starts(tasks) if start is None else start
+        # What carries no derivative from step to step may be a parameter as well.
+        buffers = {**stacked(moving_statistics(self.module, self.batch_norm), tasks), **(constants or {})}
         steps = self.steps if steps is None else steps
         optimizer = self.make_optimizer()
         total = self.make_inner_loss(start)
         return adapt(total, start, support, optimizer, steps, buffers=buffers, history=True, **self.options)
+
+    def starts(self, tasks: int) -> Parameters:
+        """The same for each of some tasks, in front."""
+        return {name: each.expand(tasks, *each.shape) for name, each in self.adapted_parameters().items()}
 
     def adapted_parameters(self) -> Parameters:
         """The parameters that are adapted, as they are before."""
@@ -150,20 +163,26 @@ class MetaLearner(nn.Module):
         losses, moving = vmap(one, randomness="different")(params, batch, moving)
         return losses, {**moving, **counters}
 
-    def query_losses(self, support: Batch, query: Batch) -> Tensor:
-        """Adapt to some tasks and evaluate each."""
+    def query_losses(self, support: Batch, query: Batch, kept: list[Parameters] | None = None) -> Tensor:
+        """Adapt to some tasks and evaluate each; buffers are appended to a list, or else kept at once."""
         adapted = self.adapt_all(support)
         with corrected():
             losses, buffers = self.losses(adapted.params, query, adapted.buffers)
-        self.keep_statistics(buffers)
+        if kept is None:
+            self.keep_statistics([buffers])
+        else:
+            kept.append(buffers)
         self.require_reach(losses)
         return losses
 
-    def keep_statistics(self, buffers: Parameters) -> None:
-        """Move the module's running statistics to the mean of the tasks', if that is the policy."""
-        if self.batch_norm == "shared" and buffers:
+    def keep_statistics(self, kept: Sequence[Parameters]) -> None:
+        """Move the module's running statistics to the mean of all tasks', if that is the policy.
+
+        Only after the last chunk of tasks: each chunk starts from the same statistics, so that chunks do not show.
+        """
+        if self.batch_norm == "shared" and kept and kept[0]:
             own = dict(self.module.named_buffers())
-            for name, each in average(buffers).items():
+            for name, each in average(joined(kept)).items():
                 own[name].copy_(each.detach())
 
     def require_reach(self, losses: Tensor) -> None:

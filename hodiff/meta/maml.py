@@ -61,10 +61,13 @@ class MAML(MetaLearner):
 
     def forward(self, tasks: Any) -> Tensor:
         """The mean of the tasks' losses after adaptation."""
-        return torch.cat([
-            self.query_losses((support_x, support_y), (query_x, query_y))
+        kept: list[dict[str, Tensor]] = []
+        losses = [
+            self.query_losses((support_x, support_y), (query_x, query_y), kept)
             for support_x, support_y, query_x, query_y in self.chunks(tasks)
-        ]).mean()
+        ]
+        self.keep_statistics(kept)
+        return torch.cat(losses).mean()
 
 
 class FOMAML(MAML):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -57,6 +58,14 @@ def stacked(buffers: dict[str, Tensor], tasks: int) -> dict[str, Tensor]:
     return {
         name: each.expand(tasks, *each.shape).clone() if each.is_floating_point() else each.clone()
         for name, each in buffers.items()
+    }
+
+
+def joined(several: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Chunks of tasks as one; counters, which are equal in all, once."""
+    return {
+        name: torch.cat([each[name] for each in several]) if first.is_floating_point() else first
+        for name, first in several[0].items()
     }
 
 

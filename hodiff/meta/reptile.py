@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.meta.learner import MetaLearner
+from hodiff.meta.learner import Batch, MetaLearner
 
 
 class Reptile(MetaLearner):
@@ -42,12 +42,15 @@ class Reptile(MetaLearner):
 
     def forward(self, tasks: Any) -> Tensor:
         """Half the mean squared distance to the adapted parameters."""
-        return torch.cat([self._distances(*pair) for pair in self.chunks(tasks, parts=2)]).mean()
+        kept: list[dict[str, Tensor]] = []
+        distances = [self._distances((x, y), kept) for x, y in self.chunks(tasks, parts=2)]
+        self.keep_statistics(kept)
+        return torch.cat(distances).mean()
 
-    def _distances(self, support_x: Tensor, support_y: Tensor) -> Tensor:
+    def _distances(self, support: Batch, kept: list[dict[str, Tensor]]) -> Tensor:
         with torch.no_grad():
-            adapted = self.adapt_all((support_x, support_y))
-        self.keep_statistics(adapted.buffers)
+            adapted = self.adapt_all(support)
+        kept.append(adapted.buffers)
         start = self.adapted_parameters()
         squares = [(start[name] - end.detach()).square().flatten(1).sum(1) for name, end in adapted.params.items()]
         return torch.stack(squares).sum(0) / 2

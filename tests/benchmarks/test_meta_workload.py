@@ -9,6 +9,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks import meta_memory
+from benchmarks.memory import Peak
 from benchmarks.registry import WORKLOADS
 from benchmarks.workloads import meta
 from hodiff.meta import FOMAML
@@ -68,3 +70,20 @@ def test_quick_problem_refuses_first_order_gradients() -> None:
     leaves = dict(learner.named_parameters())
     wrong = torch.autograd.grad(learner(episode.tasks), list(leaves.values()))
     assert problem.error(dict(zip(leaves, wrong, strict=True))) > problem.tolerance
+
+
+@pytest.mark.skipif(not meta_memory.STATUS.exists(), reason="the system does not tell")
+def test_memory_of_long_inner_loops() -> None:
+    """Four times the steps: so much more memory, unless few are kept."""
+    unrolled, checkpointed = (
+        [meta_memory.peak_of(f"T={steps}", way) for steps in (50, 200)]
+        for way in ("hodiff MAML", "hodiff MAML, checkpoint")
+    )
+    assert unrolled[1] > 2.5 * unrolled[0]
+    assert checkpointed[1] < unrolled[1] / 3
+
+
+def test_memory_is_drawn(tmp_path: Path) -> None:
+    found = [Peak(f"T={steps}", way, float(steps)) for steps in meta_memory.LENGTHS for way in meta_memory.WAYS]
+    meta_memory.draw([*found, Peak("sinusoid", "hodiff MAML", 1.0)], tmp_path)
+    assert (tmp_path / "meta-memory.png").stat().st_size > 10_000

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from sklearn.linear_model import Lasso, Ridge
+from sklearn.svm import SVC
 
 import hodiff
 
@@ -55,9 +56,10 @@ def test_bounds_and_kinks_are_reached(problems: dict) -> None:
     for name in ("lasso", "portfolio, simplex"):
         assert 2 <= (x[name] == 0).sum() <= len(x[name]) - 2
     dual = x["support vectors, dual"]
-    assert (dual == 0).any()
-    assert (dual == 1).any()
-    assert ((dual > 0) & (dual < 1)).sum() >= 5
+    size = problems["support vectors, dual"].at.exp()
+    assert (dual[:-1] == 0).any()
+    assert (dual[:-1] == size).any()
+    assert ((dual[:-1] > 0) & (dual[:-1] < size)).sum() >= 2
     assert x["portfolio, equality"].min() < 0
     for name in ("portfolio, equality", "portfolio, simplex"):
         assert x[name].sum().item() == pytest.approx(1)
@@ -77,12 +79,32 @@ def by_lasso(size: float) -> np.ndarray:
     return Lasso(alpha=size, fit_intercept=False, tol=1e-14, max_iter=100_000).fit(*patients()).coef_
 
 
-def by_bounds(size: float) -> np.ndarray:
+def machine(size: float) -> tuple[np.ndarray, np.ndarray, SVC]:
     points, labels = (part[:QUICK] for part in patients())
     labels = np.sign(labels)
-    squares = ((points[:, None] - points) ** 2).sum(axis=2)
-    Q = np.outer(labels, labels) * np.exp(-squares / points.shape[1])
-    return quadratic(Q, np.ones(QUICK), [(0, size)] * QUICK)
+    return points, labels, SVC(kernel="linear", C=size, tol=1e-12).fit(points, labels)
+
+
+def by_machine(size: float) -> np.ndarray:
+    """Its dual is a quadratic program to SciPy; the bias is scikit-learn's, good to some eight digits."""
+    points, labels, found = machine(size)
+    signed = labels[:, None] * points
+    balance = {"type": "eq", "fun": lambda x: labels @ x, "jac": lambda x: labels}
+    x = quadratic(signed @ signed.T, np.ones(QUICK), [(0, size)] * QUICK, (balance,))
+    # A margin vector of scikit-learn's, at which the decision is the label.
+    i = next(i for i in found.support_ if 1e-3 * size < x[i] < (1 - 1e-3) * size)
+    return np.append(x, labels[i] - points[i] @ (signed.T @ x))
+
+
+def test_the_bias_is_that_of_scikit_learn(problems: dict) -> None:
+    problem = problems["support vectors, dual"]
+    for size in (0.02, problem.at.exp().item(), 0.1):
+        *_, found = machine(size)
+        x = problem.solve(torch.tensor(math.log(size), dtype=torch.float64))
+        assert x[-1].item() == pytest.approx(found.intercept_.item(), abs=1e-6)
+        dual = np.zeros(QUICK)
+        dual[found.support_] = np.abs(found.dual_coef_[0])
+        np.testing.assert_allclose(x[:-1].numpy(), dual, atol=1e-6)
 
 
 def by_portfolio(bounds: list | None) -> Callable[[float], np.ndarray]:
@@ -106,7 +128,7 @@ def quadratic(Q: np.ndarray, c: np.ndarray, bounds: list | None, constraints: tu
 REFERENCES = {
     "ridge regression": by_ridge,
     "lasso": by_lasso,
-    "support vectors, dual": by_bounds,
+    "support vectors, dual": by_machine,
     "portfolio, equality": by_portfolio(None),
     "portfolio, simplex": by_portfolio([(0, None)] * EXAMPLE["ASSETS"]),
 }

@@ -15,6 +15,7 @@ from hodiff.implicit import (
     linear_solve,
     newton,
     picard,
+    project_box_plane,
     projected_argmin,
     proximal_argmin,
     root,
@@ -157,6 +158,27 @@ def support_vectors_truth(width, bound):
     return a.index_put((free,), torch.linalg.inv(Q[free][:, free]) @ (1 - Q[free] @ a))
 
 
+def support_vectors_with_bias(width, bound):
+    """The dual of a support vector machine with bias."""
+    f = projected_argmin(
+        lambda a, width, bound: a @ kernel(width) @ a / 2 - a.sum(),
+        lambda a, width, bound: project_box_plane(a, LABELS, 0.0, 0.0, bound),
+        step_size=0.4,
+    )
+    return f(like(4, width), width, bound)
+
+
+def support_vectors_with_bias_truth(width, bound):
+    """The first and the third are free, the others at the bound; the last unknown is the bias."""
+    Q = kernel(width)
+    free, high = torch.tensor([0, 2]), torch.tensor([1, 3])
+    a = like(4, width).index_put((high,), bound.expand(2))
+    y = LABELS[free]
+    system = torch.cat([torch.cat([Q[free][:, free], y[:, None]], 1), torch.cat([y, like(1, width)])[None]])
+    rhs = torch.cat([1 - Q[free] @ a, -(LABELS @ a)[None]])
+    return a.index_put((free,), (torch.linalg.inv(system) @ rhs)[:2])
+
+
 def on_simplex(b, r):
     """min ½ ‖x - b‖² over the simplex of sum r."""
     f = projected_argmin(
@@ -228,5 +250,6 @@ PROBLEMS = [
         "simplex", on_simplex, on_simplex_truth, (draw(3)[0] + torch.tensor([0.0, 0.0, -2.0]), draw(1, shift=1)[0])
     ),
     Problem("svm", support_vectors, support_vectors_truth, SVM_AT),
+    Problem("svm with bias", support_vectors_with_bias, support_vectors_with_bias_truth, SVM_AT),
     Problem("box", in_box, in_box_truth, (torch.tensor([0.5, 0.7, 3.0], dtype=torch.float64), draw(3, shift=1)[0])),
 ]
