@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,38 @@ def require_method(method: Any) -> None:
     """Refuse an unknown method."""
     if method not in METHODS:
         raise InputError(f"check: method: expected one of {', '.join(map(repr, METHODS))}, got {method!r}.")
+
+
+def require_ulps(ulps: Any, reference: Any) -> None:
+    """Refuse what is no positive number, and one that nothing would be measured by."""
+    if ulps is None:
+        return
+    if not isinstance(ulps, int | float) or isinstance(ulps, bool) or not 0 < ulps < math.inf:
+        raise InputError(f"check: ulps: expected a positive number, got {ulps!r}.")
+    if reference is None:
+        raise InputError(
+            f"check: ulps: expected None without a reference, got {ulps!r}. Give the same function in float64 as "
+            "`reference`."
+        )
+
+
+def require_reference(reference: Any, approximate: bool) -> Callable[..., Any] | None:
+    """Take a function, or a Function's apply; its values are the truth, so that it declares no other derivatives."""
+    if reference is None:
+        return None
+    if isinstance(reference, type) and issubclass(reference, torch.autograd.Function):
+        reference = reference.apply
+    if not callable(reference):
+        raise InputError(
+            f"check: reference: expected the same function for float64, got {type(reference).__name__}. "
+            "Pass the function itself, not its result."
+        )
+    if approximate:
+        raise InputError(
+            "check: approximate: expected False with a reference, got True. Derivatives are compared with those of the "
+            "reference's values: check with one of the two."
+        )
+    return reference
 
 
 def devices_of(args: tuple[Any, ...]) -> list[int]:

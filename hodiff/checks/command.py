@@ -7,12 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = """\
-example:
+EXAMPLES = """\
+examples:
   python -m hodiff check my_package.losses:Focal --inputs "randn(4, 3), randint(0, 3, (4,)), 2.0"
+  python -m hodiff check my_package.models:model --inputs "randn(5, 3)" --loss "mse_loss(output, randn(5, 1))"
 
 --inputs knows rand, randn, zeros, ones, eye, linspace, logspace, tensor, full, arange, randint and randperm as torch
 does, all seeded and float64 unless they name a dtype; numbers, strings, None; tuples, lists and dicts.
+
+--loss knows output, the losses of torch.nn.functional, methods of tensors, indices, + - * / ** @, and all that --inputs
+does; or names a function, package.module:Name.
 
 exit status: 0 without errors (warnings are none), 1 with errors, 2 if the check could not be run"""
 
@@ -23,7 +27,7 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "check",
         help="what is wrong with the derivatives of a function",
         description="Check the derivatives of a Function, function or module by every route.",
-        epilog=EXAMPLE,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("target", metavar="TARGET", help="package.module:Name or path/to/file.py:Name")
@@ -40,6 +44,21 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     parser.add_argument(
         "--approximate", action="store_true", help="the derivatives are those of a surrogate on purpose"
+    )
+    parser.add_argument("--reference", metavar="TARGET", help="the same function for float64, for one of low precision")
+    parser.add_argument(
+        "--ulps", type=float, metavar="X", help="error allowed to it, in units of its rounding (half of the digits)"
+    )
+    parser.add_argument(
+        "--method",
+        default="auto",
+        metavar="auto|matrices|directions",
+        help="all elements, or random directions, or what the size asks for (%(default)s)",
+    )
+    parser.add_argument(
+        "--loss",
+        metavar="EXPRESSION",
+        help='of a module\'s output, "mse_loss(output, randn(5, 1))": finds the submodule',
     )
     parser.add_argument(
         "--json",
@@ -74,7 +93,9 @@ def run_check(options: argparse.Namespace) -> int:
     function = load_target(options.target)
     if isinstance(function, torch.nn.Module):
         function = function.to(dtype)
-    report = _check(function, Reader(dtype, options.seed).read(options.inputs), options)
+    reader = Reader(dtype, options.seed)
+    inputs = reader.read(options.inputs)
+    report = _check(function, inputs, options, reader.generator)
     if options.json == "-":
         sys.stdout.write(report.to_json(indent=2) + "\n")
     else:
@@ -84,10 +105,16 @@ def run_check(options: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _check(function: Any, inputs: Any, options: argparse.Namespace) -> Any:
-    from hodiff.checks.suite import check
+def _check(function: Any, inputs: Any, options: argparse.Namespace, generator: Any) -> Any:
+    import torch
 
-    chosen: dict[str, Any] = {"approximate": True} if options.approximate else {}
+    from hodiff.checks.loss_expressions import read_loss
+    from hodiff.checks.suite import check
+    from hodiff.checks.targets import load_target
+
+    reference = None if options.reference is None else load_target(options.reference, what="--reference")
+    if isinstance(reference, torch.nn.Module):
+        reference = reference.double()
     return check(
         function,
         inputs,
@@ -96,7 +123,11 @@ def _check(function: Any, inputs: Any, options: argparse.Namespace) -> Any:
         compile=options.compile,
         scipy=not options.no_scipy,
         seed=options.seed,
-        **chosen,
+        approximate=options.approximate,
+        reference=reference,
+        ulps=options.ulps,
+        method=options.method,
+        loss=None if options.loss is None else read_loss(options.loss, generator),
     )
 
 

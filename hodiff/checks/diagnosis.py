@@ -108,10 +108,13 @@ def diagnose(
     causes = [*causes, *edges]
     causes = [cause for cause in causes if not cause.needs_symptom or _has_symptom(cause, telling, messages)]
     causes += _unnested(failed, causes, messages)
+    codes = {
+        id(entry): _owner(entry, causes, messages[id(entry)]) or _code(LEFT_OVER, entry, facts) for entry in failed
+    }
     owned: dict[str, list[Entry]] = {cause.code: [] for cause in causes}
     for entry in failed:
-        code = _owner(entry, causes, messages[id(entry)]) or _code(LEFT_OVER, entry, facts)
-        owned.setdefault(code, []).append(entry)
+        code = codes[id(entry)]
+        owned.setdefault(_first_of(entry, set(codes.values())) if code == "HD115" else code, []).append(entry)
     findings = [_finding(code, mine, [c for c in causes if c.code == code], location) for code, mine in owned.items()]
     return tuple(sorted(findings, key=lambda finding: (_SEVERITIES.index(finding.severity), finding.code)))
 
@@ -133,6 +136,14 @@ def _owner(entry: Entry, causes: Sequence[Cause], message: str) -> str:
     if message:
         return message
     return next((cause.code for cause in causes if cause.explains(entry)), "")
+
+
+def _first_of(entry: Entry, codes: set[str]) -> str:
+    """A rule that is wrong at first order is wrong at higher ones."""
+    modes = modes_of(entry)
+    if "HD101" in codes and "reverse" in modes:
+        return "HD101"
+    return "HD102" if "HD102" in codes and "forward" in modes else "HD115"
 
 
 def _edges(failed: list[Entry], causes: Sequence[Cause], settled: frozenset[int]) -> list[Cause]:

@@ -17,7 +17,7 @@ _DTYPES = (
     *("int64", "int32", "int16", "int8", "uint8", "bool"),
 )
 
-_CONSTANTS: dict[str, Any] = {
+CONSTANTS: dict[str, Any] = {
     **{name: getattr(torch, name) for name in _DTYPES},
     "inf": math.inf,
     "nan": math.nan,
@@ -42,11 +42,24 @@ class Reader:
     Args:
         dtype: Of floating-point tensors for which the text names none.
         seed: Of the generator of random tensors.
+        generator: The generator itself, in place of a seed.
+        what: The argument that is read, as messages call it.
+        hint: What messages say is allowed.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.float64,
+        seed: int = 0,
+        *,
+        generator: torch.Generator | None = None,
+        what: str = "--inputs",
+        hint: str = "",
+    ) -> None:
         self.dtype = dtype
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed) if generator is None else generator
+        self.what = what
+        self.hint = hint or _ALLOWED
 
     def read(self, text: str) -> Any:
         """Read one expression.
@@ -68,54 +81,64 @@ class Reader:
         try:
             tree = ast.parse(text.strip(), mode="eval")
         except (SyntaxError, ValueError) as error:
-            raise InputError(_refusal(text, f"is no expression ({error.args[0]})")) from error
-        return self._value(tree.body, text)
+            raise InputError(self._refusal(text, f"is no expression ({error.args[0]})")) from error
+        return self.value(tree.body, text)
 
-    def _value(self, node: ast.expr, text: str) -> Any:
+    def value(self, node: ast.expr, text: str) -> Any:
+        """Read a part of an expression.
+
+        Returns:
+            What it stands for.
+
+        Raises:
+            InputError: As `read` does.
+        """
         reader = self._READERS.get(type(node))
         if reader is None:
-            raise InputError(_refusal(text, f"holds {ast.unparse(node)!r}"))
+            raise InputError(self._refusal(text, f"holds {ast.unparse(node)!r}"))
         return reader(self, node, text)
 
     def _sequence(self, node: Any, text: str) -> Any:
-        values = (self._value(each, text) for each in node.elts)
+        values = (self.value(each, text) for each in node.elts)
         return tuple(values) if isinstance(node, ast.Tuple) else list(values)
 
     def _dict(self, node: Any, text: str) -> dict[Any, Any]:
         if None in node.keys:
-            raise InputError(_refusal(text, f"holds {ast.unparse(node)!r}"))
-        keys = [self._value(key, text) for key in node.keys]
+            raise InputError(self._refusal(text, f"holds {ast.unparse(node)!r}"))
+        keys = [self.value(key, text) for key in node.keys]
         try:
-            return dict(zip(keys, (self._value(value, text) for value in node.values), strict=True))
+            return dict(zip(keys, (self.value(value, text) for value in node.values), strict=True))
         except TypeError as error:
-            raise InputError(_refusal(text, f"holds {ast.unparse(node)!r}, where a key is not hashable")) from error
+            raise InputError(
+                self._refusal(text, f"holds {ast.unparse(node)!r}, where a key is not hashable")
+            ) from error
 
     def _constant(self, node: Any, text: str) -> Any:
         return node.value
 
     def _name(self, node: Any, text: str) -> Any:
-        if node.id not in _CONSTANTS:
-            raise InputError(_refusal(text, f"holds the name {node.id!r}"))
-        return _CONSTANTS[node.id]
+        if node.id not in CONSTANTS:
+            raise InputError(self._refusal(text, f"holds the name {node.id!r}"))
+        return CONSTANTS[node.id]
 
     def _sign(self, node: Any, text: str) -> Any:
-        value = self._value(node.operand, text)
+        value = self.value(node.operand, text)
         if not isinstance(node.op, ast.USub) or not isinstance(value, int | float | complex | Tensor):
-            raise InputError(_refusal(text, f"holds {ast.unparse(node)!r}"))
+            raise InputError(self._refusal(text, f"holds {ast.unparse(node)!r}"))
         return -value
 
     def _call(self, node: Any, text: str) -> Any:
         name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
         starred = any(isinstance(each, ast.Starred) for each in node.args) or any(not k.arg for k in node.keywords)
         if name not in CALLS or starred:
-            raise InputError(_refusal(text, f"calls {ast.unparse(node)!r}"))
-        args = [self._value(each, text) for each in node.args]
-        kwargs = {each.arg: self._value(each.value, text) for each in node.keywords}
+            raise InputError(self._refusal(text, f"calls {ast.unparse(node)!r}"))
+        args = [self.value(each, text) for each in node.args]
+        kwargs = {each.arg: self.value(each.value, text) for each in node.keywords}
         try:
             return self._construct(name, args, kwargs)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise InputError(
-                f"check: --inputs: torch refuses {ast.unparse(node)}: {str(error).strip().splitlines()[0]}. "
+                f"check: {self.what}: torch refuses {ast.unparse(node)}: {str(error).strip().splitlines()[0]}. "
                 f"See torch.{name} for its arguments."
             ) from error
 
@@ -131,6 +154,9 @@ class Reader:
             # Made anew rather than converted, which would keep the rounding of the default dtype.
             return make(*args, dtype=wanted, **kwargs) if made.is_floating_point() or made.is_complex() else made
         return make(*args, **kwargs)
+
+    def _refusal(self, text: str, what: str) -> str:
+        return f"check: {self.what}: {text!r} {what}. {self.hint}"
 
     _READERS: ClassVar[dict[type[ast.expr], Callable[..., Any]]] = {
         ast.Tuple: _sequence,
@@ -152,16 +178,15 @@ def dtype_named(name: str) -> torch.dtype:
     Raises:
         InputError: If it is none.
     """
-    found = _CONSTANTS.get(name.removeprefix("torch."))
+    found = CONSTANTS.get(name.removeprefix("torch."))
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        floating = ", ".join(each for each in _DTYPES if _CONSTANTS[each].is_floating_point)
+        floating = ", ".join(each for each in _DTYPES if CONSTANTS[each].is_floating_point)
         raise InputError(f"check: --dtype: expected one of {floating}, got {name!r}.")
     return found
 
 
-def _refusal(text: str, what: str) -> str:
-    return (
-        f"check: --inputs: {text!r} {what}. Allowed are calls of {', '.join(CALLS)}; numbers, strings, True, False, "
-        f"None and the names {', '.join(_CONSTANTS)}; a minus before them; tuples, lists and dicts. "
-        'For example: "randn(3, 4), tensor([0.5, 2.0]), 3". Anything else: call hodiff.check in Python.'
-    )
+_ALLOWED = (
+    f"Allowed are calls of {', '.join(CALLS)}; numbers, strings, True, False, None and the names "
+    f"{', '.join(CONSTANTS)}; a minus before them; tuples, lists and dicts. "
+    'For example: "randn(3, 4), tensor([0.5, 2.0]), 3". Anything else: call hodiff.check in Python.'
+)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from hodiff.checks.boundary import dtypes_of
 from hodiff.checks.comparison import Failure, attempt, exact, judge
+from hodiff.checks.probes import Call
 from hodiff.checks.report import Entry
 from hodiff.checks.routes import Level, climb, evaluate
-from hodiff.checks.scalarize import Problem
+from hodiff.checks.scalarize import Problem, UnrepeatableError, build
 from hodiff.errors import InputError
 
 _POINTS = 5
@@ -22,9 +24,32 @@ _POINTS = 5
 _NEAR = 4.0
 
 
-def reference_problem(own: Problem, reference: Problem) -> Problem:
-    """The reference at the same point, contracted in the same way."""
-    double = reference.in_double()
+def reference_problem(
+    own: Problem, reference: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator
+) -> Problem:
+    """The reference at the same point, contracted in the same way.
+
+    Args:
+        own: f, in its own dtype.
+        reference: The same function for float64.
+        args: The arguments of f.
+        generator: Of what is drawn, and not used.
+
+    Returns:
+        The problem, in float64.
+
+    Raises:
+        InputError: If the reference does not run, or returns other shapes.
+    """
+    try:
+        double = build(reference, tree_map_only(Tensor, _double, args), generator).in_double()
+    except InputError as error:
+        # The reference meets the same conditions as f, in the same words.
+        raise InputError(str(error).replace("check: f", "check: reference", 1)) from error.__cause__
+    except UnrepeatableError as error:
+        raise InputError(
+            f"check: reference: expected a deterministic function, but {error}. Pass random numbers as an input."
+        ) from None
     shapes = [tuple(u.shape) for u in own.cotangents]
     expected = [tuple(u.shape) for u in double.cotangents]
     if shapes != expected:
@@ -35,29 +60,46 @@ def reference_problem(own: Problem, reference: Problem) -> Problem:
     return replace(double, directions=own.directions, cotangents=own.cotangents, weights=own.weights)
 
 
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def with_truth(calls: list[Call], f: Any, reference: Callable[..., Any]) -> list[Call]:
+    """Give the reference to the call of f itself, if f is a custom Function: they have the same arguments."""
+    function = f if isinstance(f, type) else getattr(f, "__self__", None)
+    return [replace(call, truth=reference) if call.function is function else call for call in calls]
+
+
 def against_reference(
-    own: Problem, truth: Problem, order: int, ulps: float | None, generator: torch.Generator
-) -> tuple[list[Entry], str]:
+    own: Problem, truth: Problem, levels: list[Level], order: int, ulps: float | None, generator: torch.Generator
+) -> list[Entry]:
     """Compare value and derivatives by every route with the reference.
 
     Args:
         own: f, in its own dtype.
         truth: The reference, in float64.
+        levels: The derivatives of its loss.
         order: Highest order.
         ulps: Error allowed, in units of own rounding; by default half of the digits for each order.
         generator: Of directions.
 
     Returns:
-        The comparisons, and a sentence about the noise.
+        The comparisons.
     """
-    levels = climb(truth, truth.loss, order, generator)
     entries = [_value(own, truth, ulps)]
     for level in levels:
-        entries += _routes(own, level, ulps)
+        entries += (_in_ulps(entry, own.eps, ulps) for entry in _routes(own, own.loss, level, "vs reference"))
+    # At first order a curved loss shows nothing new. Its terms may cancel, so that the stated error is not for it.
+    for level in climb(truth, truth.curved_loss, order, generator)[1:]:
+        entries += _routes(own, own.curved_loss, level, "curved loss")
+    return entries
+
+
+def noise_note(own: Problem, truth: Problem) -> Iterator[str]:
+    """How far the value is off near the point, in a sentence."""
     noise = attempt(_noise, own, truth)
-    if isinstance(noise, Failure):
-        return entries, ""
-    return entries, f"the value is off by {noise:.1f} ulps {dtypes_of(own)} near the inputs, by the reference"
+    if not isinstance(noise, Failure):
+        yield f"the value is off by {noise:.1f} ulps {dtypes_of(own)} near the inputs, by the reference"
 
 
 def _value(own: Problem, truth: Problem, ulps: float | None) -> Entry:
@@ -67,11 +109,10 @@ def _value(own: Problem, truth: Problem, ulps: float | None) -> Entry:
     return _in_ulps(entry, own.eps, ulps)
 
 
-def _routes(own: Problem, level: Level, ulps: float | None) -> Iterator[Entry]:
+def _routes(own: Problem, loss: Callable[[Tensor], Tensor], level: Level, quantity: str) -> Iterator[Entry]:
     for route in level.outcomes:
-        outcome: Any = attempt(evaluate, own.loss, route, own.point, level.tuples, level.free)
-        entry = level.compare(route, "vs reference", outcome, level.truth, eps=own.eps)
-        yield _in_ulps(entry, own.eps, ulps)
+        outcome: Any = attempt(evaluate, loss, route, own.point, level.tuples, level.free)
+        yield level.compare(route, quantity, outcome, level.truth, eps=own.eps)
 
 
 def _in_ulps(entry: Entry, eps: float, ulps: float | None) -> Entry:

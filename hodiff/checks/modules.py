@@ -179,6 +179,9 @@ def _require_scalar(loss: Callable[[Any], Tensor] | None, root: Call) -> None:
     try:
         with torch.no_grad():
             value = loss(root.output)
+    except InputError:
+        # A loss that says itself what it expects.
+        raise
     except Exception as error:
         raise InputError(
             f"check_module: loss: expected a function of the module's float64 output, but it raised "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +16,14 @@ from hodiff.checks.boundary import (
     require_callable,
     require_method,
     require_order,
+    require_reference,
+    require_ulps,
     title_of,
 )
 from hodiff.checks.comparison import Failure, attempt
 from hodiff.checks.compiled import compile_checks
 from hodiff.checks.diagnosis import diagnose
-from hodiff.checks.low_precision import against_reference, reference_problem
+from hodiff.checks.low_precision import against_reference, noise_note, reference_problem, with_truth
 from hodiff.checks.probes import Call, Cause, calls_of, probe
 from hodiff.checks.probes.cause import nothing
 from hodiff.checks.quiet import quiet
@@ -30,13 +31,13 @@ from hodiff.checks.report import Entry, Report
 from hodiff.checks.routes import Level, against_differences, against_scipy, between_routes, climb, in_own_dtype
 from hodiff.checks.scalarize import Problem, UnrepeatableError, build
 from hodiff.checks.source import class_location
-from hodiff.checks.surrogates import between_claims, declares_surrogate, gap, unjudged
+from hodiff.checks.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
 from hodiff.checks.torch_checks import torch_checks
 from hodiff.errors import InputError
 
 _DOUBLE = torch.finfo(torch.float64).eps
 # What a function with a reference does not promise: to compute in float64.
-_OF_DOUBLE = {"HD306", "HD101", "HD102", "HD103", "HD104", "HD105", "HD108", "HD109", "HD110", "HD116"}
+_OF_DOUBLE = {"HD306"}
 
 
 def check(
@@ -95,7 +96,7 @@ def check(
             the gap to differences is a note. An f with ``approximate = True``, or made by `hodiff.straight_through`,
             says so itself.
         reference: The same function for float64, for an f that computes in a lower precision only: value and
-            derivatives are compared with it.
+            derivatives are compared with it. It is called with float64 tensors only.
         ulps: Error that is allowed then, relative to the largest element, in units of f's rounding. By default, half
             of the digits for each order.
         method: ``"matrices"`` moves the input along every element, ``"directions"`` along a few random directions;
@@ -141,6 +142,7 @@ def check(
     function = require_callable(f)
     require_order(order)
     require_method(method)
+    require_ulps(ulps, reference)
     if loss is not None:
         return _check_module(
             f,
@@ -156,6 +158,7 @@ def check(
             ulps=ulps,
             method=method,
         )
+    reference = require_reference(reference, approximate)
     args = inputs if type(inputs) is tuple else (inputs,)
     generator = torch.Generator().manual_seed(seed)
     switches = _Switches(order, vmap, compile if isinstance(compile, str) else "inductor" * compile, scipy, seed)
@@ -167,8 +170,8 @@ def check(
             cause = Cause("HD903", (str(unrepeatable),), nothing, class_location(f))
             return Report(name_of(f), (), diagnose((), [cause]))
         if reference is not None:
-            truth = reference_problem(problem, build(reference, args, generator, method))
-            return _by_reference(f, args, problem, truth, switches, ulps, generator)
+            truth = reference_problem(problem, reference, args, generator)
+            return _by_reference(f, args, problem, reference, truth, switches, ulps, generator)
         return _by_routes(f, args, problem, switches, approximate, generator)
 
 
@@ -192,35 +195,49 @@ def _by_routes(
     entries = list(_entries(own, problem, trouble, levels, switches, surrogate, generator))
     calls = attempt(calls_of, problem.function, problem.leaves, f)
     calls = [] if isinstance(calls, Failure) else calls
-    causes = probe(f, args, problem.function, problem.leaves, calls, approximate=surrogate, seed=switches.seed)
+    causes = probe(
+        *(f, args, problem.function, problem.leaves, calls),
+        approximate=surrogate,
+        seed=switches.seed,
+        vmap=switches.vmap,
+    )
     if surrogate:
         entries = list(unjudged(entries))
         causes.append(gap(entries))
     settled = frozenset(level.order for level in levels if level.settled)
     findings = diagnose(entries, causes, facts=_facts(f, calls), settled=settled, location=class_location(f))
-    return Report(title_of(f, own), tuple(entries), findings, tuple(_stated_errors(f, args, switches.order)))
+    return Report(title_of(f, own), tuple(entries), findings, tuple(stated_errors(f, args, switches.order)))
 
 
 def _by_reference(
     f: Any,
     args: tuple[Any, ...],
     own: Problem,
+    reference: Callable[..., Any],
     truth: Problem,
     switches: _Switches,
     ulps: float | None,
     generator: torch.Generator,
 ) -> Report:
     """A float64 twin is the truth; what needs float64 inside f is left out."""
-    entries, noise = against_reference(own, truth, switches.order, ulps, generator)
+    levels = climb(truth, truth.loss, switches.order, generator)
+    entries = against_reference(own, truth, levels, switches.order, ulps, generator)
     size = max([1e-300, *(float(y.abs().max()) for y in own.function(*own.leaves) if y.numel())])
     if switches.vmap:
         entries += batching_checks(own, switches.order, size, generator)
     calls = attempt(calls_of, own.function, own.leaves, f)
-    calls = [] if isinstance(calls, Failure) else calls
-    causes = probe(f, args, own.function, own.leaves, calls, approximate=False, seed=switches.seed)
+    calls = [] if isinstance(calls, Failure) else with_truth(calls, f, reference)
+    causes = probe(
+        *(f, args, own.function, own.leaves, calls),
+        approximate=False,
+        seed=switches.seed,
+        vmap=switches.vmap,
+        truth=truth.function,
+    )
     causes = [cause for cause in causes if cause.code not in _OF_DOUBLE]
-    findings = diagnose(entries, causes, facts=_facts(f, calls), location=class_location(f))
-    return Report(title_of(f, own), tuple(entries), findings, (noise,) if noise else ())
+    settled = frozenset(level.order for level in levels if level.settled)
+    findings = diagnose(entries, causes, facts=_facts(f, calls), settled=settled, location=class_location(f))
+    return Report(title_of(f, own), tuple(entries), findings, tuple(noise_note(own, truth)))
 
 
 def _entries(
@@ -268,16 +285,6 @@ def _check_module(module: Any, inputs: Any, loss: Callable[..., Any], **options:
     from hodiff.checks.modules import check_module
 
     return check_module(module, inputs, loss=loss, **options)
-
-
-def _stated_errors(f: Any, args: tuple[Any, ...], order: int) -> Iterator[str]:
-    """What a function that takes derivatives by differences knows of their error, as `numpy_function` does."""
-    if not getattr(f, "approximate", False) or not hasattr(f, "derivative_error"):
-        return
-    for k in range(1, order + 1):
-        error = attempt(partial(f.derivative_error, order=k), *args)
-        if not isinstance(error, Failure) and error > 0:
-            yield f"derivatives of order {k} come from differences, with an estimated absolute error of {error:.1e}"
 
 
 def _in_double(own: Problem) -> tuple[Problem, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,3 +73,13 @@ def gap(entries: Iterable[Entry]) -> Cause:
         return Cause("HD902", ("the declared derivatives agree with differences",), nothing)
     texts = "; ".join(f"order {order}: {size:.1e} of the scale" for order, size in sorted(worst.items()))
     return Cause("HD902", (f"the gap between declared and numerical derivatives is, at {texts}",), nothing)
+
+
+def stated_errors(f: Any, args: tuple[Any, ...], order: int) -> Iterator[str]:
+    """What a function that takes derivatives by differences knows of their error, as `numpy_function` does."""
+    if not getattr(f, "approximate", False) or not hasattr(f, "derivative_error"):
+        return
+    for k in range(1, order + 1):
+        error = attempt(partial(f.derivative_error, order=k), *args)
+        if not isinstance(error, Failure) and error > 0:
+            yield f"derivatives of order {k} come from differences, with an estimated absolute error of {error:.1e}"

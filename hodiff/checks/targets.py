@@ -18,11 +18,12 @@ from hodiff.errors import InputError
 _FORMS = "package.module:Name or path/to/file.py:Name"
 
 
-def load_target(text: str) -> Any:
+def load_target(text: str, what: str = "target") -> Any:
     """Import what a target names, ready to be checked.
 
     Args:
         text: ``package.module:Name`` or ``path/to/file.py:Name``; Name may have dots.
+        what: The argument that names it, as messages call it.
 
     Returns:
         A callable or a ``torch.autograd.Function`` subclass; a ``torch.nn.Module`` class is called for an instance.
@@ -30,9 +31,16 @@ def load_target(text: str) -> Any:
     Raises:
         InputError: If the module or the name is not there, or cannot be checked.
     """
+    try:
+        return _load(text)
+    except InputError as error:
+        raise InputError(f"check: {what}: {error}") from error.__cause__
+
+
+def _load(text: str) -> Any:
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
-        raise InputError(f"check: target: expected {_FORMS}, got {text!r}.")
+        raise InputError(f"expected {_FORMS}, got {text!r}.")
     module = _file(Path(place)) if place.endswith(".py") else _module(place)
     return _checkable(_attribute(module, name), text)
 
@@ -43,7 +51,7 @@ def _module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise InputError(
-                f"check: target: there is no module {error.name!r} here. Run from the folder that holds it, "
+                f"there is no module {error.name!r} here. Run from the folder that holds it, "
                 f"install it, or give the file: path/to/{name.rpartition('.')[2]}.py:Name."
             ) from error
         raise _import_failure(name, error) from error
@@ -53,12 +61,12 @@ def _module(name: str) -> ModuleType:
 
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise InputError(f"check: target: there is no file {str(path)!r} in {str(Path.cwd())!r}.")
+        raise InputError(f"there is no file {str(path)!r} in {str(Path.cwd())!r}.")
     # A file may be called like a module that is in use.
     name = path.stem if path.stem not in sys.modules else f"{path.stem}_checked"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise InputError(f"check: target: {str(path)!r} is no Python file.")
+        raise InputError(f"{str(path)!r} is no Python file.")
     module = importlib.util.module_from_spec(spec)
     # As when Python runs the file: its neighbours can be imported, and classes find their source by their module.
     sys.path.insert(0, str(path.resolve().parent))
@@ -71,14 +79,14 @@ def _file(path: Path) -> ModuleType:
 
 
 def _import_failure(name: str, error: Exception) -> InputError:
-    return InputError(f"check: target: {name!r} raises when it is imported: {first_line(error)}. Mend that first.")
+    return InputError(f"{name!r} raises when it is imported: {first_line(error)}. Mend that first.")
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise InputError(f"check: target: {_name_of(found)} has no {part!r}. It has {_names(found)}.")
+            raise InputError(f"{_name_of(found)} has no {part!r}. It has {_names(found)}.")
         found = getattr(found, part)
     return found
 
@@ -106,12 +114,12 @@ def _checkable(found: Any, text: str) -> Any:
         return _instance(found, text)
     if isinstance(found, type) and not issubclass(found, torch.autograd.Function):
         raise InputError(
-            f"check: target: {text!r} is the class {found.__name__}; expected a torch.autograd.Function subclass, a "
+            f"{text!r} is the class {found.__name__}; expected a torch.autograd.Function subclass, a "
             "torch.nn.Module or a function."
         )
     if not callable(found):
         raise InputError(
-            f"check: target: {text!r} is of type {type(found).__name__}; expected a torch.autograd.Function "
+            f"{text!r} is of type {type(found).__name__}; expected a torch.autograd.Function "
             "subclass, a torch.nn.Module or a function."
         )
     return found
@@ -126,10 +134,10 @@ def _instance(found: type[torch.nn.Module], text: str) -> torch.nn.Module:
     ]
     if needed:
         raise InputError(
-            f"check: target: {text!r} needs arguments: {', '.join(needed)}. Write an instance into the file, "
+            f"{text!r} needs arguments: {', '.join(needed)}. Write an instance into the file, "
             f"`model = {found.__name__}(...)`, and name that."
         )
     try:
         return found()
     except Exception as error:
-        raise InputError(f"check: target: {found.__name__}() raises {first_line(error)}.") from error
+        raise InputError(f"{found.__name__}() raises {first_line(error)}.") from error

@@ -154,9 +154,8 @@ def test_functions_that_return_views_of_their_argument(view):
     g = vjp_of(lambda x: (view(x), x), lambda x, c: (3 * torch.func.vjp(view, x)[1](c)[0],), view)
     (x,) = draw((2, 2))
     for each in (f, g):
-        report = hodiff.check(lambda x, each=each: each(x).sin(), x, vmap=False, scipy=False)
         # The rules triple the derivative on purpose: differences disagree, routes do not.
-        assert {finding.kind for finding in report.findings} <= {"wrong", "fails"}, str(report)
+        hodiff.assert_differentiable(lambda x, each=each: each(x).sin(), x, vmap=False, scipy=False, approximate=True)
         torch.testing.assert_close(
             torch.func.grad(lambda x, each=each: each(x).sum())(x), 3 * torch.func.grad(lambda x: view(x).sum())(x)
         )

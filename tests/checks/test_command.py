@@ -1,5 +1,6 @@
 """`python -m hodiff check`: what may be asked, what is answered, and with which exit status."""
 
+import inspect
 import json
 import re
 import shlex
@@ -13,7 +14,9 @@ import torch
 import hodiff
 from hodiff.__main__ import main
 from hodiff.checks import Report, suite
+from hodiff.checks.boundary import METHODS
 from hodiff.checks.expressions import CALLS, Reader
+from hodiff.checks.loss_expressions import read_loss
 from hodiff.checks.targets import load_target
 
 FILE = """
@@ -70,13 +73,46 @@ class Holder:
     scaled = staticmethod(scaled)
 
 
+class Doubling(torch.nn.Module):
+    def forward(self, x):
+        return Doubled.apply(x)
+
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Doubling()
+
+    def forward(self, x):
+        return {"wave": self.inner(x.sin())}
+
+
+def mean_of_squares(output):
+    return output.square().mean()
+
+
+def kernel(x):
+    assert x.dtype == torch.float32
+    return x.sin()
+
+
 layer = Layer()
 number = 3
+
+
+def layer_kernel(x):
+    assert x.dtype == torch.float32
+    weight, bias = (each.detach().float() for each in layer.inner.parameters())
+    return torch.tanh(x @ weight.T + bias)
 """
 
 ROOT = Path(__file__).resolve().parents[2]
 
 QUICK = ["--no-vmap", "--no-scipy", "--order", "1"]
+
+
+KERNEL = ["checked_functions:kernel", "--inputs", "randn(2)", "--dtype", "float32"]
+LAYER = ["checked_functions:layer", "--inputs", "randn(3, 2)"]
 
 
 @pytest.fixture
@@ -141,14 +177,76 @@ def test_every_option_is_passed_on(file, monkeypatch):
     calls = []
     monkeypatch.setattr(suite, "check", lambda *args, **options: calls.append((args, options)) or Report("f", (), ()))
     run("checked_functions:scaled", "--inputs", "randn(2)")
-    switches = ["--seed", "5", "--approximate", "--compile", "--order", "4"]
+    switches = ["--seed", "5", "--approximate", "--compile", "--order", "4", "--method", "directions", "--ulps", "3"]
+    switches += ["--reference", "checked_functions:scaled", "--loss", "output.square().mean()"]
     run("checked_functions:scaled", "--inputs", "randn(2)", *switches)
     (plain, defaults), (seeded, options) = calls
-    expected = {"order": 2, "vmap": True, "compile": False, "scipy": True, "seed": 0}
-    assert defaults == expected
-    assert options == expected | {"order": 4, "compile": True, "seed": 5, "approximate": True}
+    known = {
+        name: each.default
+        for name, each in inspect.signature(hodiff.check).parameters.items()
+        if each.kind is each.KEYWORD_ONLY
+    }
+    assert defaults == known
+    assert options.pop("reference").__name__ == "scaled"
+    assert options.pop("loss")(torch.tensor([1.0, 3.0])) == 5.0
+    others = {"order": 4, "compile": True, "seed": 5, "approximate": True, "method": "directions", "ulps": 3.0}
+    assert options == {name: value for name, value in known.items() if name not in {"reference", "loss"}} | others
     assert torch.equal(seeded[1], Reader(seed=5).read("randn(2)"))
     assert torch.equal(plain[1], Reader().read("randn(2)"))
+
+
+def test_method(file, capsys):
+    """Random directions do not follow elements: the rows of both reports differ in their errors alone."""
+    errors = []
+    for method in ("matrices", "directions"):
+        assert run("checked_functions:scaled", "--inputs", "randn(2)", "--json", "--method", method, *QUICK) == 0
+        errors.append([entry.error for entry in Report.from_json(capsys.readouterr().out).entries])
+    assert errors[0] != errors[1]
+
+
+def test_a_kernel_and_its_reference(file, capsys):
+    command = ["--inputs", "randn(3)", "--dtype", "float32", "--reference", "checked_functions:scaled", *QUICK]
+    assert run("checked_functions:kernel", *command) == 0, capsys.readouterr().out
+    assert "ulps in float32" in capsys.readouterr().out
+    # No sine is right to a thousandth of its rounding.
+    assert run("checked_functions:kernel", *command, "--ulps", "0.001") == 1
+    assert "HD113" in capsys.readouterr().out
+    assert run("checked_functions:Right", *command) == 1
+
+
+def test_a_module_as_reference(file, capsys):
+    command = ["--inputs", "randn(3, 2)", "--dtype", "float32", "--reference", "checked_functions:layer", *QUICK]
+    assert run("checked_functions:layer_kernel", *command) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "output.square().mean()",
+        "mse_loss(output, randn(3, 1))",
+        "(output[0, 0] - 2 * output[1:].sum()) ** 2 / 3",
+        "-(output.T @ ones(3, 1)).sum()",
+        "checked_functions:mean_of_squares",
+        "checked_functions.py:mean_of_squares",
+    ],
+)
+def test_losses(file, capsys, loss):
+    """The report is that of the same loss in Python."""
+    assert run("checked_functions:layer", "--inputs", "randn(3, 2)", "--loss", loss, *QUICK) == 0
+    out = capsys.readouterr().out
+    assert "differentiated by 3 numbers in parameters and 6 in inputs" in out
+
+
+def test_a_loss_finds_the_submodule(file, capsys):
+    command = ["--inputs", "randn(3, 2)", "--loss", "output['wave'].mean()"]
+    assert run("checked_functions:Outer", *command) == 1
+    assert "submodule inner (Doubling)" in capsys.readouterr().out
+
+
+def test_random_numbers_of_a_loss_are_made_once():
+    loss = read_loss("(output - randn(2)).sum()", torch.Generator().manual_seed(0))
+    expected = -torch.randn(2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).sum()
+    assert loss(torch.zeros(2)) == loss(torch.zeros(2)) == expected
 
 
 def test_compile_takes_a_backend(file, capsys):
@@ -200,6 +298,41 @@ def test_approximate(file, capsys):
         (["checked_functions:scaled", "--inputs", "randn(2)", "--order", "0"], "order: expected a positive integer"),
         (["checked_functions:scaled", "--inputs", "randn(2)", "--dtype", "int64"], "--dtype: expected one of float64"),
         (
+            ["checked_functions:scaled", "--inputs", "randn(2)", "--method", "full"],
+            "method: expected one of 'auto', 'directions', 'matrices', got 'full'",
+        ),
+        (
+            ["checked_functions:scaled", "--inputs", "randn(2)", "--ulps", "2"],
+            "ulps: expected None without a reference",
+        ),
+        (
+            [*KERNEL, "--reference", "checked_functions:scaled", "--ulps", "-1"],
+            "ulps: expected a positive number, got -1.0",
+        ),
+        ([*KERNEL, "--reference", "checked_functions:scald"], "--reference: .* has no 'scald'. It has .*scaled"),
+        ([*KERNEL, "--reference", "checked_functions"], "--reference: expected package.module:Name"),
+        ([*KERNEL, "--reference", "checked_functions:mean_of_squares"], "reference: expected outputs of shape"),
+        ([*KERNEL, "--reference", "checked_functions:kernel"], "reference: expected kernel.* AssertionError"),
+        ([*KERNEL, "--reference", "checked_functions:scaled", "--approximate"], "approximate: expected False"),
+        (
+            ["checked_functions:scaled", "--inputs", "randn(2)", "--loss", "output.sum()"],
+            "loss: expected None unless f",
+        ),
+        ([*LAYER, "--loss", "output.sum("], "--loss: .* is no expression"),
+        ([*LAYER, "--loss", "randn(2).sum()"], "--loss: .* does not hold 'output'"),
+        ([*LAYER, "--loss", "open(output)"], r"--loss: .* holds 'open\(output\)'"),
+        ([*LAYER, "--loss", "output.__class__()"], r"--loss: .* holds 'output.__class__\(\)'"),
+        ([*LAYER, "--loss", "output.zero_()"], r"--loss: .* holds 'output.zero_\(\)'"),
+        ([*LAYER, "--loss", "output + target"], "--loss: .* holds the name 'target'"),
+        ([*LAYER, "--loss", "output % 2"], "--loss: .* holds 'output % 2'"),
+        ([*LAYER, "--loss", "[output for x in output]"], "--loss: .* holds "),
+        (
+            [*LAYER, "--loss", "mse_loss(output, randn(7))"],
+            r"--loss: 'mse_loss\(output, randn\(7\)\)' raises .*\(3, 1\)",
+        ),
+        ([*LAYER, "--loss", "output['logits'].sum()"], r"--loss: \"output\['logits'\]\" raises"),
+        ([*LAYER, "--loss", "nowhere:loss"], "--loss: there is no module 'nowhere'"),
+        (
             ["checked_functions:scaled", "--inputs", "randn(2)", "--json", "nowhere/report.json", *QUICK],
             "cannot write 'nowhere/report.json'",
         ),
@@ -210,6 +343,13 @@ def test_what_cannot_be_run(file, capsys, arguments, message):
     written = capsys.readouterr().err
     assert written.startswith("hodiff: check: ")
     assert re.search(message, written), written
+
+
+def test_ulps_that_are_no_number(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["check", "torch:sin", "--inputs", "randn(2)", "--ulps", "many"])
+    assert caught.value.code == 2
+    assert "invalid float value: 'many'" in capsys.readouterr().err
 
 
 def test_a_module_that_raises(file, capsys):
@@ -253,7 +393,7 @@ def test_help_lists_every_constructor(capsys):
     with pytest.raises(SystemExit):
         main(["check", "--help"])
     text = capsys.readouterr().out
-    assert all(name in text for name in CALLS)
+    assert all(name in text for name in (*CALLS, *METHODS))
 
 
 GUIDE = ROOT / "docs" / "checking.md"

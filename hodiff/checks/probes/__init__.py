@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ from hodiff.checks.probes.buffers import device_of_plain, devices, dtypes
 from hodiff.checks.probes.calls import Call, calls_of
 from hodiff.checks.probes.cause import Cause
 from hodiff.checks.probes.edges import edges, large_arguments
+from hodiff.checks.probes.empties import empties
 from hodiff.checks.probes.numbers import first_order
 from hodiff.checks.probes.plain import detached
+from hodiff.checks.probes.restored import restored_buffers
 from hodiff.checks.probes.returns import returned, unneeded
 from hodiff.checks.probes.saved import wasted
 from hodiff.checks.probes.slopes import backward_slopes, forward_slopes
@@ -23,11 +26,15 @@ from hodiff.checks.probes.surroundings import kept, layouts, repeats, uninitiali
 from hodiff.checks.source import class_location
 
 Probe = Callable[[Call, torch.Generator], list[Cause]]
+Many = Callable[..., tuple[Tensor, ...]]
 
 # After one of these no number of a rule means anything, so that nothing is compared with it.
 _UNRELIABLE = {"HD303", "HD305", "HD308", "HD309"}
 # What the numbers of a surrogate would be blamed for.
 _OF_FORMULAS = {"HD101", "HD102", "HD105", "HD109", "HD110", "HD111", "HD112"}
+
+# Code that takes numbers out of tensors seldom has an idea of none.
+_OFF_GRAPH = {"HD104", "HD106"}
 
 _ROUNDED = {"HD306"}
 _FORMULA = {"HD101", "HD105", "HD109", "HD110"}
@@ -54,12 +61,14 @@ PROBES: tuple[tuple[Probe, set[str]], ...] = (
 def probe(
     f: Any,
     args: tuple[Any, ...],
-    function: Callable[..., tuple[Tensor, ...]],
+    function: Many,
     leaves: tuple[Tensor, ...],
     calls: list[Call],
     *,
     approximate: bool,
     seed: int,
+    vmap: bool = True,
+    truth: Many | None = None,
 ) -> list[Cause]:
     """Run every probe that makes sense; one that cannot run says nothing.
 
@@ -71,6 +80,8 @@ def probe(
         calls: The custom Functions that f calls.
         approximate: Whether f declares the derivatives of a surrogate.
         seed: Of the random numbers.
+        vmap: Whether batching is asked for.
+        truth: The same as function for float64, for one that knows no float64.
 
     Returns:
         The defects.
@@ -79,7 +90,9 @@ def probe(
         # Of points and dtypes at which nobody asked f to run.
         warnings.simplefilter("ignore")
         causes = [cause for call in calls for cause in _of_call(call, seed)]
-        causes += _of_whole(f, args, function, leaves, causes, plain=not calls)
+        causes += _of_whole(f, args, function, leaves, {cause.code for cause in causes}, truth, vmap=vmap)
+        if not calls:
+            causes += _said(detached, function, leaves)
     return [cause for cause in causes if not (approximate and cause.code in _OF_FORMULAS)]
 
 
@@ -94,21 +107,26 @@ def _of_call(call: Call, seed: int) -> list[Cause]:
 def _of_whole(
     f: Any,
     args: tuple[Any, ...],
-    function: Callable[..., tuple[Tensor, ...]],
+    function: Many,
     leaves: tuple[Tensor, ...],
-    causes: list[Cause],
+    codes: set[str],
+    truth: Many | None,
     *,
-    plain: bool,
+    vmap: bool,
 ) -> list[Cause]:
-    codes, location = {cause.code for cause in causes}, class_location(f)
+    location = class_location(f)
     found: list[Cause] = []
     if not _UNRELIABLE & codes:
-        found += _said(edges, function, leaves, location)
-        found += _said(large_arguments, function, leaves, location)
+        with restored_buffers():
+            found += _said(large_arguments, function, leaves, location, truth)
+            # What overflows at large arguments does so at infinite ones, and a wrong formula has no limit to keep.
+            found += _said(
+                partial(edges, infinite=not found and not _FORMULA & codes), function, leaves, location, truth
+            )
+            if not _OFF_GRAPH & codes:
+                found += _said(partial(empties, vmap=vmap), f, args, leaves, location)
     if not isinstance(f, type) and "HD307" not in codes:
         found += _said(device_of_plain, f, args)
-    if plain:
-        found += _said(detached, function, leaves)
     return found
 
 

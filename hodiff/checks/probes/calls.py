@@ -25,16 +25,24 @@ class Call:
         function: Its class.
         args: Its arguments; no tensor among them requires grad.
         moving: Which of them are differentiated.
+        truth: The same function for float64, if there is one because the Function itself has too few digits.
     """
 
     function: type[Function]
     args: tuple[Any, ...]
     moving: tuple[bool, ...]
+    truth: Callable[..., Any] | None = None
 
     @property
     def name(self) -> str:
         """What its author calls it."""
         return self.function.__name__
+
+    @property
+    def eps(self) -> float:
+        """The coarsest rounding among its arguments."""
+        dtypes = [a.dtype for a in self.args if isinstance(a, Tensor) and a.is_floating_point()]
+        return max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float64).eps)
 
     @property
     def takes_context(self) -> bool:

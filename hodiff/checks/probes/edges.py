@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,31 +18,48 @@ SCALES = (10.0, -10.0, 100.0, -100.0, 1000.0, -1000.0)
 # Below this a float32 result has no correct digit; a right one loses a few at most.
 LOST = 0.1
 _LARGEST = 1e30
-_ROUNDING = 2.0**-23
+_TOWARDS_INFINITY = (1e2, 1e4, 1e8)
 
 
-def large_arguments(function: Many, leaves: tuple[Tensor, ...], location: str) -> list[Cause]:
-    """Run in float32 and in float64 at large arguments; what float32 can hold, it has to get right."""
-    if any(True for _ in _disagreements(function, tuple(leaf.float() for leaf in leaves))):
+def large_arguments(
+    function: Many, leaves: tuple[Tensor, ...], location: str, truth: Many | None = None
+) -> list[Cause]:
+    """Run in low precision and in float64 at large arguments; what the low precision can hold, it has to get right.
+
+    Args:
+        function: What is checked.
+        leaves: The point.
+        location: Where the function is written.
+        truth: The same function for float64, for one that knows no float64; it is run in the dtypes of the point then,
+            else in float32.
+
+    Returns:
+        The defects.
+    """
+    low = tuple(leaf.float() if truth is None else leaf for leaf in leaves)
+    pair = (function, function if truth is None else truth)
+    if any(True for _ in _disagreements(*pair, low)):
         return []
     bad: dict[str, list[str]] = {}
-    for i, leaf in enumerate(leaves):
+    for i, leaf in enumerate(low):
         for scale in SCALES:
-            moved = tuple((each * scale if i == j else each).float() for j, each in enumerate(leaves))
+            moved = tuple(each * scale if i == j else each for j, each in enumerate(low))
             if not leaf.numel():
                 continue
-            for what, seen in _disagreements(function, moved):
+            for what, seen in _disagreements(*pair, moved):
                 bad.setdefault(what, []).append(f"{what} {seen} where input {i} is {scale:g} times as large")
     evidence = [texts[0] for what, texts in bad.items() if len(texts) > 1 or "not finite" in texts[0]]
     return [Cause("HD111", tuple(evidence), nothing, location, severity="warning")] if evidence else []
 
 
-def _disagreements(function: Many, single: tuple[Tensor, ...]) -> Iterator[tuple[str, str]]:
+def _disagreements(function: Many, exact: Many, single: tuple[Tensor, ...]) -> Iterator[tuple[str, str]]:
     double = tuple(each.double() for each in single)
-    nearby = tuple(each * (1 + _ROUNDING) for each in double)
+    nearby = tuple(x * (1 + torch.finfo(each.dtype).eps) for x, each in zip(double, single, strict=True))
+    dtype = str(min((each.dtype for each in single), key=lambda dtype: -torch.finfo(dtype).eps)).split(".")[-1]
+    points = ((function, single), (exact, double), (exact, nearby))
     pairs = [
-        (what, *(attempt(rule, function, point) for point in (single, double, nearby)))
-        for what, rule in (("the value", _values), ("the gradient", _gradients))
+        (what, *(attempt(rule, f, point) for f, point in points))
+        for what, rule in (("the value", values_of), ("the gradient", gradients_of))
     ]
     values = pairs[0][2]
     if isinstance(values, Failure) or not all(bool(y.isfinite().all()) for y in values):
@@ -57,7 +76,7 @@ def _disagreements(function: Many, single: tuple[Tensor, ...]) -> Iterator[tuple
                 yield what, "is not finite"
                 return
             if not bool(y.isfinite().all()):
-                yield what, "is not finite in float32"
+                yield what, f"is not finite in {dtype}"
                 return
             size = float(truth.abs().max())
             error = float((y.double() - truth).abs().max())
@@ -65,16 +84,18 @@ def _disagreements(function: Many, single: tuple[Tensor, ...]) -> Iterator[tuple
             # vanishes but for rounding is no worse than the rounding of the values.
             allowed = max(LOST * size, 1e3 * float((moved - truth).abs().max()), 1e-3 * spread)
             if error > allowed and size > 1e-30:
-                yield what, f"is off by {error / size:.0e} in float32"
+                yield what, f"is off by {error / size:.0e} in {dtype}"
                 return
 
 
-def _values(function: Many, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def values_of(function: Many, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The outputs, complex ones as pairs of real numbers."""
     with torch.no_grad():
         return tuple(_real(y) for y in function(*(leaf.clone() for leaf in leaves)))
 
 
-def _gradients(function: Many, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def gradients_of(function: Many, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The gradients of a weighted sum of all outputs."""
     tracked = [leaf.clone().requires_grad_() for leaf in leaves]
     with torch.enable_grad():
         outputs = [_real(y) for y in function(*(leaf.clone() for leaf in tracked))]
@@ -92,10 +113,26 @@ def _real(y: Tensor) -> Tensor:
     return torch.view_as_real(y) if y.is_complex() else y
 
 
-def edges(function: Many, leaves: tuple[Tensor, ...], location: str) -> list[Cause]:
-    """Go to zeros and ties; where the function has slopes from both sides, its derivatives have to be finite."""
-    for name, point in _edges(leaves):
-        outcome = attempt(_bad_gradient, function, point)
+def edges(
+    function: Many, leaves: tuple[Tensor, ...], location: str, truth: Many | None = None, *, infinite: bool = True
+) -> list[Cause]:
+    """Go to zeros, ties and infinities; where the function has slopes there, its derivatives have to be finite.
+
+    Args:
+        function: What is checked.
+        leaves: The point.
+        location: Where the function is written.
+        truth: The same function for float64, whose slopes are known better.
+        infinite: Whether to go to infinities.
+
+    Returns:
+        The defects.
+    """
+    points: list[tuple[str, tuple[Tensor, ...], int | None]] = [(*each, None) for each in _edges(leaves)]
+    if infinite:
+        points += _infinities(leaves)
+    for name, point, only in points:
+        outcome = attempt(bad_gradient, function, point, truth, only)
         if isinstance(outcome, str) and outcome:
             return [Cause("HD112", (f"{outcome} {name}",), nothing, location, severity="warning")]
     return []
@@ -120,27 +157,55 @@ def _edges(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor, ...]
                 yield f"where inputs {j} and {i} are equal", put(other.clone())
 
 
-def _bad_gradient(function: Many, point: tuple[Tensor, ...]) -> str:
-    values = _values(function, point)
+def _infinities(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor, ...], int]]:
+    """With the input whose gradient counts: those of others may have the infinite one for a factor."""
+    for i, leaf in enumerate(leaves):
+        for infinity in ("inf", "-inf") if leaf.numel() else ():
+            outside = leaf.clone()
+            outside.view(-1)[0] = float(infinity)
+            yield f"where an element of input {i} is {infinity}", (*leaves[:i], outside, *leaves[i + 1 :]), i
+
+
+def bad_gradient(function: Many, point: tuple[Tensor, ...], truth: Many | None = None, only: int | None = None) -> str:
+    """Say which gradient is not finite though the function has slopes.
+
+    Args:
+        function: What is checked.
+        point: Where.
+        truth: The same function for float64, whose slopes are known better.
+        only: The input of whose gradient the first element alone counts; by default all of all.
+
+    Returns:
+        The words; empty if there is none.
+    """
+    values = values_of(function, point)
     if not all(bool(y.isfinite().all()) for y in values):
         return ""
-    gradients = _gradients(function, point)
+    gradients = gradients_of(function, point)
+    exact = function if truth is None else truth
+    wide = point if truth is None else tuple(leaf.double() for leaf in point)
     for i, gradient in enumerate(gradients):
-        bad = ~gradient.isfinite()
-        if bool(bad.any()) and _has_slopes(function, point, i, int(bad.reshape(-1).nonzero()[0])):
+        bad = ~gradient.isfinite() if only is None else ~gradient.reshape(-1)[: int(i == only)].isfinite()
+        if bool(bad.any()) and _has_slopes(exact, wide, i, int(bad.reshape(-1).nonzero()[0])):
             return f"the gradient of input {i} is not finite"
     return ""
 
 
 def _has_slopes(function: Many, point: tuple[Tensor, ...], i: int, element: int) -> bool:
-    """Whether differences from both sides stay bounded as the step shrinks."""
+    """Whether differences from both sides stay bounded as the step shrinks; at infinity, whether they vanish."""
 
-    def at(h: float) -> Tensor:
+    def at(h: float, x: float | None = None) -> Tensor:
         leaf = point[i].clone()
-        leaf.view(-1)[element] += h
-        return torch.cat([y.double().reshape(-1) for y in _values(function, (*point[:i], leaf, *point[i + 1 :]))])
+        leaf.view(-1)[element] = h + (leaf.view(-1)[element] if x is None else x)
+        moved = values_of(function, (*point[:i], leaf, *point[i + 1 :]))
+        return torch.cat([y.double().reshape(-1) for y in moved])
 
+    x = float(point[i].reshape(-1)[element])
     centre = at(0.0)
+    if not centre.numel():
+        return True
+    if math.isinf(x):
+        return _has_limit(partial(at, 0.0), centre, math.copysign(1.0, x))
     for sign in (1.0, -1.0):
         coarse, fine = ((at(sign * h) - centre) / h for h in (1e-4, 1e-6))
         if not bool(coarse.isfinite().all()) or not bool(fine.isfinite().all()):
@@ -148,3 +213,15 @@ def _has_slopes(function: Many, point: tuple[Tensor, ...], i: int, element: int)
         if float(fine.abs().max()) > 2 * float(coarse.abs().max()) + 1e-3:
             return False
     return True
+
+
+def _has_limit(at: Callable[[float], Tensor], limit: Tensor, sign: float) -> bool:
+    """Whether values tend to the one at infinity, and slopes to zero: a derivative there is zero then."""
+    size = max(1.0, float(limit.abs().max()))
+    gaps, slopes = [], []
+    for x in _TOWARDS_INFINITY:
+        here, further = at(sign * x), at(sign * 1.5 * x)
+        gaps.append(float((here - limit).abs().max()))
+        slopes.append(float((further - here).abs().max()) / (0.5 * x))
+    # NaN compares false.
+    return gaps[-1] <= 1e-3 * size and gaps[-1] <= gaps[0] + 1e-9 * size and slopes[-1] <= 1e-6 * size

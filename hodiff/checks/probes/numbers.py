@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.comparison import Failure, attempt
-from hodiff.checks.probes.calls import Call, Ran
+from hodiff.checks.probes.calls import Call, Ran, as_tuple
 from hodiff.checks.probes.cause import Cause, by_forward, by_reverse
 from hodiff.checks.source import rule_location
 
@@ -33,7 +33,8 @@ class Block:
         claimed: By backward, likewise; zero where it returns None; None if it cannot be compared.
         incoming: The cotangent.
         gradient: What backward returned for the argument.
-        directions: Along which the differences were taken, or None for elements.
+        size: The largest derivative of the output.
+        tolerance: What differs more than this, relative to the size, is wrong.
     """
 
     output: int
@@ -43,6 +44,7 @@ class Block:
     incoming: Tensor
     gradient: Any
     size: float
+    tolerance: float = WRONG
 
     @property
     def error(self) -> float:
@@ -55,7 +57,7 @@ class Block:
     @property
     def wrong(self) -> bool:
         """Whether backward and differences disagree."""
-        return self.claimed is not None and self.error > WRONG
+        return self.claimed is not None and self.error > self.tolerance
 
 
 def first_order(call: Call, generator: torch.Generator) -> list[Cause]:
@@ -63,9 +65,10 @@ def first_order(call: Call, generator: torch.Generator) -> list[Cause]:
     ran = call.fresh().run()
     blocks = blocks_of(call, generator)
     bad = [block for block in blocks if block.wrong]
+    tolerance = tolerance_of(call)
     pushed: Any = attempt(partial(_tangent_errors, call, generator)) if call.has_jvp else Failure("")
-    forward_wrong = not isinstance(pushed, Failure) and pushed[0] > WRONG
-    consistent = forward_wrong and not isinstance(pushed, Failure) and pushed[1] <= WRONG
+    forward_wrong = not isinstance(pushed, Failure) and pushed[0] > tolerance
+    consistent = forward_wrong and not isinstance(pushed, Failure) and pushed[1] <= tolerance
     causes = list(_backward_causes(call, ran, blocks, bad, consistent)) if bad else []
     if forward_wrong and not (bad and consistent):
         location = rule_location(call.function, "jvp")
@@ -97,20 +100,28 @@ def blocks_of(call: Call, generator: torch.Generator) -> list[Block]:
             group.append((i, truth, claimed, gradient))
         size = max((float(truth.abs().max()) for _, truth, _, _ in group), default=0.0)
         size = max([size] + [float(c.abs().max()) for _, _, c, _ in group if c is not None])
-        found += [Block(k, i, truth, claimed, cotangents[k], g, size) for i, truth, claimed, g in group]
+        found += [
+            Block(k, i, truth, claimed, cotangents[k], g, size, tolerance_of(call)) for i, truth, claimed, g in group
+        ]
     return found
 
 
+def tolerance_of(call: Call) -> float:
+    """What a rule may be off by: a rule of low precision, half of its digits."""
+    return max(WRONG, call.eps**0.5)
+
+
 def differences(call: Call, output: int, argument: int, cotangent: Tensor, basis: Tensor | None) -> Tensor | None:
-    """Differentiate one output, contracted, along a basis; None where forward cannot say."""
+    """Differentiate one output, contracted, along a basis; None where forward, or its float64 twin, cannot say."""
     value = call.args[argument]
-    if value.dtype != torch.float64 or not value.numel():
+    if (value.dtype != torch.float64 and call.truth is None) or not value.numel():
         return None
     steps = torch.eye(value.numel(), dtype=torch.float64) if basis is None else basis
     h = 1e-3 * max(1e-3, float(value.abs().max()) if bool(value.isfinite().all()) else 1.0)
 
     def at(move: Tensor) -> Tensor:
-        y = call.fresh().at({argument: value + move.reshape(value.shape)}).run().outputs[output]
+        y = _outputs(call, argument, move)[output]
+        y = y.double() if y.is_floating_point() else y
         return (y * cotangent.conj()).real.sum() if y.is_complex() else (y * cotangent).sum()
 
     rows = []
@@ -125,6 +136,15 @@ def differences(call: Call, output: int, argument: int, cotangent: Tensor, basis
         rows.append((4 * fine - coarse) / 3)
     result = torch.stack(rows).double()
     return result if bool(result.isfinite().all()) else None
+
+
+def _outputs(call: Call, argument: int, move: Tensor) -> tuple[Any, ...]:
+    moved = call.args[argument].double() + move.reshape(call.args[argument].shape)
+    if call.truth is None:
+        return call.fresh().at({argument: moved}).run().outputs
+    wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in call.args]
+    with torch.no_grad():
+        return as_tuple(call.truth(*wide[:argument], moved, *wide[argument + 1 :]))
 
 
 def _is_kink(coarse: float, fine: float) -> bool:
@@ -202,11 +222,11 @@ def _ignores_mask(call: Call, ran: Ran, blocks: list[Block], block: Block) -> st
     alive = ~dead
     if not bool(dead.any()) or not bool(alive.any()):
         return ""
-    agree = float((block.claimed - block.truth)[alive].abs().max()) <= WRONG * block.size
-    passes = int((block.claimed[dead].abs() > WRONG * block.size).sum())
+    agree = float((block.claimed - block.truth)[alive].abs().max()) <= block.tolerance * block.size
+    passes = int((block.claimed[dead].abs() > block.tolerance * block.size).sum())
     if not agree or not passes:
         return ""
-    where = int((dead & (block.claimed.abs() > WRONG * block.size)).nonzero()[0])
+    where = int((dead & (block.claimed.abs() > block.tolerance * block.size)).nonzero()[0])
     return (
         f"the gradient of {call.argument(block.argument)} is {float(block.claimed[where]):.2g} at element {where}, "
         f"where forward does not depend on it ({passes} such elements)"
@@ -261,8 +281,8 @@ def _ratio(call: Call, block: Block) -> str:
         return f"{name} is zero"
     seen = block.truth.abs() > 1e-6 * block.size
     ratios = (block.claimed / block.truth)[seen]
-    if ratios.numel() and float((ratios - ratios[0]).abs().max()) <= WRONG * float(ratios[0].abs()):
+    if ratios.numel() and float((ratios - ratios[0]).abs().max()) <= block.tolerance * float(ratios[0].abs()):
         factor = float(ratios[0])
-        kind = "has the wrong sign" if abs(factor + 1) < WRONG else f"is {factor:.6g} times the derivative"
+        kind = "has the wrong sign" if abs(factor + 1) < block.tolerance else f"is {factor:.6g} times the derivative"
         return f"{name} {kind}"
     return f"{name} is off by {block.error:.1e}, relative"

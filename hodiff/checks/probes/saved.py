@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,39 +15,44 @@ from hodiff.checks.probes.context import Context
 from hodiff.checks.probes.trace import Trace
 from hodiff.checks.source import rule_location
 
+# Scale and shift of inputs: other signs, beyond usual bounds, within usual bounds.
+_ELSEWHERE = ((-1.0, 0.3), (40.0, 1.0), (0.03, 0.0))
+_SEVERAL = 2
+
 
 def wasted(call: Call, generator: torch.Generator) -> list[Cause]:
     """Count which saved tensors take part in backward, and their bytes."""
     ran = call.fresh().run()
     saved = [t for t in ran.context.for_backward if isinstance(t, Tensor)]
-    evidence = [*_unread(ran, generator), *_too_large(ran, saved)]
+    unread = _unread(ran, generator)
+    # What nobody reads need not be small.
+    evidence = [*unread.values(), *_larger_than_needed(call, ran, set(unread)), *_too_large(ran, saved)]
     if not evidence:
         return []
     return [Cause("HD502", tuple(evidence), nothing, rule_location(call.function, "setup_context", "forward"))]
 
 
-def _unread(ran: Ran, generator: torch.Generator) -> list[str]:
+def _unread(ran: Ran, generator: torch.Generator) -> dict[int, str]:
+    """By place, what backward does not read, or little of."""
     context = ran.context.replaced(lambda name, t: t.clone(), "backward")
     with torch.no_grad(), Trace() as trace:
         # A rule that raises has not shown what it reads.
         if not isinstance(attempt(ran.pull, ran.cotangents(generator), context), tuple):
-            return []
-    found = []
+            return {}
+    found = {}
     for i, tensor in enumerate(context.for_backward):
         if not isinstance(tensor, Tensor) or not tensor.numel():
             continue
         steps = [step for step in trace.steps if any(each is tensor for each in step.tensors)]
         if not steps and not _matters(ran, i):
-            found.append(f"backward of {ran.call.name} never reads saved_tensors[{i}]{_size(tensor)}")
+            found[i] = f"backward of {ran.call.name} never reads saved_tensors[{i}]{_size(tensor)}"
         elif not steps:
             # Read where calls cannot be seen, as within a transform of torch.func.
             continue
         elif all(step.kind == "metadata" for step in steps):
-            found.append(f"backward of {ran.call.name} reads only the shape of saved_tensors[{i}]{_size(tensor)}")
+            found[i] = f"backward of {ran.call.name} reads only the shape of saved_tensors[{i}]{_size(tensor)}"
         elif all(step.kind in {"metadata", "comparison"} for step in steps) and not _given(ran, i):
-            found.append(
-                f"backward of {ran.call.name} only compares saved_tensors[{i}]{_size(tensor)}; a mask would do"
-            )
+            found[i] = f"backward of {ran.call.name} only compares saved_tensors[{i}]{_size(tensor)}; a mask would do"
     return found
 
 
@@ -71,6 +77,54 @@ def _gradients(ran: Ran, context: Context) -> list[Tensor]:
 def _given(ran: Ran, i: int) -> bool:
     tensor = ran.context.for_backward[i]
     return tensor.dtype == torch.bool or any(tensor is each for each in (*ran.call.args, *ran.outputs))
+
+
+def _larger_than_needed(call: Call, ran: Ran, unread: set[int]) -> Iterator[str]:
+    """Masks of whole numbers; copies and repetitions of constants: those of what is differentiated have other codes."""
+    runs = [ran, *_elsewhere(call)]
+    if len(runs) == 1 or len({len(each.context.for_backward) for each in runs}) > 1:
+        return
+    constants = [j for j, a in enumerate(call.args) if isinstance(a, Tensor) and not call.moving[j]]
+    for i, tensor in enumerate(ran.context.for_backward):
+        if i in unread or not isinstance(tensor, Tensor) or tensor.numel() < _SEVERAL or _is_view(ran, tensor):
+            continue
+        samples = [each.context.for_backward[i] for each in runs]
+        fixed = all(isinstance(each, Tensor) and torch.equal(each, tensor) for each in samples)
+        copied = [j for j in constants if fixed and _is_copy(tensor, ran.call.args[j])]
+        repeated = [d for d in range(tensor.dim()) if fixed and _repeats(tensor, d)]
+        name = f"saved_tensors[{i}] of {call.name}{_size(tensor)}"
+        if copied:
+            yield f"{name} is a copy of {call.argument(copied[0])}, which costs nothing to save itself"
+        elif tensor.is_floating_point() and all(map(_is_mask, samples)):
+            yield f"{name} holds zeros and ones; a mask of booleans would do, {tensor.numel()} bytes"
+        elif repeated:
+            yield f"{name} repeats itself along dimension {repeated[0]}; one of the rows would do"
+
+
+def _elsewhere(call: Call) -> Iterator[Ran]:
+    """At other points, so that equal numbers are no accident; none if forward refuses one."""
+    points = [{i: scale * call.args[i] + shift for i in call.moves()} for scale, shift in _ELSEWHERE]
+    found = [attempt(call.fresh().at(point).run) for point in points]
+    return iter([each for each in found if isinstance(each, Ran)] if all(isinstance(r, Ran) for r in found) else [])
+
+
+def _is_copy(tensor: Tensor, given: Tensor) -> bool:
+    return given.dtype == tensor.dtype and given.stride() == tensor.stride() and torch.equal(given, tensor)
+
+
+def _is_mask(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and bool(((tensor == 0) | (tensor == 1)).all())
+
+
+def _repeats(tensor: Tensor, dim: int) -> bool:
+    if tensor.shape[dim] < _SEVERAL or not tensor.stride(dim):
+        return False
+    return torch.equal(tensor, tensor.narrow(dim, 0, 1).expand_as(tensor))
+
+
+def _is_view(ran: Ran, tensor: Tensor) -> bool:
+    given = (*ran.call.args, *ran.outputs)
+    return any(isinstance(each, Tensor) and _same_storage(tensor, each) for each in given)
 
 
 def _too_large(ran: Ran, saved: list[Tensor]) -> list[str]:

@@ -382,7 +382,79 @@ class AnyDtype(SumOfSquares):
 LAYER = (MATRIX, WEIGHT, BIAS)
 MASK = torch.tensor([1, 0, 1])
 
+
+class Gaussian(SavesInputs):
+    """exp(-x²), with a derivative that is 0 at infinity, as its limit."""
+
+    @staticmethod
+    def forward(x):
+        return torch.exp(-x * x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * Gaussian.slope(x)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return t * Gaussian.slope(x)
+
+    @staticmethod
+    def slope(x):
+        return torch.where(x.isinf(), 0.0, -2 * x * torch.exp(-x * x))
+
+
+class CutAtInfinity(SavesInputs):
+    """x³, but 0 at infinity, which is no limit, so that NaN there is no defect."""
+
+    @staticmethod
+    def forward(x):
+        return torch.where(x.isinf(), 0.0, x**3)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (3 * x**2 + 0 * x)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return t * (3 * x**2 + 0 * x)
+
+
+class NeedsRows(Cube):
+    """x³ of rows, by rules that fail without any; forward refuses that itself."""
+
+    @staticmethod
+    def forward(x):
+        if not x.numel():
+            raise ValueError("expected at least one row")
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return (3 * x.reshape(len(x), -1) ** 2 * g.reshape(len(x), -1)).reshape(x.shape)
+
+
+class AnyRows(Cube):
+    """x³ of rows, of which there may be none."""
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        rows = (len(x), x.shape[1])
+        return (3 * x.reshape(rows) ** 2 * g.reshape(rows)).reshape(x.shape)
+
+
 SPECIMENS = [
+    Right("gaussian_safe_at_infinity", Gaussian, X),
+    Right("no_limit_at_infinity", CutAtInfinity, X),
+    Right("needs_rows", NeedsRows, MATRIX),
+    Right("any_rows", AnyRows, MATRIX),
     Right("cube", Cube, X),
     Right("exponential", Exponential, X),
     Right("product", Product, (X, Y)),

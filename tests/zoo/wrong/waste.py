@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch.autograd import Function
 from zoo.bases import BIAS, MATRIX, WEIGHT, Cube, Exponential, Linear, Product, Scale, SumOfSquares, X, Y, double
 from zoo.specimen import Wrong
 
@@ -108,6 +109,87 @@ class DenseSmoothing(Cube):
         return (t.roll(1, -1) + 2 * t + t.roll(-1, -1)) / 4
 
 
+class CopiedMask(Function):
+    """x where a mask is set; the mask is kept twice."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, mask):
+        return x * mask
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, mask = inputs
+        ctx.save_for_backward(mask.clone())
+        ctx.save_for_forward(mask)
+
+    @staticmethod
+    def backward(ctx, g):
+        (mask,) = ctx.saved_tensors
+        return g * mask, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t, _):
+        (mask,) = ctx.saved_tensors
+        return t * mask
+
+
+class FloatMask(Function):
+    """max(x, 0) with a mask of eight bytes a number."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.clamp(min=0)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        mask = (inputs[0] > 0).to(inputs[0].dtype)
+        ctx.save_for_backward(mask)
+        ctx.save_for_forward(mask)
+
+    @staticmethod
+    def backward(ctx, g):
+        (mask,) = ctx.saved_tensors
+        return g * mask
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (mask,) = ctx.saved_tensors
+        return t * mask
+
+
+class RepeatedWeights(Function):
+    """A row of constant weights, stored once a sample."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, weights):
+        return x * weights
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, weights = inputs
+        ctx.save_for_backward(weights.expand_as(x).contiguous())
+        ctx.save_for_forward(weights)
+
+    @staticmethod
+    def backward(ctx, g):
+        (weights,) = ctx.saved_tensors
+        return g * weights, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t, _):
+        (weights,) = ctx.saved_tensors
+        return t * weights
+
+
 def noisy(x):
     return x + torch.randn_like(x)
 
@@ -117,6 +199,8 @@ def dropped(x):
 
 
 LONG = double(0.5, -1.2, 2.0, 0.3, 0.9, -0.6, 1.4, -0.8)
+MASK = torch.tensor([True, False, True])
+ROW = torch.tensor([1, 3, 2])
 KINK = double(0.0, 1.5, -0.7)
 
 SPECIMENS = [
@@ -128,6 +212,9 @@ SPECIMENS = [
     Wrong("unread_output", UnreadOutput, X, ("HD502",)),
     Wrong("unread_input", UnreadInput, X, ("HD502",)),
     Wrong("dense_smoothing", DenseSmoothing, LONG, ("HD502",)),
+    Wrong("copied_mask", CopiedMask, (X, MASK), ("HD502",)),
+    Wrong("float_mask", FloatMask, X, ("HD502",)),
+    Wrong("repeated_weights", RepeatedWeights, (MATRIX, ROW), ("HD502",)),
     Wrong("kink", torch.abs, KINK, ("HD901",)),
     Wrong("step", torch.relu, KINK, ("HD901",)),
     Wrong("rounding_at_a_jump", torch.floor, double(1.0, 0.3), ("HD901",)),

@@ -1,0 +1,25 @@
+"""What is known of a kind of defect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kind of defect.
+
+    Attributes:
+        code: Its name, as `HD101`.
+        severity: "error" (something is wrong or missing), "warning" (it works here, and wastes or fails elsewhere) or
+            "note".
+        title: What it is, in a few words.
+        cause: Why derivatives go wrong, in a sentence.
+        remedy: What to change, with a line of code.
+    """
+
+    code: str
+    severity: str
+    title: str
+    cause: str
+    remedy: str

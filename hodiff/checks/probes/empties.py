@@ -1,0 +1,111 @@
+"""Tensors with a dimension of 0, as the last batch of a filtered data set may be: HD409, and HD112's share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from hodiff.checks.comparison import Failure, attempt
+from hodiff.checks.probes.cause import Cause, nothing
+from hodiff.checks.probes.edges import bad_gradient, gradients_of, values_of
+
+Many = Callable[..., tuple[Tensor, ...]]
+# What is tried: a rule's name, and what it gives for a function and its leaves.
+Trial = tuple[str, Callable[[Many, tuple[Tensor, ...]], Any]]
+
+_BATCH = 2
+
+
+def empties(
+    f: Callable[..., Any], args: tuple[Any, ...], leaves: tuple[Tensor, ...], location: str, *, vmap: bool = True
+) -> list[Cause]:
+    """Take out all elements along one size after the other, in all tensors at once, as one name for it would.
+
+    Where forward refuses that, nothing is asked; where it does not, what works at the point has to work there.
+
+    Args:
+        f: What is checked.
+        args: Its arguments.
+        leaves: The floating ones, in the dtypes of the check.
+        location: Where the function is written.
+        vmap: Whether batching is asked for.
+
+    Returns:
+        The defects.
+    """
+    args = _with_leaves(args, leaves)
+    for size in _sizes(args):
+        none = tree_map_only(Tensor, partial(_without, size), args)
+        function, empty = _of_leaves(f, none)
+        values = attempt(values_of, function, empty)
+        if isinstance(values, Failure):
+            continue
+        where = f"where a dimension of size {size} is 0"
+        for rule, trial in _TRIALS if vmap else _TRIALS[:-1]:
+            outcome = attempt(trial, function, empty)
+            # What fails at the point itself has findings of its own.
+            if isinstance(outcome, Failure) and not isinstance(attempt(trial, *_of_leaves(f, args)), Failure):
+                evidence = (f"{rule} fails {where}, which forward accepts: {outcome.message}",)
+                return [Cause("HD409", evidence, nothing, location)]
+        outcome = attempt(bad_gradient, function, empty)
+        if isinstance(outcome, str) and outcome:
+            return [Cause("HD112", (f"{outcome} {where}",), nothing, location, severity="warning")]
+    return []
+
+
+def _sizes(args: tuple[Any, ...]) -> list[int]:
+    shapes = [each.shape for each in tree_leaves(args) if isinstance(each, Tensor)]
+    return list(dict.fromkeys(size for shape in shapes for size in shape if size))
+
+
+def _without(size: int, tensor: Tensor) -> Tensor:
+    return tensor[tuple(slice(0) if each == size else slice(None) for each in tensor.shape)].clone()
+
+
+def _with_leaves(args: tuple[Any, ...], leaves: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    taken = iter(leaves)
+    return tree_map_only(Tensor, lambda t: next(taken) if t.is_floating_point() else t, args)
+
+
+def _of_leaves(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Many, tuple[Tensor, ...]]:
+    """As a function of floating leaves, which may have no elements."""
+    apply = getattr(f, "apply", f) if isinstance(f, type) else f
+    flat, structure = tree_flatten(args)
+    places = [i for i, each in enumerate(flat) if isinstance(each, Tensor) and each.is_floating_point()]
+
+    def function(*moving: Tensor) -> tuple[Tensor, ...]:
+        filled = list(flat)
+        for place, leaf in zip(places, moving, strict=True):
+            filled[place] = leaf
+        outputs = [y for y in tree_leaves(apply(*tree_unflatten(filled, structure))) if isinstance(y, Tensor)]
+        return tuple(y for y in outputs if y.is_floating_point() or y.is_complex())
+
+    return function, tuple(flat[i].detach().clone() for i in places)
+
+
+def _tangents(function: Many, leaves: tuple[Tensor, ...]) -> Any:
+    """Forward mode takes tangents of another shape than the output's without a word."""
+    pushed: Any = torch.func.jvp(function, leaves, tuple(torch.ones_like(leaf) for leaf in leaves))
+    outputs, tangents = pushed
+    return _require_shapes(tangents, outputs)
+
+
+def _batched(function: Many, leaves: tuple[Tensor, ...]) -> Any:
+    expected = [y.expand(_BATCH, *y.shape) for y in function(*leaves)]
+    stacked = tuple(torch.stack([leaf] * _BATCH) for leaf in leaves)
+    return _require_shapes(torch.func.vmap(function)(*stacked), expected)
+
+
+def _require_shapes(found: Any, expected: Any) -> Any:
+    for a, b in zip(found, expected, strict=True):
+        if a.shape != b.shape:
+            raise ValueError(f"it gives shape {tuple(a.shape)} instead of {tuple(b.shape)}")
+    return found
+
+
+_TRIALS: tuple[Trial, ...] = (("backward", gradients_of), ("jvp", _tangents), ("vmap", _batched))
