@@ -114,7 +114,8 @@ class NormalizationGradient(AnyOrderFunction):
         *statistics: Tensor,
     ) -> tuple[Tensor, ...]:
         """A tuple of as many gradients as are wanted."""
-        if statistics:
+        # Of instances without elements the kernel makes NaN.
+        if statistics and x.numel():
             return gradient_kernel(cotangent, x, weight, layout, wanted, *statistics)
         return formulas.gradient(cotangent, x, weight, layout, wanted)
 
