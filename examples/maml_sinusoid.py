@@ -120,6 +120,8 @@ def train(learner: MetaLearner, shots: int, steps: int, seed: int, label: str, p
     generator = torch.Generator().manual_seed(seed)
     parameters: Parameters = {**dict(learner.named_parameters())}
     optimizer = torch.optim.Adam(parameters.values(), lr=META_RATE, fused=True)
+    if steps >= COMPILE_FROM:
+        torch.compiler.reset()  # the graphs of other learners would count against the limit of this one's
     meta_gradient = make_meta_gradient(learner, steps)
     start = time.perf_counter()
     bar = tqdm(range(steps), desc=label, leave=False, disable=not progress, mininterval=0.5)

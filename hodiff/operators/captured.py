@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from hodiff.operators.linear_graphs import Leaves, SplitGraph, capture, widen
 # How many vectors one compiled call multiplies, and up to how many that are left it does so: few graphs serve blocks of
 # every width, the last group filled up with zeros.
 WIDTHS = ((1, 1), (8, 32), (64, 2**63))
+# Vectors go one after the other where that takes less than this part of the time of all together.
+CLEARLY = 0.9
 
 Way = Callable[[Leaves, Leaves], Sequence[Tensor]]
 Product = Callable[[Leaves, Leaves, tuple[Any, ...]], Sequence[Tensor]]
@@ -119,11 +122,18 @@ class _Captured:
             # Whatever the compiler could not do for many vectors, it has done for one.
             warn_of_failure(f"{self._caller}: the product with a block", error)
             return self._one_by_one
-        same, gap = agree(found, self._one_by_one(residuals, group))
+        apart, expected = _timed(self._one_by_one, residuals, group)
+        same, gap = agree(found, expected)
         if not same:
             warn_of_failure(f"{self._caller}: the product with a block", gap)
             return self._one_by_one
-        return lambda residuals, group: compiled(*residuals, *group)
+
+        def together(residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
+            return compiled(*residuals, *group)
+
+        # On a CPU convolutions of many vectors may take longer than those of one after the other.
+        on_cpu = group[0].device.type == "cpu"
+        return self._one_by_one if on_cpu and apart < CLEARLY * _timed(together, residuals, group)[0] else together
 
     def _one_by_one(self, residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
         rows = [self.run(residuals, tuple(v[i : i + 1] for v in group)) for i in range(group[0].shape[0])]
@@ -164,6 +174,12 @@ class CompiledLinearization:
         most = resolve_chunk_size("auto", left, 2 * self.nbytes, device)
         wanted = next(width for width, upto in WIDTHS if left <= upto)
         return wanted if wanted <= max(most, WIDTHS[1][0]) else WIDTHS[1][0]
+
+
+def _timed(way: Way, residuals: Leaves, group: Leaves) -> tuple[float, Sequence[Tensor]]:
+    start = time.perf_counter()
+    found = way(residuals, group)
+    return time.perf_counter() - start, found
 
 
 def _filled_up(rows: Tensor, width: int) -> Tensor:
