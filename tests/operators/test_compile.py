@@ -1,5 +1,6 @@
 """Compiled products: equal to eager ones, captured once for each form, and eager where anything is amiss."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,8 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
         return graph
 
     monkeypatch.setattr(captured, "compile_graph", keep)
+    # Blocks run as blocks, however long it takes.
+    monkeypatch.setattr(captured, "CLEARLY", 0.0)
     return graphs
 
 
@@ -121,6 +124,27 @@ def test_buffers_stay(compilations: list[Any]) -> None:
     close(HessianOperator(f, x, compile=True).to_dense(), HessianOperator(f, x).to_dense())
     for name, buffer in module.named_buffers():
         assert torch.equal(buffer, before[name])
+
+
+@pytest.mark.parametrize(("clearly", "widths"), [(0.0, [8]), (math.inf, [8, *[1] * 8])])
+def test_blocks_run_in_the_faster_way(
+    clearly: float, widths: list[int], compilations: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured, "CLEARLY", clearly)
+    p = problem("mlp")
+    A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True)
+    V = torch.randn(A.shape[0], 8).double()
+    close(A @ V, p.hessian() @ V)  # compiles, compares, chooses
+    seen: list[int] = []
+    run = captured._Captured.run
+
+    def counted(self: Any, residuals: Any, group: Any) -> Any:
+        seen.append(group[0].shape[0])
+        return run(self, residuals, group)
+
+    monkeypatch.setattr(captured._Captured, "run", counted)
+    close(A @ V, p.hessian() @ V)
+    assert seen == widths
 
 
 def test_branches_on_values_stay_eager() -> None:
