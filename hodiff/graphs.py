@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge
 
 # Every Function marked once_differentiable runs the same wrapper, so its code identifies the mark.
 _ONCE = once_differentiable(lambda ctx: None).__code__
@@ -40,16 +41,16 @@ def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
     return leaves, once
 
 
-def nodes_of(*outputs: Tensor) -> Iterator[Any]:
+def nodes_of(*outputs: Tensor | GradientEdge) -> Iterator[Any]:
     """Walk the graph that computed some tensors.
 
     Args:
-        *outputs: The tensors.
+        *outputs: The tensors, or the places in the graph where they were computed.
 
     Yields:
         Every node once.
     """
-    stack: list[Any] = [output.grad_fn for output in outputs]
+    stack: list[Any] = [each.grad_fn if isinstance(each, Tensor) else each.node for each in outputs]
     seen = set()
     while stack:
         node = stack.pop()
@@ -60,7 +61,7 @@ def nodes_of(*outputs: Tensor) -> Iterator[Any]:
         stack.extend(parent for parent, _ in node.next_functions)
 
 
-def cotangent_bytes(*outputs: Tensor) -> int:
+def cotangent_bytes(*outputs: Tensor | GradientEdge) -> int:
     """Bytes of all the cotangents that meet in backward from some tensors, one for each result that was computed.
 
     Args:
@@ -76,7 +77,7 @@ def cotangent_bytes(*outputs: Tensor) -> int:
     )
 
 
-def coarsest_eps(*outputs: Tensor) -> float:
+def coarsest_eps(*outputs: Tensor | GradientEdge) -> float:
     """The machine epsilon of the shortest floating-point dtype that took part, as in a model under autocast.
 
     Args:

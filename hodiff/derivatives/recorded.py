@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
@@ -28,6 +29,7 @@ class RecordedGradient:
     Attributes:
         value: The function's value.
         aux: The function's auxiliary output.
+        edges: Where the graph computed the gradient by each leaf; None where it is constant. Its numbers are not kept.
         connected: Whether products carry a graph of their own, because something outside may differentiate them.
     """
 
@@ -51,56 +53,58 @@ class RecordedGradient:
                 )
             mine = {id(primal) for primal in self.primals}
             self.connected = self.connected or (outside and any(id(leaf) not in mine for leaf in found))
-            self.gradient = torch.autograd.grad(value, self.primals, create_graph=True, allow_unused=True)
-        if all(leaf is None for leaf in self.gradient):
+            gradient = torch.autograd.grad(value, self.primals, create_graph=True, allow_unused=True)
+        if all(leaf is None for leaf in gradient):
             raise function.independent()
+        self.edges = tuple(None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient)
         self.value = value.detach()
         self.aux = aux if self.connected else pytree.tree_map_only(Tensor, Tensor.detach, aux)
 
     @property
+    def live_edges(self) -> list[GradientEdge]:
+        """Those of the gradient that are not constant."""
+        return [edge for edge in self.edges if edge is not None]
+
+    @property
     def bytes_each(self) -> int:
         """Bytes of one product's intermediate results: a cotangent for each result, and as much in flight."""
-        return 2 * cotangent_bytes(*(g for g in self.gradient if g is not None and g.requires_grad))
+        return 2 * cotangent_bytes(*self.live_edges)
 
     @property
     def eps(self) -> float:
         """Machine epsilon of the coarsest dtype that the gradient was computed in."""
-        return coarsest_eps(*(g for g in self.gradient if g is not None))
+        return coarsest_eps(*self.live_edges)
 
     def product(self, tangents: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
         """The product `H v`; without `keep` it frees the graph, so ask for nothing after it."""
-        live = [(g, v) for g, v in zip(self.gradient, tangents, strict=True) if g is not None and g.requires_grad]
-        products = self._pull([g for g, _ in live], [v for _, v in live], self.primals, retain_graph=keep)
+        live = [v for edge, v in zip(self.edges, tangents, strict=True) if edge is not None]
+        products = self._pull(self.live_edges, live, self.primals, retain_graph=keep)
         return tuple(
             torch.zeros_like(primal) if p is None else p for p, primal in zip(products, self.primals, strict=True)
         )
 
     def products(self, tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Products with many vectors at once: `tangents` are (k, *leaf shape), and so is the result."""
-        live = [i for i, g in enumerate(self.gradient) if g is not None and g.requires_grad]
+        live = [v for edge, v in zip(self.edges, tangents, strict=True) if edge is not None]
         if not live:
             return tuple(map(torch.zeros_like, tangents))
-        rows = self._batched(
-            [g for g in self.gradient if g is not None and g.requires_grad], [tangents[i] for i in live], self.primals
-        )
+        rows = self._batched(self.live_edges, live, self.primals)
         return tuple(torch.zeros_like(v) if row is None else row for v, row in zip(tangents, rows, strict=True))
 
     def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
         """Rows of the Hessian: `basis` (k, *leaf shape) pulled back from one leaf's gradient to the wanted leaves."""
-        gradient = self.gradient[index]
+        edge = self.edges[index]
         primals = [self.primals[i] for i in wanted]
-        if gradient is None or not gradient.requires_grad:
-            return (None,) * len(primals)
-        return self._batched([gradient], [basis], primals)
+        return (None,) * len(primals) if edge is None else self._batched([edge], [basis], primals)
 
     def _batched(
-        self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor], primals: Sequence[Tensor]
+        self, outputs: Sequence[GradientEdge], cotangents: Sequence[Tensor], primals: Sequence[Tensor]
     ) -> tuple[Tensor | None, ...]:
         return pull_batch(lambda *rows: self._pull(outputs, rows, primals), cotangents)
 
     def _pull(
         self,
-        outputs: Sequence[Tensor],
+        outputs: Sequence[GradientEdge],
         cotangents: Sequence[Tensor],
         primals: Sequence[Tensor],
         *,

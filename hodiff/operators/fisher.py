@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.recorded import RecordedGradient, pull_batch
+from hodiff.derivatives.functions import BoundFunction
+from hodiff.derivatives.recorded import pull_batch
 from hodiff.derivatives.routes import guard_reverse
 from hodiff.derivatives.transforms import gradient
 from hodiff.derivatives.trees import PyTree, describe
@@ -155,7 +156,7 @@ class EmpiricalFisherOperator(OutputOperator):
     """
 
     def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
-        gradients = RecordedGradient(self._bound_loss(outputs, targets)).gradient
+        gradients = _gradients(self._bound_loss(outputs, targets))
         leaves = pytree.tree_leaves(outputs)
         lengths = {leaf.shape[:1] for leaf in leaves}
         if len(lengths) != 1:
@@ -166,9 +167,19 @@ class EmpiricalFisherOperator(OutputOperator):
         for leaf in leaves:
             require_rows("EmpiricalFisherOperator", self.loss, leaf)
         filled = tuple(
-            torch.zeros_like(z)[None] if g is None else g.detach()[None] for g, z in zip(gradients, leaves, strict=True)
+            torch.zeros_like(z)[None] if g is None else g[None] for g, z in zip(gradients, leaves, strict=True)
         )
         return OuterProducts(filled, leaves[0].shape[0] if self.batches.reduction == "mean" else 1)
+
+
+def _gradients(loss: BoundFunction) -> tuple[Tensor | None, ...]:
+    """Those of all examples by the outputs."""
+    with torch.enable_grad():
+        outputs = [leaf.detach().requires_grad_() for leaf in loss.leaves]
+        value, _ = loss.scalar(outputs)
+        if not value.requires_grad:
+            raise loss.independent()
+        return torch.autograd.grad(value, outputs, allow_unused=True)
 
 
 def _one_output(caller: str, outputs: PyTree) -> Tensor:

@@ -152,7 +152,7 @@ class _Recorded:
         self._gradient = RecordedGradient(function)
         self.bytes_each = self._gradient.bytes_each
         self.nbytes = self.bytes_each // 2
-        if lacks_derivatives(*(g for g in self._gradient.gradient if g is not None)):
+        if lacks_derivatives(*self._gradient.live_edges):
             # Another route may do where this product raises.
             self.products(tuple(torch.zeros_like(leaf)[None] for leaf in function.leaves))
 

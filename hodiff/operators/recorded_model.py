@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
@@ -61,7 +62,8 @@ class RecordedModel:
         if all(each is None for each in pulled):
             raise function.independent()
         self._live = [i for i, each in enumerate(pulled) if each is not None and each.requires_grad]
-        self._pulled = [pulled[i] for i in self._live]
+        # Their numbers are zero and as many as the parameters.
+        self._pulled = [get_gradient_edge(pulled[i]) for i in self._live]
         self.outputs: Leaves = tuple(leaf.detach() for leaf in self._outputs)
         self.bytes_each = 2 * cotangent_bytes(*self._pulled)
         if lacks_derivatives(*self._pulled):
@@ -95,7 +97,7 @@ class RecordedModel:
         return torch.autograd.grad(self._outputs, self._primals, cotangents, retain_graph=True, allow_unused=True)
 
 
-def lacks_derivatives(*outputs: Tensor) -> bool:
+def lacks_derivatives(*outputs: Tensor | GradientEdge) -> bool:
     """Whether torch may have no derivative of an operator that computed some tensors: the product then raises."""
     return any(node.name().endswith("NotImplemented") for node in nodes_of(*outputs))
 

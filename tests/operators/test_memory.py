@@ -75,7 +75,7 @@ OPERATORS = {
 }
 
 
-@pytest.mark.parametrize(("name", "first", "later"), [("hessian", 3.1, 2.2), ("gauss-newton", 2.7, 2.2)])
+@pytest.mark.parametrize(("name", "first", "later"), [("hessian", 3.0, 2.2), ("gauss-newton", 2.3, 2.2)])
 def test_a_product_takes_few_gradients(name: str, first: float, later: float) -> None:
     """In the first product of a new operator the linearization is included, in later ones it lies there already."""
     floor = peak(gradient)
@@ -98,7 +98,7 @@ def test_products_of_the_benchmark_network(make: Any) -> None:
     else:
         A = GaussNewtonOperator(objective.module, F.cross_entropy, x, objective.inputs, objective.targets)
     floor = peak(gradient)
-    assert peak(lambda: A.at(x) @ x) < 3.0 * floor
+    assert peak(lambda: A.at(x) @ x) < 2.2 * floor
     assert peak(lambda: A @ x) < 2.2 * floor
 
 
@@ -108,7 +108,7 @@ def test_without_a_cache_one_batch_is_held_at_a_time() -> None:
     all_of_them = peak(lambda: OPERATORS["hessian"](data=quarters, cache=False) @ X)
     kept = peak(lambda: OPERATORS["hessian"](data=quarters, cache=True) @ X)
     assert all_of_them < 1.5 * one
-    assert kept > 3 * one
+    assert kept > 2 * one
 
 
 def test_budget_is_kept() -> None:
