@@ -178,7 +178,7 @@ def test_least_squares():
     for A in (B, B.T):
         b = torch.ones(len(A), dtype=torch.float64)
         solution = solve(A, b, method="lsmr", tol=1e-10)
-        expected = np.linalg.lstsq(A.numpy(), b.numpy())[0]
+        expected = np.linalg.lstsq(A.numpy(), b.numpy(), rcond=None)[0]
         torch.testing.assert_close(solution.value, torch.from_numpy(expected), rtol=1e-7, atol=1e-9)
         assert solution.residual == pytest.approx(np.linalg.norm(A.numpy() @ expected - b.numpy()), abs=1e-8)
     singular = torch.diag(torch.cat([torch.ones(50), torch.zeros(50)]).double())

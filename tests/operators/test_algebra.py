@@ -204,7 +204,7 @@ def test_scipy() -> None:
     J = JacobianOperator(p.call, p.x, p.inputs)
     K = J.to_scipy()
     found = spla.lsmr(K, np.ones(K.shape[0]), atol=1e-14, btol=1e-14, maxiter=1000)[0]
-    expected = np.linalg.lstsq(p.jacobian().numpy(), np.ones(K.shape[0]))[0]
+    expected = np.linalg.lstsq(p.jacobian().numpy(), np.ones(K.shape[0]), rcond=None)[0]
     np.testing.assert_allclose(found, expected, atol=1e-6)
     np.testing.assert_allclose(K.T @ np.eye(K.shape[0]), p.jacobian().numpy().T, atol=1e-12)
 
