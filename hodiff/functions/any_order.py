@@ -76,15 +76,16 @@ def outside_graphs(function: F) -> F:
     Returns:
         The function, wrapped.
     """
-    disabled: list[Any] = []
+    disabled: Any = None
 
     @functools.wraps(function)
     def outside(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
-        if not disabled:
-            disabled.append(torch.compiler.disable(function))
-        return disabled[0](*args, **kwargs)
+        if disabled is None:
+            disabled = torch.compiler.disable(function)
+        return disabled(*args, **kwargs)
 
     # Keeps dynamo from looking into this wrapper, too.
     outside._torchdynamo_disable = True  # type: ignore[attr-defined]
