@@ -54,6 +54,9 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         values, *again = (attempt(f, *point) for _ in range(_EVALUATIONS))
+        # A sampler may draw the same several times, so that torch's own has to begin where the first one began.
+        torch.manual_seed(seed)
+        torchs = attempt(sample.function(correct=False), *point) if correct else values
     if isinstance(values, Failure):
         return everywhere(Verdict("raises", None, values.message))
     obstacle = _obstacle(values)
@@ -61,7 +64,7 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
         return everywhere(Verdict("not differentiable", None, obstacle))
     if not all(_same(values, each) for each in again):
         return _with_fixed_seed(sample, correct, seed)
-    if correct and _differs(values, attempt(sample.function(correct=False), *point)):
+    if _differs(values, torchs):
         return everywhere(Verdict("wrong", None, "the value is not torch's"))
     return audit_function(f, point, seed)
 
