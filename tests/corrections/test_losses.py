@@ -92,7 +92,7 @@ def test_third_order_batched_and_compiled(name):
 
 
 # These hold constants of float64.
-WIDE = tuple(name for name in CALLS if name.startswith(("soft_margin", "multi_margin")))
+WIDE = tuple(name for name in CALLS if name.startswith(("soft_margin", "multi_margin", "mse, constant")))
 
 
 @pytest.mark.parametrize(
