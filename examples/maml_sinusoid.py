@@ -157,7 +157,8 @@ def spread(errors: Tensor) -> Tensor:
 def summary(runs: list[Tensor]) -> str:
     """Median over networks of the mean error after one step, and its range."""
     means = torch.stack([errors[1].mean() for errors in runs])
-    return f"median of {len(runs)} after one step {means.quantile(0.5):.3f}, from {means.min():.3f} to {means.max():.3f}"
+    median = means.quantile(0.5)
+    return f"median of {len(runs)} after one step {median:.3f}, from {means.min():.3f} to {means.max():.3f}"
 
 
 def plot(curves: dict[str, Tensor], path: Path) -> None:
