@@ -37,6 +37,18 @@ def test_learns_and_checks_itself(tmp_path: Path) -> None:
         assert one < none or learner == "reptile", row
 
 
+def test_several_networks_are_summed_up(tmp_path: Path) -> None:
+    done = run("--steps", "20", "--seeds", "2", "--output", str(tmp_path / "curves.png"))
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"seed \d +[\d.]+ ± [\d.]+ +([\d.]+) ± ", done.stdout)
+    low, high = sorted(map(float, rows))
+    assert low < high
+    summary = re.search(r"maml, K=5: median of 2 after one step ([\d.]+), from ([\d.]+) to ([\d.]+)", done.stdout)
+    assert summary is not None
+    assert (float(summary[2]), float(summary[3])) == (low, high)
+    assert abs(float(summary[1]) - (low + high) / 2) < 2e-3
+
+
 def test_unknown_learners_are_named() -> None:
     done = run("--learners", "maml,mammal")
     assert done.returncode == 2
