@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 
@@ -65,6 +66,21 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
         return plain(*inputs)
 
     return call
+
+
+def in_dtype(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert a result of `forward`.
+
+    Compiled by torch 2.11, a result that `to` hands on as it is loses its gradient, without a word.
+
+    Args:
+        t: The result.
+        dtype: The dtype that it is to have.
+
+    Returns:
+        The result itself, where nothing is to be done.
+    """
+    return t if t.dtype == dtype else t.to(dtype)
 
 
 def outside_graphs(function: F) -> F:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.functions import attention_formulas as formulas
-from hodiff.functions.any_order import AnyOrderFunction
+from hodiff.functions.any_order import AnyOrderFunction, in_dtype
 from hodiff.functions.attention_arguments import grouped_heads, require_batches, require_inputs, require_options
 from hodiff.functions.attention_formulas import Options
 from hodiff.functions.autocast import autocast_like_torch
@@ -31,7 +31,7 @@ class Attention(AnyOrderFunction):
     def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options) -> Tensor:
         """A block of query rows at a time."""
         inputs = (q, k, v, mask, seed)
-        return blockwise(partial(formulas.value, options), _plan(inputs, (True,)), *inputs)[0].to(v.dtype)
+        return in_dtype(blockwise(partial(formulas.value, options), _plan(inputs, (True,)), *inputs)[0], v.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -284,7 +284,7 @@ def _plan(tensors: Any, outputs: tuple[bool, ...]) -> Plan:
 
 def _like_inputs(found: tuple[Tensor, ...], tensors: Any, wanted: tuple[bool, ...]) -> tuple[Tensor, ...]:
     chosen = [each for each, want in zip(tensors[:4], wanted, strict=True) if want]
-    return tuple(each.to(like.dtype) for each, like in zip(found, chosen, strict=True))
+    return tuple(in_dtype(each, like.dtype) for each, like in zip(found, chosen, strict=True))
 
 
 def _placed(found: Any, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hodiff.functions.any_order import in_dtype
+
 
 class Layout(NamedTuple):
     """Which numbers share statistics and parameters. Dimensions count from the end: batches may stand in front.
@@ -45,7 +47,7 @@ class Layout(NamedTuple):
 def normalized(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: Layout) -> Tensor:
     r"""$y = \hat x w + b$."""
     standardized, _ = standardize(x, layout)
-    return affine(merge(standardized, layout), weight, bias, layout).to(x.dtype)
+    return in_dtype(affine(merge(standardized, layout), weight, bias, layout), x.dtype)
 
 
 def affine(standardized: Tensor, weight: Tensor | None, bias: Tensor | None, layout: Layout) -> Tensor:
@@ -68,11 +70,11 @@ def gradient(
         standardized, r = standardize(x, layout)
     if wanted[0]:
         p = split(weighted(g, weight, layout), layout)
-        found.append(merge(r * project(p, standardized, layout), layout).to(x.dtype))
+        found.append(in_dtype(merge(r * project(p, standardized, layout), layout), x.dtype))
     if wanted[1]:
-        found.append(reduced(g * merge(standardized, layout), layout).to(layout.parameter_dtype))
+        found.append(in_dtype(reduced(g * merge(standardized, layout), layout), layout.parameter_dtype))
     if wanted[2]:
-        found.append(reduced(g, layout).to(layout.parameter_dtype))
+        found.append(in_dtype(reduced(g, layout), layout.parameter_dtype))
     return tuple(found)
 
 
