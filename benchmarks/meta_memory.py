@@ -12,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ LENGTHS = (50, 100, 200, 400, 800, 1000)
 EPISODES: dict[str, Callable[[], Episode]] = {
     "sinusoid": sinusoid,
     "digits-cnn": digits_cnn,
-    **{f"T={steps}": lambda steps=steps: digits_cnn(tasks=1, images=64, steps=steps) for steps in LENGTHS},  # type: ignore[misc]
+    **{f"T={steps}": partial(digits_cnn, tasks=1, images=64, steps=steps) for steps in LENGTHS},
 }
 
 

@@ -134,7 +134,8 @@ class HessianOperator(CurvatureOperator):
     def _dense(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
         # Blocks of 16-bit leaves would be rounded to 16 bits before they are joined.
         if isinstance(linearization, _Recorded) and all(leaf.dtype.itemsize > 2 for leaf in self.leaves):
-            return linearization.matrix(chunk_size, progress)
+            # The operator's own limit holds here as it does in every product.
+            return linearization.matrix(self.chunk_size if chunk_size == "auto" else chunk_size, progress)
         return super()._dense(linearization, chunk_size, progress)
 
     def _functional(self, leaves: Leaves, tangents: Leaves, args: tuple[Any, ...]) -> Leaves:

@@ -10,6 +10,7 @@ from operators.cases import MODELS, bernoulli_hessian, close, problem, ravel, un
 from torch import Tensor
 
 import hodiff
+from hodiff.derivatives.recorded import RecordedGradient
 from hodiff.operators import HessianOperator
 
 ALL = pytest.mark.parametrize("name", MODELS)
@@ -260,3 +261,24 @@ def test_autocast() -> None:
     assert torch.equal(H, H.mT)
     exact = p.hessian()
     assert 1e-5 < (H - exact).norm() / exact.norm() < 5e-2
+
+
+@pytest.mark.parametrize(("own", "asked", "most"), [(2, "auto", 2), ("auto", 3, 3), (None, "auto", 1000)])
+def test_the_operators_chunk_size_holds_for_the_dense_matrix(own: Any, asked: Any, most: int, monkeypatch: Any) -> None:
+    p = problem("mlp")
+    widths: list[int] = []
+    rows = RecordedGradient.rows
+
+    def counted(self: Any, index: int, basis: Tensor, wanted: Any) -> Any:
+        widths.append(len(basis))
+        return rows(self, index, basis, wanted)
+
+    monkeypatch.setattr(RecordedGradient, "rows", counted)
+    A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), chunk_size=own)
+    close(A.to_dense(chunk_size=asked), p.hessian())
+    assert max(widths) == min(most, max(leaf.numel() for leaf in p.x.values()))
+
+
+def test_a_linear_function_has_a_dense_matrix_of_zeros() -> None:
+    x = {"a": torch.ones(2), "b": torch.ones(3)}
+    assert torch.equal(HessianOperator(lambda x: x["a"].sum() + 2 * x["b"].sum(), x).to_dense(), torch.zeros(5, 5))
