@@ -4,33 +4,41 @@ A Hessian's directions go through a network together, so `X @ V` with one `X` an
 product as an expanded operand, and a softmax over ten classes is differentiated for hundreds of directions at once.
 All were measured (AMD EPYC with AVX-512, MKL, two threads, float32): the batched product runs at 20 to 30
 GFLOP/s when its results have fewer than 16 columns and at 170 from 16 on, the same numbers as one large product at
-about 115; a plain product with fewer than 12 columns runs at half the speed of its transpose; the softmax derivatives
-take six times as long over 10 classes as the same formula in four elementwise operations, and less from 16 on.
+about 115; a plain product of 32,768 x 32 with 32 x 10 takes as long as its transpose and the copy back into order, and
+three times as long as by oneDNN; the softmax derivatives take six times as long over 10 classes as the same formula in
+four elementwise operations, and less from 16 on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hodiff.kernels.matrix_products import by_onednn, onednn_available
+from hodiff.kernels.units import UnitRows, picked_columns
+
 aten = torch.ops.aten
 
 # Below this many columns (classes) the vectorised kernels of MKL and torch fall back to slow paths.
 NARROW = 16
+# Below this many a plain product is the fastest again.
+LEAST = 4
 
 _EXACT = (torch.float32, torch.float64)
 
 
-def batched_product(a: Tensor, b: Tensor) -> Tensor:
+def batched_product(a: Tensor, b: Tensor, units: UnitRows | None = None) -> Tensor:
     """`torch.bmm(a, b)` for `a` (k, m, p), `b` (k, p, n): as one product where `a` is shared and `b` is narrow.
 
     Args:
         a: Left factors; shared means expanded, with stride 0 along the batch.
         b: Right factors.
+        units: Unit directions; where `b` is a view of them and `a` is shared, nothing is multiplied.
 
     Returns:
         The products (k, m, n); where the kernel is used, each in column-major order, which suits what follows: sums
@@ -42,14 +50,19 @@ def batched_product(a: Tensor, b: Tensor) -> Tensor:
         True
     """
     batch, inner, columns = b.shape
-    if not (batch > 1 and a.stride(0) == 0 and columns < NARROW and a.device.type == "cpu"):
+    if not (batch > 1 and a.stride(0) == 0 and a.device.type == "cpu"):
+        return aten.bmm.default(a, b)
+    places = units.places(b) if units is not None else None
+    if places is not None:
+        return picked_columns(a[0], *places, columns, samples_inside=columns < NARROW)
+    if columns >= NARROW:
         return aten.bmm.default(a, b)
     rows = b.transpose(1, 2).reshape(batch * columns, inner)
     return (rows @ a[0].t()).view(batch, columns, -1).transpose(1, 2)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` for matrices `a` (m, p) and `b` (p, n), transposed for the product where `b` is narrow and `a` is long.
+    """`a @ b` for matrices `a` (m, p) and `b` (p, n): by oneDNN or transposed where `b` is narrow and `a` is long.
 
     Args:
         a: Left factor.
@@ -63,8 +76,11 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         >>> torch.equal(product(a, b), torch.mm(a, b))
         True
     """
-    if not (b.shape[1] < NARROW <= a.shape[0] // NARROW and a.device.type == "cpu" and a.dtype in _EXACT):
+    suits = LEAST <= b.shape[1] < NARROW <= a.shape[0] // NARROW and a.device.type == "cpu" and a.dtype in _EXACT
+    if not suits:
         return aten.mm.default(a, b)
+    if a.dtype is torch.float32 and onednn_available():
+        return by_onednn(a, b)
     return aten.mm.default(b.t(), a.t()).t().contiguous()
 
 
@@ -139,11 +155,19 @@ class NarrowKernels(TorchDispatchMode):
 
     It works below autograd and `torch.func`, which therefore record and differentiate what they always do.
 
+    Args:
+        units: The unit directions that go through while it is active.
+
     Example:
         >>> with NarrowKernels():
         ...     torch.bmm(torch.ones(1, 1, 2).expand(3, 1, 2), torch.ones(3, 2, 1)).flatten()
         tensor([2., 2., 2.])
     """
+
+    def __init__(self, units: UnitRows | None = None):
+        super().__init__()
+        of_units = {aten.bmm.default: partial(KERNELS[aten.bmm.default], units=units)}
+        self._kernels = KERNELS if units is None else KERNELS | of_units
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -152,4 +176,4 @@ class NarrowKernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look the operator up, and run torch's where there is none of ours."""
-        return KERNELS.get(func, func)(*args, **(kwargs or {}))
+        return self._kernels.get(func, func)(*args, **(kwargs or {}))

@@ -20,12 +20,13 @@ LOOSE = 5e-2
 Compiled = Callable[..., Sequence[Tensor]]
 
 
-def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Compiled:
+def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], *, relayout: bool = True) -> Compiled:
     """Compile a graph that nothing differentiates any more.
 
     Args:
         graph: The graph; it is changed.
         inputs: Examples of its inputs.
+        relayout: Whether the compiler may lay images out with their channels last for the sake of convolutions.
 
     Returns:
         The compiled function, for inputs of the same form.
@@ -34,7 +35,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Compiled:
     from torch._inductor import compile
 
     exchange_products(graph)
-    compiled: Compiled = compile(graph, list(inputs))
+    compiled: Compiled = compile(graph, list(inputs), options=None if relayout else {"layout_optimization": False})
     return compiled
 
 

@@ -19,6 +19,7 @@ from hodiff.derivatives.routes import PRODUCTS, ROUTES, Leaves, guard_reverse
 from hodiff.derivatives.transforms import gradient, pull
 from hodiff.derivatives.trees import PyTree, one_hot_rows
 from hodiff.kernels.narrow import NarrowKernels
+from hodiff.kernels.units import UnitRows
 
 NARROW_FROM = 32
 
@@ -147,9 +148,11 @@ class LinearizedHessian:
             for start, stop in spans(
                 leaf.numel(), resolve_chunk_size(self.chunk_size, leaf.numel(), bytes_each, leaf.device)
             ):
+                basis = one_hot_rows(start, stop, leaf)
                 # A dispatch mode costs each operator some microseconds, which only wide groups win back.
-                with nullcontext() if self.traced or stop - start < NARROW_FROM else NarrowKernels():
-                    rows = self.source.rows(index, one_hot_rows(start, stop, leaf), wanted)
+                narrow = self.traced or stop - start < NARROW_FROM
+                with nullcontext() if narrow else NarrowKernels(UnitRows(basis, start)):
+                    rows = self.source.rows(index, basis, wanted)
                 yield (
                     index,
                     start,

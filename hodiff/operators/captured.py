@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hodiff.derivatives.captured import Arguments, agree, compile_graph, warn_of_failure
+from hodiff.derivatives.captured import Arguments, Compiled, agree, compile_graph, warn_of_failure
 from hodiff.derivatives.chunks import resolve_chunk_size
 from hodiff.errors import HodiffError
 from hodiff.operators.linear_graphs import Leaves, SplitGraph, capture, widen
@@ -110,13 +110,13 @@ class _Captured:
     def _narrow(self, residuals: Leaves, group: Leaves) -> Way:
         # What is compiled is changed, and the wide graphs are made of the narrow one.
         graph = fx.GraphModule({}, copy.deepcopy(self._halves.linear.graph))
-        compiled = compile_graph(graph, [*residuals, *(v[0] for v in group)])
+        compiled = _compile(graph, [*residuals, *(v[0] for v in group)])
         return lambda residuals, group: [each[None] for each in compiled(*residuals, *(v[0] for v in group))]
 
     def _wide(self, residuals: Leaves, group: Leaves) -> Way:
         """The graph for a group, compared once with one vector after the other, which remains where it fails."""
         try:
-            compiled = compile_graph(widen(self._halves.linear, residuals, group), [*residuals, *group])
+            compiled = _compile(widen(self._halves.linear, residuals, group), [*residuals, *group])
             found = compiled(*residuals, *group)
         except Exception as error:
             # Whatever the compiler could not do for many vectors, it has done for one.
@@ -174,6 +174,11 @@ class CompiledLinearization:
         most = resolve_chunk_size("auto", left, 2 * self.nbytes, device)
         wanted = next(width for width, upto in WIDTHS if left <= upto)
         return wanted if wanted <= max(most, WIDTHS[1][0]) else WIDTHS[1][0]
+
+
+def _compile(linear: fx.GraphModule, inputs: Sequence[Tensor]) -> Compiled:
+    # On a CPU residuals would be laid out anew by each product, which takes longer than convolutions win by it.
+    return compile_graph(linear, inputs, relayout=inputs[-1].device.type != "cpu")
 
 
 def _timed(way: Way, residuals: Leaves, group: Leaves) -> tuple[float, Sequence[Tensor]]:

@@ -204,13 +204,16 @@ class CurvatureOperator(LinearOperator):
         return self._by_columns(lambda block: self._columns(linearization, block), chunk_size, progress)
 
     def _sum(self, product: Callable[[Linearization], Tensor], shape: tuple[int, ...]) -> Tensor:
-        """A weighted sum over batches and ranks, or their mean, of products of a shape."""
+        """A weighted sum over batches and ranks, or their mean, of products of a shape, tensors of their own."""
         total: Tensor | None = None
         weights = 0.0
         for linearization, weight in self._linearizations():
             # Sixteen-bit leaves were joined as float32, in which the sum is taken.
             one = product(linearization)
-            total = weight * one if total is None else total.add_(one, alpha=weight)
+            if total is None:
+                total = one if weight == 1.0 else weight * one
+            else:
+                total.add_(one, alpha=weight)
             weights += weight
             del linearization
         if total is None:

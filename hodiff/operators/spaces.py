@@ -91,9 +91,9 @@ class Space:
         )
 
     def join(self, leaves: Sequence[Tensor], count: int) -> Tensor:
-        """Leaves (k, *shape) as columns of (n, k)."""
+        """Leaves (k, *shape) as columns of (n, k), a tensor of its own."""
         rows = [leaf.reshape(count, -1).to(self.device, self.dtype) for leaf in leaves]
-        return (rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)).t()
+        return torch.cat(rows, dim=1).t()
 
     def flatten(self, tree: PyTree, caller: str = "flatten") -> Tensor:
         """A pytree of this space as one vector (n,).

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from hodiff.kernels import matrix_products
 from hodiff.kernels.matrix_products import exchange_products, matrix_product, onednn_wins
 
-pytestmark = pytest.mark.skipif(not matrix_products._available(), reason="torch without MKL or oneDNN")
+pytestmark = pytest.mark.skipif(not matrix_products.onednn_available(), reason="torch without MKL or oneDNN")
 
 
 @pytest.fixture

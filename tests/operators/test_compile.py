@@ -34,7 +34,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
     """Graphs that would be compiled, which run as they are: what is captured, split and widened is tested at once."""
     graphs: list[fx.GraphModule] = []
 
-    def keep(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+    def keep(graph: fx.GraphModule, inputs: Any, **_: Any) -> fx.GraphModule:
         graphs.append(graph)
         # The compiler reads a view as a reshape, and so takes strides that the trace did not foresee.
         for node in graph.graph.nodes:
@@ -161,7 +161,7 @@ def test_disagreement_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that returns something else is found out on the first product, and not asked again."""
     calls = []
 
-    def wrong(graph: fx.GraphModule, inputs: Any) -> Any:
+    def wrong(graph: fx.GraphModule, inputs: Any, **_: Any) -> Any:
         calls.append(1)
         return lambda *inputs: [2 * each for each in graph(*inputs)]
 
@@ -177,7 +177,7 @@ def test_disagreement_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_failing_compiler_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(graph: fx.GraphModule, inputs: Any) -> Any:
+    def failing(graph: fx.GraphModule, inputs: Any, **_: Any) -> Any:
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(captured, "compile_graph", failing)
@@ -185,6 +185,21 @@ def test_failing_compiler_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     A = GaussNewtonOperator(p.model, F.cross_entropy, p.x, p.inputs, p.targets, compile=True)
     with pytest.warns(hodiff.HodiffWarning, match="no compiler here"):
         close(A.to_dense(), p.gauss_newton())
+
+
+def test_images_keep_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layout for convolutions would be made anew of the residuals by each product."""
+    asked = []
+
+    def keep(graph: fx.GraphModule, inputs: Any, *, relayout: bool = True) -> fx.GraphModule:
+        asked.append(relayout)
+        return graph
+
+    monkeypatch.setattr(captured, "compile_graph", keep)
+    p = problem("mlp")
+    A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True)
+    A @ torch.ones(A.shape[0], 2, dtype=torch.float64)
+    assert asked == [False, False]
 
 
 def test_errors_of_the_user_are_no_failures_of_the_compiler() -> None:

@@ -282,3 +282,17 @@ def test_the_operators_chunk_size_holds_for_the_dense_matrix(own: Any, asked: An
 def test_a_linear_function_has_a_dense_matrix_of_zeros() -> None:
     x = {"a": torch.ones(2), "b": torch.ones(3)}
     assert torch.equal(HessianOperator(lambda x: x["a"].sum() + 2 * x["b"].sum(), x).to_dense(), torch.zeros(5, 5))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_product_is_a_tensor_of_its_own(reduction: str) -> None:
+    """Autograd hands the vector itself back as the product with an identity, and one number n times for a sum."""
+    x, v = torch.ones(3, dtype=torch.float64), torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    for f, expected in ((lambda x, *_: x @ x / 2, v.clone()), (lambda x, *_: x.sum() ** 2, torch.full_like(v, 14.0))):
+        for options in ({}, {"data": [torch.ones(1), torch.ones(1)], "reduction": reduction}):
+            product = HessianOperator(f, x, **options) @ v
+            times = 2 if options and reduction == "sum" else 1
+            close(product, times * expected)
+            product.mul_(3)
+            close(product, 3 * times * expected)
+    close(v, torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
