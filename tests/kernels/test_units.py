@@ -35,7 +35,15 @@ def test_picked_products(m, p, n, data, transposed, dtype):
 def test_only_views_of_all_rows_are_places():
     rows = directions(3, 4, 0, 12)
     unit = UnitRows(rows, 0)
-    others = [rows[:6], rows[6:], rows.view(6, 6, 4), rows[:, :2], rows.view(12, 2, 6)[:, :1], rows.clone(), rows.flip(0)]
+    others = [
+        rows[:6],
+        rows[6:],
+        rows.view(6, 6, 4),
+        rows[:, :2],
+        rows.view(12, 2, 6)[:, :1],
+        rows.clone(),
+        rows.flip(0),
+    ]
     assert [unit.places(other) for other in others] == [None] * len(others)
     # Other shapes of the same rows are as good.
     row, column = unit.places(rows.view(12, 2, 6))
@@ -72,4 +80,5 @@ def test_hessians_pick(width, chunk_size, monkeypatch):
     curvature = 2 * (1 - t**2) * (1 - 3 * t**2)
     expected = torch.einsum("sc,si,sj->cij", curvature, inputs, inputs)
     torch.testing.assert_close(found, torch.block_diag(*expected), rtol=1e-10, atol=1e-12)
-    assert picked and set(picked) == {(30, 16)}
+    assert picked
+    assert set(picked) == {(30, 16)}
