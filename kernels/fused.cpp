@@ -369,6 +369,50 @@ FOR_EACH_PROCESSOR void curvature_row(const float* p, const float* s, const floa
   for (long i = 0; i < n; ++i) by_e[i] = p[i] * (by_e[i] - mean_w);
 }
 
+// What pulls the cotangents u, a and c of the gradients of a normalized row y = w x^ + b, with respect to x, w and b, back
+// to their cotangent g and to x and w. With x^ = r (x - m(x)), P t = t - m(t) - x^ m(t x^), p = g w and q = g a,
+//   by_g = w r P u + a x^ + c,  by_x = -r^2 (x^ m(u P p) + m(p x^) P u + m(u x^) P p) + r P q,  by_w += g r P u;
+// m(x) and m(t) are left out where the row is not centred.
+FOR_EACH_PROCESSOR void normalization_row(const float* __restrict x, const float* __restrict g,
+                                          const float* __restrict u, const float* __restrict w,
+                                          const float* __restrict a, const float* __restrict c, float* __restrict by_g,
+                                          float* __restrict by_x, double* __restrict by_w, long n, double eps,
+                                          bool centred) {
+  double total = 0.0, square = 0.0;
+  if (centred) {
+#pragma omp simd reduction(+ : total)
+    for (long i = 0; i < n; ++i) total += x[i];
+  }
+  const double m = total / n;
+#pragma omp simd reduction(+ : square)
+  for (long i = 0; i < n; ++i) square += (x[i] - m) * (x[i] - m);
+  const double r = 1.0 / std::sqrt(square / n + eps);
+
+  double u_1 = 0.0, p_1 = 0.0, q_1 = 0.0, u_x = 0.0, p_x = 0.0, q_x = 0.0, u_p = 0.0;
+#pragma omp simd reduction(+ : u_1, p_1, q_1, u_x, p_x, q_x, u_p)
+  for (long i = 0; i < n; ++i) {
+    const double h = (x[i] - m) * r, v = u[i], p = double(g[i]) * w[i], q = double(g[i]) * a[i];
+    u_1 += v;
+    p_1 += p;
+    q_1 += q;
+    u_x += v * h;
+    p_x += p * h;
+    q_x += q * h;
+    u_p += v * p;
+  }
+  const double share = 1.0 / n, share_of_mean = centred ? share : 0.0;
+  u_x *= share, p_x *= share, q_x *= share;
+  u_p = u_p * share - p_1 * share_of_mean * u_1 * share - p_x * u_x;  // m(u P p)
+  u_1 *= share_of_mean, p_1 *= share_of_mean, q_1 *= share_of_mean;
+  for (long i = 0; i < n; ++i) {
+    const double h = (x[i] - m) * r, p = double(g[i]) * w[i], q = double(g[i]) * a[i];
+    const double pu = u[i] - u_1 - h * u_x, pp = p - p_1 - h * p_x, pq = q - q_1 - h * q_x, d = r * pu;
+    by_g[i] = static_cast<float>(w[i] * d + a[i] * h + c[i]);
+    by_x[i] = static_cast<float>(r * pq - r * r * (h * u_p + p_x * pu + u_x * pp));
+    by_w[i] += g[i] * d;
+  }
+}
+
 FOR_EACH_PROCESSOR void add_relu_block(const float* x, const float* y, float* out, std::uint8_t* mask, long n) {
   for (long i = 0; i < n; ++i) {
     const float sum = x[i] + y[i];
@@ -528,6 +572,19 @@ EXPORT void hodiff_softmax_curvature(const float* p, const float* s, const float
     const long i = row * columns;
     curvature_row(p + i, s + i, c + i, e + i, by_s + i, by_c + i, by_e + i, columns);
   }
+}
+
+// See normalization_row. The rows are cut into parts, each with a row of its own in by_w, which starts from zero.
+EXPORT void hodiff_normalization_curvature(const float* x, const float* g, const float* u, const float* w,
+                                           const float* a, const float* c, float* by_g, float* by_x, double* by_w,
+                                           long parts, long rows, long columns, double eps, long centred) {
+#pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
+  for (long part = 0; part < parts; ++part)
+    for (long row = part * rows / parts; row < (part + 1) * rows / parts; ++row) {
+      const long i = row * columns;
+      normalization_row(x + i, g + i, u + i, w, a, c, by_g + i, by_x + i, by_w + part * columns, columns, eps,
+                        centred != 0);
+    }
 }
 
 // out = max(x + y, 0), and where the sum is positive or NaN; y may be null.

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
-_POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+_POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_double
 _SIGNATURES = {
     "hodiff_elementwise": (_LONG, _POINTER, _POINTER, _POINTER, _LONG),
     "hodiff_pullback": (_LONG, *(_POINTER,) * 5, _LONG),
@@ -28,6 +28,7 @@ _SIGNATURES = {
     "hodiff_weighted": (*(_POINTER,) * 3, _LONG, _LONG),
     "hodiff_weighted_pullback": (*(_POINTER,) * 5, _LONG, _LONG),
     "hodiff_softmax_curvature": (*(_POINTER,) * 7, _LONG, _LONG),
+    "hodiff_normalization_curvature": (*(_POINTER,) * 9, _LONG, _LONG, _LONG, _DOUBLE, _LONG),
     "hodiff_add_relu": (*(_POINTER,) * 4, _LONG),
     "hodiff_masked": (*(_POINTER,) * 3, _LONG),
     "hodiff_average_float": (_POINTER, _LONG, _LONG, _POINTER),
@@ -278,6 +279,38 @@ def softmax_curvature(p: Tensor, s: Tensor, c: Tensor, e: Tensor) -> tuple[Tenso
     found = torch.empty_like(p), torch.empty_like(p), torch.empty_like(p)
     _run("hodiff_softmax_curvature", *(each.data_ptr() for each in (p, s, c, e, *found)), *_rows(p))
     return found
+
+
+def normalization_curvature(
+    x: Tensor, g: Tensor, u: Tensor, w: Tensor, a: Tensor, c: Tensor, *, eps: float, centered: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""What pulls the cotangents of a normalization's gradients back, where each row has statistics of its own.
+
+    With $\hat x = r (x - m(x))$, $P t = t - m(t) - \hat x\, m(t \hat x)$ and $p = g w$ these are
+
+    $$ w\, r P u + a \hat x + c, \qquad
+       -r^2 \left( \hat x\, m(u P p) + m(p \hat x) P u + m(u \hat x) P p \right) + r P (g a), \qquad
+       \sum_\text{rows} g\, r P u. $$
+
+    Args:
+        x: The input (..., columns).
+        g: The cotangent of $\hat x w + b$, of the same shape.
+        u: The cotangent of the gradient by x, of the same shape.
+        w: The weight (columns,).
+        a: The cotangent of the gradient by w (columns,).
+        c: The cotangent of the gradient by b (columns,).
+        eps: Added to the variance.
+        centered: Whether means are subtracted.
+
+    Returns:
+        The cotangents of g, x and w.
+    """
+    rows, columns = _rows(x)
+    by_g, by_x = torch.empty_like(x), torch.empty_like(x)
+    by_w = torch.zeros(max(1, min(rows, torch.get_num_threads())), columns, dtype=torch.float64)
+    pointers = (each.data_ptr() for each in (x, g, u, w, a, c, by_g, by_x, by_w))
+    _run("hodiff_normalization_curvature", *pointers, len(by_w), rows, columns, eps, centered)
+    return by_g, by_x, by_w.sum(0).to(w.dtype)
 
 
 def add_relu(x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:

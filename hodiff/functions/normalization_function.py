@@ -28,7 +28,7 @@ from hodiff.functions.normalization_formulas import (
     weighted,
     wide,
 )
-from hodiff.functions.normalization_kernels import gradient_kernel, value_kernel
+from hodiff.functions.normalization_kernels import curvature_kernel, gradient_kernel, value_kernel
 
 
 class Normalization(AnyOrderFunction):
@@ -136,6 +136,10 @@ class NormalizationGradient(AnyOrderFunction):
         layout = ctx.layout
         u, a, c = _placed(cotangents, ctx.wanted)
         needs_g, needs_x, needs_weight = ctx.needs_input_grad[:3]
+        found = None if u is None else curvature_kernel(cotangent, x, weight, u, a, c, layout)
+        if found is not None:
+            needed = [each if need else None for each, need in zip(found, ctx.needs_input_grad[:3], strict=True)]
+            return (*needed, *[None] * (2 + ctx.statistics))
         g = wide(cotangent)
         standardized, r = formulas.standardize(x, layout)
         by_g: Any = None

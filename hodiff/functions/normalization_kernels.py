@@ -1,4 +1,6 @@
-"""Torch's fused kernels of normalizations: a value with its statistics, and the gradients from those."""
+"""Fused kernels of normalizations: torch's for a value with its statistics and the gradients from those, and hodiff's for
+what pulls back through these gradients.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hodiff.functions.normalization_formulas import Layout, reduced, wide
+from hodiff.kernels import fused
 
 _aten = torch.ops.aten
 
@@ -53,6 +56,44 @@ def gradient_kernel(
             cotangent, x, weight, None, None, mean, rstd, True, layout.eps, mask
         )
     return tuple(each for each, is_wanted in zip(found, wanted, strict=True) if is_wanted)
+
+
+def curvature_kernel(
+    cotangent: Tensor, x: Tensor, weight: Tensor | None, u: Tensor, a: Tensor | None, c: Tensor | None, layout: Layout
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """What pulls the cotangents u, a and c of the gradients back, in one pass; None where there is no kernel for them.
+
+    Args:
+        cotangent: What the gradients were computed of.
+        x: The input.
+        weight: The weight, or None.
+        u: The cotangent of the gradient by the input.
+        a: That of the gradient by the weight, or None.
+        c: That of the gradient by the bias, or None.
+        layout: Which numbers share statistics.
+
+    Returns:
+        The cotangents of `cotangent`, `x` and the weight.
+    """
+    # Where a graph is recorded the pullback is differentiated, which takes formulas.
+    if (
+        layout.kind != "trailing"
+        or torch.is_grad_enabled()
+        or not x.numel()
+        or not cotangent.shape == x.shape == u.shape
+    ):
+        return None
+    if not fused.takes(cotangent, x, u, *(each for each in (weight, a, c) if each is not None)):
+        return None
+    shape = x.shape[-layout.size :]
+    columns = shape.numel()
+    rows = [each.view(-1, columns) for each in (x, cotangent, u)]
+    parameters = [
+        x.new_full((columns,), default) if each is None else each.view(columns)
+        for each, default in ((weight, 1.0), (a, 0.0), (c, 0.0))
+    ]
+    by_g, by_x, by_w = fused.normalization_curvature(*rows, *parameters, eps=layout.eps, centered=layout.centered)
+    return by_g.view(x.shape), by_x.view(x.shape), by_w.view(shape)
 
 
 def _dense(x: Any) -> Any:

@@ -140,6 +140,58 @@ def test_the_curvature_of_softmax_in_one_pass(shape):
 
 
 @needs_kernels
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("shape", [(3, 7), (2, 5, 33), (64, 513), (1, 2)])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_the_curvature_of_normalizations_in_one_pass(norm, shape, weighted, monkeypatch):
+    calls = []
+    kernel = fused.normalization_curvature
+    monkeypatch.setattr(fused, "normalization_curvature", lambda *a, **k: calls.append(1) or kernel(*a, **k))
+    x, g, u = (normal(*shape, seed=k) + k for k in range(3))
+    w, a, c = (normal(shape[-1], seed=k) for k in range(3, 6))
+
+    def product(dtype, function):
+        leaves = [each.to(dtype).requires_grad_() for each in ((x, g, w) if weighted else (x, g))]
+        y = function(leaves[0], *leaves[2:])
+        inputs = (leaves[0], *leaves[2:])
+        first = torch.autograd.grad(y, inputs, leaves[1], create_graph=True)
+        return torch.autograd.grad(first, leaves, [each.to(dtype) for each in ((u, a) if weighted else (u,))])
+
+    def by_hand(x, w=1.0):
+        centred = x - x.mean(-1, keepdim=True) if norm == "layer_norm" else x
+        return centred * (centred.square().mean(-1, keepdim=True) + 1e-5) ** -0.5 * w
+
+    def ours(x, w=None):
+        if norm == "layer_norm":
+            return hf.layer_norm(x, shape[-1:], w, None if w is None else c.to(x.dtype))
+        return hf.rms_norm(x, shape[-1:], w, 1e-5)
+
+    found, expected = product(torch.float32, ours), product(torch.float64, by_hand)
+    assert calls
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
+
+
+@needs_kernels
+def test_the_curvature_of_a_normalization_adds_the_biases_part_and_stands_aside_for_third_derivatives():
+    x, g, w, b = (
+        normal(*shape, seed=k).float().requires_grad_() for k, shape in enumerate([(4, 6), (4, 6), (6,), (6,)])
+    )
+    first = torch.autograd.grad(hf.layer_norm(x, (6,), w, b), (x, w, b), g, create_graph=True)
+    cotangents = [normal(*each.shape, seed=9).float() for each in first]
+    recorded = torch.autograd.grad(first, (x, g, w), cotangents, create_graph=True)  # by formulas
+    assert all(each.requires_grad for each in recorded)
+    for one, other in zip(torch.autograd.grad(first, (x, g, w), cotangents), recorded, strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=1e-5, atol=1e-5)
+    x = x.detach()
+    x[1, 2] = math.nan
+    found = torch.autograd.grad(
+        torch.autograd.grad(hf.layer_norm(x.requires_grad_(), (6,), w, b), x, g, create_graph=True), x, torch.ones(4, 6)
+    )[0]
+    assert found.isnan().all(-1).tolist() == [False, True, False, False]
+
+
+@needs_kernels
 def test_rows_at_the_edge():
     inf, nan = math.inf, math.nan
     rows = torch.tensor([[-inf, -inf], [inf, 0.0], [nan, 1.0], [inf, nan], [-inf, nan], [-inf, 2.0]])
