@@ -1,6 +1,4 @@
-"""Fused kernels of normalizations: torch's for a value with its statistics and the gradients from those, and hodiff's for
-what pulls back through these gradients.
-"""
+"""Fused kernels of normalizations: torch's for values and gradients, and one for what pulls back through gradients."""
 
 from __future__ import annotations
 
