@@ -150,8 +150,8 @@ class LinearizedHessian:
             ):
                 basis = one_hot_rows(start, stop, leaf)
                 # A dispatch mode costs each operator some microseconds, which only wide groups win back.
-                narrow = self.traced or stop - start < NARROW_FROM
-                with nullcontext() if narrow else NarrowKernels(UnitRows(basis, start)):
+                few = self.traced or stop - start < NARROW_FROM
+                with nullcontext() if few else NarrowKernels(UnitRows(basis, start)):
                     rows = self.source.rows(index, basis, wanted)
                 yield (
                     index,
