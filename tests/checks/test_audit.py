@@ -128,6 +128,15 @@ def test_kinks_are_not_smooth(f):
 def test_random_functions_are_random_and_still_differentiated():
     assert statuses(audit_sample(sample(F.dropout, point(4)), correct=False, seed=0)) == {"random"}
     assert statuses(audit_sample(sample(torch.rand_like, point(4)), correct=False, seed=0)) == {"random"}
+    calls = []
+
+    def coin_that_shows_its_other_side_late(x):
+        calls.append(1)
+        return x if len(calls) <= 6 else x + torch.rand_like(x)
+
+    assert statuses(audit_sample(sample(coin_that_shows_its_other_side_late, point(4)), correct=False, seed=0)) == {
+        "random"
+    }
     noisy = sample(lambda x: F.layer_norm(F.dropout(x), (6,)), point(2, 6))
     found = audit_sample(noisy, correct=False, seed=0)
     assert found["reverse-over-forward"].status == "wrong"
