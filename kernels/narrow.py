@@ -6,7 +6,7 @@ All were measured (AMD EPYC with AVX-512, MKL, two threads, float32): the batche
 GFLOP/s when its results have fewer than 16 columns and at 170 from 16 on, the same numbers as one large product at
 about 115; a plain product of 32,768 x 32 with 32 x 10 takes as long as its transpose and the copy back into order, and
 three times as long as by oneDNN; the softmax derivatives take six times as long over 10 classes as the same formula in
-four elementwise operations, and less from 16 on.
+four elementwise operations, and less from 16 on. Where the directions are unit vectors, the first product is none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 # Below this many columns (classes) the vectorised kernels of MKL and torch fall back to slow paths.
 NARROW = 16
-# Below this many a plain product is the fastest again.
+# Below this many columns a plain product is the fastest again.
 LEAST = 4
 
 _EXACT = (torch.float32, torch.float64)

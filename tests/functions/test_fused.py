@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from hodiff import assert_differentiable
 from hodiff import functions as hf
 from hodiff.functions.activations import GatePullback
-from hodiff.kernels import fused
+from hodiff.kernels import fused, fused_library
 
-needs_kernels = pytest.mark.skipif(fused.library() is None, reason="hodiff was installed without a C++ compiler")
+needs_kernels = pytest.mark.skipif(not fused.available(), reason="hodiff was installed without a C++ compiler")
 
 
 def normal(*shape, seed=0):
@@ -148,23 +148,29 @@ def test_the_curvature_of_normalizations_in_one_pass(norm, shape, weighted, monk
     kernel = fused.normalization_curvature
     monkeypatch.setattr(fused, "normalization_curvature", lambda *a, **k: calls.append(1) or kernel(*a, **k))
     x, g, u = (normal(*shape, seed=k) + k for k in range(3))
-    w, a, c = (normal(shape[-1], seed=k) for k in range(3, 6))
+    w, a, b, c = (normal(shape[-1], seed=k) for k in range(3, 7))
+    affine = {"weight": (w, a), "bias": (b, c)} if weighted else {}
+    if norm == "rms_norm":
+        affine.pop("bias", None)
 
     def product(dtype, function):
-        leaves = [each.to(dtype).requires_grad_() for each in ((x, g, w) if weighted else (x, g))]
-        y = function(leaves[0], *leaves[2:])
-        inputs = (leaves[0], *leaves[2:])
-        first = torch.autograd.grad(y, inputs, leaves[1], create_graph=True)
-        return torch.autograd.grad(first, leaves, [each.to(dtype) for each in ((u, a) if weighted else (u,))])
+        leaves = {
+            name: each.to(dtype).requires_grad_()
+            for name, each in [("x", x), *((n, p) for n, (p, _) in affine.items())]
+        }
+        cotangents = [each.to(dtype) for each in (u, *(c for _, c in affine.values()))]
+        cotangent = g.to(dtype).requires_grad_()
+        inputs = list(leaves.values())
+        first = torch.autograd.grad(function(**leaves), inputs, cotangent, create_graph=True)
+        return torch.autograd.grad(first, [leaves["x"], cotangent, *inputs[1:2]], cotangents)
 
-    def by_hand(x, w=1.0):
+    def by_hand(x, weight=1.0, bias=0.0):
         centred = x - x.mean(-1, keepdim=True) if norm == "layer_norm" else x
-        return centred * (centred.square().mean(-1, keepdim=True) + 1e-5) ** -0.5 * w
+        return centred * (centred.square().mean(-1, keepdim=True) + 1e-5) ** -0.5 * weight + bias
 
-    def ours(x, w=None):
-        if norm == "layer_norm":
-            return hf.layer_norm(x, shape[-1:], w, None if w is None else c.to(x.dtype))
-        return hf.rms_norm(x, shape[-1:], w, 1e-5)
+    def ours(x, **affine):
+        options = {"eps": 1e-5, **affine}
+        return getattr(hf, norm)(x, shape[-1:], **options)
 
     found, expected = product(torch.float32, ours), product(torch.float64, by_hand)
     assert calls
@@ -259,6 +265,7 @@ def test_what_kernels_do_not_take():
         (hf.swish, ((5, 3), (3,))),
         (lambda x: hf.logsumexp(x, -1), ((5, 3),)),
         (lambda x: hf.softmax(x, -1), ((5, 3),)),
+        (lambda x, w, b: hf.layer_norm(x, (3,), w, b), ((5, 3), (3,), (3,))),
         (hf.fused_add_relu, ((5, 3), (5, 3))),
         (lambda x, b: hf.bias_act(x, b, "gelu"), ((5, 3), (3,))),
         (lambda x, w, b: hf.fused_linear(x, w, b, "relu"), ((5, 3), (2, 3), (2,))),
@@ -269,7 +276,7 @@ def test_what_kernels_do_not_take():
 def test_with_and_without_kernels(function, shapes, built, monkeypatch):
     """Value, gradient, product and third order in float32 against float64, which has no kernels."""
     if not built:
-        monkeypatch.setattr(fused, "library", lambda: None)
+        monkeypatch.setattr(fused_library, "library", lambda: None)
 
     def tower(dtype):
         inputs = [normal(*shape, seed=k).to(dtype).requires_grad_() for k, shape in enumerate(shapes)]
