@@ -1,7 +1,7 @@
 """The compiled kernels of `fused.cpp`: loading them, what they may read, and calling them.
 
-They are compiled when hodiff is installed, if there is a C++ compiler. Where they are not, or tensors are not plain float32
-on a CPU, `takes` says so.
+They are compiled when hodiff is installed, if there is a C++ compiler. Where they are not, or tensors are not plain
+float32 on a CPU, `takes` says so.
 """
 
 from __future__ import annotations
