@@ -1,8 +1,14 @@
-"""The fused CPU kernels, compiled where there is a C++ compiler; everything else stands in pyproject.toml."""
+"""The packages, and the fused CPU kernels where there is a C++ compiler; everything else stands in pyproject.toml."""
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 
 setup(
+    # kernels/ stands at the top level and is installed inside hodiff.
+    packages=[
+        *find_packages(include=["hodiff", "hodiff.*"]),
+        "hodiff.kernels",
+        *(f"hodiff.kernels.{name}" for name in find_packages("kernels")),
+    ],
     ext_modules=[
         Extension(
             "hodiff.kernels._fused",
@@ -22,5 +28,5 @@ setup(
             # Without it hodiff computes the same from torch's operators.
             optional=True,
         )
-    ]
+    ],
 )

@@ -11,6 +11,7 @@ from hodiff.derivatives import hessian as hessian
 from hodiff.derivatives import hessian_diagonal as hessian_diagonal
 from hodiff.derivatives import hessian_matrix as hessian_matrix
 from hodiff.derivatives import hvp as hvp
+from hodiff.derivatives import hvp_function as hvp_function
 from hodiff.derivatives import jacobian as jacobian
 from hodiff.errors import CheckError as CheckError
 from hodiff.errors import ConvergenceError as ConvergenceError
@@ -37,7 +38,7 @@ if _TYPE_CHECKING:
     from hodiff.checks import Report as Report
     from hodiff.checks import assert_differentiable as assert_differentiable
     from hodiff.checks import check as check
-    from hodiff.checks.preflight import preflight as preflight
+    from hodiff.checks.preflight.preflight import preflight as preflight
     from hodiff.derivatives.compiled_gradient import compile_gradient as compile_gradient
     from hodiff.operators import EmpiricalFisherOperator as EmpiricalFisherOperator
     from hodiff.operators import FisherOperator as FisherOperator

@@ -3,4 +3,4 @@
 from hodiff.authoring.custom_jvp import custom_jvp as custom_jvp
 from hodiff.authoring.custom_vjp import custom_vjp as custom_vjp
 from hodiff.authoring.elementwise import elementwise as elementwise
-from hodiff.functions.straight_through import straight_through as straight_through
+from hodiff.functions.gradients.straight_through import straight_through as straight_through

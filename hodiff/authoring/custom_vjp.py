@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.authoring.base import CustomRule
-from hodiff.authoring.captured import recorded
-from hodiff.authoring.function import Call, Tensors
-from hodiff.authoring.promises import require_linear, require_same_value
+from hodiff.authoring.closures import recorded
+from hodiff.authoring.custom_function import Call, Tensors
+from hodiff.authoring.custom_rule import CustomRule
+from hodiff.authoring.rule_trees import Layout, differentiable, flatten_like, kind
 from hodiff.authoring.transposition import transpose
-from hodiff.authoring.trees import Layout, differentiable, flatten_like, kind
+from hodiff.authoring.verification import require_linear, require_same_value
 from hodiff.errors import InputError
 
 

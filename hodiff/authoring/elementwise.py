@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as levels
 
-from hodiff.authoring.captured import closes_over_something, recorded, refuse_captured_by
+from hodiff.authoring.closures import closes_over_something, recorded, refuse_captured_by
 from hodiff.authoring.signatures import parameter_count, parameter_names
 from hodiff.errors import InputError
-from hodiff.functions.arguments import require_broadcastable, require_number_or_floating
-from hodiff.functions.elementwise import ElementwiseFunction
+from hodiff.rules.arguments import require_broadcastable, require_number_or_floating
+from hodiff.rules.elementwise import ElementwiseFunction
 
 Derivative = Callable[..., Any]
 

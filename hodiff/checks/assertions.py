@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hodiff.checks.report import Report
-from hodiff.checks.suite import check
+from hodiff.checks.check import check
+from hodiff.checks.report.report import Report
 from hodiff.errors import CheckError, InputError
 
 

@@ -5,7 +5,6 @@ from hodiff.corrections import activations as _activations  # noqa: F401
 from hodiff.corrections import attention as _attention  # noqa: F401
 from hodiff.corrections import convolution as _convolution  # noqa: F401
 from hodiff.corrections import distances as _distances  # noqa: F401
-from hodiff.corrections import embedding as _embedding  # noqa: F401
 from hodiff.corrections import guards as _guards  # noqa: F401
 from hodiff.corrections import indexing as _indexing  # noqa: F401
 from hodiff.corrections import linalg as _linalg  # noqa: F401

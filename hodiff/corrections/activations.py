@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.registry import Correction, correct, register
-from hodiff.functions.elementwise import ElementwiseFunction
 from hodiff.routes import FORWARD_INSIDE, ROUTES
+from hodiff.rules.elementwise import ElementwiseFunction
 
 
 def _relu(input: Tensor, inplace: bool = False) -> Tensor:

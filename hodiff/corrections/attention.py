@@ -11,7 +11,7 @@ from torch import Tensor
 from hodiff.corrections import composites as _composites  # noqa: F401  (enters nn.MultiheadAttention's function)
 from hodiff.corrections.need import is_differentiated
 from hodiff.corrections.registry import register
-from hodiff.functions.attention import attend
+from hodiff.functions.attention.attention import attend
 from hodiff.routes import ROUTES
 
 

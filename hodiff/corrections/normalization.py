@@ -14,7 +14,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hodiff import functions
 from hodiff.corrections.registry import register
-from hodiff.functions.normalization_formulas import wide
+from hodiff.functions.normalization.formulas import wide
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 
 _constant = partial(

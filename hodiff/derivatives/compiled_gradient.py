@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from hodiff.derivatives.captured import Arguments, Compiled, agree, compile_graph, warn_of_failure
-from hodiff.derivatives.functions import bind, in_plain_eager, leave_inference_mode
-from hodiff.derivatives.trees import PyTree, describe
+from hodiff.common.trees import PyTree, describe
+from hodiff.derivatives.bound_function import bind, in_plain_eager, leave_inference_mode
+from hodiff.derivatives.compilation import Arguments, Compiled, agree, compile_graph, warn_of_failure
 from hodiff.errors import HodiffError, InputError
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.trees import PyTree
+from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.dense import validate_options
-from hodiff.derivatives.functions import bind, leave_inference_mode
-from hodiff.derivatives.linearized import LinearizedHessian
-from hodiff.derivatives.routes import follow
-from hodiff.derivatives.trees import PyTree
+from hodiff.derivatives.hessian_rows import LinearizedHessian
+from hodiff.derivatives.second_order import follow
 
 
 def hessian_diagonal(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hodiff.derivatives.functions import bind, leave_inference_mode
-from hodiff.derivatives.routes import Leaves, follow
+from hodiff.common.trees import PyTree, flatten_tangents
+from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.second_order import Leaves, follow
 from hodiff.derivatives.transforms import push
-from hodiff.derivatives.trees import PyTree, flatten_tangents
 from hodiff.errors import InputError
 
 

@@ -11,13 +11,13 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
-from hodiff.derivatives.chunks import ByteCount, resolve_chunk_size, spans
+from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
+from hodiff.common.randomness import Replay
+from hodiff.common.trees import PyTree, describe, leaf_names, one_hot_rows
+from hodiff.derivatives.bound_function import BoundFunction, bind, leave_inference_mode
 from hodiff.derivatives.dense import validate_options
-from hodiff.derivatives.functions import BoundFunction, bind, leave_inference_mode
-from hodiff.derivatives.randomness import Replay
-from hodiff.derivatives.routes import Leaves, follow
+from hodiff.derivatives.second_order import Leaves, follow
 from hodiff.derivatives.transforms import pull, push
-from hodiff.derivatives.trees import PyTree, describe, leaf_names, one_hot_rows
 from hodiff.errors import InputError
 
 MODES = ("reverse", "forward")

@@ -11,7 +11,7 @@ from typing import Any
 import torch.func
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.trees import PyTree
+from hodiff.common.trees import PyTree
 
 
 def push(f: Callable[..., Any], primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[Any, Any, PyTree]:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.estimators.exact import symmetric_matrix_of
-from hodiff.estimators.host import host_operator
 from hodiff.estimators.lanczos import Chain
 from hodiff.estimators.probes import draw
 from hodiff.estimators.results import precise
+from hodiff.estimators.scipy_bridge import host_operator
 from hodiff.estimators.view import View
 
 POWER_STEPS = 5

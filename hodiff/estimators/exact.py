@@ -8,8 +8,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from hodiff.derivatives.chunks import resolve_chunk_size, spans
-from hodiff.derivatives.trees import one_hot_rows
+from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.common.trees import one_hot_rows
 from hodiff.errors import InputError
 from hodiff.estimators.results import precise
 from hodiff.estimators.view import View

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from hodiff.derivatives.chunks import resolve_chunk_size, spans
+from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.estimators.probes import draw
 from hodiff.estimators.results import mean_and_error, precise
 from hodiff.estimators.view import View

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.derivatives.chunks import resolve_chunk_size, spans
+from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.errors import HodiffWarning
 from hodiff.estimators.arguments import require_choice, require_int
 from hodiff.estimators.exact import symmetric_matrix_of

@@ -12,7 +12,7 @@ from scipy.sparse.linalg import gmres, lsmr, minres
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.estimators.host import host_operator
+from hodiff.estimators.scipy_bridge import host_operator
 from hodiff.estimators.systems import Correction, System, norms_of
 
 LOOK_EVERY = 10  # iterations of MINRES, a product more each time

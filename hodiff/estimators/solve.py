@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.derivatives.trees import describe
+from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators import conjugate_gradients, neumann, scipy_solvers
 from hodiff.estimators.arguments import require_amount, require_choice, require_int

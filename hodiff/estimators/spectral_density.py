@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.derivatives.trees import describe
+from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.arguments import require_amount, require_choice, require_int
 from hodiff.estimators.probes import generator_or_default

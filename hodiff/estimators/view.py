@@ -14,8 +14,8 @@ from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from hodiff.derivatives.chunks import resolve_chunk_size, spans, validate_chunk_size
-from hodiff.derivatives.trees import describe
+from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
+from hodiff.common.trees import describe
 from hodiff.errors import InputError
 
 Apply = Callable[[Tensor], Tensor]

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.functions.arguments import require_broadcastable, require_floating
-from hodiff.functions.elementwise import ElementwiseFunction
-from hodiff.functions.logistic import Logistic
+from hodiff.functions.activations.logistic import Logistic
+from hodiff.rules.arguments import require_broadcastable, require_floating
+from hodiff.rules.elementwise import ElementwiseFunction
 
 
 class LogSigmoid(ElementwiseFunction):

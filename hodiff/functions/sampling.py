@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.functions.arguments import (
+from hodiff.functions.gradients.straight_through import straight_through
+from hodiff.functions.softmax.softmax import Softmax
+from hodiff.rules.arguments import (
     require_dims,
     require_floating,
     require_number_or_floating,
 )
-from hodiff.functions.softmax import Softmax
-from hodiff.functions.straight_through import straight_through
 
 
 def gumbel_softmax(

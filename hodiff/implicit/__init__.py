@@ -3,6 +3,7 @@
 from hodiff.errors import ConvergenceError as ConvergenceError
 from hodiff.implicit.argmin import argmin as argmin
 from hodiff.implicit.argmin import stationary as stationary
+from hodiff.implicit.box_plane import project_box_plane as project_box_plane
 from hodiff.implicit.constrained import equality_argmin as equality_argmin
 from hodiff.implicit.constrained import projected_argmin as projected_argmin
 from hodiff.implicit.constrained import proximal_argmin as proximal_argmin
@@ -12,7 +13,6 @@ from hodiff.implicit.iteration import picard as picard
 from hodiff.implicit.linear_solve import linear_solve as linear_solve
 from hodiff.implicit.newton import newton as newton
 from hodiff.implicit.optimizer import torch_optimizer as torch_optimizer
-from hodiff.implicit.projections import project_box_plane as project_box_plane
 from hodiff.implicit.root import root as root
 from hodiff.implicit.scipy_solvers import scipy_minimize as scipy_minimize
 from hodiff.implicit.scipy_solvers import scipy_root as scipy_root

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.derivatives.trees import PyTree, describe
+from hodiff.common.trees import PyTree, describe
 from hodiff.errors import InputError
 from hodiff.implicit.solution import Settings, implicit_function, require_callable
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.trees import PyTree, flatten_primals
+from hodiff.common.trees import PyTree, flatten_primals
 from hodiff.errors import InputError
 from hodiff.implicit.argmin import gradient
 from hodiff.implicit.fixed_point import fixed_point

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.trees import PyTree
+from hodiff.common.trees import PyTree
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solution import Settings, implicit_function, require_callable
 

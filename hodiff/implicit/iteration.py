@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.derivatives.trees import PyTree
+from hodiff.common.trees import PyTree
 from hodiff.implicit.diagnostics import rounding
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solution import require_positive

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.utils import _pytree as pytree
 
-from hodiff.authoring.captured import recorded
-from hodiff.authoring.trees import Layout
-from hodiff.derivatives.trees import PyTree
+from hodiff.authoring.closures import recorded
+from hodiff.authoring.rule_trees import Layout
+from hodiff.common.trees import PyTree
 from hodiff.implicit.diagnostics import Reporter
+from hodiff.implicit.linear_maps import Map, Pair
 from hodiff.implicit.linear_methods import DENSE_UP_TO, METHODS, System, default_tolerance
-from hodiff.implicit.opaque import Job, Tensors
-from hodiff.implicit.products import Map, Pair
 from hodiff.implicit.ravel import Ravel
+from hodiff.implicit.solver_call import Job, Tensors
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import scipy.sparse.linalg as krylov
 import torch
 from torch import Tensor
 
-from hodiff.derivatives.chunks import ByteCount, resolve_chunk_size
+from hodiff.common.chunks import ByteCount, resolve_chunk_size
 from hodiff.implicit.diagnostics import rounding
 
 VectorMap = Callable[[Tensor], Tensor]

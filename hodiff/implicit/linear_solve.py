@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.authoring.captured import refuse_captured_by
-from hodiff.derivatives.functions import leave_inference_mode
-from hodiff.derivatives.trees import PyTree, flatten_primals, recordable
-from hodiff.functions.any_order import outside_graphs
+from hodiff.authoring.closures import refuse_captured_by
+from hodiff.common.trees import PyTree, flatten_primals, recordable
+from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.implicit.diagnostics import Reporter
-from hodiff.implicit.products import map_of
+from hodiff.implicit.implicit_function import solve
+from hodiff.implicit.linear_maps import map_of
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.rule import solve
 from hodiff.implicit.solution import linear_options, require_callable
+from hodiff.rules.any_order import outside_graphs
 
 
 @outside_graphs

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hodiff.derivatives.trees import PyTree
+from hodiff.common.trees import PyTree
 from hodiff.implicit.diagnostics import Reporter, rounding
-from hodiff.implicit.products import jacobian_of
+from hodiff.implicit.implicit_function import solve
+from hodiff.implicit.linear_maps import jacobian_of
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.rule import solve
 from hodiff.implicit.solution import linear_options, require_positive
 
 # Steps shorter than this are no progress: the residual's norm has a minimum that is no root.

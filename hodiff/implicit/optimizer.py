@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import trange
 
-from hodiff.derivatives.trees import PyTree
+from hodiff.common.trees import PyTree
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solution import require_callable, require_positive
 

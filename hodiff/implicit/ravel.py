@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.trees import PyTree, describe, leaf_names
+from hodiff.common.trees import PyTree, describe, leaf_names
 from hodiff.errors import InputError
 
 

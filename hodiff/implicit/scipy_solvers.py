@@ -10,8 +10,8 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from hodiff.common.trees import PyTree
 from hodiff.derivatives import hessian_matrix, hvp, jacobian
-from hodiff.derivatives.trees import PyTree
 from hodiff.errors import InputError
 from hodiff.implicit.argmin import gradient
 from hodiff.implicit.ravel import Ravel

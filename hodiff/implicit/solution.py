@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.authoring.captured import refuse_captured_by
-from hodiff.authoring.trees import Layout, flatten
+from hodiff.authoring.closures import refuse_captured_by
+from hodiff.authoring.rule_trees import Layout, flatten
+from hodiff.common.trees import PyTree, describe, flatten_primals, recordable
 from hodiff.corrections import corrected
-from hodiff.derivatives.functions import leave_inference_mode
-from hodiff.derivatives.trees import PyTree, describe, flatten_primals, recordable
+from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
-from hodiff.functions.any_order import outside_graphs
 from hodiff.implicit.diagnostics import Reporter, rounding
+from hodiff.implicit.implicit_function import Equation, attach
 from hodiff.implicit.linear_job import LinearOptions, evaluate
+from hodiff.implicit.linear_maps import jacobian_of
 from hodiff.implicit.linear_methods import METHODS
-from hodiff.implicit.opaque import Tensors, run_opaque
-from hodiff.implicit.products import jacobian_of
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.rule import Equation, attach
+from hodiff.implicit.solver_call import Tensors, run_opaque
+from hodiff.rules.any_order import outside_graphs
 
 
 @dataclass(frozen=True)

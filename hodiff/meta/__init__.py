@@ -9,7 +9,6 @@ from hodiff.meta.adaptation import adapt as adapt
 from hodiff.meta.adaptive import Adadelta as Adadelta
 from hodiff.meta.adaptive import Adagrad as Adagrad
 from hodiff.meta.adaptive import RMSprop as RMSprop
-from hodiff.meta.finite import NonFiniteError as NonFiniteError
 from hodiff.meta.from_torch import from_torch as from_torch
 from hodiff.meta.hypergradient import Hypergradient as Hypergradient
 from hodiff.meta.hypergradient import hypergradient as hypergradient
@@ -20,6 +19,7 @@ from hodiff.meta.maml import ANIL as ANIL
 from hodiff.meta.maml import FOMAML as FOMAML
 from hodiff.meta.maml import MAML as MAML
 from hodiff.meta.maml import MetaSGD as MetaSGD
+from hodiff.meta.nonfinite import NonFiniteError as NonFiniteError
 from hodiff.meta.optimizer import Optimizer as Optimizer
 from hodiff.meta.optimizer import OptimizerState as OptimizerState
 from hodiff.meta.reptile import Reptile as Reptile

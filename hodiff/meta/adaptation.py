@@ -12,11 +12,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
-from hodiff.derivatives.functions import in_plain_eager, leave_inference_mode
-from hodiff.derivatives.trees import PyTree, describe, flatten_primals, recordable
+from hodiff.common.trees import PyTree, describe, flatten_primals, recordable
+from hodiff.derivatives.bound_function import in_plain_eager, leave_inference_mode
 from hodiff.errors import InputError
-from hodiff.functions.surroundings import Surroundings
-from hodiff.meta.finite import all_finite, explain
 from hodiff.meta.gradients import (
     Gradient,
     InnerLoss,
@@ -26,9 +24,11 @@ from hodiff.meta.gradients import (
     reverse_gradient,
 )
 from hodiff.meta.loop import Loop, Point, segments
+from hodiff.meta.nonfinite import all_finite, explain
 from hodiff.meta.optimizer import Optimizer, OptimizerState
 from hodiff.meta.randomness import seeded
 from hodiff.meta.tasks import batch_source
+from hodiff.recompute.surroundings import Surroundings
 
 GRADIENTS: dict[str, Callable[..., Gradient]] = {
     "auto": reverse_gradient,

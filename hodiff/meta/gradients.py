@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
+from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.corrections import Corrections
-from hodiff.derivatives.functions import in_plain_eager
-from hodiff.derivatives.products import hvp
-from hodiff.derivatives.trees import PyTree, describe, tensors_in
+from hodiff.derivatives.bound_function import in_plain_eager
+from hodiff.derivatives.hvp import hvp
 from hodiff.errors import InputError, RouteError
-from hodiff.functions.checkpoint import Call
-from hodiff.functions.programs import Checkpoint, Program, Tensors, _inside_dual_level
 from hodiff.graphs import inspect_graph
 from hodiff.meta.optimizer import root
+from hodiff.recompute.checkpoint import Call
+from hodiff.recompute.programs import Checkpoint, Program, Tensors, _inside_dual_level
 
 # Of the leaves of the parameters: the value, gradients by the leaves, and buffers.
 Gradient = tuple[Tensor, list[Tensor], PyTree]

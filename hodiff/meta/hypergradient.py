@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.trees import PyTree, describe, flatten_primals
 from hodiff.corrections import corrected
-from hodiff.derivatives.trees import PyTree, describe, flatten_primals
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.meta.adaptation import adapt
 from hodiff.meta.conjugate_gradients import conjugate_gradients
-from hodiff.meta.finite import NonFiniteError
 from hodiff.meta.inverse_products import (
     InnerHessian,
     Inverse,
@@ -26,6 +25,7 @@ from hodiff.meta.inverse_products import (
     norm,
     pulled,
 )
+from hodiff.meta.nonfinite import NonFiniteError
 from hodiff.meta.optimizer import Optimizer
 from hodiff.meta.sgd import SGD
 

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from hodiff.authoring.captured import refuse_captured_by
+from hodiff.authoring.closures import refuse_captured_by
+from hodiff.common.trees import describe
 from hodiff.corrections import corrected
-from hodiff.derivatives.functions import in_plain_eager
-from hodiff.derivatives.trees import describe
+from hodiff.derivatives.bound_function import in_plain_eager
 from hodiff.errors import HodiffWarning, InputError, RouteError
-from hodiff.functions.surroundings import Surroundings
 from hodiff.graphs import inspect_graph
+from hodiff.meta.batch_norms import moving_statistics, stacked
 from hodiff.meta.conjugate_gradients import conjugate_gradients
 from hodiff.meta.gradients import copied
 from hodiff.meta.learner import Batch, MetaLearner, Parameters
-from hodiff.meta.norms import moving_statistics, stacked
+from hodiff.recompute.surroundings import Surroundings
 
 
 @dataclass(frozen=True)

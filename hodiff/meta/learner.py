@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from hodiff.common.chunks import spans
+from hodiff.common.trees import describe
 from hodiff.corrections import corrected
-from hodiff.derivatives.chunks import spans
-from hodiff.derivatives.functions import in_plain_eager, leave_inference_mode
-from hodiff.derivatives.trees import describe
+from hodiff.derivatives.bound_function import in_plain_eager, leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.meta.adaptation import Adaptation, adapt
+from hodiff.meta.batch_norms import POLICIES, average, frozen_norms, joined, moving_statistics, stacked
 from hodiff.meta.gradients import clipped
-from hodiff.meta.norms import POLICIES, average, frozen_norms, joined, moving_statistics, stacked
 from hodiff.meta.optimizer import Optimizer, Setting
 from hodiff.meta.sgd import SGD
 

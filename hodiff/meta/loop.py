@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.trees import PyTree
-from hodiff.functions.checkpoint import checkpoint as recomputed
+from hodiff.common.trees import PyTree
 from hodiff.meta.gradients import Gradient, Loss, clipped, constant_gradient, detached
 from hodiff.meta.optimizer import Optimizer, OptimizerState
+from hodiff.recompute.checkpoint import checkpoint as recomputed
 
 # Parameters, the optimizer's state, and buffers.
 Point = tuple[PyTree, OptimizerState, PyTree]

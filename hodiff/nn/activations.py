@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from hodiff.errors import InputError
-from hodiff.functions.activations import gelu, mish, silu, swish
-from hodiff.functions.arguments import require_choice, require_number_or_floating
+from hodiff.functions.activations.gated import gelu, mish, silu, swish
+from hodiff.functions.activations.logistic import scaled_sigmoid
+from hodiff.functions.activations.rectifiers import clipped_relu, relu, softplus
 from hodiff.functions.logarithms import log_sigmoid
-from hodiff.functions.logistic import scaled_sigmoid
-from hodiff.functions.rectifiers import clipped_relu, relu, softplus
+from hodiff.rules.arguments import require_choice, require_number_or_floating
 
 
 class Swish(nn.Module):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.functions.convolution import conv1d, conv2d, conv3d
+from hodiff.functions.convolution.convolve import conv1d, conv2d, conv3d
 
 
 class Conv1d(torch.nn.Conv1d):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hodiff.functions.gradient_control import reverse_gradient, scale_gradient
+from hodiff.functions.gradients.control import reverse_gradient, scale_gradient
 
 
 class GradientReversal(nn.Module):

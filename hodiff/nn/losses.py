@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hodiff.functions.losses import cross_entropy, hinge, huber
+from hodiff.functions.losses.losses import cross_entropy, hinge, huber
 
 
 class CrossEntropyLoss(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.functions import normalization as functions
+from hodiff.functions.normalization import layers as functions
 
 
 class LayerNorm(torch.nn.LayerNorm):

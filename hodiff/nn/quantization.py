@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hodiff.errors import InputError
-from hodiff.functions.gradient_control import scale_gradient
-from hodiff.functions.quantization import quantize_ste
+from hodiff.functions.gradients.control import scale_gradient
+from hodiff.functions.gradients.quantization import quantize_ste
 
 
 class FakeQuantize(nn.Module):

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.derivatives.trees import describe
+from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.operators.base import LinearOperator, require_operator
-from hodiff.operators.blocks import leaves_named, subspace
+from hodiff.operators.restriction import leaves_named, subspace
 from hodiff.operators.spaces import Space
 
 

@@ -12,10 +12,10 @@ from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from hodiff.derivatives.chunks import resolve_chunk_size, spans, validate_chunk_size
-from hodiff.derivatives.trees import describe
+from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
+from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.operators.products import multiply
+from hodiff.operators.linear_product import multiply
 from hodiff.operators.spaces import Space
 
 if TYPE_CHECKING:

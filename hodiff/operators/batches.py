@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from hodiff.derivatives.trees import PyTree, describe, tensors_in
+from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.errors import InputError
 
 REDUCTIONS = ("mean", "sum")

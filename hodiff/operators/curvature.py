@@ -13,13 +13,13 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.chunks import resolve_chunk_size, spans, validate_chunk_size
-from hodiff.derivatives.functions import BoundFunction, leave_inference_mode
-from hodiff.derivatives.trees import PyTree, dense, flatten_primals, recordable, tensors_in
+from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
+from hodiff.common.trees import PyTree, dense, flatten_primals, recordable, tensors_in
+from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.batches import Batches
-from hodiff.operators.captured import CapturedProducts
+from hodiff.operators.compiled.products import CapturedProducts
 from hodiff.operators.determinism import modules_in, require_deterministic, untouched_buffers
 from hodiff.operators.distributed import require_group, sum_over_ranks
 from hodiff.operators.spaces import Space

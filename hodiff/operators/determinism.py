@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from hodiff.derivatives.randomness import Replay
+from hodiff.common.randomness import Replay
 from hodiff.errors import InputError
-from hodiff.functions.closed_over import reachable
+from hodiff.recompute.closed_over import reachable
 
 
 def modules_in(*roots: Any) -> list[nn.Module]:

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.functions import BoundFunction
-from hodiff.derivatives.recorded import pull_batch
-from hodiff.derivatives.routes import guard_reverse
+from hodiff.common.trees import PyTree, describe
+from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.derivatives.recorded_gradient import pull_batch
+from hodiff.derivatives.second_order import guard_reverse
 from hodiff.derivatives.transforms import gradient
-from hodiff.derivatives.trees import PyTree, describe
 from hodiff.errors import InputError
 from hodiff.operators.curvature import Leaves
 from hodiff.operators.distributed import rank_in, size_of
 from hodiff.operators.gauss_newton import GaussNewtonOperator
 from hodiff.operators.likelihoods import Likelihood, likelihood_of, require_rows
-from hodiff.operators.outputs import OuterProducts, OutputMatrix, OutputOperator, pair
+from hodiff.operators.sandwich import OuterProducts, OutputMatrix, OutputOperator, pair
 
 
 class FisherOperator(GaussNewtonOperator):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hodiff.derivatives.recorded import RecordedGradient
-from hodiff.derivatives.trees import PyTree
+from hodiff.common.trees import PyTree
+from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.operators.curvature import Leaves
-from hodiff.operators.outputs import OutputMatrix, OutputOperator
+from hodiff.operators.sandwich import OutputMatrix, OutputOperator
 
 
 class GaussNewtonOperator(OutputOperator):

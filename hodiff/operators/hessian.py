@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from hodiff.derivatives.blocks import symmetric_blocks
-from hodiff.derivatives.functions import BoundFunction, bind
-from hodiff.derivatives.linearized import LinearizedHessian
-from hodiff.derivatives.recorded import RecordedGradient
-from hodiff.derivatives.routes import PRODUCTS, ROUTES, follow, validate_route
-from hodiff.derivatives.trees import PyTree
-from hodiff.operators.blocks import restrict
+from hodiff.common.trees import PyTree
+from hodiff.derivatives.bound_function import BoundFunction, bind
+from hodiff.derivatives.hessian_blocks import symmetric_blocks
+from hodiff.derivatives.hessian_rows import LinearizedHessian
+from hodiff.derivatives.recorded_gradient import RecordedGradient
+from hodiff.derivatives.second_order import PRODUCTS, ROUTES, follow, validate_route
 from hodiff.operators.curvature import MEMORY_BUDGET, CurvatureOperator, Leaves, Linearization
 from hodiff.operators.determinism import untouched_buffers
 from hodiff.operators.recorded_model import lacks_derivatives
+from hodiff.operators.restriction import restrict
 
 
 class HessianOperator(CurvatureOperator):

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.derivatives.chunks import resolve_chunk_size, spans, validate_chunk_size
-from hodiff.derivatives.functions import bind, leave_inference_mode
-from hodiff.derivatives.trees import PyTree, dense, flatten_primals, recordable
+from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
+from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
+from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.curvature import require_constant
 from hodiff.operators.determinism import modules_in, untouched_buffers

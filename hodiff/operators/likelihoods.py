@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hodiff.derivatives.trees import describe
+from hodiff.common.trees import describe
 from hodiff.errors import InputError
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from hodiff.common.trees import describe
 from hodiff.corrections import Corrections
-from hodiff.derivatives.functions import BoundFunction
-from hodiff.derivatives.recorded import pull_batch
-from hodiff.derivatives.routes import unavailable
-from hodiff.derivatives.trees import describe
+from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.derivatives.recorded_gradient import pull_batch
+from hodiff.derivatives.second_order import unavailable
 from hodiff.errors import InputError, RouteError
 from hodiff.graphs import cotangent_bytes, inspect_graph, nodes_of
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.trees import PyTree, flatten_primals, leaf_names
+from hodiff.common.trees import PyTree, flatten_primals, leaf_names
 from hodiff.errors import InputError
 from hodiff.estimators.arguments import require_int
 from hodiff.plot.shared import one_number, require_package

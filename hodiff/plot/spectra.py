@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hodiff.derivatives.trees import describe
+from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.spectral_density import SpectralDensity
 from hodiff.plot.shared import axes_or_new

@@ -11,15 +11,15 @@ from torch.utils._pytree import tree_flatten
 import hodiff.checks
 from hodiff.__main__ import main
 from hodiff.checks import AuditTable, Verdict, audit
-from hodiff.checks.audit_operator import audit_function, audit_sample
-from hodiff.checks.audit_pool import DiedError, Worker, serve
-from hodiff.checks.audit_samples import Sample, database
-from hodiff.checks.audit_verdicts import AUDITED_ROUTES, STATUSES, THIRD, everywhere, worst
+from hodiff.checks.audit.operator import audit_function, audit_sample
+from hodiff.checks.audit.pool import DiedError, Worker, serve
+from hodiff.checks.audit.samples import Sample, database
+from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, THIRD, everywhere, worst
 from hodiff.errors import HodiffError, InputError
 from hodiff.routes import ROUTES
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = ROOT / "hodiff" / "checks" / "audit_data" / "torch-2.13.json"
+COMMITTED = ROOT / "hodiff" / "checks" / "audit" / "data" / "torch-2.13.json"
 
 
 def point(*shape: int) -> torch.Tensor:

@@ -13,11 +13,11 @@ import torch
 
 import hodiff
 from hodiff.__main__ import main
-from hodiff.checks import Report, suite
-from hodiff.checks.boundary import METHODS
-from hodiff.checks.expressions import CALLS, Reader
-from hodiff.checks.loss_expressions import read_loss
-from hodiff.checks.targets import load_target
+from hodiff.checks import Report
+from hodiff.checks.arguments import METHODS
+from hodiff.checks.command.expressions import CALLS, Reader
+from hodiff.checks.command.loss_expressions import read_loss
+from hodiff.checks.command.targets import load_target
 
 FILE = """
 import torch
@@ -175,7 +175,11 @@ def test_options_reach_the_check(file, capsys):
 
 def test_every_option_is_passed_on(file, monkeypatch):
     calls = []
-    monkeypatch.setattr(suite, "check", lambda *args, **options: calls.append((args, options)) or Report("f", (), ()))
+    monkeypatch.setattr(
+        sys.modules["hodiff.checks.check"],
+        "check",
+        lambda *args, **options: calls.append((args, options)) or Report("f", (), ()),
+    )
     run("checked_functions:scaled", "--inputs", "randn(2)")
     switches = ["--seed", "5", "--approximate", "--compile", "--order", "4", "--method", "directions", "--ulps", "3"]
     switches += ["--reference", "checked_functions:scaled", "--loss", "output.square().mean()"]

@@ -3,7 +3,7 @@ import torch
 
 from hodiff import InputError
 from hodiff.checks import derivative, route_names
-from hodiff.checks.compositions import along_directions
+from hodiff.checks.oracles.compositions import along_directions
 
 X = torch.tensor([0.3, -0.8, 1.2], dtype=torch.float64)
 

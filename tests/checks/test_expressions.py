@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hodiff import InputError
-from hodiff.checks.expressions import Reader, dtype_named
+from hodiff.checks.command.expressions import Reader, dtype_named
 
 # Expressions and the same in Python
 EXPRESSIONS = [

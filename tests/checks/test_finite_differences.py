@@ -8,7 +8,7 @@ from scipy.optimize import rosen_hess_prod
 
 from hodiff import InputError
 from hodiff.checks import central_differences, hvp_differences
-from hodiff.checks.finite_differences import _has_kink
+from hodiff.checks.oracles.finite_differences import _has_kink
 
 X = torch.tensor([-0.4, 0.7, 1.1], dtype=torch.float64)
 V = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)

@@ -10,7 +10,7 @@ from torch import nn
 
 import hodiff
 from hodiff import InputError
-from hodiff.checks.modules import check_module
+from hodiff.checks.modules.check_module import check_module
 
 X = torch.tensor([[0.5, -1.2, 2.0, 0.3], [1.1, 0.4, -0.7, 0.9], [-0.2, 0.8, 1.6, -1.4]])
 REVERSE_INSIDE = {"reverse-over-reverse", "forward-over-reverse"}

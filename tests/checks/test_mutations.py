@@ -18,7 +18,7 @@ from hodiff.functions import (
     WeightedSum,
     XLogY,
 )
-from hodiff.functions.activation_slopes import SiLUCurvature
+from hodiff.functions.activations.slopes import SiLUCurvature
 
 BACKWARD_JVP_VMAP = ("backward", "jvp", "vmap")
 # The part of mutants that need not be caught.

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.autograd import Function
 
-from hodiff.checks import check, source
+from hodiff.checks import check
+from hodiff.checks.findings import source
 from hodiff.checks.probes import PROBES, calls_of, probe
 from hodiff.checks.probes.buffers import devices
 from hodiff.checks.probes.edges import edges, large_arguments

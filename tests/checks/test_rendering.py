@@ -12,7 +12,7 @@ import pytest
 
 from hodiff import InputError
 from hodiff.checks import Entry, Finding, Report
-from hodiff.checks.codes import CODES
+from hodiff.checks.findings.codes import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 

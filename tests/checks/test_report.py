@@ -2,8 +2,8 @@ import pytest
 
 from hodiff import CheckError
 from hodiff.checks import Entry, Finding, Report
-from hodiff.checks.codes import CODES
-from hodiff.checks.diagnosis import LEFT_OVER, MESSAGES, diagnose
+from hodiff.checks.findings.codes import CODES
+from hodiff.checks.findings.diagnosis import LEFT_OVER, MESSAGES, diagnose
 from hodiff.checks.probes.cause import Cause, by_reverse, nothing
 
 

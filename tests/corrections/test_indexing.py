@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hodiff
-from hodiff.checks.routes import against_differences, climb
-from hodiff.checks.scalarize import build
+from hodiff.checks.comparisons.routes import against_differences, climb
+from hodiff.checks.comparisons.scalarize import build
 from hodiff.corrections import table
 
 # torch says of index_reduce, once, that it may change.

@@ -5,8 +5,8 @@ import torch
 from torch.linalg import eigh
 
 import hodiff
-from hodiff.checks.routes import against_differences, climb
-from hodiff.checks.scalarize import build
+from hodiff.checks.comparisons.routes import against_differences, climb
+from hodiff.checks.comparisons.scalarize import build
 from hodiff.corrections import table
 
 # torch says of these, once, that they are deprecated.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hodiff
-from hodiff.checks.quiet import quiet
+from hodiff.checks.torch_warnings import quiet
 from hodiff.derivatives import compiled_gradient
 
 D = torch.float64

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hodiff
-from hodiff.functions.affine import fused_add_relu, scale_shift, weighted_sum
+from hodiff.functions.linear.affine import fused_add_relu, scale_shift, weighted_sum
 
 
 def normal(*shape, seed=0):

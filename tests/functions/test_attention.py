@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hodiff
 from hodiff.checks import derivative, route_names
 from hodiff.errors import InputError
-from hodiff.functions import row_blocks
-from hodiff.functions.attention import attention
+from hodiff.functions.attention.attention import attention
+from hodiff.rules import blockwise
 
 
 def drawn(*shapes, dtype=torch.float64, seed=0):
@@ -29,8 +29,8 @@ def seeded(seed=0):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Two rows a block, so that small inputs have several."""
-    monkeypatch.setattr(row_blocks, "BLOCK", 1)
-    monkeypatch.setattr(row_blocks, "FEWEST_ROWS", 2)
+    monkeypatch.setattr(blockwise, "BLOCK", 1)
+    monkeypatch.setattr(blockwise, "FEWEST_ROWS", 2)
 
 
 def everything(f, inputs):
@@ -137,8 +137,8 @@ def test_dropout_is_one_linear_map_in_every_derivative(small_blocks):
 def test_dropout_does_not_depend_on_blocks(monkeypatch):
     q, k = drawn((2, 9, 2), (2, 8, 2))
     whole = dropped(q, k, 1)
-    monkeypatch.setattr(row_blocks, "BLOCK", 1)
-    monkeypatch.setattr(row_blocks, "FEWEST_ROWS", 2)
+    monkeypatch.setattr(blockwise, "BLOCK", 1)
+    monkeypatch.setattr(blockwise, "FEWEST_ROWS", 2)
     assert_same([dropped(q, k, 1)], [whole])
 
 
@@ -221,7 +221,7 @@ def peak(step, f, length):
 
 @pytest.mark.parametrize("step", [gradient_step, product_step, reverse_product_step])
 def test_memory_is_linear_in_the_length(step, monkeypatch):
-    monkeypatch.setattr(row_blocks, "BLOCK", 2**15)
+    monkeypatch.setattr(blockwise, "BLOCK", 2**15)
     ours = {length: peak(step, attention, length) for length in (1024, 2048)}
     quadratic = peak(step, by_primitives, 2048)
     assert quadratic > 3 * 4 * 2048**2

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 import hodiff
 from hodiff.errors import InputError
-from hodiff.functions.checkpoint import checkpoint, checkpoint_sequential
+from hodiff.recompute.checkpoint import checkpoint, checkpoint_sequential
 
 D = torch.float64
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import hodiff
 from hodiff.checks import derivative, route_names, scipy_hessian
-from hodiff.checks.compiled import compile_checks
-from hodiff.checks.quiet import quiet
-from hodiff.checks.scalarize import build
+from hodiff.checks.comparisons.compiled import compile_checks
+from hodiff.checks.comparisons.scalarize import build
+from hodiff.checks.torch_warnings import quiet
 
 EXACT = [case for case in CASES if case.surrogate is None]
 APPROXIMATE = [case for case in CASES if case.surrogate is not None]

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hodiff
-from hodiff.functions.convolution import conv1d, conv2d, conv3d
-from hodiff.functions.convolution_maps import (
+from hodiff.functions.convolution.convolve import conv1d, conv2d, conv3d
+from hodiff.functions.convolution.maps import (
     Convolution,
     ConvolutionInputGradient,
     ConvolutionWeightGradient,

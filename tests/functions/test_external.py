@@ -10,7 +10,7 @@ import torch
 
 import hodiff
 from hodiff.errors import HodiffWarning, InputError, RouteError
-from hodiff.functions.external import numpy_function
+from hodiff.functions.numpy.numpy_function import numpy_function
 
 D = torch.float64
 SMOOTH = {

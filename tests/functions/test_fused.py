@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hodiff import assert_differentiable
 from hodiff import functions as hf
-from hodiff.functions.activations import GatePullback
+from hodiff.functions.activations.gated import GatePullback
 from hodiff.kernels import fused, fused_library
 
 needs_kernels = pytest.mark.skipif(not fused.available(), reason="hodiff was installed without a C++ compiler")

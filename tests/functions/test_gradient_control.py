@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 import hodiff
 from hodiff.errors import InputError, RouteError
-from hodiff.functions.gradient_control import (
+from hodiff.functions.gradients.control import (
     clip_gradient,
     gradient_hook,
     log_gradient,

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import hodiff
-from hodiff.functions.linear import FusedLinear, clipped_gradient_linear, fused_linear
+from hodiff.functions.linear.fused_linear import FusedLinear, clipped_gradient_linear, fused_linear
 from hodiff.nn import convolution as convolutions
 from hodiff.nn.linear import FusedLinear as FusedLinearModule
 

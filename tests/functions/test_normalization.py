@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import hodiff
 from hodiff.checks import derivative, route_names
 from hodiff.errors import InputError
-from hodiff.functions.normalization import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
+from hodiff.functions.normalization.layers import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 from hodiff.nn import normalization as modules
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import hodiff
 from hodiff.errors import InputError
-from hodiff.functions.proximal import group_soft_threshold, project_l2_ball, project_simplex, soft_threshold
+from hodiff.functions.projections.proximal import group_soft_threshold, project_l2_ball, project_simplex, soft_threshold
 
 X = torch.tensor([3.0, -4.0, 0.5], dtype=torch.float64)
 ZERO = torch.zeros(3, dtype=torch.float64)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import hodiff
 from hodiff.errors import InputError
-from hodiff.functions.quantization import floor_ste, quantize_ste, round_ste, sign_clipped_ste, sign_ste
-from hodiff.functions.straight_through import straight_through
+from hodiff.functions.gradients.quantization import floor_ste, quantize_ste, round_ste, sign_clipped_ste, sign_ste
+from hodiff.functions.gradients.straight_through import straight_through
 from hodiff.nn.quantization import FakeQuantize
 
 INF = float("inf")

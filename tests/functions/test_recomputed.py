@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from hodiff.functions import GELU, bias_act, fused_linear
-from hodiff.functions.recomputed import forget_between
+from hodiff.recompute.intermediates import forget_between
 
 
 def normal(*shape, seed=0):

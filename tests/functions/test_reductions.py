@@ -5,7 +5,7 @@ import torch
 from torch.func import grad, hessian, jacrev
 
 from hodiff.errors import InputError
-from hodiff.functions.reductions import amax, log_softmax, logsumexp, softmax
+from hodiff.functions.softmax.reductions import amax, log_softmax, logsumexp, softmax
 
 INF = float("inf")
 

@@ -5,8 +5,8 @@ import torch
 from functions.held import Meter
 
 import hodiff
+from hodiff.derivatives.hvp_function import hvp_function
 from hodiff.errors import InputError
-from hodiff.functions.second_order import hvp_function
 
 D = torch.float64
 

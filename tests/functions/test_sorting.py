@@ -12,7 +12,7 @@ from scipy.optimize import isotonic_regression
 
 import hodiff
 from hodiff.errors import InputError
-from hodiff.functions.sorting import isotonic_blocks, soft_rank, soft_sort
+from hodiff.functions.projections.sorting import isotonic_blocks, soft_rank, soft_sort
 
 X = torch.tensor([0.5, 3.0, 1.0, 0.8], dtype=torch.float64)
 VECTORS = arrays.arrays("float64", 4, elements=st.floats(-20, 20))

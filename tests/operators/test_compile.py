@@ -12,8 +12,9 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 import hodiff
-from hodiff.checks.quiet import quiet
-from hodiff.operators import EmpiricalFisherOperator, FisherOperator, GaussNewtonOperator, HessianOperator, captured
+from hodiff.checks.torch_warnings import quiet
+from hodiff.operators import EmpiricalFisherOperator, FisherOperator, GaussNewtonOperator, HessianOperator
+from hodiff.operators.compiled import products as captured
 
 KINDS = {
     "hessian": lambda p, **o: HessianOperator(p.objective(), p.x, **o),

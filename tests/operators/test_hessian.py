@@ -10,7 +10,7 @@ from operators.cases import MODELS, bernoulli_hessian, close, problem, ravel, un
 from torch import Tensor
 
 import hodiff
-from hodiff.derivatives.recorded import RecordedGradient
+from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.operators import HessianOperator
 
 ALL = pytest.mark.parametrize("name", MODELS)
@@ -167,7 +167,7 @@ def test_blocks_of_parameters(name: str) -> None:
 
 
 def _leaves(A: HessianOperator, names: Any) -> list[int]:
-    from hodiff.operators.blocks import leaves_named
+    from hodiff.operators.restriction import leaves_named
 
     return leaves_named(A.domain, names)[0]
 

@@ -92,7 +92,7 @@ def verdicts(specimen):
     import torch
 
     from hodiff.checks import check
-    from hodiff.checks.quiet import quiet
+    from hodiff.checks.torch_warnings import quiet
 
     with warnings.catch_warnings(), quiet(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
@@ -111,7 +111,7 @@ def false_alarms(specimen):
     import torch
 
     from hodiff.checks import check
-    from hodiff.checks.quiet import quiet
+    from hodiff.checks.torch_warnings import quiet
 
     with warnings.catch_warnings(), quiet(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
@@ -142,7 +142,7 @@ def alarms_of(rows):
 
 def page(rows, alarms):
     """The text: a summary by groups of codes, then a row for each function."""
-    from hodiff.checks.codes import CODES
+    from hodiff.checks.findings.codes import CODES
 
     rule = line("---", "---", *["---"] * len(TOOLS))
     summary = [line("defects", "codes", *TOOLS), rule]

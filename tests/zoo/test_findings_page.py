@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hodiff.checks.codes import CODES
-from hodiff.checks.quiet import quiet
+from hodiff.checks.findings.codes import CODES
+from hodiff.checks.torch_warnings import quiet
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "findings.md"
 INTRODUCTION, *SECTIONS = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -7,7 +7,7 @@ import pytest
 from zoo.specimen import right_specimens, wrong_specimens
 
 from hodiff.checks import check
-from hodiff.checks.codes import CODES
+from hodiff.checks.findings.codes import CODES
 
 WRONG, RIGHT = wrong_specimens(), right_specimens()
 # A note is no finding of the function, so that no wrong one needs it.

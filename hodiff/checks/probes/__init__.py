@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparison import Failure, attempt
+from hodiff.checks.comparisons.judgement import Failure, attempt
+from hodiff.checks.findings.source import class_location
 from hodiff.checks.probes.buffers import device_of_plain, devices, dtypes
 from hodiff.checks.probes.calls import Call, calls_of
 from hodiff.checks.probes.cause import Cause
@@ -23,7 +24,6 @@ from hodiff.checks.probes.returns import returned, unneeded
 from hodiff.checks.probes.saved import wasted
 from hodiff.checks.probes.slopes import backward_slopes, forward_slopes
 from hodiff.checks.probes.surroundings import kept, layouts, repeats, uninitialised, writes
-from hodiff.checks.source import class_location
 
 Probe = Callable[[Call, torch.Generator], list[Cause]]
 Many = Callable[..., tuple[Tensor, ...]]

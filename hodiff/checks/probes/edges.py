@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparison import Failure, attempt
+from hodiff.checks.comparisons.judgement import Failure, attempt
 from hodiff.checks.probes.cause import Cause, nothing
 
 Many = Callable[..., tuple[Tensor, ...]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from hodiff.checks.comparison import Failure, attempt
+from hodiff.checks.comparisons.judgement import Failure, attempt
 from hodiff.checks.probes.cause import Cause, nothing
 from hodiff.checks.probes.edges import bad_gradient, gradients_of, values_of
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparison import attempt
+from hodiff.checks.comparisons.judgement import attempt
 from hodiff.checks.probes.cause import Cause, of_derivatives
 from hodiff.checks.probes.trace import Trace
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparison import Failure, attempt
+from hodiff.checks.comparisons.judgement import Failure, attempt
+from hodiff.checks.findings.source import rule_location
 from hodiff.checks.probes.calls import Call
 from hodiff.checks.probes.cause import Cause, by_reverse, nothing
-from hodiff.checks.source import rule_location
 
 
 def returned(call: Call, generator: torch.Generator) -> list[Cause]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from hodiff.checks.source import place
+from hodiff.checks.findings.source import place
 
 # What takes a tensor out of the graph, by torch's own name for it.
 _DETACHING = {"detach", "detach_", "item", "__float__", "__int__"}

@@ -4,7 +4,7 @@ import torch
 from functions.case import Extremes, FunctionCase, normal, uniform
 from mpmath import mp
 
-from hodiff.functions.activations import GELU, GELUTanh, Mish, SiLU, Swish, gelu, mish, silu, swish
+from hodiff.functions.activations.gated import GELU, GELUTanh, Mish, SiLU, Swish, gelu, mish, silu, swish
 
 INF = float("inf")
 

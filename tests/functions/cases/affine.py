@@ -3,7 +3,7 @@
 import torch
 from functions.case import Extremes, FunctionCase, normal, uniform
 
-from hodiff.functions.affine import (
+from hodiff.functions.linear.affine import (
     FusedAddReLU,
     ScaleShift,
     WeightedSum,

@@ -5,7 +5,7 @@ import math
 import torch
 from functions.case import FunctionCase, normal
 
-from hodiff.functions.attention import Attention, attention
+from hodiff.functions.attention.attention import Attention, attention
 
 
 def by_primitives(q, k, v, mask=None, visible=None):

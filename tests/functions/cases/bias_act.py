@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from functions.case import FunctionCase, normal
 
-from hodiff.functions.bias_act import BiasAct, bias_act
+from hodiff.functions.activations.bias_act import BiasAct, bias_act
 
 REFERENCES = {
     "identity": lambda z: z,

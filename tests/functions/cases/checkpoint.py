@@ -3,8 +3,8 @@
 import torch
 from functions.case import FunctionCase, normal
 
-from hodiff.functions.checkpoint import checkpoint, checkpoint_sequential
-from hodiff.functions.programs import Checkpoint
+from hodiff.recompute.checkpoint import checkpoint, checkpoint_sequential
+from hodiff.recompute.programs import Checkpoint
 
 
 def block(x, w):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from functions.case import FunctionCase, normal
 
-from hodiff.functions.convolution import Convolution, conv1d, conv2d, conv3d
+from hodiff.functions.convolution.convolve import Convolution, conv1d, conv2d, conv3d
 
 
 def draw(*shapes):

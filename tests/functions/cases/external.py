@@ -5,8 +5,8 @@ import scipy.special
 import torch
 from functions.case import FunctionCase, normal, uniform
 
-from hodiff.functions.external import numpy_function
-from hodiff.functions.external_nodes import External
+from hodiff.functions.numpy.nodes import External
+from hodiff.functions.numpy.numpy_function import numpy_function
 
 bessel = numpy_function(
     scipy.special.j0,

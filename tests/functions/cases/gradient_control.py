@@ -3,7 +3,7 @@
 import torch
 from functions.case import FunctionCase, normal
 
-from hodiff.functions.gradient_control import (
+from hodiff.functions.gradients.control import (
     LogGradient,
     ScaleGradient,
     log_gradient,

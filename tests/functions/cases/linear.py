@@ -5,7 +5,12 @@ from functools import partial
 import torch
 from functions.case import FunctionCase, normal
 
-from hodiff.functions.linear import ClippedGradientLinear, FusedLinear, clipped_gradient_linear, fused_linear
+from hodiff.functions.linear.fused_linear import (
+    ClippedGradientLinear,
+    FusedLinear,
+    clipped_gradient_linear,
+    fused_linear,
+)
 
 ACTIVATIONS = {
     "relu": torch.relu,

@@ -4,10 +4,10 @@ import torch
 from functions.case import Extremes, FunctionCase, normal, uniform
 from mpmath import mp
 
-from hodiff.functions.cross_entropy import CrossEntropy, CrossEntropyGradient
-from hodiff.functions.logsumexp import LogSumExpProduct
-from hodiff.functions.losses import Hinge, Huber, cross_entropy, hinge, huber
-from hodiff.functions.soft_cross_entropy import SoftCrossEntropy, SoftCrossEntropyGradient
+from hodiff.functions.losses.cross_entropy import CrossEntropy, CrossEntropyGradient
+from hodiff.functions.losses.losses import Hinge, Huber, cross_entropy, hinge, huber
+from hodiff.functions.losses.soft_cross_entropy import SoftCrossEntropy, SoftCrossEntropyGradient
+from hodiff.functions.softmax.logsumexp import LogSumExpProduct
 
 INF = float("inf")
 NAN = float("nan")

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from functions.case import FunctionCase, normal, uniform
 
-from hodiff.functions.normalization import (
+from hodiff.functions.normalization.layers import (
     Normalization,
     batch_norm,
     group_norm,

@@ -4,7 +4,7 @@ import torch
 from functions.case import Extremes, FunctionCase, normal, uniform
 from mpmath import mp
 
-from hodiff.functions.proximal import (
+from hodiff.functions.projections.proximal import (
     ProjectL2Ball,
     ProjectSimplex,
     SoftThreshold,

@@ -3,7 +3,7 @@
 import torch
 from functions.case import FunctionCase, normal, uniform
 
-from hodiff.functions.quantization import (
+from hodiff.functions.gradients.quantization import (
     QuantizeSTE,
     floor_ste,
     quantize_ste,
@@ -11,7 +11,7 @@ from hodiff.functions.quantization import (
     sign_clipped_ste,
     sign_ste,
 )
-from hodiff.functions.straight_through import StraightThrough, straight_through
+from hodiff.functions.gradients.straight_through import StraightThrough, straight_through
 
 
 def frozen(x):

@@ -5,7 +5,7 @@ from functions.case import Extremes, FunctionCase, normal, uniform
 from functions.cases.activations import logistic
 from mpmath import mp
 
-from hodiff.functions.rectifiers import ClippedReLU, ReLU, Softplus, clipped_relu, relu, softplus
+from hodiff.functions.activations.rectifiers import ClippedReLU, ReLU, Softplus, clipped_relu, relu, softplus
 
 INF = float("inf")
 # The third derivative by β overflows below 1e-77, and terms of it before.

@@ -4,9 +4,9 @@ import torch
 from functions.case import Extremes, FunctionCase, normal
 from mpmath import mp
 
-from hodiff.functions.logsumexp import LogSumExp
-from hodiff.functions.reductions import AMax, LogCosh, amax, log_cosh, log_softmax, logsumexp, softmax
-from hodiff.functions.softmax import LogSoftmax, Softmax, SoftmaxProduct
+from hodiff.functions.softmax.logsumexp import LogSumExp
+from hodiff.functions.softmax.reductions import AMax, LogCosh, amax, log_cosh, log_softmax, logsumexp, softmax
+from hodiff.functions.softmax.softmax import LogSoftmax, Softmax, SoftmaxProduct
 
 INF = float("inf")
 NAN = float("nan")

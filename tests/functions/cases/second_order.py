@@ -4,8 +4,8 @@ import torch
 from functions.case import FunctionCase, normal
 
 import hodiff
-from hodiff.functions.programs import Checkpoint
-from hodiff.functions.second_order import hvp_function
+from hodiff.derivatives.hvp_function import hvp_function
+from hodiff.recompute.programs import Checkpoint
 
 
 def energy(x):

@@ -5,7 +5,7 @@ import itertools
 import torch
 from functions.case import FunctionCase, uniform
 
-from hodiff.functions.sorting import PermutahedronProjection, soft_rank, soft_sort
+from hodiff.functions.projections.sorting import PermutahedronProjection, soft_rank, soft_sort
 
 
 def rows(dtype, g):

@@ -1,0 +1,281 @@
+"""The one `torch.autograd.Function` behind every rule, and what it asks of a call."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as levels
+from torch.autograd import Function
+
+from hodiff.authoring.closures import watched
+from hodiff.authoring.rule_trees import Layout, differentiable, flatten, flatten_like, kind
+from hodiff.authoring.signatures import Signature
+from hodiff.authoring.transposition import differentiated_outside
+from hodiff.errors import InputError
+from hodiff.rules.nesting import nestable_jvp
+
+Tensors = Sequence[Any]
+
+
+class Call(ABC):
+    """One call of a function with a rule: what is not a tensor, and how tensors become arguments and results.
+
+    Attributes:
+        signature: How the function's arguments are bound.
+        name: What messages call the function.
+        static: Arguments that are not differentiated.
+        layout: Structure of the differentiated arguments; None if they are bare tensors.
+        output: Structure of the output, known after `forward`; None if it is one bare tensor.
+        transformed: Whether a transform of torch.func was active when the call was made.
+        kept: Positions among the results of `forward` that backward wants saved.
+        extra: How many results of `forward` are no outputs.
+        like: Shapes and dtypes of the output's tensors, known after `forward`.
+    """
+
+    __slots__ = ("extra", "kept", "layout", "like", "name", "output", "signature", "static", "transformed")
+
+    def __init__(self, signature: Signature, static: tuple[Any, ...], layout: Layout | None, transformed: bool):
+        self.signature = signature
+        self.name = signature.name
+        self.static = static
+        self.layout = layout
+        self.transformed = transformed
+        self.extra = 0
+        self.output: Layout | None = None
+        self.kept: Sequence[int] = ()
+        self.like: list[tuple[torch.Size, torch.dtype]] = []
+
+    @abstractmethod
+    def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:
+        """Tensors of the output, then residuals that are neither inputs nor outputs."""
+
+    @abstractmethod
+    def pushforward(self, leaves: Tensors, tangents: Tensors) -> list[Tensor | None]:
+        """Tangents of the output's tensors, linear in the tangents, where None is zero or non-differentiable."""
+
+    @abstractmethod
+    def pullback(
+        self, leaves: Tensors, kept: Tensors | None, needed: Sequence[bool], cotangents: Tensors
+    ) -> list[Tensor | None]:
+        """Cotangents of the leaves; `kept` is None where residuals must be computed again to be differentiable."""
+
+    def all_arguments(self, leaves: Tensors) -> Sequence[Any]:
+        """What the user's function takes, in the order of its signature."""
+        arguments = self.arguments(leaves)
+        return self.signature.merge(self.static, arguments) if self.static else arguments
+
+    def argument_name(self, leaf: int) -> str:
+        """Where a tensor sits among the arguments, for messages."""
+        position, path = (leaf, "") if self.layout is None else self.layout.locate(leaf)
+        return f"{self.signature.differentiated_name(position)}{path}"
+
+    def arguments(self, leaves: Tensors) -> tuple[Any, ...]:
+        """The differentiated arguments."""
+        return tuple(leaves) if self.layout is None else self.layout.fill(leaves)
+
+    def take_output(self, output: Any) -> list[Tensor]:
+        """Note the structure of the output and flatten it."""
+        if isinstance(output, Tensor):
+            tensors = [output]
+        else:
+            tensors, self.output = flatten(output)
+            if not tensors:
+                raise InputError(f"{self.name}: output: expected at least one tensor, got {type(output).__name__}.")
+        self.like = [(each.shape, each.dtype) for each in tensors]
+        return tensors
+
+    def give_output(self, tensors: Tensors) -> Any:
+        """The output as the user's function returned it."""
+        return tensors[0] if self.output is None else self.output.fill(tensors)
+
+    def flatten_output_like(self, tree: Any, what: str) -> list[Any]:
+        """Leaves of a tree that has the output's structure, those that belong to tensors."""
+        if self.output is None:
+            if tree is None or isinstance(tree, Tensor):
+                return [tree]
+            raise InputError(f"{self.name}: {what}: expected a tensor, as the function returns, got {kind(tree)}.")
+        return self.output.pick(flatten_like(tree, self.output.spec, f"{self.name}: {what}"))
+
+    def tangents_of_output(self, tree: Any) -> list[Tensor | None]:
+        """What a rule returned as the output's tangent, checked."""
+        tangents: list[Tensor | None] = []
+        for tangent, (shape, dtype) in zip(self.flatten_output_like(tree, "tangent_out"), self.like, strict=True):
+            if tangent is not None and not isinstance(tangent, Tensor):
+                raise InputError(f"{self.name}: tangent_out: expected a tensor or None, got {kind(tangent)}.")
+            if tangent is None or not (dtype.is_floating_point or dtype.is_complex):
+                tangents.append(None)
+                continue
+            if tangent.shape != shape:
+                raise InputError(
+                    f"{self.name}: tangent_out: expected shape {tuple(shape)}, that of the output, got "
+                    f"{tuple(tangent.shape)}; expand it in the rule."
+                )
+            tangents.append(tangent if tangent.dtype == dtype else tangent.to(dtype))
+        return tangents
+
+
+class CustomFunction(Function):
+    """Runs a `Call` under autograd. Saves the tensors among the arguments, and the residuals that the call names."""
+
+    @staticmethod
+    def forward(call: Call, *leaves: Any) -> tuple[Tensor, ...]:
+        """Run the call on constants."""
+        constants = tuple([each.detach() for each in leaves])
+        results = call.forward(constants) if not call.transformed else watched(call.name, call.forward, constants)
+        count = len(call.like)
+        # An output that shares memory with an argument counts as a view, whose tangent torch wants to be one too.
+        return tuple([
+            each.clone() if i < count and _shares(each, constants) else each for i, each in enumerate(results)
+        ])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Save the leaves, and the residuals that the call names."""
+        call, *leaves = inputs
+        ctx.call = call
+        ctx.save_for_backward(*leaves, *[output[i] for i in call.kept])
+        ctx.save_for_forward(*leaves)
+        ctx.set_materialize_grads(False)
+        count = len(call.like)
+        constant = [each for i, each in enumerate(output) if i >= count or not differentiable(each)]
+        if constant:
+            ctx.mark_non_differentiable(*constant)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        """Pull back; from saved residuals only where nothing outside could differentiate them."""
+        call, needed = ctx.call, ctx.needs_input_grad[1:]
+        if all(each is None for each in cotangents):
+            return (None,) * (len(needed) + 1)
+        # A pullback that is used after its transform has ended meets wrappers that no further transform accepts.
+        seeds = [_alive(each) for each in cotangents[: len(call.like)]]
+        saved, count = [_alive(each) for each in ctx.saved_tensors], len(needed)
+        if differentiated_outside():
+            return (None, *call.pullback(saved[:count], None, needed, seeds))
+        leaves = [each.detach() for each in saved[:count]]
+        return (None, *call.pullback(leaves, saved[count:], needed, seeds))
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        """Push forward."""
+        call, leaves = ctx.call, ctx.saved_tensors
+        found = call.pushforward(leaves, tangents)
+        # Torch takes None for the tangent of what cannot have one, and for nothing else.
+        dense = [
+            leaves[0].new_zeros(shape, dtype=dtype)
+            if each is None and (dtype.is_floating_point or dtype.is_complex)
+            else each
+            for each, (shape, dtype) in zip(found, call.like, strict=True)
+        ]
+        return (*dense, *(None,) * call.extra)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], call: Call, *leaves: Any) -> tuple[Any, int]:
+        """Make one call of the batch, with the batch of the outputs in front."""
+        return CustomFunction.apply(Batched(call, in_dims[1:], info.randomness), *leaves), 0
+
+
+# Function.apply binds the arguments to forward's signature anew at each call, which costs more than a small operator.
+_apply = super(Function, CustomFunction).apply
+
+
+def apply(call: Call, leaves: Tensors) -> tuple[Tensor, ...]:
+    """Results of a call, differentiable.
+
+    Args:
+        call: The call.
+        leaves: Its tensors.
+
+    Returns:
+        Tensors of the output, then residuals.
+    """
+    if call.transformed:
+        return CustomFunction.apply(call, *leaves)
+    return _apply(call, *[_alive(each) for each in leaves])
+
+
+class Batched(Call):
+    """The same call of every element of a batch."""
+
+    __slots__ = ("in_dims", "inner", "over")
+
+    def __init__(self, inner: Call, in_dims: tuple[int | None, ...], randomness: str):
+        super().__init__(inner.signature, inner.static, inner.layout, inner.transformed)
+        self.inner = inner
+        self.in_dims = in_dims
+        self.over = partial(torch.func.vmap, randomness=randomness)
+
+    def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:
+        """Each output with the batch in front."""
+        results = self.over(lambda leaves: tuple(self.inner.forward(leaves)), in_dims=(self.in_dims,))(tuple(leaves))
+        self.output, self.kept, self.extra = self.inner.output, self.inner.kept, self.inner.extra
+        self.like = [(each.shape, each.dtype) for each in results[: len(self.inner.like)]]
+        return results
+
+    def pushforward(self, leaves: Tensors, tangents: Tensors) -> list[Tensor | None]:
+        """The rule over the batch: a tangent is batched as its primal is."""
+        moving = _where(tangents)
+        return self._over_some(
+            lambda leaves, tangents: self.inner.pushforward(leaves, _spread(tangents, moving)),
+            (tuple(leaves), tuple(each for each in tangents if each is not None)),
+            (self.in_dims, tuple(dim for dim, i in zip(self.in_dims, moving, strict=True) if i is not None)),
+        )
+
+    def pullback(
+        self, leaves: Tensors, kept: Tensors | None, needed: Sequence[bool], cotangents: Tensors
+    ) -> list[Tensor | None]:
+        """The rule over the batch; what belongs to all elements is summed."""
+        given = _where(cotangents)
+        seeds = tuple(each for each in cotangents if each is not None)
+        found = self._over_some(
+            lambda leaves, kept_, seeds: self.inner.pullback(
+                leaves, None if kept is None else kept_, needed, _spread(seeds, given)
+            ),
+            (tuple(leaves), tuple(kept or ()), seeds),
+            (self.in_dims, (0,) * len(kept or ()), (0,) * len(seeds)),
+        )
+        return [
+            each if each is None else each.sum(0) if dim is None else each.movedim(0, dim)
+            for each, dim in zip(found, self.in_dims, strict=True)
+        ]
+
+    def _over_some(self, function: Any, arguments: tuple[Any, ...], in_dims: tuple[Any, ...]) -> list[Tensor | None]:
+        """Batch a function that may return None in place of a tensor, which vmap refuses."""
+        found: list[int | None] = []
+
+        def dense(*arguments: Any) -> tuple[Tensor, ...]:
+            results = function(*arguments)
+            found.extend(_where(results))
+            return tuple(each for each in results if each is not None)
+
+        return _spread(self.over(dense, in_dims=in_dims)(*arguments), found)
+
+
+def _alive(tensor: Tensor | None) -> Any:
+    # torch's stubs leave out is_dead_tensor_wrapper.
+    while tensor is not None and levels.is_dead_tensor_wrapper(tensor):  # type: ignore[attr-defined]
+        tensor = levels.unwrap_if_dead(tensor)
+    return tensor
+
+
+def _where(values: Sequence[Any]) -> list[int | None]:
+    """For each value that is not None, its position among those."""
+    count = itertools.count()
+    return [None if each is None else next(count) for each in values]
+
+
+def _spread(values: Sequence[Any], where: Sequence[int | None]) -> list[Any]:
+    return [None if i is None else values[i] for i in where]
+
+
+def _shares(result: Tensor, arguments: Sequence[Tensor]) -> bool:
+    if not result._is_view():
+        return any(result is each for each in arguments)
+    return any(result is each or result._base is each for each in arguments)

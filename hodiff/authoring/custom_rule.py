@@ -1,0 +1,161 @@
+"""What functions with a custom rule share: how a call is bound, checked and dispatched."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.authoring.closures import closes_over_something, recorded, refuse_captured_by, tracked
+from hodiff.authoring.custom_function import Call, apply
+from hodiff.authoring.rule_trees import Layout, flatten, plain_tensors
+from hodiff.authoring.signatures import Signature
+from hodiff.errors import InputError
+
+
+class CustomRule(ABC):
+    """A function whose derivative is a rule of its own."""
+
+    def __init__(self, f: Callable[..., Any], nondiff_argnums: int | Sequence[int], decorator: str, definer: str):
+        if not callable(f):
+            raise InputError(f"{decorator}: f: expected a function, got {type(f).__name__}.")
+        update_wrapper(self, f)
+        self.__name__ = getattr(f, "__name__", type(f).__name__)
+        self.f = f
+        self.decorator = decorator
+        self.definer = definer
+        self.signature = Signature(f, nondiff_argnums, decorator)
+        self.ready = False
+        self.symbolic_zeros = False
+        self._outer: list[Any] = []
+        self._in_graph = _for_graph(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's value, differentiable by the rule."""
+        if torch.compiler.is_dynamo_compiling():
+            return self._in_graph(*_portable(args, kwargs))
+        call, leaves = self._bind(args, kwargs)
+        return call.give_output(self._evaluate(call, leaves))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Refuse to be a method, whose `self` a rule would silently treat as a constant."""
+        if instance is None:
+            return self
+        raise InputError(
+            f"{self.decorator}: {self.__name__}: expected a plain function, got a method of {type(instance).__name__}; "
+            "decorate a function of the tensors and call it from the method."
+        )
+
+    def check_rule(self, *args: Any, seed: int = 0, **kwargs: Any) -> None:
+        """Check at a point what the rule promises: the function's value, and that it is linear.
+
+        Args:
+            *args: Arguments of the function.
+            seed: Seed of the tangents or cotangents.
+            **kwargs: Further arguments.
+
+        Raises:
+            InputError: If the rule breaks a promise; the message says which.
+        """
+        call, leaves = self._bind(args, kwargs)
+        self._check(call, [each.detach() for each in leaves], seed)
+
+    @abstractmethod
+    def _check(self, call: Any, leaves: list[Tensor], seed: int) -> None:
+        """Raise where the rule breaks a promise at a point."""
+
+    def _define(self, symbolic_zeros: bool, *functions: Any) -> None:
+        for each in functions:
+            if not callable(each):
+                raise InputError(
+                    f"{self.decorator}: {self.__name__}.{self.definer}: expected a function, got {type(each).__name__}."
+                )
+        self._outer = [each for each in (self.f, *functions) if closes_over_something(each)]
+        self.symbolic_zeros = symbolic_zeros
+        self.ready = True
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Sequence[Tensor]]:
+        if not self.ready:
+            raise InputError(
+                f"{self.decorator}: {self.__name__}: expected a rule, got none; define it by "
+                f"{self.__name__}.{self.definer} before the first call."
+            )
+        if kwargs or len(args) != self.signature.exact:
+            args = self.signature.positional(args, kwargs)
+        static: tuple[Any, ...] = ()
+        if self.signature.static:
+            static, args = self.signature.split(args)
+        transformed = torch._C._are_functorch_transforms_active()
+        if transformed and (self._outer or static):
+            refuse_captured_by(self.__name__, *self._outer, *static)
+        if plain_tensors(args):
+            return self._call(static, None, transformed), args
+        leaves, layout = flatten(args)
+        return self._call(static, layout, transformed), leaves
+
+    @abstractmethod
+    def _call(self, static: tuple[Any, ...], layout: Layout | None, transformed: bool) -> Call:
+        """What one call of the function is to torch: its value and both its rules."""
+
+    def _evaluate(self, call: Call, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+        if tracked(leaves):
+            return apply(call, leaves)[: len(call.like)]
+        arguments = call.all_arguments(leaves)
+        if torch.is_grad_enabled():
+            return call.take_output(recorded(self.__name__, self.f, arguments))
+        return call.take_output(self.f(*arguments))
+
+
+def _for_graph(function: CustomRule) -> Callable[..., Any]:
+    """The call as one node of a compiled graph, through which torch differentiates by the rule as in eager code.
+
+    Torch ignores a Function's jvp, or refuses it, where it traces into it; so it must not.
+
+    Args:
+        function: The function with a rule.
+
+    Returns:
+        The function of positional arguments, keyword arguments and the keys of what is neither.
+    """
+
+    def call(arguments: list[Any], keywords: dict[str, Any], keys: list[int]) -> Any:
+        args = tuple(_OPAQUE[key] if key else each for each, key in zip(arguments, keys, strict=False))
+        kwargs = {
+            name: _OPAQUE[key] if key else each
+            for (name, each), key in zip(keywords.items(), keys[len(args) :], strict=True)
+        }
+        bound, leaves = function._bind(args, kwargs)
+        return bound.give_output(function._evaluate(bound, leaves))
+
+    return torch._dynamo.nonstrict_trace(call)
+
+
+# What a graph can hold as an argument of a node, alone or in containers.
+_HELD = (Tensor, bool, int, float, complex, str, tuple, list, dict)
+# What it cannot hold, by the number that it holds instead.
+_OPAQUE: dict[int, Any] = {}
+
+
+@torch._dynamo.assume_constant_result
+def _key(value: Any) -> int:
+    if getattr(value, "__closure__", None):
+        raise InputError(
+            f"{value.__name__}: expected a function that closes over nothing under torch.compile, which would keep "
+            "using the values of now; pass them as arguments, or define the function at the top of a module."
+        )
+    _OPAQUE[id(value)] = value
+    return id(value)
+
+
+def _portable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], list[int]]:
+    """Arguments with zeros in place of what a graph cannot hold, and the keys of that."""
+    values = [*args, *kwargs.values()]
+    opaque = [not isinstance(each, _HELD) for each in values]
+    # The sum is a number of the graph's own; torch cannot guard on the result of a function taken for constant.
+    keys = [_key(each) + 0 if hidden else 0 for each, hidden in zip(values, opaque, strict=True)]
+    shown = [0 if hidden else each for each, hidden in zip(values, opaque, strict=True)]
+    return shown[: len(args)], dict(zip(kwargs, shown[len(args) :], strict=True)), keys

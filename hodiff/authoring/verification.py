@@ -1,0 +1,72 @@
+"""What a rule promises and Python cannot see: that it is linear, and that it belongs to the function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hodiff.authoring.rule_trees import differentiable
+from hodiff.errors import InputError
+
+Linear = Callable[[list[Tensor | None]], Sequence[Tensor | None]]
+
+
+def require_same_value(what: str, found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Refuse a rule that computes another function.
+
+    Args:
+        what: The function and the part of the rule, for the message.
+        found: Tensors that the rule returned.
+        expected: Tensors that the function returned.
+
+    Raises:
+        InputError: If they differ by more than rounding.
+    """
+    for a, b in zip(found, expected, strict=True):
+        if not _close(a, b):
+            raise InputError(
+                f"{what}: expected the function's own value, got one that differs by {_gap(a, b):.1e}; call the "
+                "function in the rule."
+            )
+
+
+def require_linear(what: str, rule: Linear, like: Sequence[Tensor], seed: int) -> None:
+    """Refuse a rule that is not linear, by two random inputs.
+
+    Args:
+        what: The function and the part of the rule, for the message.
+        rule: The rule at a point, of tangents or cotangents.
+        like: Tensors of their shapes.
+        seed: Seed of the random numbers.
+
+    Raises:
+        InputError: If it is not linear.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    u, v = ([_random(each, generator) for each in like] for _ in range(2))
+    both = [None if a is None or b is None else 2 * a - 3 * b for a, b in zip(u, v, strict=True)]
+    for a, b, c in zip(rule(u), rule(v), rule(both), strict=True):
+        if a is not None and b is not None and c is not None and not _close(2 * a - 3 * b, c):
+            raise InputError(
+                f"{what}: expected a rule L that is linear, got L(2u - 3v) other than 2 L(u) - 3 L(v) by "
+                f"{_gap(2 * a - 3 * b, c):.1e}; no tangent or cotangent may enter but by linear operators."
+            )
+
+
+def _random(like: Tensor, generator: torch.Generator) -> Tensor | None:
+    if not differentiable(like):
+        return None
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if not differentiable(b):
+        return torch.equal(a, b)
+    scale = float(b.abs().nan_to_num(0, 0, 0).max()) if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=0, atol=max(scale, 1e-30) * torch.finfo(b.dtype).eps ** 0.5, equal_nan=True)
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())

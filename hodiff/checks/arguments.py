@@ -1,0 +1,95 @@
+"""What `check` asks of its arguments, and how it names them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from hodiff.checks.comparisons.scalarize import Problem
+from hodiff.errors import InputError
+
+METHODS = ("auto", "directions", "matrices")
+
+
+def dtypes_of(problem: Problem) -> str:
+    """The dtypes of a problem's inputs, for the head of a column."""
+    return "in " + "/".join(sorted({str(leaf.dtype).removeprefix("torch.") for leaf in problem.leaves}))
+
+
+def require_callable(f: Any) -> Callable[..., Any]:
+    """Take a function, or a Function's apply."""
+    if isinstance(f, type) and issubclass(f, torch.autograd.Function):
+        return f.apply
+    if not callable(f):
+        raise InputError(
+            "check: f: expected a callable or a torch.autograd.Function subclass, "
+            f"got {type(f).__name__}. Pass the function itself, not its result."
+        )
+    return f
+
+
+def require_order(order: Any) -> None:
+    """Refuse what is no positive integer."""
+    if not isinstance(order, int) or isinstance(order, bool) or order < 1:
+        raise InputError(f"check: order: expected a positive integer, got {order!r}.")
+
+
+def require_method(method: Any) -> None:
+    """Refuse an unknown method."""
+    if method not in METHODS:
+        raise InputError(f"check: method: expected one of {', '.join(map(repr, METHODS))}, got {method!r}.")
+
+
+def require_ulps(ulps: Any, reference: Any) -> None:
+    """Refuse what is no positive number, and one that nothing would be measured by."""
+    if ulps is None:
+        return
+    if not isinstance(ulps, int | float) or isinstance(ulps, bool) or not 0 < ulps < math.inf:
+        raise InputError(f"check: ulps: expected a positive number, got {ulps!r}.")
+    if reference is None:
+        raise InputError(
+            f"check: ulps: expected None without a reference, got {ulps!r}. Give the same function in float64 as "
+            "`reference`."
+        )
+
+
+def require_reference(reference: Any, approximate: bool) -> Callable[..., Any] | None:
+    """Take a function, or a Function's apply; its values are the truth, so that it declares no other derivatives."""
+    if reference is None:
+        return None
+    if isinstance(reference, type) and issubclass(reference, torch.autograd.Function):
+        reference = reference.apply
+    if not callable(reference):
+        raise InputError(
+            f"check: reference: expected the same function for float64, got {type(reference).__name__}. "
+            "Pass the function itself, not its result."
+        )
+    if approximate:
+        raise InputError(
+            "check: approximate: expected False with a reference, got True. Derivatives are compared with those of the "
+            "reference's values: check with one of the two."
+        )
+    return reference
+
+
+def devices_of(args: tuple[Any, ...]) -> list[int]:
+    """Whose random state has to be put back."""
+    return sorted({
+        leaf.device.index or 0 for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.is_cuda
+    })
+
+
+def name_of(f: Any) -> str:
+    """What a function is called."""
+    return str(getattr(f, "__name__", type(f).__name__))
+
+
+def title_of(f: Any, problem: Problem) -> str:
+    """One line: what is checked, and where."""
+    name = name_of(f)
+    shapes = ", ".join(f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" for a in problem.leaves)
+    return f"{name} at {shapes}"

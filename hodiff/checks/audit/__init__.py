@@ -1,0 +1,1 @@
+"""torch's operator database by every route."""

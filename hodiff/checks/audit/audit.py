@@ -1,0 +1,124 @@
+"""`audit`: torch's operator database by every route."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from hodiff.checks.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
+from hodiff.checks.audit.table import CORRECTED, RUNS, TORCH, AuditTable
+from hodiff.checks.audit.verdicts import Verdict, Verdicts, everywhere
+from hodiff.errors import InputError
+
+
+def audit(
+    operators: str | Iterable[str] | None = None,
+    *,
+    correct: bool | str = False,
+    samples: int = 6,
+    jobs: int = 2,
+    time_limit: float = 120.0,
+    seed: int = 0,
+    progress: bool = False,
+) -> AuditTable:
+    r"""Measure where torch's second and third derivatives are right, wrong or missing, operator by operator.
+
+    For samples of each operator of torch's own database, in float64, the outputs y are contracted to
+
+    .. math:: \phi(t) = \sum_i u_i y_i(x + V t) + \tfrac{1}{2} w_i y_i(x + V t)^2
+
+    with random u, w and V, and its Hessian by all four routes and its third derivative in reverse mode are compared
+    with extrapolated differences of the order below, which itself agreed with differences of the order below that.
+    Operators of symmetric or triangular matrices are made functions of any matrix by symmetrizing inside, those with
+    complex outputs count by their real and imaginary parts, and complex inputs are left out. Worker processes do the
+    work, so that a crash or an endless loop costs one operator.
+
+    Args:
+        operators: Names of the database, with or without variant and module: ``"nn.functional.layer_norm"``,
+            ``"layer_norm"``; all of them by default, which takes minutes.
+        correct: Whether hodiff's corrections are on, or ``"both"`` for both runs side by side.
+        samples: The most samples of an operator.
+        jobs: The most processes.
+        time_limit: Seconds for each operator and run.
+        seed: Of the directions and cotangents.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        A table of verdicts; its ``str`` is Markdown.
+
+    Raises:
+        HodiffError: If this build of torch lacks the database.
+        InputError: If an operator is unknown, or ``correct``, ``samples``, ``jobs`` or ``time_limit`` are out of range.
+
+    Example:
+        >>> table = audit("nn.functional.softsign")  # doctest: +SKIP
+        >>> table.operators["nn.functional.softsign"]["torch"]["reverse-over-forward"].status  # doctest: +SKIP
+        'right'
+
+    Source:
+        C. J. F. Ridders (1982) for the differences; torch.testing for the operators.
+    """
+    runs = _runs(correct)
+    for name, value in (("samples", samples), ("jobs", jobs), ("time_limit", time_limit)):
+        if not isinstance(value, int | float) or value <= 0:
+            raise InputError(f"audit: {name}: expected a positive number, got {value!r}.")
+    first = Worker()
+    try:
+        names = _select(operators, first.operators)
+    except BaseException:
+        first.close()
+        raise
+    found: dict[str, dict[str, Verdicts]] = {name: {} for name in names}
+    with tqdm(total=len(names) * len(runs), disable=not progress, unit="operator", smoothing=0.05) as bar:
+
+        def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
+            """Note the verdicts; a second run follows where it may say something else."""
+            entry = found[request["operator"]]
+            entry[CORRECTED if request["correct"] else TORCH] = _verdicts(reply)
+            bar.update()
+            if request["correct"] or len(runs) == 1:
+                return []
+            if not isinstance(reply, dict) or reply["is_corrected"]:
+                return [{**request, "correct": True}]
+            entry[CORRECTED] = entry[TORCH]  # no rule was found, so that torch's own function would run again
+            bar.update()
+            return []
+
+        common = {"correct": runs[0] == CORRECTED, "count": int(samples), "seed": seed}
+        requests = [{"operator": name, **common} for name in names]
+        serve(first, requests, jobs=min(jobs, len(requests)), limit=time_limit, done=done)
+    return AuditTable(torch.__version__.split("+")[0], found)
+
+
+def _runs(correct: bool | str) -> tuple[str, ...]:
+    choices = {False: (TORCH,), True: (CORRECTED,), "both": RUNS}
+    if correct not in choices:
+        raise InputError(f"audit: correct: expected True, False or 'both', got {correct!r}.")
+    return choices[correct]
+
+
+def _select(wanted: str | Iterable[str] | None, known: Sequence[str]) -> list[str]:
+    if wanted is None:
+        return list(known)
+    picked: dict[str, None] = {}
+    for want in [wanted] if isinstance(wanted, str) else wanted:
+        exact = [name for name in known if name == want or name.startswith(f"{want}.")]
+        matches = exact or [name for name in known if f".{want}." in f".{name}."]
+        if not matches:
+            near = difflib.get_close_matches(want, known)
+            hint = f" Did you mean {', '.join(near)}?" if near else ""
+            raise InputError(f"audit: operators: torch's database has no {want!r}.{hint}")
+        picked.update(dict.fromkeys(matches))
+    return list(picked)
+
+
+def _verdicts(reply: Any) -> Verdicts:
+    if isinstance(reply, TimedOutError):
+        return everywhere(Verdict("timed out", None, str(reply)))
+    if isinstance(reply, DiedError):
+        return everywhere(Verdict("raises", None, str(reply)))
+    return {route: Verdict(**verdict) for route, verdict in reply["verdicts"].items()}

@@ -1,0 +1,198 @@
+"""One operator at one sample: all second-order routes and the third order in reverse mode, against differences."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.audit.samples import Sample
+from hodiff.checks.audit.verdicts import AUDITED_ROUTES, THIRD, Verdict, Verdicts, everywhere
+from hodiff.checks.comparisons.judgement import Failure, Outcome, attempt, judge
+from hodiff.checks.comparisons.routes import Level, climb, evaluate
+from hodiff.checks.comparisons.scalarize import Problem, UnrepeatableError, build, draw
+from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
+from hodiff.checks.report.report import Entry
+from hodiff.errors import InputError
+from hodiff.routes import ROUTES
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+# Random directions that see every number at once; a few of them find what all would.
+_DIRECTIONS = 2
+_WORDS = {"ok": "right", "zero": "wrong", "non-smooth": "not smooth"}
+_THREE = "reverse-over-reverse-over-reverse"
+_KINK = Verdict("not smooth", None, "differences of the order below do not settle")
+_RANDOM = Verdict("random", None, "two evaluations differ")
+GRADIENT = "the gradient itself is wrong"
+_ROUNDINGS = 300.0
+# A coin shows the same side twice half of the time.
+_EVALUATIONS = 6
+# Torch's value to rounding, which ill-conditioned samples magnify.
+_ROUNDING = 1e-8
+
+
+def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
+    """Judge an operator at a sample.
+
+    The outputs y are contracted to sum(u y + w y² / 2) with random u and w, so that the gradient that comes in depends
+    on the input, and the inputs move along two random directions.
+
+    Args:
+        sample: The call of the operator.
+        correct: Whether hodiff's corrections are on.
+        seed: Of everything random.
+
+    Returns:
+        A verdict for each route.
+    """
+    f, point = sample.function(correct=correct), sample.point
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        values, *again = (attempt(f, *point) for _ in range(_EVALUATIONS))
+        # A sampler may draw the same several times, so that torch's own has to begin where the first one began.
+        torch.manual_seed(seed)
+        torchs = attempt(sample.function(correct=False), *point) if correct else values
+    if isinstance(values, Failure):
+        return everywhere(Verdict("raises", None, values.message))
+    obstacle = _obstacle(values)
+    if obstacle:
+        return everywhere(Verdict("not differentiable", None, obstacle))
+    if not all(_same(values, each) for each in again):
+        return _with_fixed_seed(sample, correct, seed)
+    if _differs(values, torchs):
+        return everywhere(Verdict("wrong", None, "the value is not torch's"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return audit_function(f, point, seed)
+        except UnrepeatableError:
+            # A coin that nearly always shows one side has shown the other one now.
+            return _with_fixed_seed(sample, correct, seed)
+
+
+def audit_function(f: Function, point: tuple[Tensor, ...], seed: int = 0) -> Verdicts:
+    """Judge the derivatives of a deterministic function of float64 tensors at a point.
+
+    Args:
+        f: Returns a tuple of tensors.
+        point: Its arguments.
+        seed: Of the cotangent and the directions.
+
+    Returns:
+        A verdict for each route.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated operators announce themselves
+        try:
+            problem = _narrow(build(f, point, generator), generator)
+        except InputError as error:
+            return everywhere(Verdict("not differentiable", None, str(error).removeprefix("check: ")))
+        first = climb(problem, problem.curved_loss, 1, generator)[0]
+        if not first.settled:
+            return {route: _unjudged(problem, route, _KINK) for route in AUDITED_ROUTES}
+        if first.truth is first.differences:
+            wrong = replace(_verdict(_entry(first, "reverse")), detail=GRADIENT)
+            return {route: _unjudged(problem, route, wrong) for route in AUDITED_ROUTES}
+        level = climb(problem, problem.curved_loss, 2, generator)[1]
+        verdicts = {route: _verdict(_entry(level, route)) for route in ROUTES}
+        verdicts[THIRD] = _third(problem, level, generator)
+    return verdicts
+
+
+def _with_fixed_seed(sample: Sample, correct: bool, seed: int) -> Verdicts:
+    """With the same random numbers in every call an operator such as dropout has derivatives, unlike a sampler."""
+    with torch.random.fork_rng(devices=[]):
+        verdicts = audit_function(sample.function(correct=correct, seed=seed), sample.point, seed)
+    if any(verdict.detail == GRADIENT for verdict in verdicts.values()):
+        return everywhere(_RANDOM)
+    return {
+        route: replace(each, detail=f"{each.detail} (seed held)".strip())
+        if each.is_defect
+        else replace(_RANDOM, error=each.error, detail=f"{each.status} with the seed held")
+        for route, each in verdicts.items()
+    }
+
+
+def _obstacle(values: tuple[Tensor, ...]) -> str:
+    """Why these outputs have no derivative worth measuring; empty if they have one."""
+    if not any(value.numel() for value in values):
+        return "no floating-point output"
+    if any(torch.finfo(value.dtype).bits < 32 for value in values):
+        return "rounds to 16 bits"
+    if any(value.layout != torch.strided for value in values):
+        return "sparse output"
+    return ""
+
+
+def _same(values: tuple[Tensor, ...], again: tuple[Tensor, ...] | Failure) -> bool:
+    return not isinstance(again, Failure) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True)
+        for a, b in zip(values, again, strict=True)
+    )
+
+
+def _differs(values: tuple[Tensor, ...], own: tuple[Tensor, ...] | Failure) -> bool:
+    """Whether the corrected value is not torch's."""
+    return not isinstance(own, Failure) and not all(
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and torch.allclose(a, b, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True)
+        for a, b in zip(values, own, strict=True)
+    )
+
+
+def _narrow(problem: Problem, generator: torch.Generator) -> Problem:
+    sizes = [leaf.numel() for leaf in problem.leaves]
+    count = sum(sizes)
+    if count <= _DIRECTIONS:
+        return problem
+    return replace(problem, directions=draw((count, _DIRECTIONS), generator).split(sizes))
+
+
+def _entry(level: Level, route: str) -> Entry:
+    return _judge(route, level.order, level.outcomes[route], level.differences, level.lower, level.eps)
+
+
+def _third(problem: Problem, level: Level, generator: torch.Generator) -> Verdict:
+    """Compare reverse mode, three times, with differences of a second derivative that agreed with differences."""
+    if not level.settled:
+        return _unjudged(problem, THIRD, _KINK)
+    first, second = draw((2, len(problem.point)), generator)
+    outcome = attempt(evaluate, problem.curved_loss, _THREE, problem.point, ((first, second),))
+    if isinstance(outcome, Failure):
+        return Verdict("raises", None, outcome.message)
+    differences = extrapolate(
+        lambda s: level.trusted(problem.point + s * first, second).detach()[None], problem.step, problem.eps
+    )
+    lower = max(level.lower, level.scale)
+    return _verdict(_judge(THIRD, 3, outcome, differences, lower, problem.eps))
+
+
+def _judge(
+    route: str, order: int, outcome: Outcome, differences: DifferenceEstimate, lower: float, eps: float
+) -> Entry:
+    """Compare; where the derivative vanishes, some hundred roundings of the lower orders are not an error."""
+    compare = partial(judge, route, order, "", outcome, differences, eps=eps)
+    strict, lenient = compare(lower=lower), compare(lower=_ROUNDINGS * lower)
+    return lenient if lenient.status == "ok" and strict.status in {"wrong", "zero"} else strict
+
+
+def _unjudged(problem: Problem, route: str, otherwise: Verdict) -> Verdict:
+    """Where there is nothing to compare with, a route may still raise."""
+    along = torch.ones_like(problem.point)
+    third = route == THIRD
+    outcome = attempt(
+        evaluate, problem.curved_loss, _THREE if third else route, problem.point, ((along,) * (2 if third else 1),)
+    )
+    return Verdict("raises", None, outcome.message) if isinstance(outcome, Failure) else otherwise
+
+
+def _verdict(entry: Entry) -> Verdict:
+    status = _WORDS.get(entry.status, entry.status)
+    return Verdict(status, entry.error if status in {"right", "wrong"} else None, entry.detail)

@@ -1,0 +1,96 @@
+"""The audit as a page of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, Verdict
+
+if TYPE_CHECKING:
+    from hodiff.checks.audit.table import AuditTable
+
+_TITLES = {"torch": "torch alone", "corrected": "inside hodiff.corrected()"}
+_MESSAGE = 110
+
+_HOW = """\
+Where the second derivatives of torch's operators are right by each route, and the third ones in reverse mode. Operators
+and samples are those of torch's own database (`torch.testing`), in float64. `python -m hodiff audit` makes this page,
+`python -m hodiff audit --op NAME` the rows of one operator; `hodiff/checks/audit/data` has the whole table as JSON.
+
+The outputs of up to six samples of each operator are contracted to a scalar in such a way that the incoming gradient
+depends on the input, and the inputs move along random directions. Each derivative is compared with extrapolated
+differences of the order below, and the gradient with differences of the value, so that no derivative vouches for
+itself. Matrices that have to be symmetric, triangular or positive definite are made so inside the function. Errors
+are relative to the largest element of the derivative or, where that vanishes, to the rounding of the lower orders; then
+they come out large. An operator is as good as its worst sample.
+
+- **right**: agrees with the differences; **wrong**: does not, without a word; **non-finite**: NaN or infinite where the
+  derivative is finite; **raises**: an error; **timed out**: no answer within the time limit.
+- **not smooth**: one-sided differences disagree at every sample, so that there is nothing to compare with.
+- **random**: two evaluations differ. If such an operator is wrong or raises with the seed held, it is listed so.
+- **not differentiable**: no floating-point output, an output in 16 bits, sparse tensors, complex inputs only, or an
+  operator for which torch declares no derivative.
+"""
+
+
+def page(table: AuditTable) -> str:
+    """Write the text, the counts, and a table of what is not right by every route."""
+    parts = [f"# Derivatives of torch {table.torch}, audited", _HOW, "## Counts", *_counts(table)]
+    parts += ["## Not right everywhere", *_defects(table), "## What the errors say", *_messages(table)]
+    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def _counts(table: AuditTable) -> Iterator[str]:
+    for run in table.runs:
+        counts = table.counts(run)
+        seen = [status for status in reversed(STATUSES) if any(counts[route][status] for route in AUDITED_ROUTES)]
+        rows = [(route, *(str(counts[route][status]) for status in seen)) for route in AUDITED_ROUTES]
+        yield f"{len(table.operators)} operators, {_TITLES[run]}:"
+        yield _grid(("route", *seen), rows)
+
+
+def _defects(table: AuditTable) -> Iterator[str]:
+    bad = sorted({name for run in table.runs for name in table.defects(run)})
+    if not bad:
+        yield "Nothing."
+        return
+    if len(table.runs) > 1:
+        yield "Torch alone → inside `hodiff.corrected()`; one word where nothing changed."
+    yield _grid(("operator", *AUDITED_ROUTES), [(f"`{name}`", *_cells(table, name)) for name in bad])
+
+
+def _cells(table: AuditTable, name: str) -> Iterator[str]:
+    entry = table.operators[name]
+    for route in AUDITED_ROUTES:
+        words = [_word(entry[run][route]) for run in table.runs if run in entry]
+        yield " → ".join(word for word, _ in groupby(words))
+
+
+def _word(verdict: Verdict) -> str:
+    return f"wrong {verdict.error:.0e}" if verdict.status == "wrong" and verdict.error is not None else verdict.status
+
+
+def _messages(table: AuditTable) -> Iterator[str]:
+    run = table.runs[-1] if table.runs else "torch"
+    rows = []
+    for name, verdicts in sorted(table.defects(run).items()):
+        by_message: dict[str, list[str]] = {}
+        for route, verdict in verdicts.items():
+            if verdict.detail:
+                by_message.setdefault(f"{verdict.status}: {verdict.detail[:_MESSAGE]}", []).append(route)
+        rows += [(f"`{name}`", _listed(routes), message.replace("|", "\\|")) for message, routes in by_message.items()]
+    yield f"Of the run {_TITLES[run]}." if rows else "Nothing."
+    if rows:
+        yield _grid(("operator", "routes", "detail"), rows)
+
+
+def _listed(routes: list[str]) -> str:
+    return "all" if len(routes) == len(AUDITED_ROUTES) else ", ".join(routes)
+
+
+def _grid(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [list(titles), *(list(row) for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

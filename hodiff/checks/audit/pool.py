@@ -1,0 +1,173 @@
+"""The audit's worker processes, and what becomes of an operator that hangs or crashes in one."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hodiff.errors import HodiffError
+
+Request = dict[str, Any]
+Reply = dict[str, Any]
+
+# Importing torch's database takes some seconds, many on a machine that is busy.
+_STARTING = 300.0
+
+
+class TimedOutError(Exception):
+    """The process did not answer in time, and was ended."""
+
+
+class DiedError(Exception):
+    """The process ended of itself."""
+
+
+class Worker:
+    """One process.
+
+    Attributes:
+        operators: The names of the database's operators.
+    """
+
+    def __init__(self) -> None:
+        path = os.pathsep.join(filter(None, sys.path))
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hodiff.checks.audit.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            text=True,
+        )
+        try:
+            greeting = self._read(_STARTING)
+        except (TimedOutError, DiedError) as error:
+            raise HodiffError(f"audit: a worker process did not start: {error}") from error
+        if "error" in greeting:
+            self.close()
+            raise HodiffError(greeting["error"])
+        self.operators: list[str] = greeting["operators"]
+
+    def ask(self, request: Request, limit: float) -> Reply:
+        """Send a request and wait for its reply, for a number of seconds."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise DiedError(str(error)) from error
+        return self._read(limit)
+
+    def close(self) -> None:
+        """End the process."""
+        self._complaints.close()
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    continue  # what was still to be written has nobody to read it
+
+    def _read(self, limit: float) -> Reply:
+        assert self._process.stdout is not None
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(limit, end)
+        timer.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+        if line:
+            reply: Reply = json.loads(line)
+            return reply
+        self._process.wait()
+        last = self._last_complaint()
+        self.close()
+        if late.is_set():
+            raise TimedOutError(f"took more than {limit:g} s")
+        raise DiedError(f"the process ended with status {self._process.returncode}{last}")
+
+    def _last_complaint(self) -> str:
+        self._complaints.seek(0)
+        lines = self._complaints.read().decode(errors="replace").split("\n")
+        return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
+
+
+def serve(
+    first: Worker,
+    requests: Sequence[Request],
+    *,
+    jobs: int,
+    limit: float,
+    done: Callable[[Request, Reply | TimedOutError | DiedError], Sequence[Request]],
+) -> None:
+    """Have the requests answered by a number of processes.
+
+    Args:
+        first: A process that has started.
+        requests: What to ask.
+        jobs: How many processes, at most.
+        limit: Seconds for each request.
+        done: Called with each request and its reply or the reason for which there is none, in one thread at a time;
+            returns the requests that follow from it.
+    """
+    waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    for request in requests:
+        waiting.put(request)
+    lock, stop = threading.Lock(), threading.Event()
+    broken: list[BaseException] = []
+    died: list[Request] = []
+
+    def work(worker: Worker | None) -> None:
+        try:
+            while not stop.is_set():
+                try:
+                    request = waiting.get_nowait()
+                except queue.Empty:
+                    break
+                worker = worker or Worker()
+                reply: Reply | TimedOutError | DiedError
+                try:
+                    reply = worker.ask(request, limit)
+                except (TimedOutError, DiedError) as error:
+                    worker.close()
+                    worker, reply = None, error
+                if isinstance(reply, DiedError) and request not in died:
+                    died.append(request)  # it may have been ended from outside, as for want of memory
+                    waiting.put(request)
+                    continue
+                with lock:
+                    for following in done(request, reply):
+                        waiting.put(following)
+        except BaseException as error:
+            broken.append(error)
+            stop.set()
+        finally:
+            if worker is not None:
+                worker.close()
+
+    threads = [threading.Thread(target=work, args=(first if i == 0 else None,)) for i in range(max(jobs, 1))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        stop.set()
+    if broken:
+        raise broken[0]

@@ -1,0 +1,84 @@
+"""A process that audits operators one by one: it may hang or crash without taking the audit along.
+
+It reads requests and writes replies as lines of JSON. First it says which operators there are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from typing import Any, TextIO
+
+import torch
+
+from hodiff.checks.audit.operator import audit_sample
+from hodiff.checks.audit.samples import ILL_POSED, database, samples
+from hodiff.checks.audit.verdicts import Verdict, everywhere, worst
+from hodiff.errors import HodiffError
+
+
+def main() -> None:
+    """Serve requests from the standard input until it ends."""
+    replies = _own_output()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    try:
+        operators = database()
+    except HodiffError as error:
+        _write(replies, {"error": str(error)})
+        return
+    _write(replies, {"operators": list(operators)})
+    for line in sys.stdin:
+        request = json.loads(line)
+        _write(replies, audit_operator(operators[request.pop("operator")], **request))
+
+
+def audit_operator(op: Any, *, correct: bool, count: int, seed: int) -> dict[str, Any]:
+    """Audit one operator of the database.
+
+    Args:
+        op: The entry of the database.
+        correct: Whether hodiff's corrections are on.
+        count: The most samples to take.
+        seed: Of everything random.
+
+    Returns:
+        The verdicts of each route, and whether any correction concerns the operator.
+    """
+    name = f"{op.name}.{op.variant_test_name}".rstrip(".")
+    reason = ILL_POSED.get(name) or _undeclared(op)
+    listed = [] if reason else samples(name, op, count)
+    if not reason and not listed:
+        reason = "no sample with a strided real floating-point tensor to differentiate"
+    if reason:
+        verdicts = everywhere(Verdict("not differentiable", None, reason))
+    else:
+        verdicts = worst([audit_sample(each, correct=correct, seed=seed) for each in listed])
+    return {
+        "verdicts": {route: verdict.to_json() for route, verdict in verdicts.items()},
+        "is_corrected": any(each.is_corrected() for each in listed),
+    }
+
+
+def _undeclared(op: Any) -> str:
+    if torch.float64 not in op.dtypes:
+        return "takes no float64"
+    return "" if op.supports_autograd else "torch declares no derivative"
+
+
+def _own_output() -> TextIO:
+    """A stream of our own where the standard output was: what operators print must not come between replies."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return replies
+
+
+def _write(replies: TextIO, reply: dict[str, Any]) -> None:
+    replies.write(json.dumps(reply) + "\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The command ``python -m hodiff check package.module:Name --inputs "randn(3, 4)"``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """\
+examples:
+  python -m hodiff check my_package.losses:Focal --inputs "randn(4, 3), randint(0, 3, (4,)), 2.0"
+  python -m hodiff check my_package.models:model --inputs "randn(5, 3)" --loss "mse_loss(output, randn(5, 1))"
+
+--inputs knows rand, randn, zeros, ones, eye, linspace, logspace, tensor, full, arange, randint and randperm as torch
+does, all seeded and float64 unless they name a dtype; numbers, strings, None; tuples, lists and dicts.
+
+--loss knows output, the losses of torch.nn.functional, methods of tensors, indices, + - * / ** @, and all that --inputs
+does; or names a function, package.module:Name.
+
+exit status: 0 without errors (warnings are none), 1 with errors, 2 if the check could not be run"""
+
+
+def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser's others."""
+    parser = commands.add_parser(
+        "check",
+        help="what is wrong with the derivatives of a function",
+        description="Check the derivatives of a Function, function or module by every route.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("target", metavar="TARGET", help="package.module:Name or path/to/file.py:Name")
+    parser.add_argument("--inputs", required=True, metavar="EXPRESSION", help='arguments: "randn(3, 4), randn(4)"')
+    parser.add_argument("--order", type=int, default=2, metavar="K", help="highest order of derivative (%(default)s)")
+    parser.add_argument("--no-vmap", action="store_true", help="leave out batching")
+    parser.add_argument("--no-scipy", action="store_true", help="leave out SciPy's differences")
+    parser.add_argument(
+        "--compile", nargs="?", const=True, default=False, metavar="BACKEND", help="check torch.compile, too (slow)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of inputs and directions (%(default)s)")
+    parser.add_argument(
+        "--dtype", default="float64", metavar="NAME", help="of floating-point inputs and modules (%(default)s)"
+    )
+    parser.add_argument(
+        "--approximate", action="store_true", help="the derivatives are those of a surrogate on purpose"
+    )
+    parser.add_argument("--reference", metavar="TARGET", help="the same function for float64, for one of low precision")
+    parser.add_argument(
+        "--ulps", type=float, metavar="X", help="error allowed to it, in units of its rounding (half of the digits)"
+    )
+    parser.add_argument(
+        "--method",
+        default="auto",
+        metavar="auto|matrices|directions",
+        help="all elements, or random directions, or what the size asks for (%(default)s)",
+    )
+    parser.add_argument(
+        "--loss",
+        metavar="EXPRESSION",
+        help='of a module\'s output, "mse_loss(output, randn(5, 1))": finds the submodule',
+    )
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write the report as JSON here; without FILE to standard output, in place of the text",
+    )
+    parser.set_defaults(run=run_check)
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Run the command.
+
+    Args:
+        options: What the parser of `add_check` read.
+
+    Returns:
+        The exit status: 0 without errors, 1 with.
+
+    Raises:
+        InputError: If the check could not be run.
+    """
+    # Imported here, because --help and other commands need none of it.
+    import torch
+
+    from hodiff.checks.command.expressions import Reader, dtype_named
+    from hodiff.checks.command.targets import load_target
+
+    dtype = dtype_named(options.dtype)
+    torch.manual_seed(options.seed)
+    function = load_target(options.target)
+    if isinstance(function, torch.nn.Module):
+        function = function.to(dtype)
+    reader = Reader(dtype, options.seed)
+    inputs = reader.read(options.inputs)
+    report = _check(function, inputs, options, reader.generator)
+    if options.json == "-":
+        sys.stdout.write(report.to_json(indent=2) + "\n")
+    else:
+        report.print()
+    if options.json and options.json != "-":
+        _write(Path(options.json), report.to_json(indent=2) + "\n")
+    return 0 if report.ok else 1
+
+
+def _check(function: Any, inputs: Any, options: argparse.Namespace, generator: Any) -> Any:
+    import torch
+
+    from hodiff.checks.check import check
+    from hodiff.checks.command.loss_expressions import read_loss
+    from hodiff.checks.command.targets import load_target
+
+    reference = None if options.reference is None else load_target(options.reference, what="--reference")
+    if isinstance(reference, torch.nn.Module):
+        reference = reference.double()
+    return check(
+        function,
+        inputs,
+        order=options.order,
+        vmap=not options.no_vmap,
+        compile=options.compile,
+        scipy=not options.no_scipy,
+        seed=options.seed,
+        approximate=options.approximate,
+        reference=reference,
+        ulps=options.ulps,
+        method=options.method,
+        loss=None if options.loss is None else read_loss(options.loss, generator),
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    from hodiff.errors import InputError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"check: --json: cannot write {str(path)!r}: {error.strerror}.") from error

@@ -1,0 +1,1 @@
+"""Comparisons of a function's derivatives with each other and with oracles."""

@@ -1,0 +1,105 @@
+"""`torch.func.vmap` against a Python loop."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.comparisons.judgement import Failure, attempt, exact, judge
+from hodiff.checks.comparisons.scalarize import Problem, draw
+from hodiff.checks.oracles.compositions import derivative
+from hodiff.checks.report.report import Entry
+
+BATCH = 3
+# Relative and small, so that a point inside a domain stays there, yet far above the tolerance.
+SPREAD = 0.01
+
+
+def batching_checks(problem: Problem, order: int, size: float, generator: torch.Generator) -> Iterator[Entry]:
+    """Compare values for each way to batch the inputs, then derivatives for each sample and each direction.
+
+    ``size`` is the largest of the derivatives at the point; one that vanishes is compared at its rounding level.
+
+    Yields:
+        One entry a comparison.
+    """
+    noise = [draw((BATCH, *leaf.shape), generator).to(leaf) for leaf in problem.leaves]
+    batches = [
+        leaf + SPREAD * e * leaf.abs().where(leaf != 0, 1.0) for leaf, e in zip(problem.leaves, noise, strict=True)
+    ]
+    compare = partial(_compare, size, problem.eps)
+    for quantity, in_dims in _layouts(problem.leaves):
+        yield compare("vmap of values", 0, quantity, _flat(problem.function), problem.leaves, batches, in_dims)
+
+    t, directions = problem.point, draw((BATCH, len(problem.point)), generator).to(problem.point)
+    points = SPREAD * problem.step * draw((BATCH, len(t)), generator).to(t)
+    for k, name, function in _derivatives(problem, order):
+        yield compare(f"vmap of {name}", k, "samples", function, (t, directions[0]), [points, directions], (0, None))
+        yield compare(f"vmap of {name}", k, "directions", function, (t, t), [points, directions], (None, 0))
+
+
+def _derivatives(problem: Problem, order: int) -> Iterator[tuple[int, str, Callable[[Tensor, Tensor], Tensor]]]:
+    """Derivatives as functions of a point and a direction: batched points are samples, directions make Jacobians."""
+    yield 1, "tangents", lambda t, v: torch.func.jvp(problem.loss, (t,), (v,))[1]
+    yield 1, "gradients", lambda t, v: torch.func.grad(problem.loss)(t) * v
+    for route in ("reverse-over-reverse", "forward-over-reverse") if order > 1 else ():
+        yield 2, route, derivative(problem.loss, route)
+
+
+def _layouts(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[int | None, ...]]]:
+    """All inputs batched in front, all at the end, and each alone: a batching rule sees all of these."""
+    count = len(leaves)
+    yield "all inputs", (0,) * count
+    yield "last axis", (-1,) * count
+    for i in range(count if count > 1 else 0):
+        yield f"input {i} alone", tuple(0 if i == j else None for j in range(count))
+
+
+def _compare(
+    size: float,
+    eps: float,
+    route: str,
+    order: int,
+    quantity: str,
+    function: Callable[..., Tensor],
+    constants: tuple[Tensor, ...],
+    batches: list[Tensor],
+    in_dims: tuple[int | None, ...],
+) -> Entry:
+    """Batched inputs come from ``batches``, unbatched ones from ``constants``."""
+
+    def sample(index: int) -> list[Tensor]:
+        # A function may write into its inputs.
+        return [
+            c.clone() if d is None else b[index].clone() for c, b, d in zip(constants, batches, in_dims, strict=True)
+        ]
+
+    def looped() -> Tensor:
+        return torch.stack([function(*sample(i)) for i in range(BATCH)])
+
+    def batched() -> Tensor:
+        stacked = [
+            c.clone() if d is None else b.clone().movedim(0, d)
+            for c, b, d in zip(constants, batches, in_dims, strict=True)
+        ]
+        return torch.func.vmap(function, in_dims=in_dims)(*stacked)
+
+    expected = attempt(looped)
+    if isinstance(expected, Failure) or not bool(expected.isfinite().all()):
+        detail = expected.message if isinstance(expected, Failure) else "not finite near the inputs"
+        return Entry(route, order, quantity, None, None, "skipped", detail)
+    reference = exact(expected)
+    outcome: Any = attempt(batched)
+    if not isinstance(outcome, Failure) and outcome.shape != expected.shape:
+        outcome = Failure(f"vmap gives shape {tuple(outcome.shape)}, a loop {tuple(expected.shape)}")
+    return judge(route, order, quantity, outcome, reference, lower=size, eps=eps)
+
+
+def _flat(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Tensor]:
+    def flat(*leaves: Tensor) -> Tensor:
+        parts = [torch.view_as_real(y) if y.is_complex() else y for y in function(*leaves)]
+        return torch.cat([p.double().reshape(-1) for p in parts])
+
+    return flat

@@ -1,0 +1,36 @@
+"""`torch.compile` of values, gradients and products against eager."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from hodiff.checks.comparisons.judgement import Failure, attempt, exact, judge
+from hodiff.checks.comparisons.scalarize import Problem, draw
+from hodiff.checks.oracles.compositions import derivative, route_names
+from hodiff.checks.report.report import Entry
+
+
+def compile_checks(
+    problem: Problem, order: int, size: float, backend: str, generator: torch.Generator
+) -> Iterator[Entry]:
+    """Compile the value and each first and second derivative; ``size`` is as in `batching_checks`."""
+    direction = draw((len(problem.point),), generator).to(problem.point)
+    cases = [(0, "value", problem.loss)]
+    for k in range(1, min(order, 2) + 1):
+        # No function compiles with one forward pass inside another, so that would be no finding about f.
+        routes = [r for r in route_names(k) if r.count("forward") < 2]
+        cases += [(k, r, _fixed(derivative(problem.loss, r), (direction,) * (k - 1))) for r in routes]
+    for k, quantity, function in cases:
+        torch.compiler.reset()
+        outcome = attempt(torch.compile(function, backend=backend), problem.point)
+        expected = attempt(function, problem.point)
+        if isinstance(expected, Failure):
+            yield Entry("compile", k, quantity, None, None, "skipped", expected.message)
+            continue
+        reference = exact(expected)
+        yield judge("compile", k, quantity, outcome, reference, lower=size, eps=problem.eps)
+
+
+def _fixed(function: Callable[..., Any], directions: tuple[Any, ...]) -> Callable[..., Any]:
+    return lambda t: function(t, *directions)

@@ -1,0 +1,104 @@
+"""How two values of one derivative are compared, and what the comparison is called."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.oracles.finite_differences import DifferenceEstimate
+from hodiff.checks.report.report import Entry
+
+# An error estimate is an estimate: ten times it is allowed before a derivative is called wrong.
+SAFETY = 10.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is left of a computation that raised: the exception's type and first line."""
+
+    message: str
+
+
+Outcome = Tensor | Failure
+
+
+def attempt(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function; an exception becomes a `Failure`, because it is a finding and not the end."""
+    try:
+        return function(*args)
+    except Exception as error:
+        return Failure(first_line(error))
+
+
+def first_line(error: BaseException) -> str:
+    """Name an exception in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
+
+
+def exact(value: Tensor) -> DifferenceEstimate:
+    """Present a value that is trusted as computed in the form of an estimate."""
+    return DifferenceEstimate(value.detach(), 0.0, 0.0, smooth=True)
+
+
+def tolerance(order: int, eps: float) -> float:
+    """Relative error allowed to a derivative: each order may lose half of the digits of the precision once."""
+    return max(order, 1) * math.sqrt(eps)
+
+
+def is_settled(estimate: DifferenceEstimate, lower: float, eps: float) -> bool:
+    """Whether differences know the derivative well enough to judge.
+
+    That is to a quarter of its digits or, where it vanishes, to half of the digits of the lower orders.
+
+    Returns:
+        True if so; False at a kink or outside of the domain.
+    """
+    size = float(estimate.value.abs().max())
+    return estimate.smooth and estimate.error <= eps**0.25 * size + math.sqrt(eps) * lower
+
+
+def scale_of(value: Tensor, lower: float, eps: float) -> float:
+    """Size against which errors of a derivative count.
+
+    A derivative that vanishes is compared at the rounding level of the lower orders, whose largest element is
+    ``lower``: an error of 1e-17 in the Hessian of a linear function is none.
+
+    Returns:
+        A positive number.
+    """
+    size = float(value.abs().max())
+    return max(size if math.isfinite(size) else 0.0, math.sqrt(eps) * lower, torch.finfo(torch.float64).tiny)
+
+
+def judge(
+    route: str,
+    order: int,
+    quantity: str,
+    outcome: Outcome,
+    reference: DifferenceEstimate,
+    *,
+    lower: float,
+    eps: float,
+    wrong: str = "wrong",
+) -> Entry:
+    """Compare an outcome with a reference. NaN never agrees, and nothing agrees with an unsettled reference."""
+    if isinstance(outcome, Failure):
+        return Entry(route, order, quantity, None, None, "raises", outcome.message)
+    value, scale = outcome.detach().to(reference.value), scale_of(reference.value, lower, eps)
+    error = float((value - reference.value).abs().max()) / scale
+    allowed = tolerance(order, eps) + SAFETY * reference.error / scale
+    lost = int((~value.isfinite()).sum())
+    doubt = f"error estimate {reference.error / scale:.1e}" if reference.smooth else "one-sided differences differ"
+    verdicts = (
+        (lost > 0, "non-finite", f"{lost} of {value.numel()} elements are not finite"),
+        (not is_settled(reference, lower, eps), "non-smooth", f"differences do not settle ({doubt})"),
+        (error <= allowed, "ok", ""),
+        (not bool(value.any()), "zero", ""),
+        (True, wrong, ""),
+    )
+    status, detail = next((status, detail) for holds, status, detail in verdicts if holds)
+    return Entry(route, order, quantity, error, allowed, status, detail)

@@ -1,0 +1,143 @@
+"""Functions that exist in low precision only, against a float64 reference: errors in units of their own rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from hodiff.checks.arguments import dtypes_of
+from hodiff.checks.comparisons.judgement import Failure, attempt, exact, judge
+from hodiff.checks.comparisons.routes import Level, climb, evaluate
+from hodiff.checks.comparisons.scalarize import Problem, UnrepeatableError, build
+from hodiff.checks.probes import Call
+from hodiff.checks.report.report import Entry
+from hodiff.errors import InputError
+
+_POINTS = 5
+# Near a point; the smallest changes that every dtype resolves.
+_NEAR = 4.0
+
+
+def reference_problem(
+    own: Problem, reference: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator
+) -> Problem:
+    """The reference at the same point, contracted in the same way.
+
+    Args:
+        own: f, in its own dtype.
+        reference: The same function for float64.
+        args: The arguments of f.
+        generator: Of what is drawn, and not used.
+
+    Returns:
+        The problem, in float64.
+
+    Raises:
+        InputError: If the reference does not run, or returns other shapes.
+    """
+    try:
+        double = build(reference, tree_map_only(Tensor, _double, args), generator).in_double()
+    except InputError as error:
+        # The reference meets the same conditions as f, in the same words.
+        raise InputError(str(error).replace("check: f", "check: reference", 1)) from error.__cause__
+    except UnrepeatableError as error:
+        raise InputError(
+            f"check: reference: expected a deterministic function, but {error}. Pass random numbers as an input."
+        ) from None
+    shapes = [tuple(u.shape) for u in own.cotangents]
+    expected = [tuple(u.shape) for u in double.cotangents]
+    if shapes != expected:
+        raise InputError(
+            f"check: reference: expected outputs of shape {shapes}, as f has, got {expected}. "
+            "Pass a function of the same arguments with the same outputs."
+        )
+    return replace(double, directions=own.directions, cotangents=own.cotangents, weights=own.weights)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def with_truth(calls: list[Call], f: Any, reference: Callable[..., Any]) -> list[Call]:
+    """Give the reference to the call of f itself, if f is a custom Function: they have the same arguments."""
+    function = f if isinstance(f, type) else getattr(f, "__self__", None)
+    return [replace(call, truth=reference) if call.function is function else call for call in calls]
+
+
+def against_reference(
+    own: Problem, truth: Problem, levels: list[Level], order: int, ulps: float | None, generator: torch.Generator
+) -> list[Entry]:
+    """Compare value and derivatives by every route with the reference.
+
+    Args:
+        own: f, in its own dtype.
+        truth: The reference, in float64.
+        levels: The derivatives of its loss.
+        order: Highest order.
+        ulps: Error allowed, in units of own rounding; by default half of the digits for each order.
+        generator: Of directions.
+
+    Returns:
+        The comparisons.
+    """
+    entries = [_value(own, truth, ulps)]
+    for level in levels:
+        entries += (_in_ulps(entry, own.eps, ulps) for entry in _routes(own, own.loss, level, "vs reference"))
+    # At first order a curved loss shows nothing new. Its terms may cancel, so that the stated error is not for it.
+    for level in climb(truth, truth.curved_loss, order, generator)[1:]:
+        entries += _routes(own, own.curved_loss, level, "curved loss")
+    return entries
+
+
+def noise_note(own: Problem, truth: Problem) -> Iterator[str]:
+    """How far the value is off near the point, in a sentence."""
+    noise = attempt(_noise, own, truth)
+    if not isinstance(noise, Failure):
+        yield f"the value is off by {noise:.1f} ulps {dtypes_of(own)} near the inputs, by the reference"
+
+
+def _value(own: Problem, truth: Problem, ulps: float | None) -> Entry:
+    outcome = attempt(lambda: own.outputs(own.point).detach())
+    reference = exact(truth.outputs(truth.point))
+    entry = judge("f", 0, "vs reference", outcome, reference, lower=0.0, eps=own.eps, wrong="imprecise")
+    return _in_ulps(entry, own.eps, ulps)
+
+
+def _routes(own: Problem, loss: Callable[[Tensor], Tensor], level: Level, quantity: str) -> Iterator[Entry]:
+    for route in level.outcomes:
+        outcome: Any = attempt(evaluate, loss, route, own.point, level.tuples, level.free)
+        yield level.compare(route, quantity, outcome, level.truth, eps=own.eps)
+
+
+def _in_ulps(entry: Entry, eps: float, ulps: float | None) -> Entry:
+    """A stated tolerance replaces the usual one; what the usual one lets pass is imprecise and not wrong."""
+    if ulps is None or entry.error is None or entry.status not in {"ok", "wrong", "imprecise", "zero"}:
+        return entry
+    allowed = ulps * eps
+    status = "ok" if entry.error <= allowed else "imprecise" if entry.status == "ok" else entry.status
+    return replace(entry, tolerance=allowed, status=status)
+
+
+def _noise(own: Problem, truth: Problem) -> float:
+    """The largest error of a value near the point, in ulps of its own dtype."""
+    worst = 0.0
+    for k in range(_POINTS):
+        t = own.point + (k - _POINTS // 2) * _NEAR * math.sqrt(own.eps) * own.step
+        # The reference sees the point that f saw, after rounding.
+        leaves = own.at(t)
+        with torch.no_grad():
+            seen, exact_values = own.function(*leaves), truth.function(*(leaf.double() for leaf in leaves))
+        for y, z in zip(seen, exact_values, strict=True):
+            worst = max(worst, _relative(y, z) / own.eps)
+    return worst
+
+
+def _relative(y: Tensor, z: Tensor) -> float:
+    size = float(z.abs().max()) if z.numel() else 0.0
+    return float((y.to(z) - z).abs().max()) / size if size else 0.0

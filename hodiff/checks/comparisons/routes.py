@@ -1,0 +1,273 @@
+"""Derivatives by every route, climbed order by order: each order is judged by differences of the last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.comparisons.judgement import Failure, Outcome, attempt, exact, is_settled, judge, scale_of
+from hodiff.checks.comparisons.scalarize import Problem, draw
+from hodiff.checks.oracles.compositions import along_directions, derivative, route_names
+from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
+from hodiff.checks.oracles.scipy_hessian import scipy_hessian
+from hodiff.checks.report.report import Entry
+
+Loss = Callable[[Tensor], Tensor]
+# (t, v_1, ..., v_{k-1}) -> D^k loss(t)[v_1, ..., v_{k-1}, .], or the loss itself at k = 0
+Trusted = Callable[..., Tensor]
+
+# Up to this many numbers derivatives are taken along the basis; beyond, along this many random directions, of which
+# each sees every element. SciPy's evaluations grow with the square of it.
+DIRECTIONS = 2
+
+
+@dataclass(frozen=True)
+class Level:
+    """One order of derivative at a point, by all routes.
+
+    Attributes:
+        order: The order k.
+        tuples: The tuples of k - 1 directions at which it was taken.
+        free: The directions, (q, m), along which routes without a reverse pass take the last index.
+        outcomes: By route, the derivatives of shape (len(tuples), m), or the failure; (len(tuples), q) for routes
+            without a reverse pass.
+        differences: The same from differences of the order below; (1, q) at order 1.
+        truth: The first route that agrees with the differences, else the differences.
+        trusted: The function that gives the truth at any point.
+        lower: The largest of the lower orders, at whose rounding level a derivative that vanishes is compared.
+        eps: The rounding of the problem.
+    """
+
+    order: int
+    tuples: tuple[tuple[Tensor, ...], ...]
+    free: Tensor
+    outcomes: dict[str, Outcome]
+    differences: DifferenceEstimate
+    truth: DifferenceEstimate
+    trusted: Trusted
+    lower: float
+    eps: float
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is a truth to judge by."""
+        return is_settled(self.truth, self.lower, self.eps)
+
+    @property
+    def scale(self) -> float:
+        """The size against which errors count."""
+        return scale_of(self.truth.value, self.lower, self.eps)
+
+    def compare(self, route: str, quantity: str, outcome: Outcome, reference: DifferenceEstimate, **how: Any) -> Entry:
+        """Judge what a route gives; where one of both has the last index along `free` alone, so is the other taken."""
+        how = {"lower": self.lower, "eps": self.eps} | how
+        if isinstance(outcome, Tensor) and outcome.shape != reference.value.shape:
+            if outcome.shape[-1] == self.free.shape[1]:
+                outcome = outcome @ self.free.T
+            else:
+                stretch = max(1.0, float(self.free.abs().sum(1).max()))
+                value = reference.value @ self.free.T
+                reference = replace(reference, value=value, error=reference.error * stretch)
+        return judge(route, self.order, quantity, outcome, reference, **how)
+
+
+def climb(
+    problem: Problem,
+    loss: Loss,
+    order: int,
+    generator: torch.Generator,
+    *,
+    by_differences: bool = True,
+) -> list[Level]:
+    """Differentiate a loss at the origin to an order, and stop early where no truth is left to climb on.
+
+    Args:
+        problem: The function at its point.
+        loss: The loss.
+        order: The order.
+        generator: Draws directions.
+        by_differences: Whether to climb on differences where no route agrees with them, at the cost of differences of
+            differences; else it stops there.
+
+    Returns:
+        A level an order.
+    """
+    levels: list[Level] = []
+    trusted: Trusted = loss
+    lower = _size(loss, problem)
+    for k in range(1, order + 1):
+        level = _level(problem, loss, trusted, _Directions.of(problem, k, generator), lower)
+        levels.append(level)
+        if not level.settled or (level.truth is level.differences and not by_differences):
+            break
+        trusted, lower = level.trusted, max(lower, level.scale)
+    return levels
+
+
+def _size(loss: Loss, problem: Problem) -> float:
+    """The loss at the point or, where it vanishes, a step away: zero tells nothing of how large its derivatives are."""
+    here = float(loss(problem.point).detach().abs())
+    if here:
+        return here
+    # Steps all alike would stay among singular matrices, equal vectors and other places where much vanishes.
+    steps = torch.rand(problem.point.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    beside = attempt(loss, problem.point + problem.step * steps.to(problem.point.device))
+    size = 0.0 if isinstance(beside, Failure) else float(beside.detach().abs())
+    return size if math.isfinite(size) else 0.0
+
+
+def evaluate(
+    loss: Loss, route: str, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...], free: Tensor | None = None
+) -> Tensor:
+    """Take one route's derivative at all tuples of directions, stacked.
+
+    A route without a reverse pass takes the last index along the rows of ``free``, by default along the basis.
+
+    Returns:
+        Shape (len(tuples), m), or (len(tuples), len(free)).
+    """
+    if free is None or "reverse" in route:
+        function = derivative(loss, route)
+        return torch.stack([function(point, *directions) for directions in tuples]).detach()
+    along = along_directions(loss, route)
+    rows = [torch.stack([along(point, *directions, last) for last in free]) for directions in tuples]
+    return torch.stack(rows).detach()
+
+
+def against_differences(levels: list[Level], order: int, quantity: str = "vs differences") -> Iterator[Entry]:
+    """Compare each route with differences of the order below."""
+    for level in levels:
+        for route, outcome in level.outcomes.items():
+            yield level.compare(route, quantity, outcome, level.differences)
+    for k in range(len(levels) + 1, order + 1):
+        yield Entry("all routes", k, quantity, None, None, "skipped", "the order below has no settled value")
+
+
+def between_routes(levels: list[Level]) -> Iterator[Entry]:
+    """Compare each route with the trusted one, to rounding: finer than any difference can see."""
+    for level in levels:
+        for route, outcome in level.outcomes.items():
+            if level.truth is level.differences:
+                yield Entry(route, level.order, "vs routes", None, None, "skipped", "no route is trusted")
+            else:
+                yield level.compare(route, "vs routes", outcome, level.truth)
+
+
+def against_scipy(problem: Problem, loss: Loss, levels: list[Level], generator: torch.Generator) -> Iterator[Entry]:
+    """Compare each route's Hessian with SciPy's, along the same directions."""
+    for level in levels[1:2]:
+        W = level.free.T
+        estimate = attempt(_scipy_estimate, problem, loss, W, level.scale)
+        doubt = _doubt(level, estimate)
+        for route, outcome in level.outcomes.items():
+            if doubt:
+                yield Entry(route, 2, "vs SciPy", None, None, "skipped", doubt)
+                continue
+            product = outcome @ W if isinstance(outcome, Tensor) and "reverse" in route else outcome
+            yield judge(route, 2, "vs SciPy", product, estimate, lower=level.lower, eps=level.eps)
+
+
+def in_own_dtype(problem: Problem, loss: Loss, levels: list[Level], quantity: str) -> Iterator[Entry]:
+    """Compare each route in the inputs' own dtypes with the float64 truth, where it is right in float64."""
+    for level in levels:
+        for route, double in level.outcomes.items():
+            if level.compare(route, quantity, double, level.truth).failed:
+                yield Entry(route, level.order, quantity, None, None, "skipped", "no float64 value")
+                continue
+            outcome = attempt(evaluate, loss, route, problem.point, level.tuples, level.free)
+            yield level.compare(route, quantity, outcome, level.truth, eps=problem.eps, wrong="imprecise")
+
+
+@dataclass(frozen=True)
+class _Directions:
+    """Where the derivative of an order is taken; without any direction it is the gradient."""
+
+    order: int
+    tuples: tuple[tuple[Tensor, ...], ...]
+    free: Tensor
+
+    @staticmethod
+    def of(problem: Problem, order: int, generator: torch.Generator) -> _Directions:
+        m, device = len(problem.point), problem.point.device
+        basis = torch.eye(m, dtype=torch.float64, device=device)
+        few = basis if m <= DIRECTIONS else _short(draw((DIRECTIONS, m), generator)).to(device)
+        if order == 1:
+            return _Directions(1, ((),), few)
+        if order == 2:
+            return _Directions(2, tuple((v,) for v in few), few)
+        tuples = tuple(tuple(v.to(device) for v in draw((order - 1, m), generator)) for _ in range(2))
+        return _Directions(order, tuples, few)
+
+
+def _short(directions: Tensor) -> Tensor:
+    """Scale each to a length near one, or it would stretch rounding; by powers of two, as `draw` has its reasons."""
+    return directions * torch.exp2(-directions.norm(dim=1, keepdim=True).log2().round())
+
+
+def _level(problem: Problem, loss: Loss, below: Trusted, at: _Directions, lower: float) -> Level:
+    point, eps, k = problem.point, problem.eps, at.order
+    outcomes = {route: attempt(evaluate, loss, route, point, at.tuples, at.free) for route in route_names(k)}
+    basis = torch.eye(len(point), dtype=point.dtype, device=point.device)
+    differences = _differences(below, point, at.tuples, at.free, problem.step, eps)
+
+    def by_differences(t: Tensor, *directions: Tensor) -> Tensor:
+        return _differences(below, t, (directions,), basis, problem.step, eps).value[0]
+
+    unknown = Level(k, at.tuples, at.free, outcomes, differences, differences, by_differences, lower, eps)
+    for route, outcome in outcomes.items():
+        if unknown.compare(route, "", outcome, differences).status == "ok":
+            return replace(unknown, truth=exact(outcome), trusted=derivative(loss, route))
+    return unknown
+
+
+def _differences(
+    below: Trusted, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...], free: Tensor, step: float, eps: float
+) -> DifferenceEstimate:
+    """Difference the order below along the first direction of each tuple; at order 1, along the free directions."""
+    if not tuples[0]:
+        estimate = extrapolate(lambda s: torch.stack([below(point + s * e).detach() for e in free]), step, eps)
+        return replace(estimate, value=estimate.value[None])
+    return extrapolate(
+        lambda s: torch.stack([below(point + s * first, *rest).detach() for first, *rest in tuples]),
+        step,
+        eps,
+    )
+
+
+def _scipy_estimate(problem: Problem, loss: Loss, W: Tensor, scale: float) -> DifferenceEstimate:
+    """Take SciPy's Hessian of s -> loss(W s), from smaller steps if the first ones leave the domain."""
+    origin = torch.zeros(W.shape[1], dtype=torch.float64, device=W.device)
+    found = []
+
+    def value(s: Tensor) -> Tensor | float:
+        outcome = attempt(loss, W @ s)
+        return math.nan if isinstance(outcome, Failure) else outcome
+
+    for step in (5 * problem.step, 0.5 * problem.step, 0.05 * problem.step):
+        estimate = scipy_hessian(
+            value,
+            origin,
+            initial_step=step,
+            order=4,
+            maxiter=8,
+            tolerances={"atol": 1e-9 * scale},
+        )
+        error = float(estimate.error.max()) if bool(estimate.matrix.isfinite().all()) else math.inf
+        found.append(DifferenceEstimate(estimate.matrix.to(W), error, step, smooth=True))
+        if error <= 1e-6 * scale:
+            break
+    return min(found, key=lambda estimate: estimate.error)
+
+
+def _doubt(level: Level, estimate: DifferenceEstimate | Failure) -> str:
+    """Why SciPy's estimate cannot judge; empty if it can. At a kink it may settle on a wrong value."""
+    if isinstance(estimate, Failure):
+        return estimate.message
+    if not level.settled:
+        return "the point is not smooth"
+    return "" if is_settled(estimate, level.lower, level.eps) else "SciPy's differences do not settle"

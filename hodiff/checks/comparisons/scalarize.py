@@ -1,0 +1,251 @@
+"""From any function of pytrees to a scalar function of a few numbers, reproducibly.
+
+Everything that `check` compares is a derivative of
+
+    loss(t) = sum_i <u_i, f_i(x + V t)>,    t in R^m,  at t = 0,
+
+with a random cotangent u and directions V. The function gets its inputs in their own dtypes, while t, V, u and
+all sums around it are float64, so that no rounding but the function's own is measured.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
+
+from hodiff.checks.comparisons.judgement import Failure, attempt, first_line
+from hodiff.errors import InputError
+
+# Up to this many numbers V is the identity; beyond, a few random directions see every number at once.
+FULL = 12
+SUBSPACE = 4
+
+# Threads add up in another order from call to call, and torch's kernels round by how memory is aligned.
+_ROUNDINGS = 1000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A function at a point.
+
+    Attributes:
+        function: Maps the floating leaves of the inputs to a tuple of the floating leaves of the output.
+        leaves: The point, in the dtypes at which the function is called.
+        directions: V, one block of shape (numel, m) a leaf, float64.
+        cotangents: u, one tensor an output, float64.
+        weights: The curvature of the curved loss, one tensor an output, float64.
+        eps: The coarsest rounding among inputs and outputs.
+    """
+
+    function: Callable[..., tuple[Tensor, ...]]
+    leaves: tuple[Tensor, ...]
+    directions: tuple[Tensor, ...]
+    cotangents: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...]
+    eps: float
+
+    @property
+    def point(self) -> Tensor:
+        """The origin of t."""
+        block = self.directions[0]
+        return torch.zeros(block.shape[1], dtype=torch.float64, device=block.device)
+
+    @property
+    def step(self) -> float:
+        """Largest step in t for differences."""
+        count = sum(leaf.numel() for leaf in self.leaves)
+        square = sum(float(leaf.double().square().sum()) for leaf in self.leaves)
+        return 0.1 * max(1.0, (square / count) ** 0.5)
+
+    def at(self, t: Tensor) -> tuple[Tensor, ...]:
+        """Place the leaves at x + V t."""
+        return tuple(
+            (leaf.double() + (block @ t.to(leaf.device)).reshape(leaf.shape)).to(leaf.dtype)
+            for leaf, block in zip(self.leaves, self.directions, strict=True)
+        )
+
+    def outputs(self, t: Tensor) -> Tensor:
+        """Join all outputs at x + V t in one vector."""
+        return torch.cat([_real(y).reshape(-1).to(t.device) for y in self.function(*self.at(t))])
+
+    def loss(self, t: Tensor) -> Tensor:
+        """Contract the outputs with a constant cotangent: the incoming gradient is a constant."""
+        pairs = zip(self.cotangents, self.function(*self.at(t)), strict=True)
+        return reduce(torch.add, [(u * _real(y)).sum().to(t.device) for u, y in pairs])
+
+    def curved_loss(self, t: Tensor) -> Tensor:
+        """Add squares of the outputs, as a loss would: the incoming gradient depends on the inputs."""
+        terms = zip(self.cotangents, self.weights, self.function(*self.at(t)), strict=True)
+        return reduce(torch.add, [(u * _real(y) + 0.5 * w * _real(y) ** 2).sum().to(t.device) for u, w, y in terms])
+
+    def is_coarse(self) -> bool:
+        """Whether f rounds its inputs inside: it sees a change of 1e-5, but none of 1e-10 that it ought to see."""
+        with torch.no_grad():
+            here, far, near = (self.outputs(self.point + h * self.step) for h in (0.0, 1e-5, 1e-10))
+        visible = 1e-5 * (far - here).abs() > 100 * self.eps * here.abs()
+        return bool(visible.any()) and not bool((near - here)[visible].any())
+
+    def in_double(self) -> "Problem":
+        """Take the same problem with float64 inputs; the numbers are the same."""
+        leaves = tuple(leaf.double() for leaf in self.leaves)
+        return replace(
+            self, leaves=leaves, eps=_coarsest((*leaves, *self.function(*(leaf.clone() for leaf in leaves))))
+        )
+
+
+class UnrepeatableError(Exception):
+    """Two calls with the same inputs gave different outputs."""
+
+
+def build(f: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator, method: str = "auto") -> Problem:
+    """Validate a function and its inputs, and draw cotangent and directions.
+
+    Args:
+        f: The function.
+        args: Its arguments.
+        generator: Of cotangents and directions.
+        method: ``"matrices"`` moves the input along every element, ``"directions"`` along a few random directions,
+            ``"auto"`` decides by the size of the input.
+
+    Returns:
+        The problem, in the inputs' own dtypes.
+
+    Raises:
+        InputError: If there is nothing to differentiate, in the inputs or in the output.
+        UnrepeatableError: If f is not deterministic.
+    """
+    function, leaves = _flatten(f, args)
+    outputs = _require_outputs(f, args, function, leaves)
+    directions = _draw_directions(leaves, generator, method)
+    reals = [_real(y) for y in outputs]
+    cotangents = tuple(draw(y.shape, generator).to(y.device) for y in reals)
+    weights = tuple(draw(y.shape, generator).to(y.device) / (1 + y.abs()).where(y.isfinite(), 1.0) for y in reals)
+    problem = Problem(function, leaves, directions, cotangents, weights, _coarsest((*leaves, *outputs)))
+    _require_dependence(problem, outputs)
+    return problem
+
+
+def draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Draw float64 normal numbers that bfloat16 represents, so that every dtype sees the same ones."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64).bfloat16().double()
+
+
+def _draw_directions(leaves: tuple[Tensor, ...], generator: torch.Generator, method: str) -> tuple[Tensor, ...]:
+    sizes = [leaf.numel() for leaf in leaves]
+    count = sum(sizes)
+    full = count <= FULL if method == "auto" else method == "matrices"
+    V = torch.eye(count, dtype=torch.float64) if full else draw((count, SUBSPACE), generator)
+    return tuple(block.to(leaf.device) for block, leaf in zip(V.split(sizes), leaves, strict=True))
+
+
+def _flatten(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
+    leaves, structure = tree_flatten(args)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    _require_inputs(args, any(leaves[i].numel() for i in places))
+    constants = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def function(*moving: Tensor) -> tuple[Tensor, ...]:
+        filled = list(constants)
+        for place, leaf in zip(places, moving, strict=True):
+            filled[place] = leaf
+        return _floating(f(*tree_unflatten(filled, structure)))
+
+    return function, tuple(leaves[i].detach().clone() for i in places)
+
+
+def _floating(output: Any) -> tuple[Tensor, ...]:
+    """Integer and boolean outputs have no derivative; None is how functions say that there is no output."""
+    tensors = [leaf for leaf in tree_leaves(output) if leaf is not None]
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"check: f(*inputs): expected tensors, got {type(tensor).__name__}. Return tensors only.")
+    return tuple(t for t in tensors if t.is_floating_point() or t.is_complex())
+
+
+def _real(y: Tensor) -> Tensor:
+    return (torch.view_as_real(y) if y.is_complex() else y).double()
+
+
+def _coarsest(tensors: tuple[Tensor, ...]) -> float:
+    return max(torch.finfo(tensor.dtype).eps for tensor in tensors)
+
+
+def _require_inputs(args: tuple[Any, ...], has_floating: bool) -> None:
+    for path, leaf in tree_flatten_with_path(args)[0]:
+        if isinstance(leaf, Tensor) and leaf.is_complex():
+            raise InputError(
+                f"check: inputs{keystr(path)}: expected a real tensor, got {leaf.dtype}. "
+                "Take the real and imaginary parts as two inputs and join them inside f with torch.complex."
+            )
+    if not has_floating:
+        kinds = [str(a.dtype) if isinstance(a, Tensor) else type(a).__name__ for a in tree_leaves(args)]
+        raise InputError(
+            "check: inputs: expected at least one floating-point tensor with elements, "
+            f"got {', '.join(kinds) or 'nothing'}. Only floating-point tensors are differentiated."
+        )
+
+
+def _require_outputs(
+    f: Callable[..., Any], args: tuple[Any, ...], function: Callable[..., Any], leaves: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        # A function may write into its inputs.
+        outputs, again = (attempt(function, *(leaf.clone() for leaf in leaves)) for _ in range(2))
+    if isinstance(outputs, Failure):
+        try:
+            function(*leaves)
+        except InputError:
+            raise
+        except Exception as error:
+            name = getattr(f, "__name__", type(f).__name__)
+            raise InputError(
+                f"check: f: expected {name}(*inputs) to run with {len(args)} arguments, got {first_line(error)}"
+            ) from error
+    if not any(y.numel() for y in outputs):
+        raise InputError("check: f(*inputs): expected a floating-point tensor with elements, got none.")
+    gaps = [
+        (_gap(a, b), _ROUNDINGS * torch.finfo(a.dtype).eps * _largest(a)) for a, b in zip(outputs, again, strict=True)
+    ]
+    if any(gap > rounding for gap, rounding in gaps):
+        raise UnrepeatableError(f"two calls with the same inputs differ by {max(gap for gap, _ in gaps):.1e}")
+    return outputs
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference; one that is not finite in one of the two counts as infinite."""
+    gap = (a.detach() - b.detach()).abs().double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    return float(gap.masked_fill(same, 0.0).nan_to_num(math.inf, posinf=math.inf).max()) if a.numel() else 0.0
+
+
+def _largest(a: Tensor) -> float:
+    return float(a.detach().abs().nan_to_num(0.0, posinf=0.0, neginf=0.0).max()) if a.numel() else 0.0
+
+
+def _require_dependence(problem: Problem, outputs: tuple[Tensor, ...]) -> None:
+    """A function that is cut off from its inputs in the graph and in its values has nothing to check."""
+    tracked = [leaf.clone().requires_grad_() for leaf in problem.leaves]
+
+    def gradients() -> bool:
+        """What f closes over may require grad as well, so the graph alone does not tell."""
+        values = [_real(y).sum() for y in problem.function(*tracked) if y.requires_grad]
+        return bool(values) and any(g is not None for g in torch.autograd.grad(values, tracked, allow_unused=True))
+
+    with torch.enable_grad():
+        reached = attempt(gradients)
+    if reached is not False:
+        return
+    with torch.no_grad():
+        moved = attempt(problem.function, *problem.at(problem.point + problem.step))
+    if isinstance(moved, Failure):
+        return
+    if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(outputs, moved, strict=True)):
+        raise InputError(
+            "check: f(*inputs): expected an output that depends on a floating-point input, got a constant. "
+            "Pass what f closes over as inputs."
+        )

@@ -1,0 +1,85 @@
+"""Functions that declare derivatives which are not their own: the mechanics are judged, the gap is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.comparisons.judgement import Failure, attempt, exact, judge
+from hodiff.checks.comparisons.scalarize import Problem, draw
+from hodiff.checks.oracles.compositions import along_directions, route_names
+from hodiff.checks.probes.cause import Cause, nothing
+from hodiff.checks.report.report import Entry
+from hodiff.functions.gradients.straight_through import StraightThrough
+from hodiff.graphs import nodes_of
+
+# What compares a claimed derivative with the values of the function; the routes are compared with each other instead.
+_NUMERIC = {"zero", "wrong", "non-finite", "non-smooth"}
+_TRIES = 2
+
+
+def declares_surrogate(f: Any, function: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> bool:
+    """Whether a function says so itself, or was made by `hodiff.straight_through`."""
+    if getattr(f, "approximate", False) is True and not hasattr(f, "derivative_error"):
+        return True
+    tracked = [leaf.clone().requires_grad_() for leaf in leaves]
+    with torch.enable_grad():
+        outputs = attempt(function, *tracked)
+    if isinstance(outputs, Failure):
+        return False
+    nodes = (node for y in outputs for node in nodes_of(y))
+    return any(getattr(node, "_forward_cls", None) is StraightThrough for node in nodes)
+
+
+def between_claims(problem: Problem, order: int, generator: torch.Generator) -> Iterator[Entry]:
+    """Compare the routes of each order with the first that works."""
+    lower = float(problem.loss(problem.point).detach().abs())
+    for k in range(1, order + 1):
+        tuples = draw((_TRIES, k, len(problem.point)), generator).to(problem.point)
+        outcomes = {route: attempt(_evaluate, problem, route, tuples) for route in route_names(k)}
+        works = [y for y in outcomes.values() if isinstance(y, Tensor)]
+        for route, outcome in outcomes.items():
+            if not works:
+                yield Entry(route, k, "vs routes", None, None, "raises", outcome.message)
+                continue
+            yield judge(route, k, "vs routes", outcome, exact(works[0]), lower=lower, eps=problem.eps)
+        lower = max([lower, *(float(y.abs().max()) for y in works[:1])])
+
+
+def _evaluate(problem: Problem, route: str, tuples: Tensor) -> Tensor:
+    function = along_directions(problem.loss, route)
+    return torch.stack([function(problem.point, *directions) for directions in tuples]).detach()
+
+
+def unjudged(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Turn disagreement with differences into a gap."""
+    for entry in entries:
+        numeric = entry.quantity == "vs differences" and entry.status in _NUMERIC
+        yield replace(entry, status="gap") if numeric else entry
+
+
+def gap(entries: Iterable[Entry]) -> Cause:
+    """How far the claimed derivative is from the function's own, as a note."""
+    worst: dict[int, float] = {}
+    for entry in entries:
+        if entry.quantity == "vs differences" and entry.status == "gap" and entry.error is not None:
+            worst[entry.order] = max(worst.get(entry.order, 0.0), entry.error)
+    if not worst:
+        return Cause("HD902", ("the declared derivatives agree with differences",), nothing)
+    texts = "; ".join(f"order {order}: {size:.1e} of the scale" for order, size in sorted(worst.items()))
+    return Cause("HD902", (f"the gap between declared and numerical derivatives is, at {texts}",), nothing)
+
+
+def stated_errors(f: Any, args: tuple[Any, ...], order: int) -> Iterator[str]:
+    """What a function that takes derivatives by differences knows of their error, as `numpy_function` does."""
+    if not getattr(f, "approximate", False) or not hasattr(f, "derivative_error"):
+        return
+    for k in range(1, order + 1):
+        error = attempt(partial(f.derivative_error, order=k), *args)
+        if not isinstance(error, Failure) and error > 0:
+            yield f"derivatives of order {k} come from differences, with an estimated absolute error of {error:.1e}"

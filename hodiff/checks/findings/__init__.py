@@ -1,0 +1,1 @@
+"""The defects that a check can name, and how it recognises them."""

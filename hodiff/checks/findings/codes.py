@@ -1,0 +1,19 @@
+"""The defects that a check can name: a code each, what causes it, and what to do about it.
+
+A code never changes its meaning. Hundreds group what belongs together: 1 numbers that are wrong, 2 what a rule returns,
+3 what a rule does to its surroundings, 4 what is missing, 5 waste, 9 what is no defect of the function.
+"""
+
+from __future__ import annotations
+
+from hodiff.checks.findings.code import Code
+from hodiff.checks.findings.judgements import JUDGEMENTS
+from hodiff.checks.findings.lacks import MISSING, WASTE
+from hodiff.checks.findings.numbers import NUMBERS
+from hodiff.checks.findings.rules import RETURNS, SURROUNDINGS
+
+_TABLES = (NUMBERS, RETURNS, SURROUNDINGS, MISSING, WASTE, JUDGEMENTS)
+
+CODES = {each.code: each for table in _TABLES for each in table}
+
+__all__ = ["CODES", "Code"]

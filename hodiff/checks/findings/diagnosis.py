@@ -1,0 +1,216 @@
+"""From failed comparisons and what probes saw to findings: a code each, with evidence, and no consequence twice.
+
+A cause that a probe saw explains the comparisons that follow from it; a message of torch that says what is missing
+explains its own; a table names what is left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hodiff.checks.findings.codes import CODES
+from hodiff.checks.probes.cause import Cause, about_batches, modes_of
+from hodiff.checks.report.report import Entry, Finding
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A code and the patterns of the entries that have it.
+
+    All but `detail` are matched at the start.
+    """
+
+    code: str
+    kind: str = ""
+    route: str = ""
+    order: str = ""
+    quantity: str = ""
+    detail: str = ""
+    fact: str = ""
+
+    def holds(self, entry: Entry, facts: frozenset[str]) -> bool:
+        """Whether all patterns match, and the fact holds, if one is needed."""
+        return (
+            (not self.fact or self.fact in facts)
+            and re.match(self.kind, entry.status) is not None
+            and re.match(self.route, entry.route) is not None
+            and re.match(self.order, str(entry.order)) is not None
+            and re.match(self.quantity, entry.quantity) is not None
+            and re.search(self.detail, entry.detail) is not None
+        )
+
+
+# What torch itself says is missing; the special ones come first.
+MESSAGES: tuple[Rule, ...] = (
+    Rule("HD107", detail="once_differentiable"),
+    Rule("HD405", detail="setup_context", fact="custom"),
+    Rule("HD406", detail="setup_context", fact="plain"),
+    Rule("HD106", detail="Cannot access data pointer|doesn't have storage|Can't call numpy"),
+    Rule("HD403", detail="generate_vmap_rule|vmap staticmethod"),
+    Rule("HD406", detail="Trying to use forward AD with|derivative for .* is not implemented|no autograd formula"),
+    Rule("HD401", detail="implement the jvp|jvp function|jvp.*NotImplemented"),
+    Rule("HD406", detail=r"forward[- ](mode )?(AD|differentiation)|forward AD"),
+)
+
+# What an entry is that nothing else explains.
+LEFT_OVER: tuple[Rule, ...] = (
+    Rule("HD306", kind="float64"),
+    Rule("HD113", kind="imprecise"),
+    Rule("HD901", kind="non-smooth"),
+    Rule("HD112", kind="non-finite"),
+    Rule("HD404", route="compile"),
+    Rule("HD402", route="vmap", detail="^vmap gives shape"),
+    Rule("HD402", route="vmap of values", kind="raises", fact="batching"),
+    Rule("HD407", route="vmap", kind="raises"),
+    Rule("HD402", route="vmap"),
+    Rule("HD407", quantity="batched", detail="vmap|batched"),
+    Rule("HD408", kind="raises"),
+    Rule("HD408", kind="fails", detail="^(?!GradcheckError)"),
+    Rule("HD406", fact="plain"),
+    Rule("HD101", route="reverse$|gradcheck", order="1", quantity="(?!forward)"),
+    Rule("HD102", route="forward$|gradcheck", order="1"),
+    Rule("HD115"),
+)
+
+# Defects after which batched and single evaluations differ, or a batched one raises.
+_UPSET_BATCHES = {"HD301", "HD302", "HD303", "HD305", "HD308", "HD309"}
+_STOP_BATCHES = {"HD104", "HD106", "HD107", "HD116", "HD201", "HD202", "HD203", "HD204", "HD304"}
+_SEVERITIES = ("error", "warning", "note")
+
+
+def diagnose(
+    entries: Iterable[Entry],
+    causes: Sequence[Cause] = (),
+    *,
+    facts: frozenset[str] = frozenset({"custom"}),
+    settled: frozenset[int] = frozenset(),
+    location: str = "",
+) -> tuple[Finding, ...]:
+    """Name each defect once.
+
+    Args:
+        entries: All comparisons.
+        causes: What probes saw.
+        facts: ``"custom"`` or ``"plain"``, whether custom Functions take part; ``"batching"`` if one has a vmap.
+        settled: The orders at which differences know the derivative, so that one that is not finite is wrong.
+        location: Where the function is, for defects that have no place of their own.
+
+    Returns:
+        The findings, errors first; empty if nothing failed and nothing was seen.
+    """
+    failed = [entry for entry in entries if entry.failed]
+    messages = {id(entry): _code(MESSAGES, entry, facts) for entry in failed}
+    edges = _edges(failed, causes, settled)
+    # Where the function itself is not smooth, no comparison is a symptom of anything else.
+    telling = [entry for entry in failed if not any(edge.explains(entry) for edge in edges)]
+    causes = [*causes, *edges]
+    causes = [cause for cause in causes if not cause.needs_symptom or _has_symptom(cause, telling, messages)]
+    causes += _unnested(failed, causes, messages)
+    codes = {
+        id(entry): _owner(entry, causes, messages[id(entry)]) or _code(LEFT_OVER, entry, facts) for entry in failed
+    }
+    owned: dict[str, list[Entry]] = {cause.code: [] for cause in causes}
+    for entry in failed:
+        code = codes[id(entry)]
+        owned.setdefault(_first_of(entry, set(codes.values())) if code == "HD115" else code, []).append(entry)
+    findings = [_finding(code, mine, [c for c in causes if c.code == code], location) for code, mine in owned.items()]
+    return tuple(sorted(findings, key=lambda finding: (_SEVERITIES.index(finding.severity), finding.code)))
+
+
+def _code(rules: Sequence[Rule], entry: Entry, facts: frozenset[str]) -> str:
+    return next((rule.code for rule in rules if rule.holds(entry, facts)), "")
+
+
+def _has_symptom(cause: Cause, failed: list[Entry], messages: dict[int, str]) -> bool:
+    """A comparison that says only that something is missing is no symptom of another defect."""
+    return any(cause.explains(entry) and messages[id(entry)] in {"", cause.code, "HD405"} for entry in failed)
+
+
+def _owner(entry: Entry, causes: Sequence[Cause], message: str) -> str:
+    if about_batches(entry):
+        upset = _UPSET_BATCHES | (_STOP_BATCHES if entry.status in {"raises", "fails"} else set())
+        guilty = [cause.code for cause in causes if cause.code in upset and message in {"", "HD106"}]
+        return guilty[0] if guilty else message
+    if message:
+        return message
+    return next((cause.code for cause in causes if cause.explains(entry)), "")
+
+
+def _first_of(entry: Entry, codes: set[str]) -> str:
+    """A rule that is wrong at first order is wrong at higher ones."""
+    modes = modes_of(entry)
+    if "HD101" in codes and "reverse" in modes:
+        return "HD101"
+    return "HD102" if "HD102" in codes and "forward" in modes else "HD115"
+
+
+def _edges(failed: list[Entry], causes: Sequence[Cause], settled: frozenset[int]) -> list[Cause]:
+    """The lowest order without a number decides; nothing above it can be compared."""
+    noise = [cause for cause in causes if cause.code in _UPSET_BATCHES]
+    broken = [
+        entry
+        for entry in failed
+        if entry.status in {"non-finite", "non-smooth"} and not any(cause.explains(entry) for cause in noise)
+    ]
+    if not broken:
+        return []
+    first = min(broken, key=lambda entry: entry.order)
+    code = "HD112" if first.status == "non-finite" and first.order in settled else "HD901"
+    evidence = f"at order {first.order} {first.detail}" if first.detail else f"at order {first.order}"
+    return [Cause(code, (evidence,), lambda entry: entry.order >= first.order and not about_batches(entry))]
+
+
+def _unnested(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, str]) -> list[Cause]:
+    """Forward-over-forward alone is wrong where torch hides the outer pass from a jvp."""
+    second = [
+        entry
+        for entry in failed
+        if entry.order == 2
+        and entry.status in {"zero", "wrong", "fails"}
+        and len(modes_of(entry)) == 2
+        and not messages[id(entry)]
+        and not any(cause.explains(entry) for cause in causes)
+    ]
+    stopped = any(modes_of(entry) == ["reverse", "forward"] and entry.order == 2 for entry in failed)
+    if not second or stopped or any(modes_of(entry) != ["forward", "forward"] for entry in second):
+        return []
+    evidence = ("forward-over-forward is wrong, and reverse-over-forward is right",)
+    return [Cause("HD114", evidence, lambda entry: modes_of(entry).count("forward") > 1)]
+
+
+def _finding(code: str, entries: list[Entry], causes: list[Cause], location: str) -> Finding:
+    known = CODES[code]
+    numbers = _measured(entries)
+    details = tuple(dict.fromkeys(entry.detail for entry in entries if entry.detail))
+    evidence = tuple(dict.fromkeys((*(text for cause in causes for text in cause.evidence), *details[:3], *numbers)))
+    places = [cause.location for cause in causes if cause.location]
+    message = evidence[0] if evidence else known.cause
+    return Finding(
+        route=", ".join(dict.fromkeys(entry.route for entry in entries)) or "rules",
+        order=min((entry.order for entry in entries), default=0),
+        kind=entries[0].status if entries else "seen",
+        message=message,
+        remedy=known.remedy,
+        code=code,
+        # What one cause warns of may be an error for another.
+        severity=min(
+            (cause.severity or known.severity for cause in causes), key=_SEVERITIES.index, default=known.severity
+        ),
+        title=known.title,
+        cause=f"{known.cause.removesuffix('.')}: {message.removesuffix('.')}.",
+        evidence=evidence,
+        location=places[0] if places else location,
+    )
+
+
+def _measured(entries: list[Entry]) -> tuple[str, ...]:
+    """The worst comparison, in numbers."""
+    numbers = [(entry.error, entry) for entry in entries if entry.error is not None and entry.tolerance is not None]
+    if not numbers:
+        return ()
+    # NaN is worse than anything.
+    error, worst = max(numbers, key=lambda pair: (pair[0] != pair[0], pair[0]))
+    quantities = ", ".join(dict.fromkeys(entry.quantity for entry in entries))
+    return (f"{worst.route}: relative error {error:.1e}, tolerance {worst.tolerance:.1e} ({quantities})",)

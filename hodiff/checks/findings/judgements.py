@@ -1,0 +1,29 @@
+"""HD9..: what is no defect of the function."""
+
+from __future__ import annotations
+
+from hodiff.checks.findings.code import Code
+
+JUDGEMENTS = (
+    Code(
+        "HD901",
+        "error",
+        "not smooth here",
+        "the point is a kink, a jump or the edge of the domain, where derivatives depend on the side.",
+        "Check at another point, or state which derivative is meant.",
+    ),
+    Code(
+        "HD902",
+        "note",
+        "derivatives of a surrogate",
+        "the function declares derivatives that are not its own; the gap is measured and no defect.",
+        "Nothing to do: `approximate=True` says so.",
+    ),
+    Code(
+        "HD903",
+        "error",
+        "the function is not deterministic",
+        "two calls with the same inputs differ.",
+        "Call `module.eval()`, or pass random numbers as an input.",
+    ),
+)

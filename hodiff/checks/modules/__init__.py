@@ -1,0 +1,1 @@
+"""Checks of whole modules, down to the submodule at fault."""

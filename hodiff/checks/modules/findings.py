@@ -1,0 +1,205 @@
+"""From a submodule at fault to findings: which torch function or custom Function in it, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from hodiff.checks.comparisons.judgement import Failure, attempt
+from hodiff.checks.findings.codes import CODES
+from hodiff.checks.modules.calls import Call
+from hodiff.checks.modules.operators import Culprit, culprits, custom_classes
+from hodiff.checks.modules.problems import Subject, of_call, of_loss, tensors_of
+from hodiff.checks.modules.search import Guilty
+from hodiff.checks.preflight.preflight import preflight
+from hodiff.checks.report.report import Entry, Finding, Report
+from hodiff.corrections.registry import CORRECTIONS
+
+# What a failed comparison says by itself; the first status that occurs decides.
+_BY_STATUS = {"non-smooth": "HD901", "non-finite": "HD112", "raises": "HD408", "zero": "HD115", "wrong": "HD115"}
+# What takes a tensor out of the graph.
+_CUTS = (torch.Tensor.detach, torch.Tensor.detach_, torch.detach, torch.Tensor.numpy, torch.Tensor.item)
+_WORDS = {"raises": "raises", "non-finite": "is not finite", "non-smooth": "has no two-sided value"}
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """How a submodule at fault is examined.
+
+    Attributes:
+        mode: Makes the context in which derivatives are taken.
+        correct: Whether that context corrects torch's functions.
+        order: The highest order.
+        seed: The seed.
+        check: Checks a function, as `hodiff.check` does.
+    """
+
+    mode: Callable[[], AbstractContextManager[Any]]
+    correct: bool
+    order: int
+    seed: int
+    check: Callable[..., Report]
+
+    def findings(self, guilty: Guilty) -> tuple[Finding, ...]:
+        """Name the torch function at fault, else what a check of the submodule alone says, else the routes."""
+        if guilty.loss is not None:
+            return self._alone(guilty, of_loss(guilty.loss, guilty.call), "the loss", "")
+        torchs = [] if _statuses(guilty.failed) == {"non-smooth"} else list(self._culprits(guilty.call))
+        if torchs:
+            return tuple(self._of_culprit(guilty, culprit) for culprit in torchs)
+        return self._alone(guilty, of_call(guilty.call), guilty.call.label, guilty.call.location)
+
+    def _alone(self, guilty: Guilty, subject: Subject, label: str, location: str) -> tuple[Finding, ...]:
+        """What a check says; if it says nothing, which routes disagree."""
+        report = attempt(self._check_alone, subject)
+        errors = () if isinstance(report, Failure) else report.errors
+        return tuple(
+            replace(
+                each,
+                cause=f"in {label}: {each.cause or each.message}",
+                evidence=(*_evidence(guilty), *each.evidence),
+                location=each.location or location,
+            )
+            for each in errors
+        ) or (_by_routes(guilty, label, location),)
+
+    def _culprits(self, call: Call) -> Iterator[Culprit]:
+        return culprits(call, self.mode, self.order, self.seed)
+
+    def _check_alone(self, subject: Subject) -> Report:
+        with self.mode():
+            return self.check(
+                subject.function, subject.inputs, order=self.order, vmap=False, scipy=False, seed=self.seed
+            )
+
+    def _of_culprit(self, guilty: Guilty, culprit: Culprit) -> Finding:
+        routes = tuple(dict.fromkeys(entry.route for entry in culprit.failed))
+        cut = culprit.function in _CUTS
+        code = CODES["HD104" if cut else "HD112" if _statuses(culprit.failed) <= {"non-finite"} else "HD406"]
+        remedy = "Remove it, or check without this submodule if the gradient is cut on purpose." if cut else code.remedy
+        if not self.correct and culprit.function in CORRECTIONS:
+            remedy = (
+                "Take derivatives within hodiff.corrected(), or by hodiff's own transforms: `with hodiff.corrected():`."
+            )
+        return Finding(
+            route=", ".join(routes),
+            order=min(entry.order for entry in culprit.failed),
+            kind=culprit.failed[0].status,
+            message=_measured(culprit.failed),
+            remedy=remedy,
+            code=code.code,
+            severity=code.severity,
+            title="the graph is cut in forward" if cut else code.title,
+            cause=f"in {guilty.call.label}: a derivative of {culprit.name} {_said(culprit.failed)} "
+            f"by {', '.join(routes)}.",
+            evidence=(*_evidence(guilty), f"torch function {culprit.name}", *_numbers(culprit.failed)),
+            location=culprit.location or guilty.call.location,
+        )
+
+
+def unsteady_finding(call: Call, reason: str) -> Finding:
+    """Say which module makes two calls with the same inputs differ, and by what."""
+    code = CODES["HD903"]
+    seen = attempt(preflight, lambda *args: call.module(*args, **call.kwargs), *call.args)
+    remarks = () if isinstance(seen, Failure) else tuple(seen.remarks)
+    remedy = code.remedy
+    if not remarks:
+        remedy = "Call `module.eval()`, or make it without a state: `BatchNorm1d(n, track_running_stats=False)`."
+    return Finding(
+        route="f",
+        order=0,
+        kind="seen",
+        message=reason,
+        remedy=remedy,
+        code=code.code,
+        severity=code.severity,
+        title=code.title,
+        cause=f"in {call.label}: {reason}.",
+        evidence=(_submodule(call), *remarks),
+        location=call.location,
+    )
+
+
+def coarse_findings(root: Call) -> tuple[Finding, ...]:
+    """Name the first module that returns a lower precision than the float64 that it got."""
+    for call in root.post_order():
+        dtypes = {each.dtype for each in tensors_of(call.output) if each.is_floating_point()}
+        coarse = sorted(str(dtype) for dtype in dtypes if dtype.itemsize < 8)
+        if coarse:
+            code = CODES["HD306"]
+            message = f"returns {', '.join(coarse)} where everything else is float64"
+            finding = Finding("f", 0, "float64", message, code.remedy, code.code, code.severity, code.title)
+            cause = f"in {call.label}: it {message}, and every comparison is as coarse."
+            return (replace(finding, cause=cause, evidence=(_submodule(call),), location=call.location),)
+    return ()
+
+
+def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
+    """All that is known is which routes disagree."""
+    failed = guilty.failed
+    code = CODES[next(code for status, code in _BY_STATUS.items() if status in _statuses(failed))]
+    routes = ", ".join(dict.fromkeys(entry.route for entry in failed))
+    inside = attempt(custom_classes, guilty.call)
+    classes = inside if isinstance(inside, tuple) and guilty.loss is None else ()
+    return Finding(
+        route=routes,
+        order=min(entry.order for entry in failed),
+        kind=failed[0].status,
+        message=_measured(failed),
+        remedy=code.remedy,
+        code=code.code,
+        severity=code.severity,
+        title=code.title,
+        cause=f"in {label}: a derivative {_said(failed)} by {routes}.",
+        evidence=(*_evidence(guilty), *(f"custom Function {name}" for name in classes), *_numbers(failed)),
+        location=location,
+    )
+
+
+def _evidence(guilty: Guilty) -> tuple[str, ...]:
+    if guilty.loss is not None:
+        return ("the loss: the module's outputs alone agree by every route",)
+    alike = f"the same module is also {', '.join(guilty.alike)}" if guilty.alike else ""
+    return tuple(filter(None, (_submodule(guilty.call), alike)))
+
+
+def _submodule(call: Call) -> str:
+    return f"submodule {call.label}" if call.name else f"the module itself, {call.label}"
+
+
+def _numbers(failed: Sequence[Entry]) -> tuple[str, ...]:
+    """Each route once, at its lowest order; those with one message together."""
+    first: dict[str, Entry] = {}
+    for entry in sorted(failed, key=lambda entry: entry.order):
+        first.setdefault(entry.route, entry)
+    groups: dict[str, list[str]] = {}
+    for route, entry in first.items():
+        groups.setdefault(_measured([entry]), []).append(route)
+    return tuple(f"{', '.join(routes)}: {message}" for message, routes in groups.items())
+
+
+def _measured(failed: Sequence[Entry]) -> str:
+    details = [entry.detail for entry in failed if entry.detail]
+    numbers = [entry for entry in failed if entry.error is not None and not entry.detail]
+    if not numbers:
+        return details[0] if details else failed[0].status
+    worst = max(numbers, key=lambda entry: entry.error or 0.0)
+    return f"relative error {worst.error:.1e}, tolerance {worst.tolerance:.1e}"
+
+
+def _said(failed: Sequence[Entry]) -> str:
+    return ", ".join(dict.fromkeys(_WORDS.get(entry.status, f"is {entry.status}") for entry in failed))
+
+
+def _statuses(failed: Sequence[Entry]) -> set[str]:
+    return {entry.status for entry in failed}
+
+
+def count_numbers(tree: Any) -> int:
+    """How many numbers the tensors of a pytree hold."""
+    return sum(each.numel() for each in tensors_of(tree_leaves(tree)))

@@ -1,0 +1,129 @@
+"""Which torch function inside a module makes routes disagree."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from hodiff.checks.modules.calls import Call
+from hodiff.checks.modules.problems import failures, is_free, of_function, tensors_of
+from hodiff.checks.report.report import Entry
+from hodiff.graphs import nodes_of
+
+# Frames of these are not where a function was called from.
+_MACHINERY = ("torch.overrides", "torch._jit_internal", "hodiff.", "contextlib")
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A torch function whose routes disagree at what a module called it with.
+
+    Attributes:
+        name: As users write it.
+        function: The function.
+        failed: The comparisons that failed.
+        location: The line that called it, as `file.py:123`.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    failed: tuple[Entry, ...]
+    location: str
+
+
+@dataclass(frozen=True)
+class _Use:
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    location: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        leaves = tree_leaves((self.args, self.kwargs))
+        return (self.function, *(tuple(leaf.shape) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves))
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes every torch function of floating tensors, with copies of its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uses: list[_Use] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        copies = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
+        result = func(*args, **kwargs)
+        name = resolve_name(func) or getattr(func, "__name__", "")
+        if (
+            not name.endswith(("__get__", "__set__"))
+            and any(map(is_free, tree_leaves(copies)))
+            and any(each.is_floating_point() or each.is_complex() for each in tensors_of(result))
+        ):
+            self.uses.append(_Use(func, copies[0], copies[1], _caller(sys._getframe(1))))
+        return result
+
+
+def culprits(call: Call, mode: Callable[[], AbstractContextManager[Any]], order: int, seed: int) -> Iterator[Culprit]:
+    """Check every torch function that a module calls, alone, at what it was called with.
+
+    Args:
+        call: The module's call.
+        mode: Makes the context in which derivatives are taken.
+        order: The highest order.
+        seed: The seed.
+
+    Yields:
+        The functions whose routes disagree, each once, in the order of their calls.
+    """
+    recorder = _Recorder()
+    args, kwargs = tree_map_only(Tensor, torch.clone, (call.args, call.kwargs))
+    with torch.no_grad(), recorder:
+        call.module(*args, **kwargs)
+    checked, found = set(), set()
+    for use in recorder.uses:
+        if use.key in checked or use.function in found:
+            continue
+        checked.add(use.key)
+        with mode():
+            failed = failures(of_function(use.function, use.args, use.kwargs), order, seed)
+        if failed:
+            found.add(use.function)
+            name = resolve_name(use.function) or getattr(use.function, "__name__", str(use.function))
+            yield Culprit(name, use.function, failed, use.location)
+
+
+def custom_classes(call: Call) -> tuple[str, ...]:
+    """The names of the custom Functions that took part in a call."""
+    args, kwargs = tree_map_only(Tensor, torch.clone, (call.args, call.kwargs))
+    args, kwargs = tree_map_only(Tensor, lambda x: x.requires_grad_() if is_free(x) else x, (args, kwargs))
+    with torch.enable_grad():
+        outputs = tensors_of(torch.func.functional_call(call.module, _buffers(call), args, kwargs))
+    classes = [getattr(node, "_forward_cls", None) for output in outputs for node in nodes_of(output)]
+    own = [each for each in classes if each is not None and not each.__module__.startswith("hodiff.")]
+    return tuple(dict.fromkeys(each.__name__ for each in own))
+
+
+def _buffers(call: Call) -> dict[str, Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in call.module.named_buffers()}
+
+
+def _caller(frame: FrameType | None) -> str:
+    """The line that called a torch function."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(_MACHINERY) and module != "torch.nn.functional":
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,139 @@
+"""A module's call, or a torch function's, as a problem of a few numbers whose routes can be compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from hodiff.checks.comparisons.routes import against_differences, between_routes, climb
+from hodiff.checks.comparisons.scalarize import Problem, build, draw
+from hodiff.checks.modules.calls import Call
+from hodiff.checks.report.report import Entry
+from hodiff.errors import InputError
+
+# Each sees every number, so few do.
+DIRECTIONS = 2
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A function of tensors and the tensors that it is differentiated by.
+
+    Attributes:
+        function: Takes ``inputs`` and returns a list of tensors.
+        inputs: Pytrees of floating tensors.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[Any, ...]
+
+
+def of_call(call: Call, loss: Callable[[Any], Tensor] | None = None) -> Subject:
+    """A call as a function of the parameters that require grad and of the floating inputs.
+
+    Args:
+        call: The call.
+        loss: What to make of the output; by default its tensors are taken.
+
+    Returns:
+        The function and where it is taken.
+    """
+    own = dict(call.module.named_parameters())
+    free = {name: each.detach() for name, each in own.items() if each.requires_grad and is_free(each)}
+    fixed = {name: each.detach() for name, each in own.items() if name not in free}
+
+    def run(parameters: dict[str, Tensor], args: Any, kwargs: Any) -> Any:
+        # A call may write into its buffers, which the next one must not see.
+        buffers = {name: each.detach().clone() for name, each in call.module.named_buffers()}
+        output = functional_call(call.module, {**fixed, **buffers, **parameters}, args, kwargs)
+        return tensors_of(output) if loss is None else loss(output)
+
+    return _split(run, free, (call.args, call.kwargs))
+
+
+def of_loss(loss: Callable[[Any], Tensor], call: Call) -> Subject:
+    """A loss as a function of the floating tensors in a call's output."""
+    return _split(lambda _, output, kwargs: loss(output), {}, (call.output, {}))
+
+
+def of_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Subject:
+    """A torch function as a function of its floating arguments."""
+    return _split(lambda _, args, kwargs: tensors_of(function(*args, **kwargs)), {}, (args, kwargs))
+
+
+def compare(subject: Subject, order: int, seed: int, *, curved: bool) -> tuple[Entry, ...]:
+    """Compare all routes along random directions with differences and with each other.
+
+    Args:
+        subject: What is differentiated.
+        order: The highest order.
+        seed: Seed of cotangents and directions.
+        curved: Whether the loss is curved in the outputs, so that incoming gradients vary.
+
+    Returns:
+        The comparisons.
+
+    Raises:
+        InputError: If there is nothing to differentiate.
+    """
+    if not tensors_of(subject.inputs):
+        raise InputError(
+            "check_module: inputs: expected a parameter that requires grad or a floating tensor among the inputs, "
+            "got neither. Call module.requires_grad_()."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    problem = _in_proportion(build(subject.function, subject.inputs, generator), generator)
+    loss = problem.curved_loss if curved else problem.loss
+    levels = climb(problem, loss, order, generator, by_differences=False)
+    return (*against_differences(levels, order), *between_routes(levels))
+
+
+def failures(subject: Subject, order: int, seed: int) -> tuple[Entry, ...]:
+    """The comparisons that fail; none where there is nothing to differentiate."""
+    try:
+        return tuple(entry for entry in compare(subject, order, seed, curved=True) if entry.failed)
+    except InputError:
+        return ()
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """The tensors in an output, which may hold other things as well."""
+    return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
+
+
+def is_free(leaf: Any) -> bool:
+    """Whether one can differentiate by it; a mask of -inf is a constant."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 0 and bool(leaf.isfinite().all())
+
+
+def _split(run: Callable[[Any, Any, Any], Any], parameters: dict[str, Tensor], inputs: Any) -> Subject:
+    leaves, structure = tree_flatten(inputs)
+    places = [i for i, leaf in enumerate(leaves) if is_free(leaf)]
+
+    def function(parameters: dict[str, Tensor], *moving: Tensor) -> Any:
+        # What is written in place must not be seen by the next call.
+        filled = tree_map_only(Tensor, torch.clone, leaves)
+        for place, leaf in zip(places, moving, strict=True):
+            filled[place] = leaf
+        return run(parameters, *tree_unflatten(filled, structure))
+
+    return Subject(function, (parameters, *(leaves[i] for i in places)))
+
+
+def _in_proportion(problem: Problem, generator: torch.Generator) -> Problem:
+    """Move every leaf in proportion to its size: a step that suits inputs of size one would throw weights far off."""
+    everything = max(1.0, problem.step / 0.1)
+
+    def moved(leaf: Tensor) -> Tensor:
+        size = (float(leaf.double().square().mean().sqrt()) or 1.0) / everything
+        # By a power of two, so that every dtype sees the same directions.
+        return draw((leaf.numel(), DIRECTIONS), generator).to(leaf.device) * 2.0 ** round(math.log2(size))
+
+    return replace(problem, directions=tuple(map(moved, problem.leaves)))

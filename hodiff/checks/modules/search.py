@@ -1,0 +1,82 @@
+"""From a module whose routes disagree to the smallest submodules at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hodiff.checks.modules.calls import Call
+from hodiff.checks.modules.problems import Subject, of_call
+from hodiff.checks.report.report import Entry
+
+
+@dataclass(frozen=True)
+class Guilty:
+    """A call whose routes disagree, though those of every call inside it agree.
+
+    Attributes:
+        call: The call.
+        failed: Its comparisons that failed.
+        alike: Names of other modules of the same class, options and shapes.
+        loss: The loss, if that is at fault and the module is not.
+    """
+
+    call: Call
+    failed: tuple[Entry, ...]
+    alike: tuple[str, ...] = ()
+    loss: Callable[[Any], Tensor] | None = None
+
+
+class Search:
+    """Checks calls alone, each once.
+
+    Args:
+        failures: Gives the comparisons of a subject that fail.
+    """
+
+    def __init__(self, failures: Callable[[Subject], tuple[Entry, ...]]):
+        self._failures = failures
+        self._known: dict[Call, tuple[Entry, ...]] = {}
+
+    def run(self, root: Call, failed: tuple[Entry, ...], loss: Callable[[Any], Tensor] | None) -> Iterator[Guilty]:
+        """Find what is at fault: first from the outside inwards, then among all leaves that differ from it.
+
+        Args:
+            root: The whole.
+            failed: Its comparisons that failed.
+            loss: What the output went through.
+
+        Yields:
+            The smallest calls at fault, that which is executed first before the others.
+        """
+        first = self._descend(root, failed)
+        if first.call is root and loss is not None and not self.failures(root):
+            yield Guilty(root, failed, loss=loss)
+            return
+        yield first
+        seen = {first.call.signature}
+        for call in root.leaves():
+            if call.signature not in seen:
+                seen.add(call.signature)
+                if self.failures(call):
+                    yield self._with_alike(root, call, self.failures(call))
+
+    def failures(self, call: Call) -> tuple[Entry, ...]:
+        """The failed comparisons of a call alone."""
+        if call not in self._known:
+            self._known[call] = self._failures(of_call(call))
+        return self._known[call]
+
+    def _descend(self, root: Call, failed: tuple[Entry, ...]) -> Guilty:
+        call = root
+        while guilty := next((child for child in call.children if self.failures(child)), None):
+            call, failed = guilty, self.failures(guilty)
+        return self._with_alike(root, call, failed)
+
+    @staticmethod
+    def _with_alike(root: Call, call: Call, failed: tuple[Entry, ...]) -> Guilty:
+        names = [each.name for each in root.post_order() if each.signature == call.signature]
+        return Guilty(call, failed, tuple(dict.fromkeys(name for name in names if name != call.name)))

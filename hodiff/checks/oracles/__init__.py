@@ -1,0 +1,1 @@
+"""Routes to a derivative that share no code with the function's own rules."""

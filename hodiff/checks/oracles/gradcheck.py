@@ -1,0 +1,73 @@
+"""`torch.autograd.gradcheck` and `gradgradcheck`, one switch at a time, with forward mode on."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from hodiff.checks.comparisons.judgement import first_line
+from hodiff.checks.comparisons.scalarize import Problem
+from hodiff.checks.report.report import Entry
+
+# Both checks are off unless asked for, and a wrong rule passes all but its own switch.
+_OFF = {
+    gradcheck: {"check_backward_ad": True, "check_forward_ad": False},
+    gradgradcheck: {"check_rev_over_rev": True, "check_fwd_over_rev": False},
+}
+_ALL = {
+    gradcheck: {"check_backward_ad": True, "check_forward_ad": True},
+    gradgradcheck: {"check_rev_over_rev": True, "check_fwd_over_rev": True},
+}
+# Undefined gradients can only be checked together with reverse-over-reverse.
+_FORWARD_OVER_REVERSE = {"check_rev_over_rev": False, "check_fwd_over_rev": True, "check_undefined_grad": False}
+# check_batched_forward_grad is left out: it fails for torch.dot, which torch.func.vmap of a jvp batches well.
+# check, order, quantity, switches, whether the switch is about vmap
+_SWITCHES: tuple[tuple[Callable[..., bool], int, str, dict[str, bool], bool], ...] = (
+    (gradcheck, 1, "reverse", {}, False),
+    (gradcheck, 1, "forward", {"check_backward_ad": False, "check_forward_ad": True}, False),
+    (gradcheck, 1, "batched reverse", {"check_batched_grad": True}, True),
+    (gradgradcheck, 2, "reverse-over-reverse", {}, False),
+    (gradgradcheck, 2, "forward-over-reverse", _FORWARD_OVER_REVERSE, False),
+    (gradgradcheck, 2, "batched reverse", {"check_batched_grad": True}, True),
+)
+# gradcheck builds the whole Jacobian, inputs by outputs; beyond this many elements it projects it instead.
+_DENSE = 400
+
+
+def torch_checks(problem: Problem, order: int, vmap: bool, seed: int) -> Iterator[Entry]:
+    """Run all switches together and, if that fails, each on its own, so that each failure has its own name."""
+    sizes = [float(y.detach().abs().max()) if y.numel() else 0.0 for y in problem.function(*problem.leaves)]
+    size = max((s for s in sizes if 0 < s < float("inf")), default=1.0)
+    inputs = sum(leaf.numel() for leaf in problem.leaves)
+    fast = inputs * sum(u.numel() for u in problem.cotangents) > _DENSE
+
+    def scaled(*leaves: Tensor) -> tuple[Tensor, ...]:
+        """The tolerances of gradcheck are absolute and made for outputs of size one."""
+        return tuple(y / size for y in problem.function(*leaves))
+
+    for check, k in ((gradcheck, 1), (gradgradcheck, 2)):
+        rows = [row for row in _SWITCHES if row[0] is check and k <= order and (vmap or not row[-1])]
+        together = {**_ALL[check], "check_batched_grad": vmap, "fast_mode": fast}
+        # What passes with all switches on passes with each, and costs a third.
+        passes = bool(rows) and not _run(check, scaled, problem, together, seed)
+        for _, _, quantity, switches, _ in rows:
+            switches = {**_OFF[check], **switches, "fast_mode": fast}
+            detail = "" if passes else _run(check, scaled, problem, switches, seed)
+            yield Entry(check.__name__, k, quantity, None, None, "fails" if detail else "ok", detail)
+
+
+def _run(
+    check: Callable[..., Any], f: Callable[..., Any], problem: Problem, switches: dict[str, bool], seed: int
+) -> str:
+    """Return the first line of what the check said, empty if it passed. Its random numbers stay its own."""
+    leaves = tuple(leaf.clone().requires_grad_() for leaf in problem.leaves)
+    devices = sorted({leaf.device.index or 0 for leaf in leaves if leaf.is_cuda})
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        try:
+            check(f, leaves, **switches)
+        except Exception as error:
+            return first_line(error)
+    return ""

@@ -1,0 +1,1 @@
+"""What a model calls, and which of its second derivatives exist."""

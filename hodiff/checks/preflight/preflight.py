@@ -1,0 +1,274 @@
+"""`preflight`: what a model calls, and which of its second derivatives exist and are right, before any is taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hodiff.checks.preflight.custom_functions import CustomFunction, custom_functions
+from hodiff.corrections import Corrections
+from hodiff.corrections.registry import CORRECTIONS, Correction
+from hodiff.errors import InputError
+from hodiff.routes import ROUTES
+
+# Where the audit's names of operators begin, as functions and methods of one operator share an entry.
+_PREFIXES = ("", "nn.functional.", "linalg.", "special.", "fft.")
+
+# From the audit's words to the table's, from good to bad: a route is as good as its worst operator.
+_RANKS = ("right", "corrected", "random", "not smooth", "not audited", "non-finite", "timed out", "raises", "wrong")
+_BAD = frozenset({"non-finite", "raises", "wrong"})
+
+
+@dataclass
+class OperatorUse:
+    """One torch function that the model calls.
+
+    Attributes:
+        name: As users write it.
+        calls: How often it was called.
+        routes: By route, "right", "corrected", "not smooth", "random", "raises", "wrong", "non-finite" or
+            "not audited".
+        remedy: What to do about it; empty where nothing is amiss.
+    """
+
+    name: str
+    calls: int = 0
+    routes: dict[str, str] = field(default_factory=dict)
+    remedy: str = ""
+
+    @property
+    def worst(self) -> str:
+        """The worst word of its routes."""
+        return max(self.routes.values(), key=_RANKS.index, default="right")
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What `preflight` saw.
+
+    Attributes:
+        operators: Every torch function called on or returning floating-point tensors, worst first.
+        functions: Custom Functions that lack something.
+        remarks: What else deserves to be known: random numbers, tensors changed in place.
+        routes: By route, the worst word among the operators.
+    """
+
+    operators: tuple[OperatorUse, ...]
+    functions: tuple[CustomFunction, ...]
+    remarks: tuple[str, ...]
+    routes: Mapping[str, str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every route exists and is right, as far as is known."""
+        return not self.functions and not _BAD.intersection(self.routes.values())
+
+    def __str__(self) -> str:
+        """A table of what is not simply right, the remarks, and the verdict of each route."""
+        listed = [each for each in self.operators if each.worst != "right"]
+        fine = sum(each.calls for each in self.operators) - sum(each.calls for each in listed)
+        short = ["rr", "fr", "rf", "ff"]
+        width = max([len(each.name) for each in listed], default=8)
+        lines = [f"{'operator'.ljust(width)}  calls  " + "  ".join(each.ljust(11) for each in short)]
+        for each in listed:
+            cells = "  ".join(each.routes[route].ljust(11) for route in ROUTES)
+            lines.append(f"{each.name.ljust(width)}  {each.calls:5}  {cells}".rstrip())
+        lines.append(f"and {fine} calls of operators that are right by every route")
+        lines += [f"{each.name}: {each.remedy}" for each in listed if each.remedy]
+        lines += [f"{each.name}: {each.defect}; {each.remedy}" for each in self.functions]
+        lines += self.remarks
+        lines += [f"{route}: {self.routes[route]}" for route in ROUTES]
+        return "\n".join(lines)
+
+
+def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool = True) -> Preflight:
+    r"""List what a model calls in one forward pass, and by which routes its second derivatives exist and are right.
+
+    Operators are looked up in hodiff's audit of torch's operator database and in the table of corrections; custom
+    Functions are found in the graph. Nothing is differentiated, and buffers and random states are put back.
+
+    Args:
+        model_or_function: A module or a function of tensors.
+        *inputs: What it is called with.
+        correct: Whether derivatives are taken by hodiff's transforms or within `hodiff.corrected()`; else what torch
+            alone would do.
+
+    Returns:
+        A report; its `str` is a table, `ok` says whether every route is right, `routes` what each is.
+
+    Raises:
+        InputError: If the first argument is not callable.
+
+    Example:
+        >>> import torch, hodiff
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Tanh())
+        >>> hodiff.preflight(model, torch.randn(2, 3)).ok
+        True
+        >>> hodiff.preflight(model, torch.randn(2, 3), correct=False).routes["reverse-over-forward"]
+        'wrong'
+    """
+    if not callable(model_or_function):
+        raise InputError(
+            f"preflight: model_or_function: expected a module or a function, got {type(model_or_function).__name__}."
+        )
+    inputs = pytree.tree_map_only(Tensor, _recording, inputs)
+    held = {id(each) for each in pytree.tree_leaves(inputs) if isinstance(each, Tensor)}
+    buffers: list[Tensor] = []
+    if isinstance(model_or_function, torch.nn.Module):
+        buffers = list(model_or_function.buffers())
+        held |= {id(each) for each in (*model_or_function.parameters(), *buffers)}
+    listener, remarks = _Listener(correct), _Remarks(held)
+    with _as_it_was(buffers), torch.enable_grad(), remarks, Corrections(), listener:
+        outputs = model_or_function(*inputs)
+    operators = sorted(listener.uses.values(), key=lambda use: -_RANKS.index(use.worst))
+    worst = {
+        route: max((use.routes[route] for use in operators), key=_RANKS.index, default="right") for route in ROUTES
+    }
+    found = tuple(custom_functions(pytree.tree_leaves(outputs)))
+    for each in found:
+        worst = {
+            route: "wrong" if route in each.wrong else "raises" if route in each.missing else word
+            for route, word in worst.items()
+        }
+    return Preflight(tuple(operators), found, tuple(remarks.sentences()), worst)
+
+
+def _recording(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_() if tensor.is_floating_point() else tensor
+
+
+@contextmanager
+def _as_it_was(buffers: list[Tensor]) -> Iterator[None]:
+    """Put buffers and the states of random generators back in the end."""
+    saved = [buffer.detach().clone() for buffer in buffers]
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in zip(buffers, saved, strict=True):
+                buffer.copy_(before)
+
+
+class _Listener(TorchFunctionMode):
+    """Notes every torch function that returns floating-point tensors."""
+
+    def __init__(self, correct: bool):
+        super().__init__()
+        self.correct = correct
+        self.uses: dict[str, OperatorUse] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = resolve_name(func) or getattr(func, "__name__", str(func))
+        if not name.endswith(("__get__", "__set__")) and _differentiable(result):
+            use = self.uses.setdefault(name, OperatorUse(name))
+            use.calls += 1
+            if not use.routes:
+                correction = CORRECTIONS.get(func)
+                covered = correction is not None and correction.covers(*args, **(kwargs or {}))
+                use.routes, use.remedy = _judge(func, name, correction if covered else None, self.correct)
+        return result
+
+
+def _differentiable(result: Any) -> bool:
+    return any(isinstance(each, Tensor) and each.requires_grad for each in pytree.tree_leaves(result))
+
+
+def _judge(func: Any, name: str, correction: Correction | None, correct: bool) -> tuple[dict[str, str], str]:
+    """What each route makes of a torch function, and the remedy."""
+    if isinstance(func, (OpOverload, OpOverloadPacket)) and not name.startswith(("aten.", "prims.")):
+        silent = dict.fromkeys(ROUTES, "raises") | dict.fromkeys(ROUTES[2:], "wrong")
+        return silent, "a custom operator has a zero tangent, in silence; wrap it in a Function with backward and jvp"
+    known = _audited(name, "corrected" if correct else "torch")
+    routes = {route: known.get(route, "not audited") for route in ROUTES}
+    if correct and correction is not None and correction.kind != "slow":
+        routes = {
+            route: "corrected" if route in correction.routes and word not in _BAD else word
+            for route, word in routes.items()
+        }
+    bad = [route for route, word in routes.items() if word in _BAD]
+    if not bad:
+        return routes, ""
+    good = [route for route in ROUTES if route not in bad]
+    if not correct and correction is not None:
+        return routes, "use hodiff's transforms, or take derivatives inside hodiff.corrected()"
+    return routes, f"take the route {good[0]}" if good else "write it in other operators"
+
+
+def _audited(name: str, which: str) -> dict[str, str]:
+    """By route, what the audit found of an operator, of all its variants the worst."""
+    last = name.rsplit(".", 1)[-1]
+    plain = name.removeprefix("torch.").removeprefix("Tensor.")
+    for base in (last, last.removesuffix("_")):
+        for key in (plain if base == last else base, *(prefix + base for prefix in _PREFIXES)):
+            found = [entry for op, entry in _audit().items() if op == key] or [
+                entry for op, entry in _audit().items() if op.startswith(key + ".")
+            ]
+            if found:
+                return {
+                    route: max((_word(each[which][route]["status"]) for each in found), key=_RANKS.index)
+                    for route in ROUTES
+                }
+    return {}
+
+
+def _word(status: str) -> str:
+    return status if status in _RANKS else "not audited"
+
+
+@cache
+def _audit() -> dict[str, Any]:
+    file = resources.files("hodiff.checks.audit") / "data" / "torch-2.13.json"
+    operators: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["operators"]
+    return operators
+
+
+class _Remarks(TorchDispatchMode):
+    """Notes random operators, and tensors of the caller's that are changed in place."""
+
+    def __init__(self, held: set[int]):
+        super().__init__()
+        self.held = held
+        self.random: dict[str, int] = {}
+        self.changed: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.random[name] = self.random.get(name, 0) + 1
+        if any(id(each) in self.held for each in _written(func, args, kwargs)):
+            self.changed[name] = self.changed.get(name, 0) + 1
+        return func(*args, **kwargs)
+
+    def sentences(self) -> Iterator[str]:
+        """The remarks in words."""
+        for name, count in self.random.items():
+            yield (
+                f"{name} draws random numbers ({count} times): routes that evaluate the function several times see "
+                "different ones; call model.eval(), or pass randomness='same'"
+            )
+        for name, count in self.changed.items():
+            yield (
+                f"{name} changes an input, parameter or buffer in place ({count} times): torch.func refuses that; take "
+                "reverse-over-reverse, or pass copies through torch.func.functional_call"
+            )
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield args[i] if i < len(args) else kwargs.get(argument.name)

@@ -1,0 +1,1 @@
+"""What a check found, as data, text, HTML and JSON."""

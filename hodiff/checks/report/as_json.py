@@ -1,0 +1,103 @@
+"""A report as JSON that any strict parser reads, and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+from hodiff.errors import InputError
+
+if TYPE_CHECKING:
+    from hodiff.checks.report.report import Report
+
+SCHEMA = "hodiff.report"
+VERSION = 1
+
+# JSON has no such numbers; these are the names that Python's float() reads back.
+_NAMES = {math.inf: "inf", -math.inf: "-inf"}
+
+
+def report_to_json(report: Report, *, indent: int | None = None) -> str:
+    """Write a report.
+
+    Args:
+        report: What a check found.
+        indent: Spaces for each level, or None for one line.
+
+    Returns:
+        An object with ``schema``, ``version``, ``title``, ``ok``, ``codes``, ``findings``, ``entries`` and
+        ``notes``. Errors and tolerances are numbers; those that JSON lacks are the strings "nan", "inf" and "-inf".
+    """
+    content = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "title": report.title,
+        "ok": report.ok,
+        "codes": report.codes,
+        "findings": [asdict(finding) for finding in report.findings],
+        "entries": [{key: _plain(value) for key, value in asdict(entry).items()} for entry in report.entries],
+        "notes": report.notes,
+    }
+    return json.dumps(content, indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def report_from_json(text: str) -> Report:
+    """Read what `report_to_json` wrote.
+
+    Args:
+        text: The JSON.
+
+    Returns:
+        An equal report.
+
+    Raises:
+        InputError: If it is no such JSON, or of a version that this hodiff does not know.
+    """
+    from hodiff.checks.report.report import Entry, Finding, Report
+
+    content = _content(text)
+    try:
+        return Report(
+            title=content["title"],
+            entries=tuple(Entry(**_known(Entry, each, _entry_value)) for each in content["entries"]),
+            findings=tuple(Finding(**_known(Finding, each, _finding_value)) for each in content["findings"]),
+            notes=tuple(content["notes"]),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"Report.from_json: text: a part is missing or malformed ({error!r}).") from error
+
+
+def _content(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"Report.from_json: text: expected JSON, as Report.to_json writes it; {error}.") from error
+    known = (content.get("schema"), content.get("version")) if isinstance(content, dict) else (None, None)
+    if known != (SCHEMA, VERSION):
+        raise InputError(
+            f"Report.from_json: text: expected schema {SCHEMA!r} of version {VERSION}, got {known[0]!r} of version "
+            f"{known[1]!r}. Read it with the hodiff that wrote it, or run the check again."
+        )
+    return content
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return _NAMES.get(value, "nan")
+    return value
+
+
+def _entry_value(key: str, value: Any) -> Any:
+    return float(value) if key in {"error", "tolerance"} and value is not None else value
+
+
+def _finding_value(key: str, value: Any) -> Any:
+    return tuple(value) if key == "evidence" else value
+
+
+def _known(kind: Any, content: dict[str, Any], read: Any) -> dict[str, Any]:
+    """The fields that this version has: a later one may add some without breaking readers."""
+    names = {field.name for field in fields(kind)}
+    return {key: read(key, value) for key, value in content.items() if key in names}

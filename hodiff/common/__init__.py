@@ -1,0 +1,1 @@
+"""What derivatives, operators, estimators, implicit functions, inner loops and pictures share."""

@@ -1,0 +1,128 @@
+"""Rules for distances between the rows of matrices."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hodiff.corrections.distances.pairwise import EuclideanDistances
+from hodiff.corrections.registry import register
+from hodiff.routes import ROUTES
+from hodiff.rules.elementwise import ElementwiseFunction
+
+# What torch.cdist calls its ways to a Euclidean distance, and how its kernel numbers them.
+_COMPUTE_MODES = {
+    "use_mm_for_euclid_dist_if_necessary": None,
+    "use_mm_for_euclid_dist": 1,
+    "donot_use_mm_for_euclid_dist": 2,
+}
+
+_missing = partial(
+    register,
+    kind="missing",
+    routes=ROUTES,
+    reason="neither a forward rule nor a second derivative is implemented",
+    reference="the derivatives of |δ|ₚ; 0 at coincident points, as torch's first derivative",
+)
+
+
+class Differs(ElementwiseFunction):
+    """1 where the input is not zero, with the derivative 0."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compare with zero."""
+        return (x != 0).to(x.dtype)
+
+    @staticmethod
+    def slope(index: int, x: Tensor) -> float:
+        """Zero."""
+        return 0.0
+
+
+def _taken(*tensors: Any) -> bool:
+    """Whether torch has kernels for the tensors, perhaps those to which autocast casts."""
+    return all(
+        isinstance(each, Tensor)
+        and each.is_floating_point()
+        and (each.dtype in (torch.float32, torch.float64) or torch.is_autocast_enabled(each.device.type))
+        for each in tensors
+    )
+
+
+def _cdist_covers(x1: Any, x2: Any, p: Any = 2.0, compute_mode: Any = "use_mm_for_euclid_dist_if_necessary") -> bool:
+    return (
+        _taken(x1, x2)
+        and min(x1.dim(), x2.dim()) >= 2
+        and x1.shape[-1] == x2.shape[-1]
+        and x1.dtype == x2.dtype
+        and p >= 0
+        and compute_mode in _COMPUTE_MODES
+    )
+
+
+@_missing(torch.cdist, covers=_cdist_covers)
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
+    x1, x2 = _as_autocast(x1), _as_autocast(x2)
+    if p == 2 and not torch.compiler.is_compiling():
+        batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+        x1, x2 = (each.expand(*batch, *each.shape[-2:]) for each in (x1, x2))
+        return EuclideanDistances.call(x1, x2, _COMPUTE_MODES[compute_mode])
+    return _length(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
+
+
+def _pdist_covers(input: Any, p: Any = 2.0) -> bool:
+    return _taken(input) and input.dim() == 2 and p >= 0
+
+
+@_missing(torch.pdist, F.pdist, name="torch.nn.functional.pdist", covers=_pdist_covers)
+def _pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    input = _as_autocast(input)
+    first, second = torch.triu_indices(input.shape[0], input.shape[0], 1, device=input.device)
+    return _length(input.index_select(0, first) - input.index_select(0, second), p)
+
+
+def _as_autocast(x: Tensor) -> Tensor:
+    """Autocast computes distances in float32."""
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    return x.float() if half and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _length(difference: Tensor, p: float) -> Tensor:
+    """The p-norm of the last dimension. Every derivative is 0 where it is 0, and by coordinates where that has none."""
+    if p == 0:
+        return Differs.call(difference).sum(-1)
+    if p == math.inf:
+        return _largest(difference.abs())
+    if p == 1:
+        return difference.abs().sum(-1)
+    if p == 2:
+        return _root((difference * difference).sum(-1), p)
+    if p % 2 == 0:
+        return _root((difference**p).sum(-1), p)
+    # |δ|ᵖ has derivatives at 0 up to the order p only.
+    zero = difference == 0
+    powers = torch.where(zero, 1, difference).abs() ** p
+    return _root(torch.where(zero, 0, powers).sum(-1), p)
+
+
+def _root(total: Tensor, p: float) -> Tensor:
+    zero = total == 0
+    total = torch.where(zero, 1, total)
+    return torch.where(zero, 0, total.sqrt() if p == 2 else total ** (1 / p))
+
+
+def _largest(sizes: Tensor) -> Tensor:
+    """The maximum of the last dimension; of equals, each has the derivative 1, as in torch."""
+    if not sizes.shape[-1]:
+        return sizes.sum(-1)
+    fixed = sizes.detach()
+    top = fixed.amax(-1)
+    ties = (fixed == top.unsqueeze(-1)).sum(-1)
+    together = torch.where(fixed == top.unsqueeze(-1), sizes, 0).sum(-1)
+    return torch.where(ties > 1, together - torch.where(ties > 1, (ties - 1) * top, 0), sizes.amax(-1))

@@ -1,0 +1,197 @@
+"""Rules for reductions by index and by segment."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.indexing.products import products_by_index
+from hodiff.corrections.registry import register
+from hodiff.routes import ROUTES
+
+_SOURCE = "Hillis & Steele, Data parallel algorithms (1986)"
+
+
+def _floating(*args: Any, out: Any = None, **kwargs: Any) -> bool:
+    tensor = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
+    return out is None and tensor is not None and tensor.is_floating_point()
+
+
+def _is_product(*args: Any, **kwargs: Any) -> bool:
+    return _floating(*args, **kwargs) and (args[4] if len(args) > 4 else kwargs.get("reduce")) == "prod"
+
+
+_scattered_product = partial(
+    register,
+    routes=ROUTES[1:],
+    reason="the rules divide by the factors, and hold the product for a constant",
+    reference=_SOURCE,
+    covers=_is_product,
+)
+
+
+@_scattered_product(torch.scatter_reduce, torch.Tensor.scatter_reduce, name="torch.scatter_reduce(prod)")
+def _scatter_reduce(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    if not _fits(input, dim, index, src):
+        return NotImplemented
+    if reduce != "prod":
+        return torch.scatter_reduce(input, dim, index, src, reduce, include_self=include_self)
+    if input.dim() == 0:
+        return _scatter_reduce(input[None], 0, index[None], src[None], reduce, include_self=include_self)[0]
+    if index.numel() == 0:
+        return input.clone()
+    factors = src[tuple(slice(n) for n in index.shape)]
+    products = products_by_index(
+        factors.movedim(dim, -1), index.movedim(dim, -1), input.movedim(dim, -1), include_target=include_self
+    )
+    return products.movedim(-1, dim).contiguous()
+
+
+def _fits(input: Tensor, dim: int, index: Tensor, src: Tensor) -> bool:
+    """What does not is torch's to refuse."""
+    return (
+        input.dim() == index.dim() == src.dim()
+        and input.dtype == src.dtype
+        and index.dtype == torch.int64
+        and -max(input.dim(), 1) <= dim < max(input.dim(), 1)
+    )
+
+
+@_scattered_product(torch.Tensor.scatter_reduce_)
+def _scatter_reduce_(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    result = _scatter_reduce(input.clone(), dim, index, src, reduce, include_self=include_self)
+    return NotImplemented if result is NotImplemented else input.copy_(result)
+
+
+@register(
+    torch.index_reduce,
+    torch.Tensor.index_reduce,
+    name="torch.index_reduce",
+    kind="missing",
+    routes=ROUTES[1:],
+    reason="there is no forward rule",
+    reference="torch.scatter_reduce",
+    covers=_floating,
+)
+def _index_reduce(
+    input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    if index.dim() > 1 or source.dim() != input.dim() or reduce not in _INDEX_REDUCTIONS:
+        return NotImplemented
+    if input.dim() == 0:
+        return _index_reduce(input[None], 0, index.reshape(1), source[None], reduce, include_self=include_self)[0]
+    axis = dim % input.dim()
+    sizes = [*input.shape[:axis], index.numel(), *input.shape[axis + 1 :]]
+    if list(source.shape) != sizes:
+        return NotImplemented
+    shape = [1] * input.dim()
+    shape[axis] = -1
+    places = index.to(torch.int64).reshape(shape).expand(source.shape)
+    return _scatter_reduce(input, axis, places, source, reduce, include_self=include_self)
+
+
+@register(
+    torch.Tensor.index_reduce_,
+    kind="missing",
+    routes=ROUTES[1:],
+    reason="there is no forward rule",
+    reference="torch.scatter_reduce",
+    covers=_floating,
+)
+def _index_reduce_(
+    input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    result = _index_reduce(input.clone(), dim, index, source, reduce, include_self=include_self)
+    return NotImplemented if result is NotImplemented else input.copy_(result)
+
+
+_INDEX_REDUCTIONS = ("prod", "mean", "amax", "amin")
+
+
+@register(
+    torch.segment_reduce,
+    kind="missing",
+    routes=ROUTES,
+    reason="the backward pass has no derivative, and there is no forward rule",
+    reference="torch.scatter_reduce",
+    covers=_floating,
+)
+def _segment_reduce(
+    data: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    indices: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Tensor:
+    bounds = lengths if offsets is None else offsets
+    if reduce not in _SEGMENT_REDUCTIONS or indices is not None or bounds is None or axis != bounds.dim() - 1:
+        return NotImplemented
+    if offsets is None:
+        offsets = torch.cat([bounds.new_zeros(*bounds.shape[:-1], 1), bounds.cumsum(-1)], -1)
+        if not unsafe and not _is_hidden(offsets) and bool((offsets[..., -1] != data.shape[axis]).any()):
+            return NotImplemented
+    count = offsets.shape[-1] - 1
+    places = _segments(offsets, data.shape[axis]).movedim(-1, axis)
+    places = places.reshape(*places.shape, *(1,) * (data.dim() - places.dim())).expand(data.shape)
+    x, places = data.movedim(axis, -1), places.movedim(axis, -1)
+    # One place more, for what belongs to no segment.
+    result = _SEGMENT_REDUCTIONS[reduce](x, places, count + 1, initial)
+    return result[..., :count].movedim(-1, axis).contiguous()
+
+
+def _is_hidden(tensor: Tensor) -> bool:
+    """Whether a transform or a compiler hides the numbers."""
+    return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def _segments(offsets: Tensor, n: int) -> Tensor:
+    """The number of the segment of each of n elements, and one more for those outside."""
+    positions = torch.arange(n, dtype=offsets.dtype, device=offsets.device).expand(*offsets.shape[:-1], n).contiguous()
+    segments = torch.searchsorted(offsets[..., 1:].contiguous(), positions, right=True)
+    return segments.where(positions >= offsets[..., :1], offsets.shape[-1] - 1)
+
+
+def _totals(x: Tensor, places: Tensor, count: int, initial: float | None) -> Tensor:
+    return x.new_full((*x.shape[:-1], count), initial or 0.0).scatter_add(-1, places, x)
+
+
+def _means(x: Tensor, places: Tensor, count: int, initial: float | None) -> Tensor:
+    sizes = _totals(torch.ones_like(x), places, count, None)
+    empty = torch.nan if initial is None else initial
+    return (_totals(x, places, count, initial) / sizes.clamp(min=1)).where(sizes > 0, empty)
+
+
+def _segment_products(x: Tensor, places: Tensor, count: int, initial: float | None) -> Tensor:
+    start = x.new_full((*x.shape[:-1], count), 1.0 if initial is None else initial)
+    return products_by_index(x, places, start, include_target=True)
+
+
+def _maxima(x: Tensor, places: Tensor, count: int, initial: float | None) -> Tensor:
+    least = x.new_full((*x.shape[:-1], count), -torch.inf)
+    result = least.scatter_reduce(-1, places, x, "amax", include_self=False)
+    # At a tie the gradient is the data's.
+    return result if initial is None else result.where(result >= initial, initial)
+
+
+def _minima(x: Tensor, places: Tensor, count: int, initial: float | None) -> Tensor:
+    return -_maxima(-x, places, count, None if initial is None else -initial)
+
+
+_SEGMENT_REDUCTIONS = {
+    "sum": _totals,
+    "mean": _means,
+    "prod": _segment_products,
+    "max": _maxima,
+    "min": _minima,
+}

@@ -1,0 +1,89 @@
+"""The rule for eigenvectors of general matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.linalg.factored import covered, named, solve
+from hodiff.corrections.linalg.symmetric import diagonal, inverse_gaps, refuse_phases
+from hodiff.corrections.registry import register
+from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.nesting import nestable_jvp
+
+
+def _without_growth(vectors: Tensor, change: Tensor) -> Tensor:
+    """Take out what would change the length of eigenvectors: an orthogonal projection, and so its own adjoint."""
+    growth = diagonal(vectors.mH @ change).real
+    return change - vectors * growth.unsqueeze(-2)
+
+
+class GeneralEigen(AnyOrderFunction):
+    r"""Eigenvalues and eigenvectors of unit length. Saves the matrix, and them.
+
+    $$ \dot \lambda = \operatorname{diag} E, \quad \dot V = \Pi \, V (E \circ G), \quad
+       \bar A = V^{-H} (\operatorname{diag} \bar \lambda + (V^H \Pi \bar V) \circ \overline G) V^H, \quad
+       E = V^{-1} \dot A V, \quad G_{ij} = 1 / (\lambda_j - \lambda_i), $$
+
+    where $\Pi$ keeps the lengths.
+    """
+
+    @staticmethod
+    def forward(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """By LAPACK."""
+        eigenvalues, eigenvectors = torch.linalg.eig(matrix)
+        return eigenvalues, eigenvectors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Save the result for backward: only what reaches it in one sum knows no phases."""
+        ctx.save_for_backward(*output)
+        ctx.save_for_forward(*inputs)
+        ctx.is_real = not inputs[0].is_complex()
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, values_bar: Tensor | None, vectors_bar: Tensor | None) -> Any:
+        """Back in the basis of eigenvectors."""
+        if values_bar is None and vectors_bar is None:
+            return None
+        eigenvalues, vectors = ctx.saved_tensors
+        inner = None
+        if vectors_bar is not None:
+            refuse_phases(vectors, vectors_bar)
+            inner = (vectors.mH @ _without_growth(vectors, vectors_bar)) * inverse_gaps(eigenvalues).conj()
+        if values_bar is not None:
+            spread = values_bar.diag_embed()
+            inner = spread if inner is None else inner + spread
+        matrix_bar = solve(vectors.mH, inner @ vectors.mH)
+        return matrix_bar.real if ctx.is_real else matrix_bar
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, matrix_t: Tensor) -> tuple[Tensor, Tensor]:
+        """First-order perturbation theory, which its own derivatives continue."""
+        (matrix,) = ctx.saved_tensors
+        eigenvalues, vectors = GeneralEigen.call(matrix)
+        inner = solve(vectors, matrix_t.to(vectors.dtype) @ vectors)
+        return diagonal(inner).clone(), _without_growth(vectors, vectors @ (inner * inverse_gaps(eigenvalues)))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], matrix: Tensor) -> Any:
+        """Leading dimensions are batches."""
+        del info
+        return GeneralEigen.call(matrix.movedim(in_dims[0], 0)), (0, 0)
+
+
+@register(
+    torch.linalg.eig,
+    routes=("reverse-over-forward",),
+    reason="the derivative of the eigenvectors is NaN",
+    reference="Giles, Collected matrix derivative results (2008), sec. 3.1",
+    covers=covered,
+)
+def _eig(A: Tensor) -> Any:
+    if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
+        return NotImplemented
+    return named("linalg_eig", GeneralEigen.call(A))

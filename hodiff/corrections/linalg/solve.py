@@ -1,0 +1,86 @@
+"""Rules for solves with general and triangular matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.linalg.factored import FactoredSolve, covered, factors, named
+from hodiff.corrections.registry import register
+from hodiff.routes import FORWARD_INSIDE, ROUTES
+
+_REASON = "the forward rule solves with factors that are constants to a second derivative"
+_SOURCE = "Giles, Collected matrix derivative results (2008), sec. 2.2"
+
+
+@register(torch.linalg.solve, routes=FORWARD_INSIDE, reason=_REASON, reference=_SOURCE, covers=covered)
+def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
+    return _solve_ex(A, B, left=left, check_errors=True)[0]
+
+
+@register(torch.linalg.solve_ex, routes=FORWARD_INSIDE, reason=_REASON, reference=_SOURCE, covers=covered)
+def _solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
+    vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
+    # torch alone checks what does not fit.
+    if A.dim() < 2 or A.dtype != B.dtype or A.shape[-1] != A.shape[-2] or (vector and not left):
+        return NotImplemented
+    pair, pivots, info = factors(A, check_errors=check_errors)
+    if vector:
+        solution = FactoredSolve.call(A, B.unsqueeze(-1), pair, pivots, False).squeeze(-1)
+    elif left:
+        solution = FactoredSolve.call(A, B, pair, pivots, False)
+    else:
+        solution = _adjoint(FactoredSolve.call(A, _adjoint(B), pair, pivots, True))
+    return named("linalg_solve_ex", (solution, info))
+
+
+def _adjoint(matrix: Tensor) -> Tensor:
+    # Lazy conjugates, which views by real numbers do not know, are no results.
+    return matrix.mT.conj_physical() if matrix.is_complex() else matrix.mT
+
+
+@register(torch.linalg.tensorsolve, routes=FORWARD_INSIDE, reason=_REASON, reference=_SOURCE, covers=covered)
+def _tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tensor:
+    if dims is not None:
+        A = A.movedim(tuple(dims), tuple(range(A.dim() - len(dims), A.dim())))
+    shape = A.shape[B.dim() :]
+    if math.prod(shape) != B.numel():
+        return NotImplemented
+    return _solve(A.reshape(B.numel(), B.numel()), B.flatten()).reshape(shape)
+
+
+@register(
+    torch.triangular_solve,
+    torch.Tensor.triangular_solve,
+    name="torch.triangular_solve",
+    routes=("forward-over-reverse",),
+    reason="the forward rule of the backward pass leaves out a term",
+    reference="torch.linalg.solve_triangular",
+    covers=covered,
+)
+def _triangular_solve(
+    input: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> Any:
+    matrix = A.mT if transpose else A
+    solution = torch.linalg.solve_triangular(matrix, input, upper=upper != transpose, unitriangular=unitriangular)
+    batch = solution.shape[:-2]
+    return named("triangular_solve", (solution, A.expand(*batch, *A.shape[-2:]).clone()))
+
+
+@register(
+    torch.cholesky_inverse,
+    torch.Tensor.cholesky_inverse,
+    name="torch.cholesky_inverse",
+    routes=ROUTES[1:],
+    reason="the result enters its own derivative as a constant",
+    reference="two triangular factors, by torch.linalg.solve_triangular",
+    covers=covered,
+)
+def _cholesky_inverse(input: Tensor, upper: bool = False) -> Tensor:
+    identity = torch.eye(input.shape[-1], dtype=input.dtype, device=input.device).expand(input.shape)
+    inverse = torch.linalg.solve_triangular(input, identity, upper=upper)
+    return inverse @ inverse.mH if upper else inverse.mH @ inverse

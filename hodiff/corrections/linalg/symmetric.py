@@ -1,0 +1,161 @@
+"""Rules for eigenvectors of symmetric matrices, and for Cholesky's factor under its old name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.linalg.factored import covered, named
+from hodiff.corrections.registry import register
+from hodiff.errors import RouteError
+from hodiff.routes import ROUTES
+from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.nesting import nestable_jvp
+
+
+@register(
+    torch.cholesky,
+    torch.Tensor.cholesky,
+    name="torch.cholesky",
+    kind="missing",
+    routes=ROUTES[1:],
+    reason="there is no forward rule",
+    reference="torch.linalg.cholesky",
+    covers=covered,
+)
+def _cholesky(input: Tensor, upper: bool = False) -> Tensor:
+    return torch.linalg.cholesky(input, upper=upper)
+
+
+def inverse_gaps(eigenvalues: Tensor) -> Tensor:
+    """1 / (l_j - l_i), and zeros on the diagonal, by way of no infinity, whose derivative would be NaN.
+
+    Args:
+        eigenvalues: (..., n).
+
+    Returns:
+        (..., n, n), infinite where eigenvalues are repeated.
+    """
+    same = torch.eye(eigenvalues.shape[-1], dtype=torch.bool, device=eigenvalues.device)
+    differences = eigenvalues.unsqueeze(-2) - eigenvalues.unsqueeze(-1)
+    return (1 / differences.where(~same, 1)).where(~same, 0)
+
+
+def refuse_phases(eigenvectors: Tensor, vectors_bar: Tensor) -> None:
+    """Raise where a loss depends on the phases of complex eigenvectors, as torch does, and where torch does.
+
+    Args:
+        eigenvectors: V.
+        vectors_bar: Its cotangent.
+
+    Raises:
+        RouteError: If it turns eigenvectors by a phase.
+    """
+    if (
+        not eigenvectors.is_complex()
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.is_functorch_wrapped_tensor(vectors_bar)
+        or torch._C._functorch.is_legacy_batchedtensor(vectors_bar)
+    ):
+        return
+    turning = diagonal(eigenvectors.mH @ vectors_bar).imag
+    if not torch.allclose(turning, torch.zeros_like(turning), atol=1e-2, rtol=1e-2):
+        raise RouteError(
+            "eigenvectors: expected a loss that does not depend on the phases of complex eigenvectors, which are not "
+            f"determined; got a gradient along them of up to {float(turning.detach().abs().max()):.2g}."
+        )
+
+
+def diagonal(matrix: Tensor) -> Tensor:
+    """The diagonal of the last two dimensions."""
+    return matrix.diagonal(dim1=-2, dim2=-1)
+
+
+class SymmetricEigen(AnyOrderFunction):
+    r"""Eigenvalues and eigenvectors of a symmetric or Hermitian matrix. Saves it, and them.
+
+    $$ \dot \lambda = \operatorname{Re} \operatorname{diag} E, \quad \dot V = V (E \circ G), \quad
+       \bar A = V (\operatorname{diag} \bar \lambda + (V^H \bar V) \circ G) V^H, \quad
+       E = V^H \dot A V, \quad G_{ij} = 1 / (\lambda_j - \lambda_i) $$
+    """
+
+    @staticmethod
+    def forward(matrix: Tensor, triangle: str) -> tuple[Tensor, Tensor]:
+        """By LAPACK."""
+        if torch.compiler.is_compiling():
+            return _refined(matrix, triangle)
+        eigenvalues, eigenvectors = torch.linalg.eigh(matrix, triangle)
+        return eigenvalues, eigenvectors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Save the result for backward: only what reaches it in one sum knows no signs or phases."""
+        matrix, ctx.triangle = inputs
+        ctx.save_for_backward(*output)
+        ctx.save_for_forward(matrix)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, values_bar: Tensor | None, vectors_bar: Tensor | None) -> Any:
+        """Back in the basis of eigenvectors."""
+        if values_bar is None and vectors_bar is None:
+            return None, None
+        eigenvalues, eigenvectors = ctx.saved_tensors
+        # Without a cotangent of the eigenvectors repeated eigenvalues do no harm.
+        inner: Any = None if values_bar is None else values_bar.diag_embed()
+        if vectors_bar is not None:
+            refuse_phases(eigenvectors, vectors_bar)
+            turned = (eigenvectors.mH @ vectors_bar) * inverse_gaps(eigenvalues)
+            inner = turned if inner is None else turned + inner
+        return eigenvectors @ inner.to(eigenvectors.dtype) @ eigenvectors.mH, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, matrix_t: Tensor, _: None) -> tuple[Tensor, Tensor]:
+        """First-order perturbation theory, which its own derivatives continue."""
+        (matrix,) = ctx.saved_tensors
+        eigenvalues, eigenvectors = SymmetricEigen.call(matrix, ctx.triangle)
+        inner = eigenvectors.mH @ matrix_t @ eigenvectors
+        shifts = diagonal(inner).real if inner.is_complex() else diagonal(inner)
+        return shifts.clone(), eigenvectors @ (inner * inverse_gaps(eigenvalues))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], matrix: Tensor, triangle: str) -> Any:
+        """Leading dimensions are batches."""
+        del info
+        return SymmetricEigen.call(matrix.movedim(in_dims[0], 0), triangle), (0, 0)
+
+
+def _refined(matrix: Tensor, triangle: str, steps: int = 3) -> tuple[Tensor, Tensor]:
+    """The same values by operators that a compiler differentiates rightly, to the seventh derivative."""
+    # Eigenvectors that are constants, then improved: each step doubles how many derivatives are right. Ogita & Aishima,
+    # Iterative refinement for symmetric eigenvalue decomposition (2018), alg. 1.
+    _, vectors = torch.linalg.eigh(matrix.detach(), triangle)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    for _ in range(steps):
+        residual = identity - vectors.mH @ vectors
+        lengths = diagonal(residual)
+        inner = vectors.mH @ matrix @ vectors
+        eigenvalues = _real_part(diagonal(inner) / (1 - lengths))
+        turned = (inner + residual * eigenvalues.unsqueeze(-2)) * inverse_gaps(eigenvalues)
+        vectors = vectors + vectors @ (turned + (lengths / 2).diag_embed())
+    return _real_part(diagonal(vectors.mH @ matrix @ vectors) / diagonal(vectors.mH @ vectors)), vectors
+
+
+def _real_part(x: Tensor) -> Tensor:
+    return x.real if x.is_complex() else x
+
+
+@register(
+    torch.linalg.eigh,
+    routes=("reverse-over-forward",),
+    reason="the derivative of the eigenvectors is NaN",
+    reference="Giles, Collected matrix derivative results (2008), sec. 3.1",
+    covers=covered,
+)
+def _eigh(A: Tensor, UPLO: str = "L") -> Any:
+    if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
+        return NotImplemented
+    return named("linalg_eigh", SymmetricEigen.call(A, UPLO))

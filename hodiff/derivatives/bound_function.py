@@ -1,0 +1,179 @@
+"""The user's function as hodiff differentiates it: flat leaves in, output and aux out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.common.trees import PyTree, dense, describe, flatten_primals, recordable, tensors_in
+from hodiff.corrections import Corrections
+from hodiff.errors import InputError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(eq=False)
+class BoundFunction:
+    """A function with its constants bound, seen as one of the leaves it is differentiated in."""
+
+    caller: str
+    f: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    argnums: tuple[int, ...]
+    leaves: tuple[Tensor, ...] = field(repr=False)
+    spec: pytree.TreeSpec
+    user_spec: pytree.TreeSpec
+    has_aux: bool
+    correct: bool
+
+    def __call__(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[PyTree, PyTree]:
+        """Evaluate at other leaves, in another mode than plain corrections; aux is `()` where there is none."""
+        trees = pytree.tree_unflatten(list(leaves), self.spec)
+        args = list(self.args)
+        for argnum, tree in zip(self.argnums, trees, strict=True):
+            args[argnum] = tree
+        if self.correct:
+            with mode or Corrections():
+                result = self.f(*args, **self.kwargs)
+        else:
+            result = self.f(*args, **self.kwargs)
+        if not self.has_aux:
+            return result, ()
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise InputError(
+                f"{self.caller}: has_aux=True needs a function that returns (output, aux), "
+                f"got {type(result).__name__}; return a pair, or drop has_aux."
+            )
+        for leaf in pytree.tree_leaves(result[1]):
+            if not isinstance(leaf, Tensor):
+                raise InputError(
+                    f"{self.caller}: aux must be a pytree of tensors, got {describe(leaf)} in it; "
+                    "return torch.tensor(...) of it."
+                )
+        return result
+
+    def scalar(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[Tensor, PyTree]:
+        """Evaluate a function that must return one real number."""
+        value, aux = self(leaves, mode)
+        if not isinstance(value, Tensor):
+            hint = "; pass has_aux=True if it returns (value, aux)" if isinstance(value, tuple) else ""
+            raise InputError(
+                f"{self.caller}: the function must return a scalar tensor, got {type(value).__name__}{hint}."
+            )
+        if value.shape != () or not value.is_floating_point():
+            remedy = (
+                "take its real part or its squared modulus"
+                if value.is_complex()
+                else "reduce it with .sum() or .mean(), pick one component, or use hodiff.jacobian"
+            )
+            raise InputError(
+                f"{self.caller}: the function must return one real number, a tensor of shape (), "
+                f"got {describe(value)}; {remedy}."
+            )
+        return value, aux
+
+    def constants(self) -> list[Tensor]:
+        """Tensors among the arguments that are not differentiated."""
+        others = [argument for i, argument in enumerate(self.args) if i not in self.argnums]
+        return tensors_in((others, self.kwargs))
+
+    def unflatten(self, leaves: Sequence[Any]) -> PyTree:
+        """Leaves back in the structure that the user sees: of the one argument, or a tuple of several."""
+        return pytree.tree_unflatten(list(leaves), self.user_spec)
+
+    def independent(self) -> InputError:
+        """The error for an output that autograd cannot trace back to the input."""
+        return InputError(
+            f"{self.caller}: the output does not depend on the differentiated argument: expected a differentiable "
+            "path from it to the output; look for .detach(), .item(), NumPy code, torch.no_grad(), or parameters "
+            "read from the module instead of the argument (use torch.func.functional_call)."
+        )
+
+
+def bind(
+    caller: str,
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: bool = False,
+    name: str | None = None,
+    correct: bool = True,
+) -> BoundFunction:
+    """Validate a function and its arguments, and bind them.
+
+    Args:
+        caller: The public function, for error messages.
+        f: The user's function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments, constants all.
+        argnums: Which positional arguments are differentiated.
+        has_aux: Whether `f` returns `(output, aux)`.
+        name: What error messages call the differentiated argument; by default its position.
+        correct: Whether hodiff's rules take the place of torch's wrong and missing ones.
+
+    Returns:
+        The bound function.
+
+    Raises:
+        InputError: If `f` is not callable, `argnums` does not fit, or a leaf cannot be differentiated.
+    """
+    if not callable(f):
+        raise InputError(f"{caller}: f must be callable, got {describe(f)}.")
+    positions = argnums if isinstance(argnums, tuple) else (argnums,)
+    for position in positions:
+        if not isinstance(position, int) or isinstance(position, bool):
+            raise InputError(f"{caller}: argnums must be an int or a tuple of ints, got {argnums!r}.")
+        if not -len(args) <= position < len(args):
+            raise InputError(
+                f"{caller}: argnums={argnums!r} does not fit {len(args)} positional argument(s); "
+                "differentiated arguments must be passed by position."
+            )
+    positions = tuple(position % len(args) for position in positions)
+    if not positions or len(set(positions)) != len(positions):
+        raise InputError(f"{caller}: argnums must name each argument once and at least one, got {argnums!r}.")
+    for position in positions:
+        flatten_primals(args[position], caller, name or f"argument {position}")
+    args, kwargs = pytree.tree_map_only(Tensor, recordable, (args, kwargs or {}))
+    primals = tuple(args[position] for position in positions)
+    leaves, spec = pytree.tree_flatten(primals)
+    user_spec = spec if isinstance(argnums, tuple) else pytree.tree_flatten(primals[0])[1]
+    return BoundFunction(
+        caller, f, args, kwargs, positions, tuple(map(dense, leaves)), spec, user_spec, has_aux, correct
+    )
+
+
+def leave_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
+    """Run under `torch.no_grad()` what is called under `torch.inference_mode()`, where autograd records nothing."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def in_plain_eager() -> bool:
+    """Whether nothing but ordinary reverse-mode autograd is at work.
+
+    Inside a `torch.func` transform, a forward-AD level or a compiled region, a graph recorded by `torch.autograd`
+    would miss what the surroundings do.
+
+    Returns:
+        True if a graph recorded here sees all there is.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is None and torch.autograd.forward_ad._current_level < 0

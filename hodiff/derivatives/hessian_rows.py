@@ -1,0 +1,168 @@
+"""A Hessian at a point as something that yields rows for groups of directions, by any route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from tqdm.auto import tqdm
+
+from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
+from hodiff.common.randomness import Replay
+from hodiff.common.trees import PyTree, one_hot_rows
+from hodiff.derivatives.bound_function import BoundFunction, in_plain_eager
+from hodiff.derivatives.recorded_gradient import RecordedGradient
+from hodiff.derivatives.second_order import PRODUCTS, ROUTES, Leaves, guard_reverse
+from hodiff.derivatives.transforms import gradient, pull
+from hodiff.kernels.narrow import NarrowKernels
+from hodiff.kernels.units import UnitRows
+
+NARROW_FROM = 32
+
+
+class RowSource(Protocol):
+    """What a dense Hessian is assembled from."""
+
+    aux: PyTree
+
+    def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
+        """Rows for directions `basis` (k, *leaf shape) in one leaf, for the wanted leaves; None is zero."""
+
+
+class RoutedRows:
+    """Rows by `torch.func` transforms.
+
+    "reverse-over-reverse" linearizes the gradient once and shares it among all directions. The other routes have no
+    such point to stop at in eager torch, so they compute the primal once a group, and random numbers would be drawn
+    anew there: `randomness="same"` replays one draw.
+    """
+
+    def __init__(self, function: BoundFunction, route: str, randomness: str):
+        self.leaves = function.leaves
+        self.randomness = randomness
+        self._draw = Replay(self.leaves)
+        self.aux: PyTree = ()
+        if route == ROUTES[0]:
+            _, pullback, self.aux = pull(gradient(guard_reverse(function)), self.leaves)
+            self._product = lambda tangents: pullback(tangents)[0]
+        else:
+            product = PRODUCTS[route]
+            if function.has_aux:
+                self.aux = function.scalar(self.leaves)[1]
+            self._product = lambda tangents: product(function, self.leaves, tangents)[0]
+
+    def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
+        """See `RowSource.rows`."""
+        if self.randomness == "same":
+            self._draw.rewind()
+
+        def product(direction: Tensor) -> Leaves:
+            tangents = tuple(direction if i == index else torch.zeros_like(p) for i, p in enumerate(self.leaves))
+            return self._product(tangents)
+
+        rows = vmap(product, randomness=self.randomness)(basis)
+        return tuple(rows[i] for i in wanted)
+
+
+class LinearizedHessian:
+    """Rows of a Hessian in groups, from one linearization of the gradient where the route allows.
+
+    Attributes:
+        source: Where the rows come from.
+        plain: Whether no transform surrounds the call, so that results may be written in place.
+        magnitude: Size of the function's value, where it is known.
+        eps: Machine epsilon of the coarsest dtype at work, where it is known.
+
+    Args:
+        function: The function.
+        route: A validated route.
+        chunk_size: A validated chunk size.
+        randomness: "error" or "same".
+        progress: Whether to show a progress bar.
+        recorded: The function's gradient, if it is there already and the route is "reverse-over-reverse".
+    """
+
+    magnitude = eps = 0.0
+
+    def __init__(
+        self,
+        function: BoundFunction,
+        route: str,
+        *,
+        chunk_size: int | str | None,
+        randomness: str,
+        progress: bool,
+        recorded: RecordedGradient | None = None,
+    ):
+        self.function = function
+        self.chunk_size = chunk_size
+        self.progress = progress
+        self.source: RowSource
+        self.traced = torch.compiler.is_compiling()
+        if self.traced:
+            # A graph holds the loop over groups unrolled; one group keeps it small.
+            self.chunk_size = None if chunk_size == "auto" else chunk_size
+            self.plain = False
+            self.source = RoutedRows(function, route, randomness)
+            self.bytes_each = 0
+            return
+        if route == ROUTES[0] and in_plain_eager():
+            self._take(recorded or RecordedGradient(function))
+            return
+        with ByteCount() as count:
+            self.source = RoutedRows(function, route, randomness)
+            if route != ROUTES[0]:
+                # Nothing is computed ahead on these routes; a gradient has the intermediates of their primal.
+                gradient(function.scalar)(function.leaves)
+        self.plain = False
+        # A pullback holds a cotangent for each intermediate result and, at its widest, about as much again in flight.
+        self.bytes_each = 2 * count.bytes
+
+    def _take(self, recorded: RecordedGradient) -> None:
+        self.source = recorded
+        self.plain = not recorded.connected
+        self.magnitude, self.eps = abs(float(recorded.value)), recorded.eps
+        self.bytes_each = recorded.bytes_each
+
+    def groups(self, plan: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int, int, tuple[Tensor, ...]]]:
+        """Rows for all unit directions of the planned leaves.
+
+        Args:
+            plan: Pairs of a leaf whose unit directions to push, and the leaves wanted in their rows.
+
+        Yields:
+            Leaf, first and last direction, and rows (k, *shape) for each wanted leaf.
+        """
+        total = sum(self.function.leaves[index].numel() for index, _ in plan)
+        # torch.compile traces neither progress bars nor dispatch modes.
+        bar = None if self.traced else tqdm(total=total, unit=" directions", disable=not self.progress)
+        leaves = self.function.leaves
+        for index, wanted in plan:
+            leaf = leaves[index]
+            # Sizes may be symbols in a graph, which have no bytes.
+            bytes_each = self.bytes_each + (0 if self.traced else sum(leaves[i].nbytes for i in wanted))
+            for start, stop in spans(
+                leaf.numel(), resolve_chunk_size(self.chunk_size, leaf.numel(), bytes_each, leaf.device)
+            ):
+                basis = one_hot_rows(start, stop, leaf)
+                # A dispatch mode costs each operator some microseconds, which only wide groups win back.
+                few = self.traced or stop - start < NARROW_FROM
+                with nullcontext() if few else NarrowKernels(UnitRows(basis, start)):
+                    rows = self.source.rows(index, basis, wanted)
+                yield (
+                    index,
+                    start,
+                    stop,
+                    tuple(
+                        leaf.new_zeros((stop - start, *leaves[i].shape)) if row is None else row
+                        for i, row in zip(wanted, rows, strict=True)
+                    ),
+                )
+                if bar is not None:
+                    bar.update(stop - start)
+        if bar is not None:
+            bar.close()

@@ -1,0 +1,159 @@
+"""Reverse-over-reverse by torch.autograd itself: record the gradient once, pull any number of cotangents back.
+
+Less overhead than the same composition of `torch.func` transforms, and it reaches what those refuse: modules that
+update buffers in place, saved-tensor hooks, Functions without `setup_context`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from hodiff.corrections import Corrections
+from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.graphs import coarsest_eps, cotangent_bytes, inspect_graph
+
+# How torch words that an operator or a Function has no batching rule.
+_BATCHING = re.compile("vmap|batching rule", re.IGNORECASE)
+
+
+class RecordedGradient:
+    """The gradient of a scalar function at a point, with the graph that computed it.
+
+    Attributes:
+        value: The function's value.
+        aux: The function's auxiliary output.
+        edges: Where the graph computed the gradient by each leaf; None where it is constant. Its numbers are not kept.
+        connected: Whether products carry a graph of their own, because something outside may differentiate them.
+    """
+
+    def __init__(self, function: BoundFunction, tangents: Sequence[Tensor] = ()):
+        outside = torch.is_grad_enabled()
+        given = (*function.leaves, *function.constants(), *tangents)
+        self.connected = outside and any(tensor.requires_grad for tensor in given)
+        with torch.enable_grad():
+            # An alias keeps a primal apart from the same tensor where the function closes over it as a constant.
+            self.primals = tuple(
+                leaf.view_as(leaf) if self.connected and leaf.requires_grad else leaf.detach().requires_grad_()
+                for leaf in function.leaves
+            )
+            value, aux = function.scalar(self.primals, Corrections(lean=True, many=not tangents))
+            if not value.requires_grad:
+                raise function.independent()
+            found, once = inspect_graph(value)
+            if once is not None:
+                raise NotImplementedError(
+                    f"{once}.backward is marked once_differentiable, so its derivative is not recorded"
+                )
+            mine = {id(primal) for primal in self.primals}
+            self.connected = self.connected or (outside and any(id(leaf) not in mine for leaf in found))
+            gradient = torch.autograd.grad(value, self.primals, create_graph=True, allow_unused=True)
+        if all(leaf is None for leaf in gradient):
+            raise function.independent()
+        self.edges = tuple(None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient)
+        self.value = value.detach()
+        self.aux = aux if self.connected else pytree.tree_map_only(Tensor, Tensor.detach, aux)
+
+    @property
+    def live_edges(self) -> list[GradientEdge]:
+        """Those of the gradient that are not constant."""
+        return [edge for edge in self.edges if edge is not None]
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of one product's intermediate results: a cotangent for each result, and as much in flight."""
+        return 2 * cotangent_bytes(*self.live_edges)
+
+    @property
+    def eps(self) -> float:
+        """Machine epsilon of the coarsest dtype that the gradient was computed in."""
+        return coarsest_eps(*self.live_edges)
+
+    def product(self, tangents: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
+        """The product `H v`; without `keep` it frees the graph, so ask for nothing after it."""
+        live = [v for edge, v in zip(self.edges, tangents, strict=True) if edge is not None]
+        products = self._pull(self.live_edges, live, self.primals, retain_graph=keep)
+        return tuple(
+            torch.zeros_like(primal) if p is None else p for p, primal in zip(products, self.primals, strict=True)
+        )
+
+    def products(self, tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Products with many vectors at once: `tangents` are (k, *leaf shape), and so is the result."""
+        live = [v for edge, v in zip(self.edges, tangents, strict=True) if edge is not None]
+        if not live:
+            return tuple(map(torch.zeros_like, tangents))
+        rows = self._batched(self.live_edges, live, self.primals)
+        return tuple(torch.zeros_like(v) if row is None else row for v, row in zip(tangents, rows, strict=True))
+
+    def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
+        """Rows of the Hessian: `basis` (k, *leaf shape) pulled back from one leaf's gradient to the wanted leaves."""
+        edge = self.edges[index]
+        primals = [self.primals[i] for i in wanted]
+        return (None,) * len(primals) if edge is None else self._batched([edge], [basis], primals)
+
+    def _batched(
+        self, outputs: Sequence[GradientEdge], cotangents: Sequence[Tensor], primals: Sequence[Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        return pull_batch(lambda *rows: self._pull(outputs, rows, primals), cotangents)
+
+    def _pull(
+        self,
+        outputs: Sequence[GradientEdge],
+        cotangents: Sequence[Tensor],
+        primals: Sequence[Tensor],
+        *,
+        retain_graph: bool = True,
+    ) -> tuple[Tensor | None, ...]:
+        if not outputs:
+            return (None,) * len(primals)
+        return torch.autograd.grad(
+            outputs,
+            primals,
+            cotangents,
+            retain_graph=retain_graph or self.connected,
+            create_graph=self.connected,
+            allow_unused=True,
+        )
+
+
+def pull_batch(pull: Callable[..., Sequence[Tensor | None]], cotangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Run a pullback of `torch.autograd` for each row of its cotangents, all rows together where torch can.
+
+    Args:
+        pull: Maps one row of each to gradients; None stands for zero, and whether it does must not depend on the row.
+        cotangents: Tensors (k, ...).
+
+    Returns:
+        What `pull` returned, each (k, ...).
+
+    Raises:
+        RuntimeError: If the pullback raises for another reason than a missing batching rule.
+    """
+    used: list[int] = []
+    number = 0
+
+    def present(*rows: Tensor) -> list[Tensor]:
+        nonlocal number
+        pulled = pull(*rows)
+        number = len(pulled)
+        used[:] = [i for i, p in enumerate(pulled) if p is not None]
+        return [p for p in pulled if p is not None]
+
+    # Not is_grads_batched=True: it leaves torch's batching rules for tanh, log_softmax and others unloaded, and
+    # loops over the directions there.
+    try:
+        found = vmap(present)(*cotangents)
+    except RuntimeError as error:
+        if not _BATCHING.search(str(error)):
+            raise
+        found = [torch.stack(column) for column in zip(*map(present, *cotangents), strict=True)]
+    result: list[Tensor | None] = [None] * number
+    for i, each in zip(used, found, strict=True):
+        result[i] = each
+    return tuple(result)

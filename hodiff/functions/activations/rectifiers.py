@@ -1,0 +1,275 @@
+"""Rectifiers, hard and smooth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.functions.activations.logistic import BernoulliEntropy, Logistic
+from hodiff.kernels import fused
+from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating
+from hodiff.rules.elementwise import ElementwiseFunction
+from hodiff.rules.nesting import nestable_jvp
+
+
+class ReLU(AnyOrderFunction):
+    """The Function behind `relu`. Saves its output, which the next layer keeps anyway.
+
+    The output is detached before it masks the cotangent: the second derivative is zero, and so costs nothing, while
+    torch's own fills a tensor with zeros and adds it.
+    """
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute $max(x, 0)$."""
+        return torch.relu(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the output."""
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(*inputs)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> Tensor | None:
+        """Cotangent where the output is positive."""
+        return None if cotangent is None else where_positive(cotangent, ctx.saved_tensors[0])
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        """Tangent where the input is positive."""
+        return where_positive(tangent, ctx.saved_tensors[0])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, ...], x: Tensor) -> tuple[Tensor, int]:
+        """Elementwise."""
+        return ReLU.call(x), in_dims[0]
+
+
+def where_positive(vector: Tensor, mask: Tensor) -> Tensor:
+    """A tangent or cotangent where a tensor is positive or NaN, and zero elsewhere; differentiable by the first alone.
+
+    Args:
+        vector: The tangent or cotangent.
+        mask: Tensor of the same shape.
+
+    Returns:
+        Tensor of the same shape.
+    """
+    return torch.ops.aten.threshold_backward(vector, mask.detach(), 0)
+
+
+class Masked(ElementwiseFunction):
+    """A tensor where a boolean mask is set, and zero elsewhere. Saves the mask."""
+
+    @staticmethod
+    def forward(vector: Tensor, mask: Tensor) -> Tensor:
+        """Copy what the mask lets through."""
+        if vector.shape == mask.shape and fused.takes(vector, mask=mask):
+            return fused.masked(vector, mask)
+        return where_positive(vector, mask.to(vector.dtype))
+
+    @staticmethod
+    def residuals(inputs: Sequence[Any], output: Any) -> Sequence[Any]:
+        """The mask."""
+        del output
+        return inputs[1:]
+
+    @staticmethod
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
+        """The same of the tangent or cotangent."""
+        return Masked.call(vector, *residuals)
+
+
+class MaskedReLU(AnyOrderFunction):
+    """$max(x, 0)$, and where x is positive or NaN. Saves the latter, one byte an element, and not the output."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        """The value and its mask."""
+        return fused.add_relu(x) if fused.takes(x) else (torch.relu(x), (x <= 0).logical_not())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Save the mask."""
+        mask = output[1]
+        ctx.mark_non_differentiable(mask)
+        ctx.save_for_backward(mask)
+        ctx.save_for_forward(mask)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None, _: Any = None) -> Tensor | None:
+        """The cotangent where the mask is set."""
+        return None if cotangent is None else Masked.call(cotangent, ctx.saved_tensors[0])
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> Any:
+        """The tangent where the mask is set."""
+        return Masked.call(tangent, ctx.saved_tensors[0]), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, ...], x: Tensor) -> Any:
+        """Elementwise."""
+        return MaskedReLU.call(x), (in_dims[0], in_dims[0])
+
+
+class ClippedReLU(AnyOrderFunction):
+    """The Function behind `clipped_relu`. Saves its output, which is detached in backward as in `ReLU`."""
+
+    @staticmethod
+    def forward(x: Tensor, maximum: float) -> Tensor:
+        """Compute $min(max(x, 0), c)$."""
+        return x.clamp(0.0, maximum)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the output."""
+        x, ctx.maximum = inputs
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(x)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
+        """Cotangent where the output is between the bounds."""
+        if cotangent is None:
+            return None, None
+        return _where_between(cotangent, ctx.saved_tensors[0], ctx.maximum), None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """Tangent where the input, clipped, is between the bounds."""
+        return _where_between(tangent, ctx.saved_tensors[0].clamp(0, ctx.maximum), ctx.maximum)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, maximum: float) -> tuple[Tensor, int]:
+        """Elementwise."""
+        return ClippedReLU.call(x, maximum), in_dims[0]
+
+
+def _where_between(vector: Tensor, output: Tensor, maximum: float) -> Tensor:
+    output = output.detach()
+    if output.dtype in (torch.float32, torch.float64):
+        return torch.ops.aten.hardtanh_backward(vector, output, 0.0, maximum)
+    # That kernel compares in float32, where a maximum rounded down to half precision would pass for an inner point.
+    return torch.where((output <= 0) | (output >= maximum), 0, vector)
+
+
+class Softplus(ElementwiseFunction):
+    """The Function behind `softplus`. Saves its inputs."""
+
+    @staticmethod
+    def forward(x: Tensor, beta: Any, threshold: float | None) -> Tensor:
+        """Compute $log(1 + e^z) / β$ with $z = βx$."""
+        z = beta * x
+        y = -F.logsigmoid(-z) / beta
+        return y if threshold is None else torch.where(z > threshold, x, y)
+
+    @staticmethod
+    def slope(index: int, x: Tensor, beta: Any, threshold: float | None) -> Tensor:
+        """$σ(z)$ by x, and by β minus the entropy $log(1 + e^z) - z σ(z)$ over $β^2$."""
+        z = beta * x
+        linear, y = (1, Logistic.call(z)) if index == 0 else (0, -BernoulliEntropy.call(z) / beta / beta)
+        return y if threshold is None else torch.where(z > threshold, linear, y)
+
+
+def relu(x: Tensor) -> Tensor:
+    r"""Rectifier, $\max(x, 0)$.
+
+    The derivative is 0 at $x = 0$, as torch's. The second derivative is 0 and costs nothing.
+
+    Args:
+        x: Floating-point tensor of any shape.
+
+    Returns:
+        Tensor of the same shape.
+
+    Raises:
+        InputError: If `x` is no floating-point tensor.
+
+    Example:
+        >>> import torch
+        >>> relu(torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([0., 0., 1.])
+
+    Source: V. Nair & G. Hinton, "Rectified linear units improve restricted Boltzmann machines", 2010.
+    """
+    require_floating("relu", x=x)
+    return ReLU.call(x)
+
+
+def clipped_relu(x: Tensor, max: float) -> Tensor:
+    r"""Rectifier with a ceiling, $\min(\max(x, 0), c)$ with $c$ = `max`.
+
+    The derivative is 1 inside $(0, c)$, and 0 outside and at both kinks, as that of torch's `hardtanh`. The second
+    derivative is 0 and costs nothing.
+
+    Args:
+        x: Floating-point tensor of any shape.
+        max: Positive number.
+
+    Returns:
+        Tensor of the same shape.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> clipped_relu(torch.tensor([-1.0, 3.0, 8.0]), 6.0)
+        tensor([0., 3., 6.])
+
+    Source: A. Hannun et al., "Deep Speech: scaling up end-to-end speech recognition", 2014, section 2.
+    """
+    require_floating("clipped_relu", x=x)
+    if isinstance(max, bool) or not isinstance(max, (int, float)) or not max > 0:
+        raise InputError(f"clipped_relu: max: expected a positive number, got {max!r}.")
+    return ClippedReLU.call(x, max)
+
+
+def softplus(x: Tensor, beta: Tensor | float = 1.0, threshold: float | None = None) -> Tensor:
+    r"""Smooth rectifier, $\frac{1}{\beta} \log(1 + e^{\beta x})$.
+
+    No threshold is needed for stability. With one, the function is $x$ where $\beta x$ is above it, as torch's, whose
+    default is 20: there the derivative is 1 and all others are 0, by β too, which errs by $e^{-20}$ at the border.
+
+    Args:
+        x: Floating-point tensor of any shape.
+        beta: Number other than zero, or floating-point tensor that broadcasts with `x` and may require a gradient.
+        threshold: Number, or None.
+
+    Returns:
+        Tensor of the broadcast shape.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> softplus(torch.tensor([-50.0, 0.0, 50.0]))
+        tensor([1.9287e-22, 6.9315e-01, 5.0000e+01])
+
+    Source: C. Dugas et al., "Incorporating second-order functional knowledge for better option pricing", 2001.
+    """
+    require_floating("softplus", x=x)
+    require_number_or_floating("softplus", beta=beta)
+    require_broadcastable("softplus", x=x, beta=beta)
+    if not isinstance(beta, Tensor) and beta == 0:
+        raise InputError("softplus: beta: expected a number other than zero, got 0; it divides the result.")
+    if threshold is not None and (
+        isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or math.isnan(threshold)
+    ):
+        raise InputError(f"softplus: threshold: expected a number or None, got {threshold!r}.")
+    return Softplus.call(x, beta, threshold)

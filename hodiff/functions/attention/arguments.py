@@ -1,0 +1,111 @@
+"""What attention refuses, and with which words; how heads are grouped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.rules.arguments import require_floating
+
+
+def grouped_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
+    """(..., H, L, E) as (..., H_k, H / H_k, L, E), against one head of keys each.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        mask: The mask, or None.
+
+    Returns:
+        The four, viewed so.
+
+    Raises:
+        InputError: If the heads cannot be shared.
+    """
+    if min(q.dim(), k.dim(), v.dim()) < 3 or k.shape[-3] != v.shape[-3] or q.shape[-3] % max(k.shape[-3], 1):
+        raise InputError(
+            "attention: enable_gqa: expected (..., heads, length, size) with equal heads of k and v that divide "
+            f"those of q, got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}."
+        )
+    heads, shared = q.shape[-3], k.shape[-3]
+    q = q.reshape(*q.shape[:-3], shared, heads // shared, *q.shape[-2:])
+    if mask is not None and mask.dim() > 2:
+        pair = (1, 1) if mask.shape[-3] == 1 else (shared, heads // shared)
+        mask = mask.reshape(*mask.shape[:-3], *pair, *mask.shape[-2:])
+    return q, k.unsqueeze(-3), v.unsqueeze(-3), mask
+
+
+def require_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> None:
+    """Refuse tensors that do not go together.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        mask: What was given as a mask.
+
+    Raises:
+        InputError: If it is.
+    """
+    require_floating("attention", q=q, k=k, v=v)
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if min(q.dim(), k.dim(), v.dim()) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise InputError(f"attention: expected q (..., L, E), k (..., S, E) and v (..., S, F), got {shapes}.")
+    if not q.dtype == k.dtype == v.dtype:
+        raise InputError(
+            f"attention: expected q, k and v of one dtype, got {q.dtype}, {k.dtype} and {v.dtype}; Tensor.to converts."
+        )
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise InputError(
+            f"attention: mask: expected a boolean or floating-point tensor, got {got}; mask.bool() converts."
+        )
+    sizes = (q.shape[-2], k.shape[-2])
+    if mask.dim() < 2 or any(m not in {1, n} for m, n in zip(mask.shape[-2:], sizes, strict=True)):
+        raise InputError(
+            f"attention: mask: expected (..., L, S) with L {sizes[0]} or 1 and S {sizes[1]} or 1, "
+            f"got {tuple(mask.shape)}."
+        )
+
+
+def require_batches(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+    """Refuse batch dimensions that do not broadcast.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        mask: The mask, or None.
+
+    Raises:
+        InputError: If it is.
+    """
+    named = {"q": q, "k": k, "v": v, "mask": mask}
+    shapes = {name: tuple(each.shape[:-2]) for name, each in named.items() if each is not None}
+    try:
+        torch.broadcast_shapes(*shapes.values())
+    except RuntimeError:
+        listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise InputError(f"attention: expected batch dimensions that broadcast, got {listing}.") from None
+
+
+def require_options(scale: Any, dropout_p: Any) -> None:
+    """Refuse options out of range.
+
+    Args:
+        scale: Factor of the scores, or None.
+        dropout_p: A probability.
+
+    Raises:
+        InputError: If it is.
+    """
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
+        raise InputError(f"attention: scale: expected a number or None, got {scale!r}; multiply q for a learned scale.")
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)) or not 0 <= dropout_p <= 1:
+        raise InputError(f"attention: dropout_p: expected a number from 0 to 1, got {dropout_p!r}.")

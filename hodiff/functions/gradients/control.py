@@ -1,0 +1,306 @@
+"""Identities that change or watch the gradient.
+
+`stop_gradient`, `scale_gradient` and `reverse_gradient` have a Jacobian of their own, a multiple of the identity, which
+every route uses. `clip_gradient` and `noise_gradient` have none: they act on the gradients of reverse passes, on those
+of the second one as well, and forward mode raises. `log_gradient` is the identity and only watches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.functions.gradients.reverse_only import ClipGradient as ClipGradient
+from hodiff.functions.gradients.reverse_only import NoiseGradient as NoiseGradient
+from hodiff.functions.gradients.reverse_only import clip_gradient as clip_gradient
+from hodiff.functions.gradients.reverse_only import noise_gradient as noise_gradient
+from hodiff.rules.any_order import AnyOrderFunction, outside_graphs
+from hodiff.rules.arguments import require_floating, require_number_or_floating
+from hodiff.rules.elementwise import batch_in_front
+from hodiff.rules.nesting import nestable_jvp
+
+_logger = logging.getLogger("hodiff")
+
+
+def stop_gradient(x: Tensor) -> Tensor:
+    r"""The identity with derivative zero, in every route; that is `x.detach()` by the name that the literature uses.
+
+    Args:
+        x: Tensor of any shape.
+
+    Returns:
+        The same numbers, sharing their memory, without a graph.
+
+    Raises:
+        InputError: If `x` is no tensor.
+
+    Example:
+        >>> import torch
+        >>> torch.func.grad(lambda x: x * stop_gradient(x))(torch.tensor(3.0))
+        tensor(3.)
+    """
+    if not isinstance(x, Tensor):
+        raise InputError(f"stop_gradient: x: expected a tensor, got {type(x).__name__}.")
+    return x.detach()
+
+
+class ScaleGradient(AnyOrderFunction):
+    """The Function behind `scale_gradient` and `reverse_gradient`. Saves the factor."""
+
+    @staticmethod
+    def forward(x: Tensor, factor: Any) -> Tensor:
+        """Copy x, or under the compiler, which ignores jvp, the same with derivative `factor` by primitives."""
+        if not torch.compiler.is_compiling():
+            # A view could not be changed in place, and torch wants the tangent of one to be a view of the tangent.
+            return x.clone()
+        # x - x is an exact zero with a derivative.
+        constant = x.detach()
+        return torch.where(constant.isfinite(), constant + factor * (x - constant), constant)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the factor."""
+        del output
+        factor = inputs[1] if isinstance(inputs[1], Tensor) else None
+        ctx.save_for_backward(factor)
+        ctx.save_for_forward(factor)
+        ctx.number = None if factor is not None else inputs[1]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
+        """Multiply by the factor."""
+        if cotangent is None or not ctx.needs_input_grad[0]:
+            return None, None
+        (factor,) = ctx.saved_tensors
+        return cotangent * (ctx.number if factor is None else factor), None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor | None, _: Any) -> Tensor | None:
+        """Multiply by the factor."""
+        (factor,) = ctx.saved_tensors
+        return None if tangent is None else tangent * (ctx.number if factor is None else factor)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, factor: Any) -> tuple[Tensor, int]:
+        """Pair batch with batch."""
+        x, factor = batch_in_front(in_dims, (x, factor))
+        if in_dims[0] is None:
+            x = x.expand(info.batch_size, *x.shape)
+        return ScaleGradient.call(x, factor), 0
+
+
+def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
+    r"""The identity with Jacobian $c\,I$: gradients and tangents are multiplied by $c$ in every route.
+
+    $$ y = x, \qquad \mathrm{D} y = c\,I, \qquad \mathrm{D}^2 y = 0 $$
+
+    Args:
+        x: Floating-point tensor of any shape.
+        factor: $c$, a constant: number, or floating-point tensor that broadcasts to the shape of `x`. It gets no
+            gradient.
+
+    Returns:
+        A copy of `x`.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> torch.func.grad(lambda x: scale_gradient(x, 0.5) ** 2)(torch.tensor(3.0))
+        tensor(3.)
+    """
+    require_floating("scale_gradient", x=x)
+    require_number_or_floating("scale_gradient", factor=factor)
+    return _scaled("scale_gradient", "factor", x, factor, 1)
+
+
+def reverse_gradient(x: Tensor, strength: Tensor | float = 1.0) -> Tensor:
+    r"""The identity with Jacobian $-\lambda I$: a gradient reversal layer, which agrees in every route.
+
+    Args:
+        x: Floating-point tensor of any shape.
+        strength: $\lambda$, a constant: number, or floating-point tensor that broadcasts to the shape of `x`. It gets
+            no gradient.
+
+    Returns:
+        A copy of `x`.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> torch.func.grad(lambda x: reverse_gradient(x, 0.5) ** 2)(torch.tensor(3.0))
+        tensor(-3.)
+
+    Source: Y. Ganin & V. Lempitsky, "Unsupervised domain adaptation by backpropagation", 2015, section 3.2.
+    """
+    require_floating("reverse_gradient", x=x)
+    require_number_or_floating("reverse_gradient", strength=strength)
+    return _scaled("reverse_gradient", "strength", x, strength, -1)
+
+
+def _scaled(function: str, name: str, x: Tensor, factor: Any, sign: int) -> Tensor:
+    if isinstance(factor, Tensor):
+        _require_same_shape(function, name, x, factor)
+        factor = factor.detach()
+    return ScaleGradient.call(x, sign * factor)
+
+
+class LogGradient(AnyOrderFunction):
+    """The Function behind `log_gradient`. Saves nothing."""
+
+    @staticmethod
+    def forward(x: Tensor, record: Callable[[Tensor], Any]) -> Tensor:
+        """Copy x."""
+        del record
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the callback."""
+        del output
+        ctx.record = inputs[1]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
+        """Show the gradient."""
+        return None if cotangent is None else _Shown.apply(cotangent, ctx.record), None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """Hand on the tangent."""
+        del ctx
+        return tangent
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, record: Any) -> tuple[Tensor, int]:
+        """Log the whole batch at once."""
+        del info
+        return LogGradient.call(x.movedim(in_dims[0], 0), record), 0
+
+
+class _Shown(AnyOrderFunction):
+    """Shows a gradient with its batch dimensions; torch calls `forward` with a plain tensor below all transforms."""
+
+    @staticmethod
+    def forward(x: Tensor, record: Callable[[Tensor], Any]) -> Tensor:
+        record(x.clone())
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        del ctx
+        return cotangent, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        del ctx
+        return tangent
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, record: Any) -> tuple[Tensor, int]:
+        del info
+        return _Shown.apply(x.movedim(in_dims[0], 0), record), 0
+
+
+@outside_graphs
+def log_gradient(x: Tensor, record: Callable[[Tensor], Any] | None = None, *, name: str = "gradient") -> Tensor:
+    r"""The identity, in every route; a gradient that comes back is shown to `record` and passed on unchanged.
+
+    It is called once in each reverse pass through `x`, the second one too, and never in forward mode. A compiled
+    function calls it uncompiled, which fullgraph=True forbids.
+
+    Args:
+        x: Floating-point tensor of any shape.
+        record: Takes a copy of the gradient, without a graph; `some_list.append` collects them. Under
+            `torch.func.vmap` it takes the gradients of the whole batch, batch dimensions in front. By default the norm
+            and the largest magnitude go to the logger "hodiff" at level INFO.
+        name: What the logger calls the gradient.
+
+    Returns:
+        A copy of `x`.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> seen = []
+        >>> torch.func.grad(lambda x: log_gradient(x, seen.append) ** 2)(torch.tensor(3.0))
+        tensor(6.)
+        >>> seen
+        [tensor(6.)]
+    """
+    require_floating("log_gradient", x=x)
+    if record is not None and not callable(record):
+        raise InputError(f"log_gradient: record: expected a callable or None, got {type(record).__name__}.")
+    return LogGradient.call(x, record or _to_logger(name))
+
+
+def _to_logger(name: str) -> Callable[[Tensor], None]:
+    def record(gradient: Tensor) -> None:
+        largest = gradient.abs().max() if gradient.numel() else gradient.sum()
+        _logger.info("%s: norm %.3g, largest magnitude %.3g", name, gradient.norm(), largest)
+
+    return record
+
+
+def gradient_hook(control: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Callable[[Tensor], Tensor]:
+    r"""What a function of this file does to gradients, as a hook: `tensor.register_hook(gradient_hook(...))`.
+
+    Args:
+        control: `stop_gradient`, `scale_gradient`, `reverse_gradient`, `clip_gradient`, `noise_gradient`,
+            `log_gradient`, or any function of a tensor that keeps its shape and whose derivative does not depend on it.
+        *args: Further arguments of it.
+        **kwargs: Further keyword arguments of it.
+
+    Returns:
+        The map from the gradient that comes in to the one that goes on, differentiable in it.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
+        >>> handle = x.register_hook(gradient_hook(clip_gradient, max_norm=1.0))
+        >>> (5 * x).sum().backward()
+        >>> x.grad
+        tensor([0.7071, 0.7071])
+    """
+
+    def hook(gradient: Tensor) -> Tensor:
+        differentiable = torch.is_grad_enabled()
+        with torch.enable_grad():
+            probe = torch.zeros_like(gradient, requires_grad=True)
+            output = control(probe, *args, **kwargs)
+            if not output.requires_grad:
+                return torch.zeros_like(gradient)
+            return torch.autograd.grad(output, probe, gradient, create_graph=differentiable)[0]
+
+    return hook
+
+
+def _require_same_shape(function: str, name: str, x: Tensor, factor: Tensor) -> None:
+    try:
+        fits = torch.broadcast_shapes(x.shape, factor.shape) == x.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise InputError(
+            f"{function}: {name}: expected a shape that broadcasts to that of x, {tuple(x.shape)}, got "
+            f"{tuple(factor.shape)}."
+        )

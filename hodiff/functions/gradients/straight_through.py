@@ -1,0 +1,118 @@
+"""Values of one function, derivatives of another: the base of every straight-through estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.nesting import nestable_jvp
+
+
+class StraightThrough(AnyOrderFunction):
+    """The Function behind `straight_through`: value of its second argument, derivatives of its first. Saves nothing."""
+
+    @staticmethod
+    def forward(surrogate: Tensor, value: Tensor) -> Tensor:
+        """Return the value, as a tensor of its own: a view could not be changed in place later."""
+        if not torch.compiler.is_compiling():
+            return value.clone()
+        # Within compiled transforms jvp goes unseen, and this line is what dynamo differentiates. surrogate - surrogate
+        # is an exact zero with a derivative, which value + surrogate - value would not be.
+        return torch.where(surrogate.isfinite(), value + (surrogate - surrogate.detach()), value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Nothing to save: the Function is linear in the surrogate."""
+        del inputs, output
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
+        """Hand the cotangent to the surrogate."""
+        return cotangent if ctx.needs_input_grad[0] else None, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor | None, _: Tensor | None) -> Tensor | None:
+        """Take the tangent of the surrogate."""
+        del ctx
+        return tangent
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], surrogate: Tensor, value: Tensor) -> tuple[Tensor, int]:
+        """Put both batch dimensions in front."""
+        pair = [
+            each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
+            for each, dim in zip((surrogate, value), in_dims, strict=True)
+        ]
+        return StraightThrough.call(*pair), 0
+
+
+def straight_through(
+    forward: Callable[..., Tensor], surrogate: Callable[..., Tensor], *, name: str | None = None
+) -> Callable[..., Tensor]:
+    r"""A function with the values of `forward` and the derivatives of `surrogate`, of every order and by every route.
+
+    $$ y(x) = f(x), \qquad \mathrm{D}^k y(x) = \mathrm{D}^k s(x) \quad (k \ge 1) $$
+
+    Both functions run: forward without a graph, so that whatever it touches gets no gradient, and the surrogate with
+    one, which keeps what its own derivative needs. Within transforms that are compiled, a surrogate that is infinite
+    has derivative zero.
+
+    Args:
+        forward: Gives the values; tensors and constants in, one floating-point tensor out. It need not be
+            differentiable.
+        surrogate: Gives the derivatives, of the same arguments and with a result of the same shape and dtype, made of
+            differentiable torch operators or Functions.
+        name: What error messages call the result; by default the name of `forward`.
+
+    Returns:
+        The function, of the same positional arguments.
+
+    Raises:
+        InputError: If `forward` or `surrogate` is not callable; the function returned raises it if their results do not
+            match.
+
+    Example:
+        >>> import torch
+        >>> step = straight_through(lambda x: (x > 0).to(x.dtype), torch.sigmoid, name="step")
+        >>> x = torch.tensor([-1.0, 2.0])
+        >>> step(x)
+        tensor([0., 1.])
+        >>> torch.func.vmap(torch.func.grad(step))(x)
+        tensor([0.1966, 0.1050])
+
+    Source: Y. Bengio, N. Léonard & A. Courville, "Estimating or propagating gradients through stochastic neurons for
+    conditional computation", 2013, section 4.
+    """
+    for argument, value in (("forward", forward), ("surrogate", surrogate)):
+        if not callable(value):
+            raise InputError(f"straight_through: {argument}: expected a callable, got {type(value).__name__}.")
+    title: str = name or getattr(forward, "__name__", None) or "straight_through"
+
+    def estimator(*inputs: Any) -> Tensor:
+        constants = [each.detach() if isinstance(each, Tensor) else each for each in inputs]
+        value, smooth = forward(*constants), surrogate(*inputs)
+        _require_same_kind(title, value, smooth)
+        return StraightThrough.call(smooth, value.detach())
+
+    estimator.__name__ = estimator.__qualname__ = title
+    return estimator
+
+
+def _require_same_kind(title: str, value: Any, smooth: Any) -> None:
+    if isinstance(value, Tensor) and isinstance(smooth, Tensor):
+        if value.shape == smooth.shape and value.dtype == smooth.dtype:
+            return
+        kinds = [f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in (value, smooth)]
+    else:
+        kinds = [type(each).__name__ for each in (value, smooth)]
+    raise InputError(
+        f"{title}: expected forward and surrogate to return tensors of one shape and dtype, got {kinds[0]} from "
+        f"forward and {kinds[1]} from surrogate."
+    )

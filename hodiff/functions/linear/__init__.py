@@ -1,0 +1,1 @@
+"""Linear layers, and sums and scalings of tensors."""

@@ -1,0 +1,42 @@
+"""The activations that `fused_linear` knows, each with its derivative by what is cheapest to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hodiff.functions.activations.gated import GELU, SiLU
+from hodiff.functions.activations.rectifiers import MaskedReLU, where_positive
+from hodiff.functions.activations.slopes import GELUSlope, SiLUSlope
+
+
+class FusedActivation(NamedTuple):
+    """An elementwise function $a$ and its derivative times a tensor.
+
+    Attributes:
+        value: $a(z)$.
+        scaled: `scaled(t, r)` is $a'(z) t$, where r is $a(z)$ if `from_output`, and $z$ if not. It is differentiated
+            again, so it is made of operators whose derivatives are stable.
+        from_output: Whether the output says all about the derivative.
+        alone: $a(z)$ as a Function that keeps less than the output, or z, which can be computed again; None if neither.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    scaled: Callable[[Tensor, Tensor], Tensor]
+    from_output: bool
+    alone: Callable[[Tensor], Tensor] | None
+
+
+def _scaled_tanh(t: Tensor, y: Tensor) -> Tensor:
+    return t * ((1 - y) * (1 + y))
+
+
+FUSED_ACTIVATIONS = {
+    "relu": FusedActivation(torch.relu, where_positive, from_output=True, alone=lambda z: MaskedReLU.call(z)[0]),
+    "tanh": FusedActivation(torch.tanh, _scaled_tanh, from_output=True, alone=None),
+    "silu": FusedActivation(SiLU.forward, SiLUSlope.scaled, from_output=False, alone=SiLU.call),
+    "gelu": FusedActivation(GELU.forward, GELUSlope.scaled, from_output=False, alone=GELU.call),
+}

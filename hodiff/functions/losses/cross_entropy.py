@@ -1,0 +1,186 @@
+r"""Cross-entropy with class indices: the loss of each sample and its gradient, lean at every order.
+
+With smoothing ε and C classes the loss of a sample is
+$\ell = \log \sum_c e^{x_c} - (1 - \varepsilon)\,x_t - \tfrac{\varepsilon}{C} \sum_c x_c$: log-sum-exp and a linear
+term. So its Hessian is that of log-sum-exp, and products with it are `LogSumExpProduct`, which no target enters.
+
+The target has size 1 along the dimension of classes, and so have losses and cotangents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.functions.softmax.logsumexp import LogSumExpProduct
+from hodiff.functions.softmax.softmax import Softmax
+from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.elementwise import batch_in_front
+from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.tiles import allows_in_place, block_of, blocks, broadcast_shape
+
+
+class CrossEntropy(AnyOrderFunction):
+    """The loss of each sample, with class indices. Saves logits and target, and no copy of either."""
+
+    @staticmethod
+    def forward(x: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int, limit: int | None) -> Tensor:
+        """Compute $ℓ$ from log-probabilities that exist for one block at a time."""
+        cuts = blocks(dim, limit, x, target)
+        if len(cuts) == 1:
+            return _losses(x, target, ignore, smoothing, dim)
+        y = x.new_empty(_without(dim, broadcast_shape(x.shape, target.shape)))
+        for cut in cuts:
+            parts = [block_of(each, cut, x.dim()) for each in (x, target, y)]
+            parts[2].copy_(_losses(parts[0], parts[1], ignore, smoothing, dim))
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save logits and target."""
+        x, target, *ctx.rest = inputs
+        ctx.save_for_backward(x, target)
+        ctx.save_for_forward(x, target)
+        ctx.shape = output.shape
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
+        """The cotangent times $p$ minus the smoothed target."""
+        if cotangent is None or not ctx.needs_input_grad[0]:
+            return (None,) * 6
+        x, target = ctx.saved_tensors
+        counted = torch.where(target == ctx.rest[0], 0, cotangent)
+        gradient = CrossEntropyGradient.call(x, target, counted, *ctx.rest).sum_to_size(x.shape)
+        return gradient, None, None, None, None, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        """Inner product of the tangent with $p$ minus the smoothed target."""
+        x, target = ctx.saved_tensors
+        ignore, smoothing, dim, _ = ctx.rest
+        mean = (Softmax.call(x, dim) * tangent).sum(dim, keepdim=True) - _expected(
+            tangent, target, ignore, smoothing, dim
+        )
+        return torch.where(target == ignore, 0, mean).expand(ctx.shape)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        """Put the batches in front and let them broadcast."""
+        return CrossEntropy.call(*batch_in_front(in_dims, inputs)), 0
+
+
+class CrossEntropyGradient(AnyOrderFunction):
+    r"""$g\,(p - (1 - \varepsilon)\,e_t - \varepsilon / C)$ with broadcasting. Saves logits, target and g.
+
+    Its derivative by the logits costs three passes over the result, and that by $g$ is computed on demand only.
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: float, dim: int, limit: int | None
+    ) -> Tensor:
+        """Compute it, with nothing of its size but the result."""
+        cuts = blocks(dim, limit, x, target, g)
+        if len(cuts) == 1:
+            return _gradient(x, target, g, ignore, smoothing, dim)
+        y = x.new_empty(broadcast_shape(x.shape, target.shape, g.shape))
+        for cut in cuts:
+            parts = [block_of(each, cut, x.dim()) for each in (x, target, g, y)]
+            parts[3].copy_(_gradient(parts[0], parts[1], parts[2], ignore, smoothing, dim))
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the inputs."""
+        x, target, g, *ctx.rest = inputs
+        ctx.save_for_backward(x, target, g)
+        ctx.save_for_forward(x, target, g)
+        ctx.shape = output.shape
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None) -> Any:
+        """$g J v$ by the logits, and the inner product of v with the gradient of a sample by g."""
+        if v is None:
+            return (None,) * 7
+        x, target, g = ctx.saved_tensors
+        ignore, smoothing, dim, limit = ctx.rest
+        by_x = by_g = None
+        if ctx.needs_input_grad[0]:
+            by_x = LogSumExpProduct.call(x, g, v, dim, False, limit).sum_to_size(x.shape)
+        if ctx.needs_input_grad[2]:
+            mean = (Softmax.call(x, dim) * v).sum(dim, keepdim=True)
+            by_g = (mean - _expected(v, target, ignore, smoothing, dim)).sum_to_size(g.shape)
+        return by_x, None, by_g, None, None, None, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, x_t: Tensor | None, _: None, g_t: Tensor | None, *__: None) -> Tensor:
+        """Product rule."""
+        x, target, g = ctx.saved_tensors
+        dim, limit = ctx.rest[2:]
+        terms = []
+        if x_t is not None:
+            terms.append(LogSumExpProduct.call(x, g, x_t, dim, False, limit))
+        if g_t is not None:
+            terms.append(CrossEntropyGradient.call(x, target, g_t, *ctx.rest))
+        return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        """Put the batches in front and let them broadcast."""
+        return CrossEntropyGradient.call(*batch_in_front(in_dims, inputs)), 0
+
+
+def class_of(target: Tensor, ignore: int) -> Tensor:
+    """The target as an index: class 0 for samples that are not counted.
+
+    Args:
+        target: Class indices.
+        ignore: The index of samples that are not counted.
+
+    Returns:
+        int64 tensor of the same shape.
+    """
+    return torch.where(target == ignore, 0, target).long()
+
+
+def _without(dim: int, shape: Sequence[int]) -> list[int]:
+    """The shape with size 1 along the dimension."""
+    return [1 if k == dim else size for k, size in enumerate(shape, start=-len(shape))]
+
+
+def _at_target(x: Tensor, target: Tensor, ignore: int, dim: int) -> Tensor:
+    shape = broadcast_shape(x.shape, target.shape)
+    return x.expand(shape).gather(dim, class_of(target, ignore).expand(_without(dim, shape)))
+
+
+def _expected(v: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int) -> Tensor:
+    """Mean of v under the smoothed target."""
+    hit = _at_target(v, target, ignore, dim)
+    if not smoothing:
+        return hit
+    return (1 - smoothing) * hit + smoothing * v.mean(dim, keepdim=True)
+
+
+def _losses(x: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int) -> Tensor:
+    logs = torch.log_softmax(x, dim)
+    return torch.where(target == ignore, 0, -_expected(logs, target, ignore, smoothing, dim))
+
+
+def _gradient(x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: float, dim: int) -> Tensor:
+    shape = broadcast_shape(x.shape, target.shape)
+    index = class_of(target, ignore).expand(_without(dim, shape))
+    hit = torch.full((), smoothing - 1, dtype=x.dtype, device=x.device).expand(index.shape)
+    y = torch.softmax(x, dim)
+    if list(x.shape) != shape or not allows_in_place(x, target, g):
+        y = y - smoothing / x.shape[dim] if smoothing else y
+        return y.expand(shape).scatter_add(dim, index, hit) * g
+    # In place, on a tensor that nobody else has: only the product with a batch of g needs another.
+    y = (y.sub_(smoothing / x.shape[dim]) if smoothing else y).scatter_add_(dim, index, hit)
+    return y.mul_(g) if broadcast_shape(shape, g.shape) == shape else y * g

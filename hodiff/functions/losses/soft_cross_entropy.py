@@ -1,0 +1,166 @@
+r"""Cross-entropy with probabilities for targets: $\ell = \sum_c q_c\,(\log \sum_k e^{x_k} - x_c)$, lean at every order.
+
+The q need not sum to 1; with $Q = \sum_c q_c$ the Hessian by x is $Q$ times that of log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.functions.softmax.logsumexp import LogSumExpProduct
+from hodiff.functions.softmax.softmax import LogSoftmax, Softmax
+from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.elementwise import batch_in_front
+from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.tiles import allows_in_place, block_of, blocks, broadcast_shape
+
+
+class SoftCrossEntropy(AnyOrderFunction):
+    """The loss of each sample, of size 1 along the dimension, with probabilities. Saves logits and probabilities.
+
+    Where a probability is 0 its term is 0, whatever the logit.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, q: Tensor, dim: int, limit: int | None) -> Tensor:
+        """Compute $ℓ$ from log-probabilities that exist for one block at a time."""
+        cuts = blocks(dim, limit, x, q)
+        if len(cuts) == 1:
+            return _losses(x, q, dim)
+        shape = list(broadcast_shape(x.shape, q.shape))
+        shape[dim] = 1
+        y = x.new_empty(shape)
+        for cut in cuts:
+            parts = [block_of(each, cut, x.dim()) for each in (x, q, y)]
+            parts[2].copy_(_losses(parts[0], parts[1], dim))
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save logits and probabilities."""
+        x, q, *ctx.rest = inputs
+        ctx.save_for_backward(x, q)
+        ctx.save_for_forward(x, q)
+        ctx.shape = output.shape
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
+        """$g (Q p - q)$ by x and $-g log p$ by q."""
+        if cotangent is None:
+            return None, None, None, None
+        x, q = ctx.saved_tensors
+        dim, limit = ctx.rest
+        by_x = by_q = None
+        if ctx.needs_input_grad[0]:
+            # Not expanded, as from a sum: forward mode could not write its tangent in the same layout.
+            by_x = SoftCrossEntropyGradient.call(x, q, cotangent.contiguous(), dim, limit).sum_to_size(x.shape)
+        if ctx.needs_input_grad[1]:
+            by_q = (-cotangent * LogSoftmax.call(x, dim)).sum_to_size(q.shape)
+        return by_x, by_q, None, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, x_t: Tensor | None, q_t: Tensor | None, *_: None) -> Tensor:
+        """Product rule."""
+        x, q = ctx.saved_tensors
+        dim = ctx.rest[0]
+        terms = []
+        if x_t is not None:
+            mean = (Softmax.call(x, dim) * x_t).sum(dim, keepdim=True)
+            terms.append((q * (mean - x_t)).sum(dim, keepdim=True))
+        if q_t is not None:
+            terms.append(-(q_t * LogSoftmax.call(x, dim)).sum(dim, keepdim=True))
+        return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        """Put the batches in front and let them broadcast."""
+        return SoftCrossEntropy.call(*batch_in_front(in_dims, inputs)), 0
+
+
+class SoftCrossEntropyGradient(AnyOrderFunction):
+    r"""$g\,(Q p - q)$ with broadcasting. Saves its three tensors."""
+
+    @staticmethod
+    def forward(x: Tensor, q: Tensor, g: Tensor, dim: int, limit: int | None) -> Tensor:
+        """Compute it block by block."""
+        cuts = blocks(dim, limit, x, q, g)
+        if len(cuts) == 1:
+            return _gradient(x, q, g, dim)
+        y = x.new_empty(broadcast_shape(x.shape, q.shape, g.shape))
+        for cut in cuts:
+            parts = [block_of(each, cut, x.dim()) for each in (x, q, g, y)]
+            parts[3].copy_(_gradient(parts[0], parts[1], parts[2], dim))
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the inputs."""
+        x, q, g, *ctx.rest = inputs
+        ctx.save_for_backward(x, q, g)
+        ctx.save_for_forward(x, q, g)
+        ctx.shape = output.shape
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None) -> Any:
+        """$g Q J v$ by x, $g (⟨p,v⟩ - v)$ by q and $Q ⟨p,v⟩ - ⟨q,v⟩$ by g."""
+        if v is None:
+            return (None,) * 5
+        x, q, g = ctx.saved_tensors
+        dim, limit = ctx.rest
+        needs = ctx.needs_input_grad
+        by_x = by_q = by_g = None
+        if needs[0]:
+            scale = g * _mass(x, q, dim)
+            by_x = LogSumExpProduct.call(x, scale, v, dim, False, limit).sum_to_size(x.shape)
+        if needs[1] or needs[2]:
+            centred = (Softmax.call(x, dim) * v).sum(dim, keepdim=True) - v
+            by_q = (g * centred).sum_to_size(q.shape) if needs[1] else None
+            by_g = (q * centred).sum_to_size(g.shape) if needs[2] else None
+        return by_x, by_q, by_g, None, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, x_t: Tensor | None, q_t: Tensor | None, g_t: Tensor | None, *_: None) -> Tensor:
+        """Product rule."""
+        x, q, g = ctx.saved_tensors
+        dim, limit = ctx.rest
+        terms = []
+        if x_t is not None:
+            terms.append(LogSumExpProduct.call(x, g * _mass(x, q, dim), x_t, dim, False, limit))
+        if q_t is not None:
+            terms.append(SoftCrossEntropyGradient.call(x, q_t, g, dim, limit))
+        if g_t is not None:
+            terms.append(SoftCrossEntropyGradient.call(x, q, g_t, dim, limit))
+        tangent = terms[0]
+        for term in terms[1:]:
+            tangent = tangent + term
+        return tangent.expand(ctx.shape)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        """Put the batches in front and let them broadcast."""
+        return SoftCrossEntropyGradient.call(*batch_in_front(in_dims, inputs)), 0
+
+
+def _mass(x: Tensor, q: Tensor, dim: int) -> Tensor:
+    """$Q$."""
+    return q.sum(dim, keepdim=True) if q.shape[dim] == x.shape[dim] else x.shape[dim] * q
+
+
+def _losses(x: Tensor, q: Tensor, dim: int) -> Tensor:
+    logs = torch.log_softmax(x, dim)
+    impossible = (q == 0) & logs.isneginf()
+    return -(q * torch.where(impossible, 0, logs)).sum(dim, keepdim=True)
+
+
+def _gradient(x: Tensor, q: Tensor, g: Tensor, dim: int) -> Tensor:
+    y = torch.softmax(x, dim) * _mass(x, q, dim)
+    if list(y.shape) != broadcast_shape(y.shape, q.shape, g.shape) or not allows_in_place(x, q, g):
+        return (y - q) * g
+    return y.sub_(q).mul_(g)

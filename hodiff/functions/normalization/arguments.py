@@ -1,0 +1,123 @@
+"""What normalizations refuse, and with which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.rules.arguments import require_floating
+
+
+def require_channels(function: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+    """Refuse what no normalization of channels takes.
+
+    Args:
+        function: The public function, for the message.
+        x: The input, (N, C, ...).
+        weight: Its weight.
+        bias: Its bias.
+        eps: Added to the variance.
+
+    Raises:
+        InputError: If it is.
+    """
+    require_floating(function, x=x)
+    if x.dim() < 2:
+        raise InputError(f"{function}: x: expected at least the two dimensions (N, C, ...), got {tuple(x.shape)}.")
+    require_parameters(function, x, (x.shape[1],), weight, bias)
+    require_eps(function, eps)
+
+
+def require_parameters(function: str, x: Tensor, shape: tuple[int, ...], *parameters: Tensor | None) -> None:
+    """Refuse a weight or bias of another shape, or of a dtype that does not go with x.
+
+    Args:
+        function: The public function, for the message.
+        x: The input.
+        shape: Shape of the parameters.
+        *parameters: Weight and bias.
+
+    Raises:
+        InputError: If it is.
+    """
+    dtypes = {x.dtype, torch.float32} if x.dtype in {torch.float16, torch.bfloat16} else {x.dtype}
+    given = {name: each for name, each in zip(("weight", "bias"), parameters, strict=True) if each is not None}
+    require_floating(function, **given)
+    for name, each in given.items():
+        if tuple(each.shape) != shape or each.dtype not in dtypes:
+            raise InputError(
+                f"{function}: {name}: expected {shape} {_short(x.dtype)}, "
+                f"got {tuple(each.shape)} {_short(each.dtype)}; {name}.to(x.dtype) converts it."
+            )
+    if len({each.dtype for each in given.values()}) > 1:
+        raise InputError(
+            f"{function}: bias: expected the dtype of weight, {_short(given['weight'].dtype)}, "
+            f"got {_short(given['bias'].dtype)}; bias.to(weight.dtype) converts it."
+        )
+
+
+def require_running(function: str, x: Tensor, mean: Any, variance: Any, *, required: bool) -> None:
+    """Refuse running statistics that are missing, or do not fit the channels.
+
+    Args:
+        function: The public function, for the message.
+        x: The input, (N, C, ...).
+        mean: The running mean.
+        variance: The running variance.
+        required: Whether they must be there.
+
+    Raises:
+        InputError: If it is.
+    """
+    for name, each in (("running_mean", mean), ("running_var", variance)):
+        if each is None:
+            if required:
+                raise InputError(
+                    f"{function}: {name}: expected a tensor ({x.shape[1]},), got None; "
+                    "without running statistics normalize by the input's own."
+                )
+            continue
+        require_floating(function, **{name: each})
+        if tuple(each.shape) != (x.shape[1],):
+            raise InputError(f"{function}: {name}: expected shape ({x.shape[1]},), got {tuple(each.shape)}.")
+
+
+def require_several(function: str, x: Tensor, count: int, unit: str) -> None:
+    """Refuse statistics of a single value.
+
+    Args:
+        function: The public function, for the message.
+        x: The input.
+        count: How many values share statistics.
+        unit: What shares them.
+
+    Raises:
+        InputError: If it is.
+    """
+    if count == 1:
+        raise InputError(
+            f"{function}: x: expected more than one value for each {unit}, got {tuple(x.shape)}; "
+            "the variance of one value is zero. Use running statistics."
+        )
+
+
+def require_eps(function: str, eps: float) -> None:
+    """Refuse what cannot be added to a variance.
+
+    Args:
+        function: The public function, for the message.
+        eps: The number.
+
+    Raises:
+        InputError: If it is.
+    """
+    # A negative one makes sense as long as the sum is positive, and torch takes it.
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise InputError(f"{function}: eps: expected a number, got {eps!r}.")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,167 @@
+r"""Standardization and its derivatives in primitives.
+
+$\hat x = r (x - m(x))$, with the mean $m(\cdot)$ over the numbers that share statistics and
+$r = (\operatorname{var} x + \varepsilon)^{-1/2}$. With
+
+$$ P t = t - m(t) - \hat x\, m(t \hat x), \qquad D t = r P t, $$
+
+$D$ is the Jacobian of $\hat x$, and symmetric: it serves backward and jvp. The next derivative is
+
+$$ \partial_x \langle u, D p \rangle = -r^2 \left( \hat x\, m(u P p) + m(p \hat x) P u + m(u \hat x) P p \right), $$
+
+and all others follow from torch's primitives, of which these formulas are made. Without centering (RMS) $m(x)$ and
+$m(t)$ are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hodiff.rules.any_order import in_dtype
+
+
+class Layout(NamedTuple):
+    """Which numbers share statistics and parameters. Dimensions count from the end: batches may stand in front.
+
+    Attributes:
+        kind: "trailing" (the last `size` dimensions share statistics, and have a parameter each), "groups" (`size`
+            groups of channels of each sample) or "channels" (each channel over all samples).
+        size: Number of trailing dimensions or of groups.
+        rank: Number of dimensions of the input.
+        eps: Added to the variance.
+        centered: Whether the mean is subtracted.
+        parameter_dtype: Dtype of weight and bias.
+    """
+
+    kind: str
+    size: int
+    rank: int
+    eps: float
+    centered: bool
+    parameter_dtype: torch.dtype
+
+
+def normalized(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: Layout) -> Tensor:
+    r"""$y = \hat x w + b$."""
+    standardized, _ = standardize(x, layout)
+    return in_dtype(affine(merge(standardized, layout), weight, bias, layout), x.dtype)
+
+
+def affine(standardized: Tensor, weight: Tensor | None, bias: Tensor | None, layout: Layout) -> Tensor:
+    """Weight and bias, aligned with their dimensions."""
+    y = standardized
+    if weight is not None:
+        y = y * aligned(weight, layout)
+    if bias is not None:
+        y = y + aligned(bias, layout)
+    return y
+
+
+def gradient(
+    cotangent: Tensor, x: Tensor, weight: Tensor | None, layout: Layout, wanted: tuple[bool, ...]
+) -> tuple[Tensor, ...]:
+    """Gradients by input, weight and bias, as far as wanted."""
+    g = wide(cotangent)
+    found = []
+    if wanted[0] or wanted[1]:
+        standardized, r = standardize(x, layout)
+    if wanted[0]:
+        p = split(weighted(g, weight, layout), layout)
+        found.append(in_dtype(merge(r * project(p, standardized, layout), layout), x.dtype))
+    if wanted[1]:
+        found.append(in_dtype(reduced(g * merge(standardized, layout), layout), layout.parameter_dtype))
+    if wanted[2]:
+        found.append(in_dtype(reduced(g, layout), layout.parameter_dtype))
+    return tuple(found)
+
+
+def standardize(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    r"""$\hat x$ and $r$, in the split view."""
+    x = split(wide(x), layout)
+    if layout.centered:
+        x = x - mean(x, layout)
+    r = torch.rsqrt(mean(x * x, layout) + layout.eps)
+    return x * r, r
+
+
+def project(t: Tensor, standardized: Tensor, layout: Layout) -> Tensor:
+    r"""$P t$; split views."""
+    projected = t - standardized * mean(t * standardized, layout)
+    return projected - mean(t, layout) if layout.centered else projected
+
+
+def curvature(u: Tensor, p: Tensor, standardized: Tensor, r: Tensor, layout: Layout) -> Tensor:
+    r"""$\partial_x \langle u, D p \rangle$; split views."""
+    pu, pp = project(u, standardized, layout), project(p, standardized, layout)
+    shift = standardized * mean(u * pp, layout)
+    turn = mean(p * standardized, layout) * pu + mean(u * standardized, layout) * pp
+    return -(r * r) * (shift + turn)
+
+
+def wide(t: Tensor) -> Tensor:
+    """16-bit numbers in float32, so that sums keep their digits."""
+    return t.float() if t.dtype in {torch.float16, torch.bfloat16} else t
+
+
+def split(t: Tensor, layout: Layout) -> Tensor:
+    """View channels as (groups, channels of a group), where statistics are shared by group."""
+    if layout.kind != "groups":
+        return t
+    *batch, samples, channels = t.shape[: t.dim() - layout.rank + 2]
+    spatial = t.shape[t.dim() - layout.rank + 2 :]
+    return t.reshape(*batch, samples, layout.size, channels // layout.size, *spatial)
+
+
+def merge(t: Tensor, layout: Layout) -> Tensor:
+    """The inverse of `split`."""
+    if layout.kind != "groups":
+        return t
+    *batch, groups, channels = t.shape[: t.dim() - layout.rank + 2]
+    spatial = t.shape[t.dim() - layout.rank + 2 :]
+    return t.reshape(*batch, groups * channels, *spatial)
+
+
+def mean(t: Tensor, layout: Layout) -> Tensor:
+    """Mean over the numbers that share statistics, kept as dimensions of size 1; split view."""
+    return t.mean(statistics_dims(layout), keepdim=True)
+
+
+def statistics_dims(layout: Layout) -> list[int]:
+    """The dimensions of the split view over which statistics are taken."""
+    rank = layout.rank
+    if layout.kind == "trailing":
+        return list(range(-layout.size, 0))
+    if layout.kind == "groups":
+        return list(range(1 - rank, 0))
+    return [-rank, *range(2 - rank, 0)]
+
+
+def aligned(parameter: Tensor, layout: Layout) -> Tensor:
+    """A parameter, with any batch dimensions in front, shaped to broadcast with the input."""
+    own = layout.size if layout.kind == "trailing" else 1
+    batch, shape = parameter.shape[: parameter.dim() - own], parameter.shape[parameter.dim() - own :]
+    if layout.kind == "trailing":
+        return parameter.reshape(*batch, *[1] * (layout.rank - own), *shape)
+    return parameter.reshape(*batch, 1, *shape, *[1] * (layout.rank - 2))
+
+
+def reduced(t: Tensor, layout: Layout) -> Tensor:
+    """Sum over the dimensions that share a parameter."""
+    rank = layout.rank
+    dims = list(range(-rank, -layout.size)) if layout.kind == "trailing" else [-rank, *range(2 - rank, 0)]
+    return t.sum(dims) if dims else t
+
+
+def weighted(t: Tensor, weight: Tensor | None, layout: Layout) -> Tensor:
+    """Multiply by the weight, where there is one."""
+    return t if weight is None else t * aligned(weight, layout)
+
+
+def plus(a: Any, b: Any) -> Any:
+    """Sum of two terms, where None is zero."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b

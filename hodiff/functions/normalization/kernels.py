@@ -1,0 +1,111 @@
+"""Fused kernels of normalizations: torch's for values and gradients, and one for what pulls back through gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.functions.normalization.formulas import Layout, reduced, wide
+from hodiff.kernels import fused
+
+_aten = torch.ops.aten
+
+
+def value_kernel(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: Layout) -> tuple[Tensor, ...]:
+    r"""The value, mean and $1 / \sqrt{\operatorname{var} + \varepsilon}$; for channels also the unbiased variance."""
+    if layout.kind == "trailing":
+        return torch.native_layer_norm(x, x.shape[-layout.size :], weight, bias, layout.eps)
+    if layout.kind == "groups":
+        return torch.native_group_norm(_dense(x), _dense(weight), _dense(bias), *_sizes(x), layout.size, layout.eps)
+    # The kernel mixes the variance into a running one, here with a share of 1.
+    dtype = layout.parameter_dtype
+    mean, variance = (torch.zeros(x.shape[1], dtype=dtype, device=x.device) for _ in range(2))
+    # It tells parameters and statistics of float32 for 16-bit inputs by the weight, as torch does.
+    return (
+        *_aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, True, 1.0, layout.eps),
+        variance,
+    )
+
+
+def gradient_kernel(
+    cotangent: Tensor, x: Tensor, weight: Tensor | None, layout: Layout, wanted: tuple[bool, ...], *statistics: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients by input, weight and bias, as far as wanted."""
+    mean, rstd = statistics[:2]
+    mask = list(wanted)
+    if layout.kind == "trailing":
+        # A bias of any value: the kernel looks only whether there is one.
+        shape = x.shape[-layout.size :]
+        bias = weight if weight is not None else x.new_empty(shape)
+        found = _aten.native_layer_norm_backward.default(cotangent, x, shape, mean, rstd, weight, bias, mask)
+    elif layout.kind == "groups":
+        # Without a weight the kernel knows no bias.
+        bias_alone = weight is None and wanted[2]
+        mask[2] = wanted[2] and not bias_alone
+        found = _aten.native_group_norm_backward.default(
+            _dense(cotangent), _dense(x), mean, rstd, _dense(weight), *_sizes(x), layout.size, mask
+        )
+        if bias_alone:
+            found = (*found[:2], reduced(wide(cotangent), layout).to(layout.parameter_dtype))
+    else:
+        found = _aten.native_batch_norm_backward.default(
+            cotangent, x, weight, None, None, mean, rstd, True, layout.eps, mask
+        )
+    return tuple(each for each, is_wanted in zip(found, wanted, strict=True) if is_wanted)
+
+
+def curvature_kernel(
+    cotangent: Tensor, x: Tensor, weight: Tensor | None, u: Tensor, a: Tensor | None, c: Tensor | None, layout: Layout
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """What pulls the cotangents u, a and c of the gradients back, in one pass; None where there is no kernel for them.
+
+    Args:
+        cotangent: What the gradients were computed of.
+        x: The input.
+        weight: The weight, or None.
+        u: The cotangent of the gradient by the input.
+        a: That of the gradient by the weight, or None.
+        c: That of the gradient by the bias, or None.
+        layout: Which numbers share statistics.
+
+    Returns:
+        The cotangents of `cotangent`, `x` and the weight.
+    """
+    # Where a graph is recorded the pullback is differentiated, which takes formulas.
+    if (
+        layout.kind != "trailing"
+        or torch.is_grad_enabled()
+        or not x.numel()
+        or not cotangent.shape == x.shape == u.shape
+    ):
+        return None
+    if not fused.takes(cotangent, x, u, *(each for each in (weight, a, c) if each is not None)):
+        return None
+    shape = x.shape[-layout.size :]
+    columns = shape.numel()
+    rows = [each.view(-1, columns) for each in (x, cotangent, u)]
+    parameters = [
+        x.new_full((columns,), default) if each is None else each.view(columns)
+        for each, default in ((weight, 1.0), (a, 0.0), (c, 0.0))
+    ]
+    by_g, by_x, by_w = fused.normalization_curvature(*rows, *parameters, eps=layout.eps, centered=layout.centered)
+    return by_g.view(x.shape), by_x.view(x.shape), by_w.view(shape)
+
+
+def _dense(x: Any) -> Any:
+    """What the kernel of groups can read: it looks at no strides."""
+    if x is None:
+        return None
+    # Forward mode hands symbolic zeros on, whose memory it would read: they have none.
+    if x._is_zerotensor():
+        return x.clone()
+    return x.contiguous()
+
+
+def _sizes(x: Tensor) -> tuple[int, int, int]:
+    spatial = 1
+    for size in x.shape[2:]:
+        spatial *= size
+    return x.shape[0], x.shape[1], spatial

@@ -1,0 +1,236 @@
+"""NumPy and SciPy code as differentiable functions of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.functions.numpy.nodes import (
+    CallNode,
+    Convert,
+    DifferencePolicy,
+    ElementwiseNode,
+    External,
+    Node,
+)
+from hodiff.functions.numpy.rules import RuleNode
+from hodiff.rules.any_order import outside_graphs
+
+
+def numpy_function(
+    f: Callable[..., Any],
+    vjp: Callable[..., Any] | None = None,
+    jvp: Callable[..., Any] | None = None,
+    *,
+    derivatives: Sequence[Callable[..., Any]] = (),
+    elementwise: bool = False,
+    rules: str = "numpy",
+    difference_order: int | None = None,
+    tolerance: float = 1e-4,
+) -> NumpyFunction:
+    r"""Make a differentiable function of tensors from NumPy or SciPy code.
+
+    Where its derivative comes from, in this order:
+
+    - `elementwise=True` with `derivatives`: $f', f'', \dots$ of a function of one tensor, for as many orders;
+    - `vjp(cotangent, *args)`, returning $\bar y\, \partial f / \partial x_i$ for each floating-point argument, or
+      `jvp(tangent, *args)`, returning $\sum_i \partial f / \partial x_i\, \dot x_i$ for each output. A single one comes
+      and goes bare, several as a tuple; `vjp` may return None for zero. With one of the two the other takes one call
+      for each element;
+    - else extrapolated central differences, with their error estimated: `approximate` is then true, `last_error` and
+      `derivative_error(*args)` tell the error, and one that is relatively larger than `tolerance` warns.
+
+    No order is dropped in silence: one that has no rule raises. A rule in NumPy code has no derivative itself; make it
+    one with its own `numpy_function(...)`, or write it in torch operators and pass `rules="torch"`. Differences of
+    differences need a `difference_order` of 2 or more.
+
+    Args:
+        f: Function of arrays and other values that returns a real array or a tuple of them. Floating-point tensors
+            arrive as float64 arrays, on the CPU; what returns has the (promoted) dtype and the device of them.
+        vjp: Its vector-Jacobian product.
+        jvp: Its Jacobian-vector product.
+        derivatives: With `elementwise`, its derivatives by order, functions of the same arguments.
+        elementwise: Whether `f` maps each element of its first argument, the only tensor, to one of its output.
+        rules: Whether `vjp` and `jvp` are "numpy" or "torch" code.
+        difference_order: How many orders beyond the given rules differences may be taken; by default 1 where no rule is
+            given, else 0.
+        tolerance: Relative error of differences above which to warn.
+
+    Returns:
+        The function of tensors; it works by every route, and under `torch.func.vmap` by looping.
+
+    Raises:
+        InputError: If the options do not fit together.
+
+    Example:
+        >>> import scipy.special, torch
+        >>> x = torch.tensor(1.0)
+        >>> j0 = numpy_function(scipy.special.j0, elementwise=True, derivatives=[lambda x: -scipy.special.j1(x)])
+        >>> torch.func.grad(j0)(x)
+        tensor(-0.4401)
+        >>> j0 = numpy_function(scipy.special.j0)
+        >>> torch.func.grad(j0)(x)
+        tensor(-0.4401)
+        >>> j0.approximate, j0.last_error < 1e-11
+        (True, True)
+
+    Source: C. J. F. Ridders, "Accurate computation of F'(x) and F'(x) F''(x)", Advances in Engineering Software 4
+    (1982), 75-76, for the differences.
+    """
+    for name, value in {
+        "f": f,
+        "vjp": vjp,
+        "jvp": jvp,
+        **{f"derivatives[{i}]": d for i, d in enumerate(derivatives)},
+    }.items():
+        if not callable(value) and (name == "f" or value is not None):
+            raise InputError(f"numpy_function: {name}: expected a callable, got {type(value).__name__}.")
+    if rules not in {"numpy", "torch"}:
+        raise InputError(f"numpy_function: rules: expected 'numpy' or 'torch', got {rules!r}.")
+    if difference_order is None:
+        difference_order = 0 if vjp or jvp or derivatives else 1
+    if isinstance(difference_order, bool) or not isinstance(difference_order, int) or difference_order < 0:
+        raise InputError(f"numpy_function: difference_order: expected an int of at least 0, got {difference_order!r}.")
+    if derivatives and not elementwise:
+        raise InputError("numpy_function: derivatives: expected elementwise=True with them; else pass vjp or jvp.")
+    if difference_order and (vjp or jvp):
+        raise InputError(
+            "numpy_function: difference_order: expected none with a vjp or jvp; wrap that in a numpy_function without "
+            "a rule, whose differences are then those of the next order."
+        )
+    if elementwise and (vjp or jvp):
+        raise InputError("numpy_function: vjp, jvp: expected neither with elementwise=True; pass derivatives.")
+    return NumpyFunction(f, vjp, jvp, tuple(derivatives), elementwise, rules, difference_order, tolerance)
+
+
+class NumpyFunction:
+    """NumPy code as a function of tensors; made by `numpy_function`.
+
+    Attributes:
+        approximate: Whether a derivative of some order comes from differences, of the code or of a rule.
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        vjp: Callable[..., Any] | None,
+        jvp: Callable[..., Any] | None,
+        derivatives: tuple[Callable[..., Any], ...],
+        elementwise: bool,
+        rules: str,
+        difference_order: int,
+        tolerance: float,
+    ):
+        self._f, self._derivatives, self._elementwise = f, derivatives, elementwise
+        self.__name__ = getattr(f, "__name__", type(f).__name__)
+        self._vjp, self._jvp = (
+            _as_torch(rule, rules, f"the {name} of {self.__name__}") for name, rule in (("vjp", vjp), ("jvp", jvp))
+        )
+        self._policy = DifferencePolicy(self.__name__, difference_order, tolerance)
+        self._rules = [rule for rule in (vjp, jvp) if isinstance(rule, NumpyFunction)]
+        self.approximate: bool = self._policy.orders > 0 or any(rule.approximate for rule in self._rules)
+
+    @property
+    def last_error(self) -> float | None:
+        """Largest estimated absolute error among the differences taken last, or None before any."""
+        errors = [self._policy.last_error, *(rule.last_error for rule in self._rules)]
+        return max((each for each in errors if each is not None), default=None)
+
+    def derivative_error(self, *args: Any, order: int = 1, **kwargs: Any) -> float:
+        """Estimate the largest absolute error of a derivative at a point.
+
+        Args:
+            *args: The point, as for a call.
+            order: The order of the derivative.
+            **kwargs: Constants, as for a call.
+
+        Returns:
+            The error; 0 where the derivative comes from a rule.
+        """
+        node, inputs = self._node(args, kwargs)
+        error = 0.0
+        for _ in range(order):
+            node, error = node.differentiated(inputs)
+        return error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate.
+
+        Args:
+            *args: Tensors and constants.
+            **kwargs: Constants.
+
+        Returns:
+            A tensor, or a tuple of them.
+        """
+        return _evaluate(self, args, kwargs)
+
+    def _node(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:
+        inputs = [each for each in args if isinstance(each, Tensor)]
+        for each in inputs:
+            if each.is_complex():
+                raise InputError(
+                    f"{self.__name__}: expected real tensors, got {each.dtype}; split it by torch.view_as_real."
+                )
+        floating = [each.dtype for each in inputs if each.is_floating_point()]
+        convert = Convert(
+            reduce(torch.promote_types, floating) if floating else torch.get_default_dtype(),
+            inputs[0].device if inputs else torch.device("cpu"),
+        )
+        places = [i for i, each in enumerate(args) if isinstance(each, Tensor)]
+        constants = [None if isinstance(each, Tensor) else each for each in args]
+
+        def merged(values: Sequence[Any]) -> list[Any]:
+            result = list(constants)
+            for i, each in zip(places, values, strict=True):
+                result[i] = each
+            return result
+
+        if self._elementwise:
+            if len(inputs) != 1 or not inputs[0].is_floating_point():
+                raise InputError(
+                    f"{self.__name__}: expected one floating-point tensor among the arguments of an elementwise "
+                    f"function, got {len(inputs)} tensors; give a function of several a vjp."
+                )
+            towers = [lambda x, d=d: np.asarray(d(*merged([x]), **kwargs)) for d in (self._f, *self._derivatives)]
+            return ElementwiseNode(towers, 0, convert, self._policy), inputs
+
+        def call(*arrays: Any) -> Any:
+            return self._f(*merged(arrays), **kwargs)
+
+        if self._vjp is None and self._jvp is None:
+            return CallNode(call, convert, self._policy), inputs
+
+        def bound(rule: Callable[..., Any] | None) -> Callable[..., Any] | None:
+            return rule and (lambda directions, tensors: rule(directions, *merged(tensors), **kwargs))
+
+        return RuleNode(call, bound(self._vjp), bound(self._jvp), convert, self._policy), inputs
+
+
+@outside_graphs  # dynamo heeds it on functions only, not on methods
+def _evaluate(function: NumpyFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    node, inputs = function._node(args, kwargs)
+    outputs = External.call(node, *inputs)
+    return outputs[0] if not node.several else outputs
+
+
+def _as_torch(rule: Callable[..., Any] | None, rules: str, name: str) -> Callable[..., Any] | None:
+    """A rule as a function of tensors; NumPy code without a rule of its own ends there, with an error."""
+    if rule is None or rules == "torch" or isinstance(rule, NumpyFunction):
+        return rule
+
+    def without_none(directions: Any, *args: Any, **kwargs: Any) -> Any:
+        result = rule(directions, *args, **kwargs)
+        if not isinstance(result, tuple):
+            return result
+        floating = [x for x in args if isinstance(x, np.ndarray) and x.dtype.kind == "f"]
+        return tuple(np.zeros_like(x) if g is None else g for g, x in zip(result, floating, strict=True))
+
+    without_none.__name__ = name
+    return NumpyFunction(without_none, None, None, (), False, "numpy", 0, 0.0)

@@ -1,0 +1,1 @@
+"""Projections on convex sets, proximal maps, and soft sorting."""

@@ -1,0 +1,1 @@
+"""Softmax, log-sum-exp and reductions."""

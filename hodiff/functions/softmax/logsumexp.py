@@ -1,0 +1,222 @@
+r"""Log-sum-exp along one dimension and its first two derivatives, each closed under differentiation.
+
+$$ f(x) = \log \sum_c e^{x_c}, \qquad \nabla f = p = \operatorname{softmax}(x), \qquad
+   \nabla^2 f = \operatorname{diag}(p) - p p^\top $$
+
+The first is `LogSumExp`, the others times a factor and a vector are `LogSumExpGradient` and `LogSumExpProduct`. They
+keep the input and recompute $p$ from it block by block, so that no copy of it lives between forward and backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.functions.softmax.softmax import Softmax, third_derivative, weighted_product
+from hodiff.kernels import fused
+from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.elementwise import batch_in_front
+from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.tiles import block_of, blocks, broadcast_shape
+
+
+class LogSumExp(AnyOrderFunction):
+    """The Function behind `logsumexp`; the dimension is negative and kept. Saves its input and output."""
+
+    @staticmethod
+    def forward(x: Tensor, dim: int) -> Tensor:
+        """Compute $f(x)$."""
+        return fused.logsumexp(x) if dim == -1 and fused.takes(x) else torch.logsumexp(x, dim, keepdim=True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save input and output."""
+        x, ctx.dim = inputs
+        ctx.save_for_backward(x, output)
+        ctx.save_for_forward(x)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
+        """The cotangent times $p$, and zero for empty sums."""
+        if cotangent is None or not ctx.needs_input_grad[0]:
+            return None, None
+        x, y = ctx.saved_tensors
+        return LogSumExpGradient.call(x, torch.where(y.detach().isneginf(), 0, cotangent), ctx.dim, True), None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """Mean of the tangent under $p$."""
+        (x,) = ctx.saved_tensors
+        live = LogSumExp.call(x.detach(), ctx.dim).isneginf().logical_not().to(x.dtype)
+        return (LogSumExpGradient.call(x, live, ctx.dim, True) * tangent).sum(ctx.dim, keepdim=True)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
+        """Put the batch in front, where negative dimensions do not count it."""
+        return LogSumExp.call(x.movedim(in_dims[0], 0), dim), 0
+
+
+class LogSumExpGradient(AnyOrderFunction):
+    """$s p$ for a factor s of size 1 along the dimension. Saves both inputs."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor, dim: int, bounded: bool) -> Tensor:
+        """Compute $s p$."""
+        if dim == -1 and scale.shape == (*x.shape[:-1], 1) and fused.takes(x, scale):
+            return fused.softmax(x, scale, bounded=bounded)
+        return probabilities(x, dim, bounded) * scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the inputs."""
+        x, scale, ctx.dim, ctx.bounded = inputs
+        ctx.save_for_backward(x, scale)
+        ctx.save_for_forward(x, scale)
+        ctx.shapes = x.shape, scale.shape
+        ctx.shape = output.shape
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None) -> Any:
+        """$s J v$ by x and $⟨p, v⟩$ by s."""
+        if v is None:
+            return None, None, None, None
+        x, scale = ctx.saved_tensors
+        x_shape, scale_shape = ctx.shapes
+        by_x = by_scale = None
+        if not ctx.needs_input_grad[1]:
+            by_x = LogSumExpProduct.call(x, scale, v, ctx.dim, ctx.bounded, None).sum_to_size(x_shape)
+            return by_x, None, None, None
+        # Both need the probabilities and the mean: once is enough.
+        if _suits_rows(ctx.dim, x, scale, v):
+            by_x, by_scale = fused.softmax_product(x, scale, v, bounded=ctx.bounded)
+            return by_x, by_scale, None, None
+        p = Softmax.call(bound(x) if ctx.bounded else x, ctx.dim)
+        weighted = p * v
+        mean = weighted.sum(ctx.dim, keepdim=True)
+        if ctx.needs_input_grad[0]:
+            by_x = (scale * (weighted - p * mean)).sum_to_size(x_shape)
+        by_scale = mean.sum_to_size(scale_shape)
+        return by_x, by_scale, None, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, x_t: Tensor | None, scale_t: Tensor | None, *_: None) -> Tensor:
+        """Product rule."""
+        x, scale = ctx.saved_tensors
+        terms = []
+        if x_t is not None:
+            terms.append(LogSumExpProduct.call(x, scale, x_t, ctx.dim, ctx.bounded, None))
+        if scale_t is not None:
+            terms.append(LogSumExpGradient.call(x, scale_t, ctx.dim, ctx.bounded))
+        return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, scale: Tensor, dim: int, bounded: bool) -> Any:
+        """Put the batches in front and let them broadcast."""
+        return LogSumExpGradient.call(*batch_in_front(in_dims, (x, scale, dim, bounded))), 0
+
+
+class LogSumExpProduct(AnyOrderFunction):
+    r"""$s J v = s\,(p \circ v - p\,\langle p, v \rangle)$ with broadcasting. Saves its three tensors."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor, v: Tensor, dim: int, bounded: bool, limit: int | None) -> Tensor:
+        """Compute the product; probabilities exist for one block of x at a time."""
+        if _suits_rows(dim, x, scale, v):
+            return fused.softmax_product(x, scale, v, bounded=bounded)[0]
+        cuts = blocks(dim, limit, x, scale, v)
+        if len(cuts) == 1:
+            return weighted_product(probabilities(x, dim, bounded), scale, v, dim)
+        y = v.new_empty(broadcast_shape(x.shape, scale.shape, v.shape))
+        for cut in cuts:
+            part = [block_of(each, cut, x.dim()) for each in (x, scale, v, y)]
+            weighted_product(probabilities(part[0], dim, bounded), part[1], part[2], dim, out=part[3])
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the inputs."""
+        x, scale, v, *ctx.rest = inputs
+        ctx.save_for_backward(x, scale, v)
+        ctx.save_for_forward(x, scale, v)
+        ctx.shapes = x.shape, scale.shape, v.shape
+        ctx.shape = output.shape
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor | None) -> Any:
+        """The product with u by v; by x that with the third derivative's inner part."""
+        if u is None:
+            return (None,) * 6
+        x, scale, v = ctx.saved_tensors
+        dim, bounded, limit = ctx.rest
+        needs = ctx.needs_input_grad
+        by_x = by_scale = by_v = None
+        if needs[0] or needs[1]:
+            p = Softmax.call(bound(x) if bounded else x, dim)
+        if needs[0]:
+            inner = third_derivative(p, u, v, dim)
+            by_x = LogSumExpProduct.call(x, scale, inner, dim, bounded, limit).sum_to_size(ctx.shapes[0])
+        if needs[1]:
+            by_scale = (u * p * (v - (p * v).sum(dim, keepdim=True))).sum_to_size(ctx.shapes[1])
+        if needs[2]:
+            by_v = LogSumExpProduct.call(x, scale, u, dim, bounded, limit).sum_to_size(ctx.shapes[2])
+        return by_x, by_scale, by_v, None, None, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, x_t: Tensor | None, scale_t: Tensor | None, v_t: Tensor | None, *_: None) -> Tensor:
+        """Product rule; the third derivative is symmetric, so that the terms of x and v share one product."""
+        x, scale, v = ctx.saved_tensors
+        dim, bounded, limit = ctx.rest
+        inner = v_t
+        if x_t is not None:
+            by_x = third_derivative(Softmax.call(bound(x) if bounded else x, dim), x_t, v, dim)
+            inner = by_x if v_t is None else by_x + v_t
+        terms = []
+        if inner is not None:
+            terms.append(LogSumExpProduct.call(x, scale, inner, dim, bounded, limit))
+        if scale_t is not None:
+            terms.append(LogSumExpProduct.call(x, scale_t, v, dim, bounded, limit))
+        return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        """Put the batches in front and let them broadcast."""
+        return LogSumExpProduct.call(*batch_in_front(in_dims, inputs)), 0
+
+
+def _suits_rows(dim: int, x: Tensor, scale: Tensor, v: Tensor) -> bool:
+    return dim == -1 and x.shape == v.shape and scale.shape == (*x.shape[:-1], 1) and fused.takes(x, scale, v)
+
+
+def bound(x: Tensor) -> Tensor:
+    """The same with the largest finite numbers for infinities, so that a softmax of them is the limit, not NaN.
+
+    Args:
+        x: The tensor.
+
+    Returns:
+        Tensor of the same shape.
+    """
+    largest = torch.finfo(x.dtype).max
+    return x.clamp(-largest, largest)
+
+
+def probabilities(x: Tensor, dim: int, bounded: bool) -> Tensor:
+    """The softmax, by torch's kernel: for the `forward` of Functions.
+
+    Args:
+        x: The tensor.
+        dim: The dimension.
+        bounded: Whether to take infinities for limits.
+
+    Returns:
+        Tensor of the same shape.
+    """
+    return torch.softmax(bound(x) if bounded else x, dim)

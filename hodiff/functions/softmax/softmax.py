@@ -1,0 +1,191 @@
+r"""The Functions of the softmax $p = e^{x} / \sum e^{x}$ and its logarithm, along one dimension.
+
+The Jacobian of the softmax is $J = \operatorname{diag}(p) - p p^\top$, a polynomial in its output. So `Softmax` keeps
+the output alone, and all further derivatives are those of the polynomial `SoftmaxProduct`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.kernels import fused
+from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.elementwise import batch_in_front
+from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.tiles import allows_in_place, broadcast_shape
+
+
+class Softmax(AnyOrderFunction):
+    """The Function behind `softmax`; the dimension is negative. Saves its output."""
+
+    @staticmethod
+    def forward(x: Tensor, dim: int) -> Tensor:
+        """Compute $p$."""
+        return fused.softmax(x, None, bounded=False) if dim == -1 and fused.takes(x) else torch.softmax(x, dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the output for backward, the input for forward mode."""
+        x, ctx.dim = inputs
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(x)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
+        r"""$J \bar p$; the Jacobian is symmetric."""
+        if cotangent is None or not ctx.needs_input_grad[0]:
+            return None, None
+        return SoftmaxProduct.call(ctx.saved_tensors[0], cotangent, ctx.dim), None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        r"""$J \dot x$."""
+        return SoftmaxProduct.call(Softmax.call(ctx.saved_tensors[0], ctx.dim), tangent, ctx.dim)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
+        """Put the batch in front, where negative dimensions do not count it."""
+        return Softmax.call(x.movedim(in_dims[0], 0), dim), 0
+
+
+class SoftmaxProduct(AnyOrderFunction):
+    r"""$p \circ v - p\,\langle p, v \rangle$ with broadcasting, for probabilities p. Saves both inputs."""
+
+    @staticmethod
+    def forward(p: Tensor, v: Tensor, dim: int) -> Tensor:
+        """Compute the product."""
+        if dim == -1 and p.shape == v.shape and fused.takes(p, v):
+            return fused.weighted(p, v)
+        return weighted_product(p, None, v, dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the two factors."""
+        p, v, ctx.dim = inputs
+        ctx.save_for_backward(p, v)
+        ctx.save_for_forward(p, v)
+        ctx.shapes = p.shape, v.shape
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+        """$u v - ⟨p,v⟩ u - ⟨p,u⟩ v$ by p, and the product with u by v."""
+        if u is None:
+            return None, None, None
+        p, v = ctx.saved_tensors
+        p_shape, v_shape = ctx.shapes
+        by_p = by_v = None
+        if all(ctx.needs_input_grad[:2]) and ctx.dim == -1 and p.shape == v.shape == u.shape and fused.takes(p, v, u):
+            return *fused.weighted_pullback(p, v, u), None
+        if ctx.needs_input_grad[0]:
+            by_p = third_derivative(p, u, v, ctx.dim).sum_to_size(p_shape)
+        if ctx.needs_input_grad[1]:
+            by_v = SoftmaxProduct.call(p, u, ctx.dim).sum_to_size(v_shape)
+        return by_p, by_v, None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, p_t: Tensor | None, v_t: Tensor | None, _: None) -> Tensor:
+        """Product rule."""
+        p, v = ctx.saved_tensors
+        terms = []
+        if p_t is not None:
+            inner = (p * v).sum(ctx.dim, keepdim=True)
+            terms.append(p_t * (v - inner) - p * (p_t * v).sum(ctx.dim, keepdim=True))
+        if v_t is not None:
+            terms.append(SoftmaxProduct.call(p, v_t, ctx.dim))
+        return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(broadcast_shape(*ctx.shapes))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], p: Tensor, v: Tensor, dim: int) -> tuple[Tensor, int]:
+        """Put the batches in front and let them broadcast."""
+        return SoftmaxProduct.call(*batch_in_front(in_dims, (p, v, dim))), 0
+
+
+class LogSoftmax(AnyOrderFunction):
+    """The Function behind `log_softmax`; the dimension is negative. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor, dim: int) -> Tensor:
+        """Compute $log p$."""
+        return torch.log_softmax(x, dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the input."""
+        x, ctx.dim = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
+        """The cotangent minus $p$ times its sum."""
+        if cotangent is None or not ctx.needs_input_grad[0]:
+            return None, None
+        p = Softmax.call(ctx.saved_tensors[0], ctx.dim)
+        return cotangent - p * cotangent.sum(ctx.dim, keepdim=True), None
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """The tangent minus its mean under $p$."""
+        p = Softmax.call(ctx.saved_tensors[0], ctx.dim)
+        return tangent - (p * tangent).sum(ctx.dim, keepdim=True)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
+        """Put the batch in front, where negative dimensions do not count it."""
+        return LogSoftmax.call(x.movedim(in_dims[0], 0), dim), 0
+
+
+def weighted_product(p: Tensor, scale: Tensor | None, v: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
+    r"""$s\,(p \circ v - p\,\langle p, v \rangle)$ in three passes over the result, one tensor of its size and no more.
+
+    Not differentiable: for the `forward` of Functions.
+
+    Args:
+        p: Probabilities along `dim`.
+        scale: Tensor of size 1 along `dim`, or None.
+        v: Tensor that broadcasts with both.
+        dim: The dimension.
+        out: Where the result goes, of its shape.
+
+    Returns:
+        The result.
+    """
+    p = _laid_out_like(p, v)
+    weights = p if scale is None else p * scale
+    if out is None and not allows_in_place(p, scale, v):
+        y = weights * v
+        return y - p * y.sum(dim, keepdim=True)
+    y = torch.mul(weights, v, out=out)
+    return y.addcmul_(p, y.sum(dim, keepdim=True), value=-1)
+
+
+def _laid_out_like(p: Tensor, v: Tensor) -> Tensor:
+    """A small tensor in the memory order of a batch of large ones, which decides how fast kernels run over both."""
+    samples_inside = v.dim() == p.dim() + 1 == 3 and v.stride(-2) == 1 < v.stride(-1)
+    return p.mT.contiguous().mT if samples_inside and p.device.type == "cpu" else p
+
+
+def third_derivative(p: Tensor, u: Tensor, v: Tensor, dim: int) -> Tensor:
+    """$u v - ⟨p,v⟩ u - ⟨p,u⟩ v$: the third derivative of log-sum-exp along u and v, before the Jacobian of $p$.
+
+    Args:
+        p: Probabilities along `dim`.
+        u: One vector, broadcast against the others.
+        v: The other.
+        dim: The dimension.
+
+    Returns:
+        Tensor of the broadcast shape.
+    """
+    pu = (p * u).sum(dim, keepdim=True)
+    pv = (p * v).sum(dim, keepdim=True)
+    return u * (v - pv) - pu * v

@@ -1,0 +1,151 @@
+"""The implicit function theorem as one rule: solutions of equations, linear ones included, and their derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.authoring.custom_function import Call
+from hodiff.authoring.custom_rule import CustomRule
+from hodiff.authoring.rule_trees import Layout, differentiable, flatten
+from hodiff.authoring.verification import require_linear
+from hodiff.common.trees import PyTree
+from hodiff.implicit.linear_job import LinearJob, LinearOptions
+from hodiff.implicit.linear_maps import Pair
+from hodiff.implicit.solver_call import Tensors, run_opaque
+
+
+@dataclass(frozen=True)
+class Equation:
+    """An equation `residual(x, *params) = 0` with as many unknowns as equations.
+
+    Attributes:
+        residual: The function.
+        jacobian: Its derivative in x, and the transpose.
+        parameters: From x and params to the parameters of these maps.
+        options: How systems with the Jacobian are solved.
+    """
+
+    residual: Callable[..., PyTree]
+    jacobian: Pair
+    parameters: Callable[[PyTree, tuple[Any, ...]], tuple[Any, ...]]
+    options: LinearOptions
+
+
+class Implicit(CustomRule):
+    """A known solution as a function of the parameters: the solver never runs again for a derivative."""
+
+    def __init__(self) -> None:
+        super().__init__(_known, 0, "implicit", "rule")
+        self.ready = True
+
+    def _call(self, static: tuple[Any, ...], layout: Layout | None, transformed: bool) -> Call:
+        return ImplicitCall(self.signature, static, layout, transformed)
+
+    def _check(self, call: Any, leaves: list[Tensor], seed: int) -> None:
+        call.forward(leaves)
+        require_linear("implicit: pushforward", lambda tangents: call.pushforward(leaves, tangents), leaves, seed)
+
+
+def _known(equation: Equation, x: PyTree, params: tuple[Any, ...]) -> PyTree:
+    del equation, params
+    return x
+
+
+attach = Implicit()
+
+
+class ImplicitCall(Call):
+    """The theorem at one solution, for tangents and for cotangents; both take one solve.
+
+    Attached itself, the solution in the rules moves with the parameters, so that higher derivatives are right.
+    """
+
+    __slots__ = ()
+
+    def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:
+        """The solution."""
+        return tuple(self.take_output(_known(*self.all_arguments(leaves))))
+
+    def pushforward(self, leaves: Tensors, tangents: Sequence[Any]) -> list[Tensor | None]:
+        r"""$\dot x = -J^{-1} \, \partial_p r \, \dot p$; where the solver's own result goes does not matter."""
+        equation, x, params, at = self._at_solution(leaves)
+        moving = [i for i in range(len(self.like), len(leaves)) if tangents[i] is not None]
+        if not moving:
+            return [None] * len(self.like)
+
+        def pulled(u: PyTree) -> Any:
+            return self._pullback(at, leaves, moving, u)
+
+        # Reverse mode twice, the route that torch gets right most often.
+        transposed: Any = torch.func.vjp(pulled, pytree.tree_map(torch.zeros_like, x))[1]
+        (change,) = transposed(tuple(tangents[i] for i in moving))
+        rhs = pytree.tree_map(torch.neg, change)
+        return pytree.tree_leaves(solve(equation.jacobian, equation.options, rhs, *equation.parameters(x, params)))
+
+    def pullback(
+        self, leaves: Tensors, kept: Sequence[Any] | None, needed: Sequence[bool], cotangents: Sequence[Any]
+    ) -> list[Tensor | None]:
+        r"""$\bar p = -\partial_p r^\top J^{-\top} \bar x$."""
+        del kept
+        equation, x, params, at = self._at_solution(leaves)
+        found: list[Tensor | None] = [None] * len(leaves)
+        moving = [i for i in range(len(self.like), len(leaves)) if needed[i] and differentiable(leaves[i])]
+        if not moving:
+            return found
+        rhs = self.give_output([
+            torch.zeros_like(leaf) if each is None else each for each, leaf in zip(cotangents, leaves, strict=False)
+        ])
+        adjoint = solve(equation.jacobian.T, equation.options, rhs, *equation.parameters(x, params))
+        return _replaced(found, moving, self._pullback(at, leaves, moving, pytree.tree_map(torch.neg, adjoint)))
+
+    def _at_solution(self, leaves: Tensors) -> tuple[Equation, PyTree, tuple[Any, ...], Callable[..., PyTree]]:
+        layout = self.layout
+        assert layout is not None  # params is a tuple
+        (equation,) = self.static
+        x, params = layout.fill(leaves)
+        solution = attach(equation, x, params)
+        return equation, solution, params, lambda leaves: equation.residual(solution, *layout.fill(leaves)[1])
+
+    @staticmethod
+    def _pullback(at: Callable[..., PyTree], leaves: Tensors, moving: Sequence[int], cotangent: PyTree) -> Any:
+        pullback: Any = torch.func.vjp(lambda *some: at(_replaced(leaves, moving, some)), *(leaves[i] for i in moving))[
+            1
+        ]
+        return pullback(cotangent)
+
+
+def solve(pair: Pair, options: LinearOptions, rhs: PyTree, *params: Any) -> PyTree:
+    """The solution of a linear system, differentiable in its right-hand side and parameters.
+
+    Args:
+        pair: The map and its transpose.
+        options: How it is solved.
+        rhs: The right-hand side.
+        *params: Parameters of the map.
+
+    Returns:
+        The solution, of the structure of `rhs`.
+    """
+    sides, rhs_layout = flatten(rhs)
+    others, layout = flatten(params)
+    job = LinearJob(pair, options, rhs_layout, layout, len(sides), 0)
+    x = rhs_layout.fill(run_opaque(job, [*sides, *others]))
+
+    def residual(x: PyTree, rhs: PyTree, *params: Any) -> PyTree:
+        return pytree.tree_map(torch.sub, pair.forward.apply(x, *params), rhs)
+
+    return attach(Equation(residual, pair, lambda _, params: params[1:], options), x, (rhs, *params))
+
+
+def _replaced(values: Sequence[Any], positions: Sequence[int], others: Sequence[Any]) -> list[Any]:
+    """The values, with others at some positions."""
+    result = list(values)
+    for i, each in zip(positions, others, strict=True):
+        result[i] = each
+    return result

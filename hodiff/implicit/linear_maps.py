@@ -1,0 +1,118 @@
+"""Linear maps that come in pairs with their transposes: Jacobians of residuals, and the maps of `linear_solve`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hodiff.common.trees import PyTree
+
+Map = Callable[[PyTree], PyTree]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear map that depends on parameters.
+
+    Attributes:
+        apply: `apply(u, *params)`, differentiable in all of them.
+        prepare: `prepare(like, *params)`, the map at constant parameters for many products; `like` is a tree of the
+            structure that it takes.
+    """
+
+    apply: Callable[..., PyTree]
+    prepare: Callable[..., Map]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A linear map and its transpose."""
+
+    forward: Linear
+    transposed: Linear
+
+    @property
+    def T(self) -> Pair:  # noqa: N802
+        """The same the other way around."""
+        return Pair(self.transposed, self.forward)
+
+
+def map_of(matvec: Callable[..., PyTree], symmetric: bool) -> Pair:
+    """The pair of `matvec(u, *params)`."""
+
+    def transposed(u: PyTree, *params: Any) -> PyTree:
+        zeros = pytree.tree_map(torch.zeros_like, u)
+        return _pull(lambda x: matvec(x, *params), zeros, u)
+
+    def prepare_transposed(like: PyTree, *params: Any) -> Map:
+        return _recorded_pullback(lambda x: matvec(x, *params), pytree.tree_map(torch.zeros_like, like))
+
+    forward = Linear(matvec, lambda _like, *params: lambda u: matvec(u, *params))
+    return Pair(forward, forward if symmetric else Linear(transposed, prepare_transposed))
+
+
+def jacobian_of(residual: Callable[..., PyTree], symmetric: bool) -> Pair:
+    """The pair of `residual(x, *params)`'s Jacobian in `x`; its parameters are `(x, *params)`.
+
+    Both maps are made of reverse passes, the route that exists and is right most often.
+
+    Args:
+        residual: The function.
+        symmetric: Whether its Jacobian is symmetric.
+
+    Returns:
+        The maps.
+    """
+
+    def pull(u: PyTree, x: PyTree, *params: Any) -> PyTree:
+        return _pull(lambda x: residual(x, *params), x, u)
+
+    def push(v: PyTree, x: PyTree, *params: Any) -> PyTree:
+        # A pullback is linear in its cotangent; the transpose of the transpose is the Jacobian.
+        zeros = pytree.tree_map(torch.zeros_like, v)
+        return _pull(lambda u: pull(u, x, *params), zeros, v)
+
+    def prepare_pull(_like: PyTree, x: PyTree, *params: Any) -> Map:
+        return _recorded_pullback(lambda x: residual(x, *params), x)
+
+    def prepare_push(like: PyTree, x: PyTree, *params: Any) -> Map:
+        pullback = _recorded_pullback(lambda x: residual(x, *params), x, again=True)
+        return _recorded_pullback(pullback, pytree.tree_map(torch.zeros_like, like))
+
+    transposed = Linear(pull, prepare_pull)
+    return Pair(transposed if symmetric else Linear(push, prepare_push), transposed)
+
+
+def _pull(f: Map, x: PyTree, cotangent: PyTree) -> PyTree:
+    pullback: Any = torch.func.vjp(f, x)[1]
+    return pullback(cotangent)[0]
+
+
+def _recorded_pullback(f: Map, x: PyTree, again: bool = False) -> Map:
+    """The pullback at a constant point, whose forward pass is recorded once."""
+    leaves, spec = pytree.tree_flatten(x)
+    with torch.enable_grad():
+        inputs = [each.detach().requires_grad_() for each in leaves]
+        outputs = pytree.tree_leaves(f(spec.unflatten(inputs)))
+    used = [i for i, each in enumerate(outputs) if each.requires_grad]
+
+    def pullback(cotangent: PyTree) -> PyTree:
+        seeds = pytree.tree_leaves(cotangent)
+        if not used:
+            return spec.unflatten([torch.zeros_like(each) for each in leaves])
+        return spec.unflatten(
+            torch.autograd.grad(
+                [outputs[i] for i in used],
+                inputs,
+                [seeds[i] for i in used],
+                retain_graph=True,
+                create_graph=again,
+                materialize_grads=True,
+            )
+        )
+
+    return pullback

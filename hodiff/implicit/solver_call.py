@@ -1,0 +1,102 @@
+"""Code that nothing may look into: solvers run on plain tensors, and each element of a batch on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from hodiff.authoring.closures import watched
+from hodiff.rules.legacy_batching import any_legacy_batched, with_batches, without_batches
+from hodiff.rules.nesting import nestable_jvp
+
+Tensors = Sequence[Tensor]
+
+
+class Job(Protocol):
+    """What is to be run."""
+
+    @property
+    def caller(self) -> str:
+        """The public function, for messages."""
+
+    def run(self, leaves: Tensors) -> tuple[Tensor, ...]:
+        """Run on plain tensors, which are constants; results are tensors of their own."""
+
+    def batched(self, in_dims: Sequence[int | None], size: int, leaves: Tensors) -> tuple[Job, Tensors] | None:
+        """The job of a whole batch, with its arguments, or None if each element is a job of its own."""
+
+
+class Opaque(Function):
+    """Runs a job below all transforms. Saves nothing: its results are constants."""
+
+    @staticmethod
+    def forward(job: Job, transformed: bool, *leaves: Tensor) -> tuple[Tensor, ...]:
+        """Run on constants, with recording on, as solvers may want gradients of their own."""
+        if any_legacy_batched(leaves):
+            plain, dims = without_batches(leaves)
+            size = next(each.shape[0] for each, dim in zip(plain, dims, strict=True) if dim is not None)
+            return with_batches(_each(job, transformed, dims, size, plain))
+        constants = tuple(each.detach() for each in leaves)
+        run: Callable[[Tensors], tuple[Tensor, ...]] = job.run
+        with torch.enable_grad():
+            return watched(job.caller, run, constants) if transformed else run(constants)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Declare the results constants."""
+        del inputs
+        ctx.mark_non_differentiable(*output)
+        ctx.outputs = len(output)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        """No cotangents."""
+        del cotangents
+        return (None,) * len(ctx.needs_input_grad)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """No tangents."""
+        del tangents
+        return (None,) * ctx.outputs
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], job: Job, transformed: bool, *leaves: Tensor
+    ) -> tuple[tuple[Tensor, ...], int]:
+        """Run each element by itself, unless the job takes the batch."""
+        return _each(job, transformed, in_dims[2:], info.batch_size, leaves), 0
+
+
+def _each(job: Job, transformed: bool, dims: Sequence[int | None], size: int, leaves: Tensors) -> tuple[Tensor, ...]:
+    """Results for every element of a batch, which comes first."""
+    taken = job.batched(dims, size, leaves)
+    if taken is not None:
+        return Opaque.apply(taken[0], transformed, *taken[1])
+    found = [
+        Opaque.apply(
+            job,
+            transformed,
+            *(each if dim is None else each.select(dim, i) for each, dim in zip(leaves, dims, strict=True)),
+        )
+        for i in range(size)
+    ]
+    return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+
+
+def run_opaque(job: Job, leaves: Tensors) -> tuple[Tensor, ...]:
+    """Results of a job, as constants.
+
+    Args:
+        job: The job.
+        leaves: Its arguments, at any level of any transform.
+
+    Returns:
+        Tensors without derivatives.
+    """
+    return Opaque.apply(job, torch._C._are_functorch_transforms_active(), *leaves)

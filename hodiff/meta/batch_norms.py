@@ -1,0 +1,74 @@
+"""What happens to the running statistics of batch norms in an inner loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from hodiff.common.trees import PyTree
+
+# Of one task each, of all tasks together, or as they were.
+POLICIES = ("per-task", "shared", "frozen")
+
+
+def moving_statistics(module: nn.Module, policy: str) -> dict[str, Tensor]:
+    """The buffers that a forward pass of the module would update, by name.
+
+    Args:
+        module: The module.
+        policy: One of `POLICIES`; nothing moves where statistics are frozen.
+
+    Returns:
+        The buffers themselves.
+    """
+    found: dict[str, Tensor] = {}
+    for name, norm in () if policy == "frozen" else module.named_modules():
+        if isinstance(norm, _NormBase) and norm.training and norm.track_running_stats:
+            found |= {f"{name}.{key}".lstrip("."): buffer for key, buffer in norm.named_buffers(recurse=False)}
+    return found
+
+
+@contextmanager
+def frozen_norms(module: nn.Module, policy: str) -> Iterator[None]:
+    """Let norms use their running statistics for a while, if the policy is "frozen".
+
+    Args:
+        module: The module.
+        policy: One of `POLICIES`.
+
+    Yields:
+        Nothing.
+    """
+    norms = [each for each in module.modules() if policy == "frozen" and isinstance(each, _NormBase) and each.training]
+    for norm in norms:
+        norm.training = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.training = True
+
+
+def stacked(buffers: dict[str, Tensor], tasks: int) -> dict[str, Tensor]:
+    """A copy for each task, in front; counters are common to all."""
+    return {
+        name: each.expand(tasks, *each.shape).clone() if each.is_floating_point() else each.clone()
+        for name, each in buffers.items()
+    }
+
+
+def joined(several: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Chunks of tasks as one; counters, which are equal in all, once."""
+    return {
+        name: torch.cat([each[name] for each in several]) if first.is_floating_point() else first
+        for name, first in several[0].items()
+    }
+
+
+def average(buffers: PyTree) -> dict[str, Tensor]:
+    """The mean over tasks; counters as they are."""
+    return {name: each.mean(0) if each.is_floating_point() else each for name, each in buffers.items()}

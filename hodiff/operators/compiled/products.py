@@ -1,0 +1,192 @@
+"""Compiled products: captured once for each form of the arguments, verified against eager, used at every point."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hodiff.common.chunks import resolve_chunk_size
+from hodiff.derivatives.compilation import Arguments, Compiled, agree, compile_graph, warn_of_failure
+from hodiff.errors import HodiffError
+from hodiff.operators.compiled.linear_graphs import Leaves, SplitGraph, capture, widen
+
+# How many vectors one compiled call multiplies, and up to how many that are left it does so: few graphs serve blocks of
+# every width, the last group filled up with zeros.
+WIDTHS = ((1, 1), (8, 32), (64, 2**63))
+# Vectors go one after the other where that takes less than this part of the time of all together.
+CLEARLY = 0.9
+
+Way = Callable[[Leaves, Leaves], Sequence[Tensor]]
+Product = Callable[[Leaves, Leaves, tuple[Any, ...]], Sequence[Tensor]]
+
+
+class CapturedProducts:
+    """The compiled products of one operator, one for each form of the arguments.
+
+    Args:
+        caller: The operator, for warnings.
+    """
+
+    def __init__(self, caller: str):
+        self.caller = caller
+        self._captured: dict[Any, _Captured | None] = {}
+
+    def linearize(
+        self, product: Product, leaves: Leaves, args: tuple[Any, ...], eager: Callable[[], Any]
+    ) -> CompiledLinearization | None:
+        """Linearize by a captured graph.
+
+        Args:
+            product: Maps point, tangents and arguments to the product.
+            leaves: The point.
+            args: Further arguments.
+            eager: Makes the eager linearization that the first one is compared with.
+
+        Returns:
+            The linearization, or None where the product cannot be captured or came out differently; a warning says so.
+        """
+        arguments = Arguments((leaves, args))
+        if arguments.form not in self._captured:
+
+            def of_tensors(constants: Leaves, tangents: Leaves) -> Sequence[Tensor]:
+                point, rest = arguments.filled(constants)
+                return product(point, tangents, rest)
+
+            self._captured[arguments.form] = self._capture(of_tensors, leaves, arguments.tensors, eager)
+        captured = self._captured[arguments.form]
+        return None if captured is None else captured.at(arguments.tensors)
+
+    def _capture(
+        self,
+        product: Callable[[Leaves, Leaves], Sequence[Tensor]],
+        leaves: Leaves,
+        constants: Leaves,
+        eager: Callable[[], Any],
+    ) -> _Captured | None:
+        generator = torch.Generator().manual_seed(0)
+        vector = tuple(
+            torch.randn(1, *leaf.shape, generator=generator, dtype=torch.float64).to(leaf) for leaf in leaves
+        )
+        try:
+            captured = _Captured(self.caller, capture(product, constants, tuple(v[0] for v in vector)))
+            found = captured.at(constants).products(vector)
+        except HodiffError:
+            raise
+        except Exception as error:
+            # Whatever the compiler could not do, eager products can.
+            warn_of_failure(f"{self.caller}: the product", error)
+            return None
+        same, gap = agree(found, eager().products(vector))
+        if not same:
+            warn_of_failure(f"{self.caller}: the product", gap)
+            return None
+        return captured
+
+
+class _Captured:
+    """The graphs of one form of the arguments."""
+
+    def __init__(self, caller: str, halves: SplitGraph):
+        self._caller = caller
+        self._halves = halves
+        self._ways: dict[int, Way] = {}
+
+    def at(self, constants: Leaves) -> CompiledLinearization:
+        """Run the half that depends on the point."""
+        return CompiledLinearization(self, tuple(self._halves.point(*constants)))
+
+    def run(self, residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
+        """Run the compiled linear half for all vectors of a group, leaves (width, *shape)."""
+        width = group[0].shape[0]
+        if width not in self._ways:
+            self._ways[width] = self._narrow(residuals, group) if width == 1 else self._wide(residuals, group)
+        return self._ways[width](residuals, group)
+
+    def _narrow(self, residuals: Leaves, group: Leaves) -> Way:
+        # What is compiled is changed, and the wide graphs are made of the narrow one.
+        graph = fx.GraphModule({}, copy.deepcopy(self._halves.linear.graph))
+        compiled = _compile(graph, [*residuals, *(v[0] for v in group)])
+        return lambda residuals, group: [each[None] for each in compiled(*residuals, *(v[0] for v in group))]
+
+    def _wide(self, residuals: Leaves, group: Leaves) -> Way:
+        """The graph for a group, compared once with one vector after the other, which remains where it fails."""
+        try:
+            compiled = _compile(widen(self._halves.linear, residuals, group), [*residuals, *group])
+            found = compiled(*residuals, *group)
+        except Exception as error:
+            # Whatever the compiler could not do for many vectors, it has done for one.
+            warn_of_failure(f"{self._caller}: the product with a block", error)
+            return self._one_by_one
+        apart, expected = _timed(self._one_by_one, residuals, group)
+        same, gap = agree(found, expected)
+        if not same:
+            warn_of_failure(f"{self._caller}: the product with a block", gap)
+            return self._one_by_one
+
+        def together(residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
+            return compiled(*residuals, *group)
+
+        # On a CPU convolutions of many vectors may take longer than those of one after the other.
+        on_cpu = group[0].device.type == "cpu"
+        return self._one_by_one if on_cpu and apart < CLEARLY * _timed(together, residuals, group)[0] else together
+
+    def _one_by_one(self, residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
+        rows = [self.run(residuals, tuple(v[i : i + 1] for v in group)) for i in range(group[0].shape[0])]
+        return [torch.cat(column) for column in zip(*rows, strict=True)]
+
+
+class CompiledLinearization:
+    """A linearization by compiled graphs.
+
+    Attributes:
+        bytes_each: 0, as blocks go through in groups of a fixed width.
+        nbytes: Bytes of the residuals.
+    """
+
+    def __init__(self, captured: _Captured, residuals: Leaves):
+        self._captured = captured
+        self._residuals = residuals
+        self.bytes_each = 0
+        # Views share what they look at.
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in residuals}
+        self.nbytes = sum(storages.values())
+
+    def products(self, tangents: Leaves) -> Leaves:
+        """Products with k vectors, leaves (k, *shape)."""
+        k, start = tangents[0].shape[0], 0
+        parts: list[Sequence[Tensor]] = []
+        while start < k:
+            width = self._width(k - start, tangents[0].device)
+            group = tuple(_filled_up(v[start : start + width], width) for v in tangents)
+            parts.append(self._captured.run(self._residuals, group))
+            start += width
+        if len(parts) == 1:
+            return tuple(each[:k] for each in parts[0])
+        return tuple(torch.cat(columns)[:k] for columns in zip(*parts, strict=True))
+
+    def _width(self, left: int, device: torch.device) -> int:
+        # A vector in flight takes about what the residuals take, and as much again.
+        most = resolve_chunk_size("auto", left, 2 * self.nbytes, device)
+        wanted = next(width for width, upto in WIDTHS if left <= upto)
+        return wanted if wanted <= max(most, WIDTHS[1][0]) else WIDTHS[1][0]
+
+
+def _compile(linear: fx.GraphModule, inputs: Sequence[Tensor]) -> Compiled:
+    # On a CPU residuals would be laid out anew by each product, which takes longer than convolutions win by it.
+    return compile_graph(linear, inputs, relayout=inputs[-1].device.type != "cpu")
+
+
+def _timed(way: Way, residuals: Leaves, group: Leaves) -> tuple[float, Sequence[Tensor]]:
+    start = time.perf_counter()
+    found = way(residuals, group)
+    return time.perf_counter() - start, found
+
+
+def _filled_up(rows: Tensor, width: int) -> Tensor:
+    missing = width - rows.shape[0]
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows.contiguous()

@@ -1,0 +1,70 @@
+"""Products with an operator as a function of the vector: linear, and so differentiable to any order, by every route."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.derivatives.bound_function import in_plain_eager
+from hodiff.rules.legacy_batching import any_legacy_batched, with_batches, without_batches
+
+
+class LinearProduct(torch.autograd.Function):
+    r"""$V \mapsto A V$: its derivative is itself, its adjoint the product with the transpose."""
+
+    @staticmethod
+    def forward(block: Tensor, operator: Any) -> Tensor:
+        """Multiply; see `LinearOperator.multiply`."""
+        if any_legacy_batched([block]):
+            (blocks,), _ = without_batches([block])
+            return with_batches([_together(operator, blocks)])[0]
+        product: Tensor = operator.multiply(block)
+        return product.clone() if product is block else product
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep the operator."""
+        ctx.operator = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
+        """Multiply by the transpose."""
+        return multiply(ctx.operator.T, cotangent), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """Multiply."""
+        return multiply(ctx.operator, tangent)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], block: Tensor, operator: Any) -> tuple[Tensor, int]:
+        """Multiply the columns of all blocks together."""
+        return _together(operator, block.movedim(in_dims[0], 0)), 0
+
+
+def multiply(operator: Any, block: Tensor) -> Tensor:
+    """The product of an operator with a block of columns, which keeps its derivative in the block.
+
+    Args:
+        operator: The operator.
+        block: The columns, (n, k).
+
+    Returns:
+        The products, (m, k).
+    """
+    # The Function costs some microseconds, and there is nothing to differentiate for most callers.
+    differentiated = torch.is_grad_enabled() and block.requires_grad
+    if in_plain_eager() and not differentiated and not any_legacy_batched([block]):
+        product: Tensor = operator.multiply(block)
+        return product
+    differentiable: Tensor = LinearProduct.apply(block, operator)
+    return differentiable
+
+
+def _together(operator: Any, blocks: Tensor) -> Tensor:
+    """Products with blocks (b, n, k) as one."""
+    count, n, k = blocks.shape
+    wide = blocks.permute(1, 2, 0).reshape(n, k * count)
+    return multiply(operator, wide).reshape(-1, k, count).permute(2, 0, 1)

@@ -1,0 +1,94 @@
+"""Operators of some leaves of the parameters alone, the others held constant."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hodiff.common.trees import PyTree
+from hodiff.errors import InputError
+from hodiff.operators.compiled.products import CapturedProducts
+from hodiff.operators.spaces import Space
+
+A = TypeVar("A")
+
+
+def leaves_named(domain: Space, names: str | Sequence[str]) -> tuple[list[int], list[str]]:
+    """Which leaves of the parameters names pick.
+
+    Args:
+        domain: The space of the parameters.
+        names: Names of leaves, or leading parts of them: "0" picks "0.weight" and "0.bias".
+
+    Returns:
+        Indices of the leaves, in the order in which they were named, and the name of each leaf.
+
+    Raises:
+        InputError: If a name picks nothing.
+    """
+    labels = [_label(path) for path in domain.names]
+    indices: list[int] = []
+    for name in [names] if isinstance(names, str) else names:
+        found = [i for i, label in enumerate(labels) if label == name or label.startswith(f"{name}.")]
+        if not found:
+            raise InputError(
+                f"block: names: expected names of parameters or leading parts of them, out of {', '.join(labels)}, "
+                f"got {name!r}."
+            )
+        indices += [i for i in found if i not in indices]
+    return indices, [labels[i] for i in indices]
+
+
+def subspace(domain: Space, indices: Sequence[int], labels: Sequence[str]) -> Space:
+    """The space of dicts with some of the leaves, under their names."""
+    return Space.of({
+        label: torch.empty(domain.shapes[i], dtype=domain.dtypes[i], device=domain.devices[i])
+        for i, label in zip(indices, labels, strict=True)
+    })
+
+
+def restrict(operator: Any, names: str | Sequence[str], functions: Sequence[str]) -> Any:
+    """A curvature operator of some leaves: its functions see the others as constants.
+
+    Args:
+        operator: The operator.
+        names: As in `leaves_named`.
+        functions: Attributes that hold functions of x.
+
+    Returns:
+        An operator of the same kind on a dict with these leaves.
+    """
+    indices, labels = leaves_named(operator.domain, names)
+    other = copy.copy(operator)
+    other.domain = other.codomain = subspace(operator.domain, indices, labels)
+    other.leaves = tuple(operator.leaves[i] for i in indices)
+    other._spec = other.domain.spec
+    for name in functions:
+        setattr(other, name, _of_some(getattr(operator, name), operator, indices))
+    other._forget()
+    if operator._captured is not None:
+        other._captured = CapturedProducts(type(operator).__name__)
+    return other
+
+
+def _of_some(f: Callable[..., A], operator: Any, indices: Sequence[int]) -> Callable[..., A]:
+    leaves, spec = list(operator.leaves), operator._spec
+
+    @wraps(f)
+    def of_some(x: PyTree, *args: Any) -> A:
+        filled = list(leaves)
+        for index, leaf in zip(indices, pytree.tree_leaves(x), strict=True):
+            filled[index] = leaf
+        return f(pytree.tree_unflatten(filled, spec), *args)
+
+    return of_some
+
+
+def _label(path: str) -> str:
+    """A leaf's path, `['0.weight']` or `['layer'][0]`, as a name with dots."""
+    return ".".join(part.strip("'\"") for part in path.replace("].", "][").strip("[].").split("][")) or "x"

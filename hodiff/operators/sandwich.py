@@ -1,0 +1,233 @@
+r"""Operators of the form $J^\top M J$, with the Jacobian of a model and a matrix on its outputs."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from hodiff.common.trees import PyTree
+from hodiff.derivatives.bound_function import BoundFunction, bind
+from hodiff.errors import InputError
+from hodiff.operators.batches import REDUCTIONS
+from hodiff.operators.curvature import MEMORY_BUDGET, CurvatureOperator, Leaves, Linearization
+from hodiff.operators.recorded_model import RecordedModel, refused
+from hodiff.operators.restriction import restrict
+
+
+class OutputMatrix(Protocol):
+    """A symmetric matrix on a model's outputs."""
+
+    def product(self, vectors: Leaves) -> Leaves:
+        """The product with one vector."""
+
+    def products(self, vectors: Leaves) -> Leaves:
+        """Products with leaves (k, *shape)."""
+
+
+class OutputOperator(CurvatureOperator):
+    """What operators of a model and a loss share.
+
+    Args:
+        model: Function `model(x, inputs)`, or a module, whose parameters x are then.
+        loss: Function `loss(outputs, targets)`.
+        x: The point.
+        *args: `inputs, targets`, or one batch that both functions get; empty where there are data.
+        data: This and the options that follow as `CurvatureOperator` takes them.
+        reduction: As there.
+        batch_size: As there.
+        compile: As there.
+        process_group: As there.
+        cache: As there.
+        memory_budget: As there.
+        chunk_size: As there.
+        check_deterministic: As there.
+        progress: As there.
+        correct: As there.
+
+    Raises:
+        InputError: If the arguments do not fit.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        loss: Callable[..., Tensor],
+        x: PyTree,
+        *args: Any,
+        data: Iterable[PyTree] | None = None,
+        reduction: str = "mean",
+        batch_size: Callable[[PyTree], int] | None = None,
+        compile: bool = False,
+        process_group: Any = None,
+        cache: bool | str = "auto",
+        memory_budget: int = MEMORY_BUDGET,
+        chunk_size: int | str | None = "auto",
+        check_deterministic: bool = True,
+        progress: bool = False,
+        correct: bool = True,
+    ):
+        caller = type(self).__name__
+        given = data is not None
+        if given == bool(args) or len(args) > 2:
+            raise InputError(
+                f"{caller}: expected either data=, or the arguments (inputs, targets) or one batch after x, got "
+                f"{len(args)} of them{' and data=' if given else ''}; pass {caller}(model, loss, x, inputs, targets)."
+            )
+        _require_reduction(caller, loss, reduction)
+        if isinstance(model, nn.Module):
+            _require_parameters(caller, model, x)
+        self.model = module_call(model) if isinstance(model, nn.Module) else model
+        self.loss = loss
+        # Without data the arguments are the one batch.
+        batch = (args if len(args) == 2 else args[0],) if args else ()
+        super().__init__(
+            (model, loss),
+            x,
+            batch,
+            data=data,
+            reduction=reduction,
+            batch_size=batch_size,
+            compile=compile,
+            process_group=process_group,
+            cache=cache,
+            memory_budget=memory_budget,
+            chunk_size=chunk_size,
+            check_deterministic=check_deterministic,
+            progress=progress,
+            correct=correct,
+        )
+
+    def block(self, names: str | Sequence[str]) -> OutputOperator:
+        """See `LinearOperator.block`; here the other leaves are constants, which makes products cheaper."""
+        restricted: OutputOperator = restrict(self, names, ("model",))
+        return restricted
+
+    @abstractmethod
+    def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
+        """The matrix on the outputs."""
+
+    def _value(self, args: tuple[Any, ...]) -> Tensor:
+        inputs, targets = pair(args[0])
+        outputs = self._evaluate(self._bound(self.leaves, inputs))
+        return self._scalar_loss(outputs, targets)
+
+    def _scalar_loss(self, outputs: PyTree, targets: Any) -> Tensor:
+        return self._bound_loss(outputs, targets).scalar(pytree.tree_leaves(outputs))[0]
+
+    def _linearize(self, args: tuple[Any, ...]) -> Linearization:
+        with refused(type(self).__name__):
+            return _Sandwich(*self._halves(self.leaves, args))
+
+    def _functional(self, leaves: Leaves, tangents: Leaves, args: tuple[Any, ...]) -> Leaves:
+        model, matrix = self._halves(leaves, args)
+        return model.pull(matrix.product(model.push(tangents)))
+
+    def _halves(self, leaves: Leaves, args: tuple[Any, ...]) -> tuple[RecordedModel, OutputMatrix]:
+        inputs, targets = pair(args[0])
+        model = RecordedModel(self._bound(leaves, inputs))
+        return model, self._matrix(pytree.tree_unflatten(list(model.outputs), model.spec), targets)
+
+    def _bound(self, leaves: Leaves, inputs: Any) -> BoundFunction:
+        return bind(type(self).__name__, self.model, (self._tree(leaves), inputs), name="x", correct=self.correct)
+
+    def _bound_loss(self, outputs: PyTree, targets: Any) -> BoundFunction:
+        caller = f"{type(self).__name__}: loss"
+        return bind(caller, self.loss, (outputs, targets), name="outputs", correct=self.correct)
+
+
+class _Sandwich:
+    """The Jacobian and the matrix, recorded."""
+
+    def __init__(self, model: RecordedModel, matrix: OutputMatrix):
+        self._model = model
+        self._matrix = matrix
+        self.bytes_each = model.bytes_each
+        self.nbytes = self.bytes_each
+
+    def products(self, tangents: Leaves) -> Leaves:
+        """See `Linearization`."""
+        if tangents[0].shape[0] == 1:
+            pushed = self._model.push([v[0] for v in tangents])
+            return tuple(p[None] for p in self._model.pull(self._matrix.product(pushed)))
+        return self._model.pull_many(self._matrix.products(self._model.push_many(tangents)))
+
+
+def _require_parameters(caller: str, module: nn.Module, x: PyTree) -> None:
+    """Refuse a point that is no dict of a module's tensors by name."""
+    known = {name for name, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers())}
+    unknown = sorted(map(str, x.keys() - known)) if isinstance(x, Mapping) else []
+    if not isinstance(x, Mapping) or unknown:
+        got = f"unknown {', '.join(unknown[:5])}" if unknown else type(x).__name__
+        raise InputError(
+            f"{caller}: x: expected a dict with names of the module's parameters, got {got}; "
+            "pass dict(module.named_parameters()), or some of it."
+        )
+
+
+def module_call(module: nn.Module) -> Callable[[PyTree, Any], Any]:
+    """A module as a function of its parameters, a dict by name, and its input."""
+
+    def model(parameters: PyTree, inputs: Any) -> Any:
+        return functional_call(module, parameters, (inputs,))
+
+    return model
+
+
+def declared_reduction(loss: Any) -> str | None:
+    """The reduction that a loss of torch says it makes: a module's, a partial's, or a function's default."""
+    if isinstance(loss, nn.Module):
+        return getattr(loss, "reduction", None)
+    try:
+        parameter = inspect.signature(loss).parameters.get("reduction")
+    except (TypeError, ValueError):  # built-in functions have no signature
+        return None
+    return None if parameter is None else parameter.default
+
+
+def _require_reduction(caller: str, loss: Any, reduction: str) -> None:
+    """Refuse a loss that says it does otherwise than what its batches are weighted for."""
+    declared = declared_reduction(loss)
+    if declared in REDUCTIONS and reduction in REDUCTIONS and declared != reduction:
+        raise InputError(
+            f"{caller}: reduction: expected {declared!r}, which is what the loss does over a batch, got {reduction!r}; "
+            f"pass reduction={declared!r}, or another loss."
+        )
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    """Inputs and targets of a batch; one that is no pair goes to both functions."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    return batch, batch
+
+
+class OuterProducts:
+    r"""The matrix $c \sum_s \operatorname{blockdiag}_i(g_{s,i} g_{s,i}^\top)$, one block a row of the outputs.
+
+    Args:
+        gradients: Leaves (S, N, ...), each of S draws' gradients.
+        factor: The number c.
+    """
+
+    def __init__(self, gradients: Leaves, factor: float | Tensor):
+        self._gradients = gradients
+        self._factor = factor
+
+    def product(self, vectors: Leaves) -> Leaves:
+        """See `OutputMatrix`."""
+        # Examples are independent of each other, leaves of one example are not.
+        dots = sum((g * u).reshape(*g.shape[:2], -1).sum(-1) for g, u in zip(self._gradients, vectors, strict=True))
+        assert isinstance(dots, Tensor)
+        dots = self._factor * dots
+        return tuple((dots.reshape(*dots.shape, *(1,) * (g.dim() - 2)) * g).sum(0) for g in self._gradients)
+
+    def products(self, vectors: Leaves) -> Leaves:
+        """See `OutputMatrix`."""
+        return torch.func.vmap(lambda *one: self.product(one))(*vectors)

@@ -1,0 +1,1 @@
+"""Computations that are run again instead of remembered."""

@@ -1,0 +1,188 @@
+"""Recompute instead of store, for derivatives of every order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+
+from hodiff.errors import InputError
+from hodiff.recompute.closed_over import ClosedOver
+from hodiff.recompute.hidden_tensors import RefuseForeign
+from hodiff.recompute.programs import Checkpoint, Program
+from hodiff.recompute.surroundings import Surroundings
+
+
+class Call(Program):
+    """A call of a function, seen as a program of the tensors it was given and of those it closes over.
+
+    The first run sees the world as it is; each later run sees the same random numbers, autocast and buffers again.
+
+    Attributes:
+        inputs: What to apply the program to, until `take_inputs` hands it over.
+    """
+
+    def __init__(self, name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
+        leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+        self._constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._closed_over = ClosedOver(f, *self._constants)
+        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self._count = len(given)
+        self._inputs = [*given, *self._closed_over.take()]
+        self._surroundings = Surroundings(self._inputs, self._closed_over.generators)
+        self._guard: AbstractContextManager[Any] = RefuseForeign(name) if _inside_transform() else nullcontext()
+        self._ran = False
+        self.name, self._f = name, f
+
+    def take_inputs(self) -> list[Tensor]:
+        """Hand over the operands; they are not kept here, where autograd would not see them."""
+        inputs, self._inputs = self._inputs, []
+        return inputs
+
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Call the function."""
+        if self._ran:
+            with self._surroundings.restored():
+                return self._call(inputs)
+        self._ran = True
+        with self._guard:
+            return self._call(inputs)
+
+    def _call(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        given = iter(inputs[: self._count])
+        leaves = [next(given) if each else c for each, c in zip(self._is_tensor, self._constants, strict=True)]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        with self._closed_over.filled(inputs[self._count :]):
+            output = self._f(*args, **kwargs)
+        leaves, self._output_spec = pytree.tree_flatten(output)
+        self._output = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._is_output = [isinstance(leaf, Tensor) for leaf in leaves]
+        return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+    def structured(self, outputs: Iterable[Tensor]) -> Any:
+        """Outputs in the structure that the function returned, after a run."""
+        tensors = iter(outputs)
+        leaves = [next(tensors) if each else c for each, c in zip(self._is_output, self._output, strict=True)]
+        return pytree.tree_unflatten(leaves, self._output_spec)
+
+
+def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    r"""Call a function and keep nothing of what it computes: derivatives run it again.
+
+    $$ y = f(x, \theta), \qquad (\bar x, \bar\theta) = \bar y\, \frac{\partial f}{\partial (x, \theta)}
+       \quad \text{with } f \text{ run again at } (x, \theta) $$
+
+    Between forward and backward only the arguments are held (and those of the backward pass, if that is differentiated
+    in turn), at every order and by every route: inside `torch.func` transforms, `hodiff.hvp` and `hodiff.hessian`,
+    where `torch.utils.checkpoint` raises. Each further order runs `f` once more.
+
+    Closed-over tensors are found in closure cells, defaults, `functools.partial`, attributes of objects and modules,
+    lists, dicts and the globals that `f` names, and get their gradients; other ways to reach a tensor that requires a
+    gradient raise. Later runs see random numbers, generators, autocast, buffers and rebound loop variables as the
+    first did, and leave the global state alone. `f` must return what it computes and have no other side effects.
+
+    Under `torch.compile` the call is `f(*args, **kwargs)`: the compiler decides itself what to recompute.
+
+    Args:
+        f: Function, or module, of pytrees of tensors and other values; it returns a pytree.
+        *args: Its positional arguments.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        What `f` returns.
+
+    Raises:
+        InputError: If `f` is not callable, or depends on a tensor that cannot be found.
+
+    Example:
+        >>> import torch
+        >>> w = torch.tensor(2.0, requires_grad=True)
+        >>> x = torch.tensor(3.0, requires_grad=True)
+        >>> y = checkpoint(lambda x: (w * x) ** 3, x)
+        >>> (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        >>> torch.autograd.grad(slope, w)[0]
+        tensor(324.)
+
+    Source: A. Griewank & A. Walther, Evaluating Derivatives, 2nd ed., 2008, section 12.2.
+    """
+    return _checkpoint("checkpoint", f, args, kwargs)
+
+
+def checkpoint_sequential(functions: nn.Sequential | Iterable[Callable[..., Any]], segments: int, *args: Any) -> Any:
+    r"""Call functions one after another, and keep only what passes between segments of them.
+
+    $$ y = (f_n \circ \dots \circ f_1)(x), \qquad \text{held: every } \lceil n / s \rceil \text{-th intermediate} $$
+
+    With $s \approx \sqrt n$ segments, memory grows as $\sqrt n$ at the price of one more forward pass. See
+    `checkpoint`; unlike in torch, the last segment is one too, as it would be held at second order.
+
+    Args:
+        functions: An `nn.Sequential`, or functions, each of the output of the one before.
+        segments: Number of segments $s$, from 1 to the number of functions.
+        *args: Arguments of the first function.
+
+    Returns:
+        What the last function returns.
+
+    Raises:
+        InputError: If there are no functions, one is not callable, or `segments` does not fit.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor(0.5, requires_grad=True)
+        >>> y = checkpoint_sequential([torch.sin] * 4, 2, x)
+        >>> torch.allclose(y, x.sin().sin().sin().sin())
+        True
+
+    Source: T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training deep nets with sublinear memory cost", 2016, section 3.
+    """
+    name = "checkpoint_sequential"
+    chain = list(functions)
+    for each in chain:
+        _require_callable(name, "functions", each)
+    if isinstance(segments, bool) or not isinstance(segments, int) or not 1 <= segments <= len(chain):
+        raise InputError(f"{name}: segments: expected an int from 1 to {len(chain)}, got {segments!r}.")
+    bounds = [round(i * len(chain) / segments) for i in range(segments + 1)]
+    for start, stop in pairwise(bounds):
+        args = (_checkpoint(name, _Chain(chain[start:stop]), args, {}),)
+    return args[0]
+
+
+class _Chain:
+    """Functions one after another."""
+
+    def __init__(self, functions: list[Callable[..., Any]]):
+        self.functions = functions
+
+    def __call__(self, *args: Any) -> Any:
+        for function in self.functions:
+            args = (function(*args),)
+        return args[0]
+
+
+def _checkpoint(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    _require_callable(name, "f", f)
+    if torch.compiler.is_compiling() or not _may_differentiate():
+        return f(*args, **kwargs)
+    call = Call(name, f, args, kwargs)
+    return call.structured(Checkpoint.call(call, *call.take_inputs()))
+
+
+def _may_differentiate() -> bool:
+    return torch.is_grad_enabled() or _inside_transform() or forward_ad._current_level >= 0
+
+
+def _inside_transform() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _require_callable(function: str, name: str, value: Any) -> None:
+    if not callable(value):
+        raise InputError(f"{function}: {name}: expected a callable, got {type(value).__name__}.")

@@ -1,0 +1,239 @@
+"""Programs that are run again instead of remembered, and the one Function that differentiates them.
+
+A program is a function of tensors. Its derivatives are programs again, which run it anew, so the graph of a derivative
+of any order holds the operands of programs and nothing of what is computed between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
+
+from hodiff.recompute.closed_over import is_constant
+from hodiff.recompute.hidden_tensors import hidden_tensor
+from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.legacy_batching import any_legacy_batched, with_batches, without_batches
+from hodiff.rules.nesting import nestable_jvp
+
+Tensors = Sequence[Tensor]
+
+
+class Program:
+    """A function of tensors that can be run any number of times.
+
+    A subclass gives `run`. It may give `pull` and `push` too, where the derivatives have a shorter form.
+    """
+
+    name = "program"
+
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Compute the outputs by differentiable operators."""
+        raise NotImplementedError
+
+    def pull(self, inputs: Tensors, cotangents: Sequence[Tensor | None], needed: Sequence[int]) -> list[Tensor | None]:
+        """Gradients by the inputs at the positions `needed`, as the output of another program."""
+        defined = [i for i, each in enumerate(cotangents) if each is not None]
+        pullback = Pullback(self, len(inputs), needed, defined)
+        gradients = Checkpoint.call(pullback, *inputs, *(each for each in cotangents if each is not None))
+        by_position = dict(zip(pullback.used, gradients, strict=True))
+        return [by_position.get(i) for i in needed]
+
+    def push(self, inputs: Tensors, tangents: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        """Tangents of all floating-point outputs, as the output of another program."""
+        moving = [i for i, each in enumerate(tangents) if each is not None]
+        pushforward = Pushforward(self, len(inputs), moving)
+        return Checkpoint.call(pushforward, *inputs, *(each for each in tangents if each is not None))
+
+
+class Checkpoint(AnyOrderFunction):
+    """The Function behind `checkpoint` and all that stands on programs. Saves the operands of the program."""
+
+    @staticmethod
+    def forward(program: Program, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the program without a graph."""
+        if any_legacy_batched(inputs):
+            plain, dims = without_batches(inputs)
+            return with_batches(Checkpoint.forward(Batched(program, dims, "same"), *plain))
+        constants = [each.detach() for each in inputs]
+        # Recording is on, yet nothing that is known requires a gradient: what is recorded was overlooked.
+        with torch.enable_grad(), _set_fwd_grad_enabled(True):
+            outputs = program.run(*constants)
+            _require_operands(program, outputs, constants)
+        return tuple(each.detach() if each.requires_grad else each for each in outputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep the program and its operands."""
+        ctx.program, *operands = inputs
+        ctx.save_for_backward(*operands)
+        ctx.save_for_forward(*operands)
+        ctx.differentiable = tuple(is_differentiable(each) for each in output)
+        ctx.mark_non_differentiable(*(each for each in output if not is_differentiable(each)))
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Pull back through another run."""
+        gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        cotangents = tuple(c if d else None for c, d in zip(cotangents, ctx.differentiable, strict=True))
+        needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
+        if needed and any(each is not None for each in cotangents):
+            for i, gradient in zip(needed, ctx.program.pull(ctx.saved_tensors, cotangents, needed), strict=True):
+                gradients[i + 1] = gradient
+        return tuple(gradients)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Push forward through another run."""
+        pushed = iter(ctx.program.push(ctx.saved_tensors, tangents))
+        return tuple(next(pushed) if each else None for each in ctx.differentiable)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], program: Program, *inputs: Tensor) -> tuple[Any, Any]:
+        """Run the program under `torch.func.vmap`."""
+        outputs = Checkpoint.call(Batched(program, in_dims[1:], info.randomness), *inputs)
+        return outputs, (0,) * len(outputs)
+
+
+class Batched(Program):
+    """A program for a batch of operands."""
+
+    def __init__(self, base: Program, in_dims: Sequence[int | None], randomness: str):
+        self.base, self.in_dims, self.name = base, tuple(in_dims), base.name
+        # Where the point is the same for all, so are the random numbers that were drawn there.
+        shared = isinstance(base, _Derivative) and all(dim is None for dim in self.in_dims[: base.count])
+        self.randomness = "same" if shared else randomness
+
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the base under vmap; the outputs are batched in front."""
+        return torch.func.vmap(self.base.run, in_dims=self.in_dims, randomness=self.randomness)(*inputs)
+
+
+class _Derivative(Program):
+    """A program of the operands of another, `count` of them, and of directions."""
+
+    def __init__(self, base: Program, count: int):
+        self.base, self.count, self.name = base, count, base.name
+
+
+class Pullback(_Derivative):
+    """Gradients of a program by the inputs `needed`, given cotangents of the outputs `defined`.
+
+    Attributes:
+        used: After a run, the positions of the inputs that the outputs depend on; of those are the gradients.
+    """
+
+    def __init__(self, base: Program, count: int, needed: Sequence[int], defined: Sequence[int]):
+        super().__init__(base, count)
+        self.needed, self.defined, self.used = list(needed), list(defined), list(needed)
+
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Record a run and pull back."""
+        point, cotangents = inputs[: self.count], inputs[self.count :]
+
+        def restricted(*moving: Tensor) -> tuple[Tensor, ...]:
+            outputs = self.base.run(*_exchanged(point, self.needed, moving))
+            return tuple(outputs[i] for i in self.defined)
+
+        moving = [point[i] for i in self.needed]
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return torch.func.vjp(restricted, *moving)[1](cotangents)
+        return self._pull_recorded(restricted, moving, cotangents)
+
+    def _pull_recorded(
+        self, function: Callable[..., tuple[Tensor, ...]], moving: Tensors, cotangents: Tensors
+    ) -> tuple[Tensor, ...]:
+        """The same by torch.autograd, which takes modules that update buffers, hooks and older Functions too."""
+        with torch.enable_grad():
+            # An alias keeps a tensor apart from itself in another place.
+            aliases = [each.detach() if is_constant(each) else each.view_as(each) for each in moving]
+            aliases = [each if each.requires_grad else each.requires_grad_() for each in aliases]
+            pairs = [(y, u) for y, u in zip(function(*aliases), cotangents, strict=True) if y.requires_grad]
+            gradients: Sequence[Tensor | None] = [None] * len(aliases)
+            if pairs:
+                outputs, directions = zip(*pairs, strict=True)
+                again = any(each.requires_grad for each in (*moving, *cotangents))
+                gradients = torch.autograd.grad(outputs, aliases, directions, create_graph=again, allow_unused=True)
+        self.used = [i for i, each in zip(self.needed, gradients, strict=True) if each is not None]
+        return tuple(each for each in gradients if each is not None)
+
+
+class Pushforward(_Derivative):
+    """Tangents of a program's floating-point outputs, given tangents of the inputs `moving`."""
+
+    def __init__(self, base: Program, count: int, moving: Sequence[int]):
+        super().__init__(base, count)
+        self.moving = list(moving)
+
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Push forward."""
+        point, tangents = inputs[: self.count], inputs[self.count :]
+
+        def restricted(*moving: Tensor) -> tuple[Tensor, ...]:
+            outputs = self.base.run(*_exchanged(point, self.moving, moving))
+            return tuple(each for each in outputs if is_differentiable(each))
+
+        moving = [point[i] for i in self.moving]
+        if _inside_dual_level():
+            return _push_dual(restricted, moving, tangents)
+        result: Any = torch.func.jvp(restricted, tuple(moving), tuple(tangents))
+        outputs, pushed = result
+        # torch promotes the tangent of a float32 scalar times a Python number to float64.
+        return tuple(t.to(y.dtype) for t, y in zip(pushed, outputs, strict=True))
+
+
+def _push_dual(function: Callable[..., tuple[Tensor, ...]], moving: Tensors, tangents: Tensors) -> tuple[Tensor, ...]:
+    with _set_fwd_grad_enabled(True):
+        duals = [forward_ad.make_dual(x, t.to(x.dtype)) for x, t in zip(moving, tangents, strict=True)]
+        pairs = [forward_ad.unpack_dual(each) for each in function(*duals)]
+        return tuple(torch.zeros_like(y) if t is None else t.clone() for y, t in pairs)
+
+
+def _inside_dual_level() -> bool:
+    """Whether `torch.autograd.forward_ad` itself is in use, inside which torch.func.jvp refuses to run."""
+    from torch._functorch import eager_transforms
+
+    return forward_ad._current_level >= 0 and eager_transforms.JVP_NESTING == 0
+
+
+def _exchanged(inputs: Tensors, positions: Sequence[int], replacements: Tensors) -> list[Tensor]:
+    result = list(inputs)
+    for i, each in zip(positions, replacements, strict=True):
+        result[i] = each
+    return result
+
+
+def is_differentiable(tensor: Tensor) -> bool:
+    """Whether a tensor's dtype has derivatives."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _require_operands(program: Program, outputs: Tensors, operands: Tensors) -> None:
+    """Refuse a program that depends on what is no operand of it: that derivative would be lost."""
+    known = {id(each) for each in operands}
+    for output in outputs:
+        if forward_ad.unpack_dual(output).tangent is not None:
+            raise hidden_tensor(program.name, "a dual number")
+        for leaf in _graph_leaves(output):
+            if id(leaf) not in known:
+                raise hidden_tensor(program.name, f"one of shape {tuple(leaf.shape)}")
+
+
+def _graph_leaves(output: Tensor) -> list[Tensor]:
+    """The leaves that a recorded graph would accumulate into."""
+    leaves, stack, seen = [], [output.grad_fn], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        stack.extend(parent for parent, _ in node.next_functions)
+    return leaves + ([output] if output.requires_grad and output.grad_fn is None else [])

@@ -1,0 +1,108 @@
+"""The base class of Functions with a forward-mode rule, and how to call it so that `torch.compile` can train."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
+from torch.autograd import Function, forward_ad
+
+from hodiff.rules.batching import call_batched, innermost_is_vmap
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class AnyOrderFunction(Function):
+    """A `torch.autograd.Function` with `jvp` that may stand in compiled code; call it by `call`.
+
+    Dynamo refuses a Function with `jvp` where a gradient is recorded, and never calls the rule. So every subclass has a
+    twin without, whose `backward` compiled training runs; compiled transforms of `torch.func` differentiate what
+    `forward` consists of.
+    """
+
+    _is_twin = False
+
+    @staticmethod
+    def call(*inputs: Any) -> Any:
+        """Apply the Function to all its arguments, or its twin where dynamo traces."""
+        raise NotImplementedError
+
+    def __init_subclass__(cls) -> None:
+        """Make the twin, after whatever the classes between make of the subclass."""
+        super().__init_subclass__()
+        if not cls._is_twin and cls.forward is not Function.forward:
+            # Function.apply asks for it each time, and would work it out anew.
+            cls.forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
+            twin = type(cls.__name__, (cls,), {"_is_twin": True, "__module__": cls.__module__})
+            twin.jvp = staticmethod(Function.jvp)  # type: ignore[attr-defined]
+            cls.call = staticmethod(_either(cls, twin))  # type: ignore[method-assign]
+
+
+def _either(function: Any, twin: Any) -> Callable[..., Any]:
+    # Function.apply fills in defaults, which a call with all arguments does not need: a third of a small call's time.
+    plain = super(Function, function).apply
+
+    forward = function.forward
+    batches = function.vmap is not Function.vmap and not function.generate_vmap_rule
+
+    # A closure, as dynamo reads no attribute of a Function and looks none up in a table.
+    def call(*inputs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return forward(*inputs) if torch._C._are_functorch_transforms_active() else twin.apply(*inputs)
+        if torch._C._are_functorch_transforms_active():
+            if batches and innermost_is_vmap():
+                return call_batched(function, call, inputs)
+            return function.apply(*inputs)
+        inputs = unwrap_dead_wrappers(inputs)
+        # Where nothing records, as in a last backward pass, the formula alone will do.
+        if not torch.is_grad_enabled() and forward_ad._current_level < 0:
+            return forward(*inputs)
+        return plain(*inputs)
+
+    return call
+
+
+def in_dtype(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert a result of `forward`.
+
+    Compiled by torch 2.11, a result that `to` hands on as it is loses its gradient, without a word.
+
+    Args:
+        t: The result.
+        dtype: The dtype that it is to have.
+
+    Returns:
+        The result itself, where nothing is to be done.
+    """
+    return t if t.dtype == dtype else t.to(dtype)
+
+
+def outside_graphs(function: F) -> F:
+    """Keep dynamo from tracing a function, as `torch.compiler.disable` does, which takes a second to import.
+
+    Args:
+        function: What to run between two graphs; `fullgraph=True` raises.
+
+    Returns:
+        The function, wrapped.
+    """
+    disabled: Any = None
+
+    @functools.wraps(function)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if disabled is None:
+            disabled = torch.compiler.disable(function)
+        return disabled(*args, **kwargs)
+
+    # Keeps dynamo from looking into this wrapper, too.
+    outside._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return cast(F, outside)

@@ -1,0 +1,167 @@
+r"""Functions of many rows evaluated a block of rows at a time, with derivatives of any order that are so as well.
+
+A formula maps tensors of two roles to outputs of two roles: what has rows (dimension -2) enters in blocks and its
+results are joined; what is shared enters whole and its results are summed. The pullback of such a formula is one
+again: gradients by rows are rows, gradients by what is shared are sums. So a derivative of any order holds one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.nesting import nestable_jvp
+
+Formula = Callable[..., tuple[Tensor, ...]]
+
+# Numbers in one block of the widest intermediate, 8 MiB in float32: sums over blocks cost more below.
+BLOCK = 2**21
+FEWEST_ROWS = 16
+
+
+class Plan(NamedTuple):
+    """Which tensors have rows, and how many rows make a block.
+
+    Attributes:
+        length: Number of rows.
+        width: Numbers in one row of the widest intermediate.
+        inputs: Whether each input has rows.
+        outputs: Whether each output has rows.
+    """
+
+    length: int
+    width: int
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+
+    @property
+    def block(self) -> int:
+        """Rows of a block."""
+        return max(FEWEST_ROWS, BLOCK // max(self.width, 1))
+
+
+def blockwise(formula: Formula, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """Evaluate a formula on each block of rows; join the outputs that have rows, and sum the others.
+
+    Args:
+        formula: Takes the index of its first row, then the tensors; returns a tuple.
+        plan: Roles and sizes.
+        *tensors: Inputs; None stays None.
+
+    Returns:
+        The outputs.
+    """
+    if plan.length <= plan.block:
+        return tuple(formula(0, *tensors))
+    joined: list[list[Tensor]] = [[] for _ in plan.outputs]
+    for start in range(0, plan.length, plan.block):
+        rows = min(plan.block, plan.length - start)
+        slices = [
+            each.narrow(-2, start, rows) if has_rows and each is not None else each
+            for each, has_rows in zip(tensors, plan.inputs, strict=True)
+        ]
+        for parts, part, has_rows in zip(joined, formula(start, *slices), plan.outputs, strict=True):
+            parts[:] = [*parts, part] if has_rows or not parts else [parts[0] + part]
+    return tuple(torch.cat(parts, -2) if rows else parts[0] for parts, rows in zip(joined, plan.outputs, strict=True))
+
+
+class RowBlocks(AnyOrderFunction):
+    """`blockwise` with derivatives by blocks. Saves its inputs."""
+
+    @staticmethod
+    def forward(formula: Formula, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        """Evaluate a block at a time."""
+        return blockwise(formula, plan, *tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Save the inputs."""
+        del output
+        ctx.formula, ctx.plan, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        """The pullback of the formula, by blocks."""
+        tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        wanted = tuple(i for i, need in enumerate(needed) if need)
+        given = tuple(i for i, each in enumerate(cotangents) if each is not None)
+        gradients: list[Tensor | None] = [None] * len(tensors)
+        if given and wanted:
+            plan = ctx.plan._replace(
+                inputs=(*ctx.plan.inputs, *(ctx.plan.outputs[i] for i in given)),
+                outputs=tuple(ctx.plan.inputs[i] for i in wanted),
+            )
+            formula = partial(_pullback, ctx.formula, wanted, given)
+            found = RowBlocks.call(formula, plan, *tensors, *(cotangents[i] for i in given))
+            for i, each in zip(wanted, found, strict=True):
+                gradients[i] = each
+        return None, None, *gradients
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, _formula: None, _plan: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        """The pushforward of the formula, by blocks."""
+        given = tuple(i for i, each in enumerate(tangents) if each is not None)
+        plan = ctx.plan._replace(inputs=(*ctx.plan.inputs, *(ctx.plan.inputs[i] for i in given)))
+        formula = partial(_pushforward, ctx.formula, given)
+        return RowBlocks.call(formula, plan, *ctx.saved_tensors, *(tangents[i] for i in given))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], formula: Formula, plan: Plan, *tensors: Tensor | None) -> Any:
+        """The batch joins the dimensions before the rows."""
+        front = all_batched(info.batch_size, in_dims[2:], tensors)
+        outputs = RowBlocks.call(formula, plan._replace(width=plan.width * info.batch_size), *front)
+        return outputs, (0,) * len(outputs)
+
+
+def all_batched(size: int, in_dims: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Give every tensor the batch in front: gradients by one without would come out summed over the batch.
+
+    Args:
+        size: Size of the batch.
+        in_dims: The batch dimension of each tensor, or None.
+        tensors: Tensors and Nones.
+
+    Returns:
+        The tensors; the batch is a view where there was none.
+    """
+    return tuple(
+        each if each is None else each.expand(size, *each.shape) if dim is None else each.movedim(dim, 0)
+        for each, dim in zip(tensors, in_dims, strict=True)
+    )
+
+
+def _pullback(formula: Formula, wanted: Sequence[int], given: Sequence[int], start: int, *tensors: Any) -> Any:
+    inputs, cotangents = tensors[: len(tensors) - len(given)], tensors[len(tensors) - len(given) :]
+    _, pull = _linearized(formula, wanted, given, start, inputs)
+    return pull(cotangents)
+
+
+def _pushforward(formula: Formula, given: Sequence[int], start: int, *tensors: Any) -> Any:
+    inputs, tangents = tensors[: len(tensors) - len(given)], tensors[len(tensors) - len(given) :]
+    outputs, pull = _linearized(formula, given, None, start, inputs)
+    # The transpose of the pullback: torch.autograd.forward_ad, which may be at work outside, does not nest.
+    transposed: Any = torch.func.vjp(pull, tuple(torch.zeros_like(each) for each in outputs))
+    (found,) = transposed[1](tangents)
+    return found
+
+
+def _linearized(
+    formula: Formula, by: Sequence[int], of: Sequence[int] | None, start: int, inputs: Sequence[Any]
+) -> Any:
+    def primal(*chosen: Tensor) -> tuple[Tensor, ...]:
+        arguments = list(inputs)
+        for i, each in zip(by, chosen, strict=True):
+            arguments[i] = each
+        outputs = formula(start, *arguments)
+        return outputs if of is None else tuple(outputs[i] for i in of)
+
+    return torch.func.vjp(primal, *(inputs[i] for i in by))
