@@ -56,7 +56,7 @@ _LATE = {
     "Report": "hodiff.checks",
     "assert_differentiable": "hodiff.checks",
     "check": "hodiff.checks",
-    "preflight": "hodiff.checks.preflight",
+    "preflight": "hodiff.checks.preflight.preflight",
     "custom_jvp": "hodiff.authoring",
     "custom_vjp": "hodiff.authoring",
     "elementwise": "hodiff.authoring",
