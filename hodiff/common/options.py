@@ -1,0 +1,100 @@
+"""Options at the boundary: counts, numbers, switches and choices, refused in one wording."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from hodiff.common.trees import describe
+from hodiff.errors import InputError
+
+
+def is_int(value: Any) -> bool:
+    """Whether a value is an int; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number of Python's; True and False are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def require_int(
+    caller: str,
+    argument: str,
+    value: Any,
+    least: int | None = None,
+    most: int | None = None,
+    *,
+    optional: bool = False,
+    remedy: str = "",
+) -> None:
+    """Refuse what is not an int from `least` to `most`, or None where it is optional."""
+    if is_int(value) and (least is None or value >= least) and (most is None or value <= most):
+        return
+    if optional and value is None:
+        return
+    bounds = "" if least is None else f" of {least} or more" if most is None else f" from {least} to {most}"
+    _refuse(caller, argument, value, "an int" + bounds, optional, remedy)
+
+
+def require_number(
+    caller: str,
+    argument: str,
+    value: Any,
+    *,
+    positive: bool = False,
+    nonnegative: bool = False,
+    finite: bool = False,
+    within: tuple[float, float] | None = None,
+    optional: bool = False,
+    remedy: str = "",
+) -> None:
+    """Refuse what is not a real number, or not of the kind asked for."""
+    if (
+        is_number(value)
+        and (not positive or value > 0)
+        and (not nonnegative or value >= 0)
+        and (not finite or math.isfinite(value))
+        and (within is None or within[0] <= value <= within[1])
+    ):
+        return
+    if optional and value is None:
+        return
+    words = ["a", "positive" * positive, "nonnegative" * nonnegative, "finite" * finite, "number"]
+    kind = " ".join(filter(None, words)) + (f" from {within[0]} to {within[1]}" if within else "")
+    _refuse(caller, argument, value, kind, optional, remedy)
+
+
+def require_amount(caller: str, argument: str, value: Any, *, positive: bool = False) -> None:
+    """Refuse what is not a finite number, zero or more."""
+    require_number(caller, argument, value, positive=positive, nonnegative=not positive, finite=True)
+
+
+def require_bool(caller: str, argument: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        _refuse(caller, argument, value, "True or False")
+
+
+def require_choice(caller: str, argument: str, value: Any, choices: Iterable[Any], *, optional: bool = False) -> None:
+    """Refuse what is not one of the choices."""
+    known = tuple(choices)
+    if value not in known and not (optional and value is None):
+        _refuse(caller, argument, value, f"one of {', '.join(map(repr, known))}", optional)
+
+
+def require_callable(caller: str, **functions: Any) -> None:
+    """Refuse what cannot be called."""
+    for argument, each in functions.items():
+        if not callable(each):
+            raise InputError(f"{caller}: {argument}: expected a callable, got {type(each).__name__}.")
+
+
+def _refuse(caller: str, argument: str, value: Any, kind: str, optional: bool = False, remedy: str = "") -> None:
+    got = describe(value) if isinstance(value, Tensor) else repr(value)
+    ending = f"; {remedy}." if remedy else "."
+    raise InputError(f"{caller}: {argument}: expected {kind}{' or None' * optional}, got {got}{ending}")
