@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.options import is_number
 from hodiff.errors import InputError
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -39,11 +40,7 @@ class Layout:
         """The tree of tangents: those of numbers are the number zero, those of anything else None."""
         stream = iter(tangents)
         return self.spec.unflatten([
-            next(stream)
-            if each is self.TENSOR
-            else 0.0
-            if not symbolic_zeros and isinstance(each, (int, float)) and not isinstance(each, bool)
-            else None
+            next(stream) if each is self.TENSOR else 0.0 if not symbolic_zeros and is_number(each) else None
             for each in self.constants
         ])
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hodiff.common.options import is_int
 from hodiff.errors import InputError
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -109,6 +110,6 @@ def _signature(f: Callable[..., Any]) -> inspect.Signature | None:
 def _argnums(argnums: int | Sequence[int], decorator: str) -> tuple[int, ...]:
     given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for each in given:
-        if isinstance(each, bool) or not isinstance(each, int) or each < 0:
+        if not is_int(each) or each < 0:
             raise InputError(f"{decorator}: nondiff_argnums: expected non-negative ints, got {argnums!r}.")
     return tuple(sorted(set(given)))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hodiff.common.options import is_int
 from hodiff.errors import InputError
 
 # Bytes that the intermediate results of one group of directions may take under chunk_size="auto". On a CPU a group
@@ -48,9 +49,7 @@ def validate_chunk_size(chunk_size: int | str | None, caller: str) -> None:
     Raises:
         InputError: If it is anything else.
     """
-    if chunk_size is None or chunk_size == "auto":
-        return
-    if isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size >= 1:
+    if chunk_size is None or chunk_size == "auto" or (is_int(chunk_size) and chunk_size >= 1):
         return
     raise InputError(
         f"{caller}: chunk_size must be a positive int, 'auto', or None for all directions at once, got {chunk_size!r}."

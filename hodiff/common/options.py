@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
@@ -12,12 +12,12 @@ from hodiff.common.trees import describe
 from hodiff.errors import InputError
 
 
-def is_int(value: Any) -> bool:
+def is_int(value: Any) -> TypeGuard[int]:
     """Whether a value is an int; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a real number of Python's; True and False are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 

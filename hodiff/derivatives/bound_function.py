@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.options import is_int
 from hodiff.common.trees import PyTree, dense, describe, flatten_primals, recordable, tensors_in
 from hodiff.corrections import Corrections
 from hodiff.errors import InputError
@@ -131,7 +132,7 @@ def bind(
         raise InputError(f"{caller}: f must be callable, got {describe(f)}.")
     positions = argnums if isinstance(argnums, tuple) else (argnums,)
     for position in positions:
-        if not isinstance(position, int) or isinstance(position, bool):
+        if not is_int(position):
             raise InputError(f"{caller}: argnums must be an int or a tuple of ints, got {argnums!r}.")
         if not -len(args) <= position < len(args):
             raise InputError(

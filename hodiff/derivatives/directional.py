@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hodiff.common.options import require_int
 from hodiff.common.trees import PyTree, flatten_tangents
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.second_order import Leaves, follow
 from hodiff.derivatives.transforms import push
-from hodiff.errors import InputError
 
 
 @leave_inference_mode
@@ -47,8 +47,7 @@ def directional_derivatives(
 
     Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., chapter 13.
     """
-    if not isinstance(order, int) or isinstance(order, bool) or order < 0:
-        raise InputError(f"directional_derivatives: order must be an int of 0 or more, got {order!r}.")
+    require_int("directional_derivatives", "order", order, 0)
     function = bind("directional_derivatives", f, (x, *args), name="x", correct=correct)
     tangents = flatten_tangents(v, function.leaves, function.user_spec, "directional_derivatives")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.options import require_callable
 from hodiff.derivatives.hvp import hvp
 from hodiff.errors import InputError
 from hodiff.recompute.checkpoint import Call
@@ -51,8 +52,7 @@ def hvp_function(f: Callable[..., Any]) -> Callable[..., Any]:
 
     Source: B. A. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994), eq. 2.4.
     """
-    if not callable(f):
-        raise InputError(f"hvp_function: f: expected a callable, got {type(f).__name__}.")
+    require_callable("hvp_function", f=f)
 
     def product(x: Any, v: Any, *args: Any) -> Any:
         if torch.compiler.is_compiling():

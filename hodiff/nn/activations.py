@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hodiff.errors import InputError
+from hodiff.common.options import require_choice, require_number
 from hodiff.functions.activations.gated import gelu, mish, silu, swish
 from hodiff.functions.activations.logistic import scaled_sigmoid
 from hodiff.functions.activations.rectifiers import clipped_relu, relu, softplus
 from hodiff.functions.logarithms import log_sigmoid
-from hodiff.rules.arguments import require_choice, require_number_or_floating
+from hodiff.rules.arguments import require_number_or_floating
 
 
 class Swish(nn.Module):
@@ -105,8 +105,7 @@ class ClippedReLU(nn.Module):
 
     def __init__(self, max: float):
         super().__init__()
-        if isinstance(max, bool) or not isinstance(max, (int, float)) or not max > 0:
-            raise InputError(f"ClippedReLU: max: expected a positive number, got {max!r}.")
+        require_number("ClippedReLU", "max", max, positive=True)
         self.max = max
 
     def forward(self, x: Tensor) -> Tensor:

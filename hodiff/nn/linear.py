@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_choice
 from hodiff.functions.linear.activations import FUSED_ACTIVATIONS
 from hodiff.functions.linear.fused_linear import fused_linear
-from hodiff.rules.arguments import require_choice
 
 
 class FusedLinear(torch.nn.Linear):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hodiff.errors import InputError
+from hodiff.common.options import require_number
 from hodiff.functions.sampling import gumbel_softmax
 
 
@@ -32,8 +32,7 @@ class GumbelSoftmax(nn.Module):
 
     def __init__(self, temperature: float = 1.0, hard: bool = False, dim: int = -1, learnable: bool = False):
         super().__init__()
-        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature > 0:
-            raise InputError(f"GumbelSoftmax: temperature: expected a positive number, got {temperature!r}.")
+        require_number("GumbelSoftmax", "temperature", temperature, positive=True)
         self.initial_temperature = temperature
         self.hard = hard
         self.dim = dim

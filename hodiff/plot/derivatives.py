@@ -12,8 +12,8 @@ import torch
 from scipy.differentiate import derivative
 from torch import Tensor
 
+from hodiff.common.options import is_number, require_int
 from hodiff.errors import InputError
-from hodiff.estimators.arguments import require_int
 from hodiff.plot.shared import axes_or_new, one_number
 
 if TYPE_CHECKING:
@@ -117,6 +117,5 @@ def _add_legend(ax: Axes, *, with_dots: bool) -> None:
 
 
 def _require_interval(low: float, high: float) -> None:
-    ends = [isinstance(end, (int, float)) and not isinstance(end, bool) and math.isfinite(end) for end in (low, high)]
-    if not all(ends) or not low < high:
+    if not all(is_number(end) and math.isfinite(end) for end in (low, high)) or not low < high:
         raise InputError(f"derivatives: low, high: expected finite numbers with low < high, got {low!r} and {high!r}.")

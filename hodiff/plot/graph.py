@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.options import require_int
 from hodiff.common.trees import PyTree, flatten_primals, leaf_names
 from hodiff.errors import InputError
-from hodiff.estimators.arguments import require_int
 from hodiff.plot.shared import one_number, require_package
 
 if TYPE_CHECKING:

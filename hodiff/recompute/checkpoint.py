@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from hodiff.errors import InputError
+from hodiff.common.options import require_callable, require_int
 from hodiff.recompute.closed_over import ClosedOver
 from hodiff.recompute.hidden_tensors import RefuseForeign
 from hodiff.recompute.programs import Checkpoint, Program
@@ -146,9 +146,8 @@ def checkpoint_sequential(functions: nn.Sequential | Iterable[Callable[..., Any]
     name = "checkpoint_sequential"
     chain = list(functions)
     for each in chain:
-        _require_callable(name, "functions", each)
-    if isinstance(segments, bool) or not isinstance(segments, int) or not 1 <= segments <= len(chain):
-        raise InputError(f"{name}: segments: expected an int from 1 to {len(chain)}, got {segments!r}.")
+        require_callable(name, functions=each)
+    require_int(name, "segments", segments, 1, len(chain))
     bounds = [round(i * len(chain) / segments) for i in range(segments + 1)]
     for start, stop in pairwise(bounds):
         args = (_checkpoint(name, _Chain(chain[start:stop]), args, {}),)
@@ -168,7 +167,7 @@ class _Chain:
 
 
 def _checkpoint(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    _require_callable(name, "f", f)
+    require_callable(name, f=f)
     if torch.compiler.is_compiling() or not _may_differentiate():
         return f(*args, **kwargs)
     call = Call(name, f, args, kwargs)
@@ -181,8 +180,3 @@ def _may_differentiate() -> bool:
 
 def _inside_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _require_callable(function: str, name: str, value: Any) -> None:
-    if not callable(value):
-        raise InputError(f"{function}: {name}: expected a callable, got {type(value).__name__}.")

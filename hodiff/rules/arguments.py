@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import is_int, is_number
 from hodiff.errors import InputError
 
 
@@ -46,7 +47,7 @@ def require_number_or_floating(function: str, **arguments: Any) -> None:
     for name, value in arguments.items():
         if isinstance(value, Tensor):
             require_floating(function, **{name: value})
-        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        elif not is_number(value):
             raise InputError(
                 f"{function}: {name}: expected a number or a floating-point tensor, got {type(value).__name__}."
             )
@@ -75,22 +76,6 @@ def require_broadcastable(function: str, **arguments: Any) -> None:
         ) from None
 
 
-def require_choice(function: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Refuse what is not among the choices.
-
-    Args:
-        function: The public function, for the message.
-        name: The argument.
-        value: What came.
-        choices: What may come.
-
-    Raises:
-        InputError: If the value is none of them.
-    """
-    if value not in choices:
-        raise InputError(f"{function}: {name}: expected one of {', '.join(map(repr, choices))}, got {value!r}.")
-
-
 def require_dims(function: str, x: Tensor, dim: Any) -> tuple[int, ...]:
     """Normalize dimensions to a sorted tuple of non-negative ints.
 
@@ -108,7 +93,7 @@ def require_dims(function: str, x: Tensor, dim: Any) -> tuple[int, ...]:
     given = (dim,) if isinstance(dim, int) else tuple(dim)
     rank = max(x.dim(), 1)
     for each in given:
-        if isinstance(each, bool) or not isinstance(each, int) or not -rank <= each < rank:
+        if not is_int(each) or not -rank <= each < rank:
             raise InputError(f"{function}: dim: expected ints from {-rank} to {rank - 1}, got {dim!r}.")
     normal = tuple(sorted(each % rank for each in given))
     if len(set(normal)) < len(normal):

@@ -233,7 +233,7 @@ def test_errors():
         numpy_function(np.sin, vjp=np.cos, difference_order=1)
     with pytest.raises(InputError, match=r"expected neither with elementwise=True"):
         numpy_function(np.sin, vjp=np.cos, elementwise=True)
-    with pytest.raises(InputError, match=r"difference_order: expected an int of at least 0, got -1"):
+    with pytest.raises(InputError, match=r"difference_order: expected an int of 0 or more, got -1"):
         numpy_function(np.sin, difference_order=-1)
     with pytest.raises(InputError, match=r"expected an output of shape \(2,\) from an elementwise"):
         numpy_function(np.sum, elementwise=True)(x)

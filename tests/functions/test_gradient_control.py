@@ -227,7 +227,7 @@ def test_a_hook_is_differentiable():
         (lambda: clip_gradient(X), "got none"),
         (lambda: clip_gradient(X, 0.0, max_norm=1.0), "got low, max_norm"),
         (lambda: clip_gradient(X, 1.0, 0.0), "low: expected at most high"),
-        (lambda: clip_gradient(X, True), "low: expected a number, got bool"),
+        (lambda: clip_gradient(X, True), "low: expected a number or None, got True"),
         (lambda: clip_gradient(X, max_norm=0.0), "max_norm: expected a positive number"),
         (lambda: clip_gradient(X, 0.0, dim=0), "dim: expected max_norm"),
         (lambda: clip_gradient(X, max_norm=1.0, dim=1), "dim: expected ints"),

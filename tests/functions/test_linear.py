@@ -219,9 +219,9 @@ def test_convolution_modules(kind, options):
         (lambda: fused_linear(torch.ones(2).long(), torch.ones(3, 2)), "x: expected a floating-point tensor"),
         (
             lambda: clipped_gradient_linear(torch.ones(2), torch.ones(3, 2), -1),
-            "bound: expected a number of at least 0",
+            "bound: expected a nonnegative number",
         ),
-        (lambda: clipped_gradient_linear(torch.ones(2), torch.ones(3, 2), True), "bound: expected a number"),
+        (lambda: clipped_gradient_linear(torch.ones(2), torch.ones(3, 2), True), "bound: expected a nonnegative number"),
         (lambda: FusedLinearModule(2, 3, activation="elu"), "FusedLinear: activation"),
     ],
 )

@@ -172,7 +172,7 @@ def test_training_step_compiles():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bits": 1, "scale": 1.0}, "bits: expected an int from 2 to 16 with symmetric=True, got 1"),
+        ({"bits": 1, "scale": 1.0}, "bits: expected an int from 2 to 16, got 1; with symmetric=True"),
         ({"bits": 0, "scale": 1.0, "symmetric": False}, "bits: expected an int from 1 to 16"),
         ({"bits": 4.0, "scale": 1.0}, "bits: .*got 4.0"),
         ({"bits": 4, "scale": 0.0}, "scale: expected a positive number, got 0.0"),

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_choice
 from hodiff.functions.activations.gated import GELU, SiLU
 from hodiff.functions.activations.rectifiers import where_positive
 from hodiff.functions.activations.slopes import GELUSlope, SiLUSlope
 from hodiff.recompute.intermediates import can_forget, forget_between
 from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.rules.arguments import require_broadcastable, require_choice, require_floating
+from hodiff.rules.arguments import require_broadcastable, require_floating
 from hodiff.rules.elementwise import batch_in_front
 from hodiff.rules.nesting import nestable_jvp
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hodiff.common.options import require_choice
 from hodiff.functions.activations.logistic import SATURATED, Bell, BellSlope
 from hodiff.functions.activations.rectifiers import where_positive
 from hodiff.functions.activations.slopes import (
@@ -23,12 +24,7 @@ from hodiff.functions.activations.slopes import (
 )
 from hodiff.kernels import fused
 from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.rules.arguments import (
-    require_broadcastable,
-    require_choice,
-    require_floating,
-    require_number_or_floating,
-)
+from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating
 from hodiff.rules.elementwise import ElementwiseFunction, batch_in_front
 from hodiff.rules.nesting import nestable_jvp
 

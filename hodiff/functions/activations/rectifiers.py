@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hodiff.common.options import is_number, require_number
 from hodiff.errors import InputError
 from hodiff.functions.activations.logistic import BernoulliEntropy, Logistic
 from hodiff.kernels import fused
@@ -234,8 +235,7 @@ def clipped_relu(x: Tensor, max: float) -> Tensor:
     Source: A. Hannun et al., "Deep Speech: scaling up end-to-end speech recognition", 2014, section 2.
     """
     require_floating("clipped_relu", x=x)
-    if isinstance(max, bool) or not isinstance(max, (int, float)) or not max > 0:
-        raise InputError(f"clipped_relu: max: expected a positive number, got {max!r}.")
+    require_number("clipped_relu", "max", max, positive=True)
     return ClippedReLU.call(x, max)
 
 
@@ -268,8 +268,6 @@ def softplus(x: Tensor, beta: Tensor | float = 1.0, threshold: float | None = No
     require_broadcastable("softplus", x=x, beta=beta)
     if not isinstance(beta, Tensor) and beta == 0:
         raise InputError("softplus: beta: expected a number other than zero, got 0; it divides the result.")
-    if threshold is not None and (
-        isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or math.isnan(threshold)
-    ):
+    if threshold is not None and not (is_number(threshold) and not math.isnan(threshold)):
         raise InputError(f"softplus: threshold: expected a number or None, got {threshold!r}.")
     return Softplus.call(x, beta, threshold)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_number
 from hodiff.errors import InputError
 from hodiff.rules.arguments import require_floating
 
@@ -105,7 +106,5 @@ def require_options(scale: Any, dropout_p: Any) -> None:
     Raises:
         InputError: If it is.
     """
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
-        raise InputError(f"attention: scale: expected a number or None, got {scale!r}; multiply q for a learned scale.")
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)) or not 0 <= dropout_p <= 1:
-        raise InputError(f"attention: dropout_p: expected a number from 0 to 1, got {dropout_p!r}.")
+    require_number("attention", "scale", scale, optional=True, remedy="multiply q for a learned scale")
+    require_number("attention", "dropout_p", dropout_p, within=(0, 1))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import is_int
 from hodiff.errors import InputError
 from hodiff.functions.convolution.maps import Convolution, Geometry
 from hodiff.rules.arguments import require_floating
@@ -183,9 +184,9 @@ def _each(name: str, argument: str, value: Any, rank: int, least: int) -> tuple[
     values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if len(values) == 1:
         values = values * rank
-    valid = all(isinstance(each, int | torch.SymInt) and not isinstance(each, bool) for each in values)
+    valid = all(isinstance(each, torch.SymInt) or is_int(each) for each in values)
     if not valid or len(values) != rank or any(each < least for each in values):
-        raise InputError(f"{name}: {argument}: expected an int of at least {least}, or {rank} of them, got {value!r}.")
+        raise InputError(f"{name}: {argument}: expected an int of {least} or more, or {rank} of them, got {value!r}.")
     return values
 
 
@@ -200,7 +201,7 @@ def _require_tensors(name: str, rank: int, x: Tensor, weight: Tensor, bias: Tens
         raise InputError(
             f"{name}: input: expected {rank + 2} dimensions, or {rank + 1} without a batch, got shape {tuple(x.shape)}."
         )
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or weight.shape[0] % groups:
+    if not is_int(groups) or groups < 1 or weight.shape[0] % groups:
         raise InputError(f"{name}: groups: expected a divisor of the {weight.shape[0]} out channels, got {groups!r}.")
     if x.shape[-rank - 1] != weight.shape[1] * groups:
         raise InputError(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_int
 from hodiff.errors import InputError
 from hodiff.functions.gradients.straight_through import straight_through
 from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating
@@ -234,10 +235,9 @@ def quantize_ste(
 
 def _integers(bits: int, symmetric: bool) -> tuple[int, int]:
     least = 2 if symmetric else 1
-    if isinstance(bits, bool) or not isinstance(bits, int) or not least <= bits <= MAX_BITS:
-        raise InputError(
-            f"quantize_ste: bits: expected an int from {least} to {MAX_BITS} with symmetric={symmetric}, got {bits!r}."
-        )
+    require_int(
+        "quantize_ste", "bits", bits, least, MAX_BITS, remedy=f"with symmetric={symmetric} the least is {least}"
+    )
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if symmetric else (0, 2**bits - 1)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_number
 from hodiff.errors import InputError, RouteError
 from hodiff.functions.projections.euclidean import project_l2_ball
 from hodiff.rules.any_order import AnyOrderFunction, outside_graphs
@@ -99,15 +100,13 @@ def clip_gradient(
     require_floating("clip_gradient", x=x)
     bounds = {"low": low, "high": high, "max_norm": max_norm}
     for name, value in bounds.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise InputError(f"clip_gradient: {name}: expected a number, got {type(value).__name__}.")
+        require_number("clip_gradient", name, value, optional=True)
     if (max_norm is None) == (low is None and high is None):
         given = ", ".join(name for name, value in bounds.items() if value is not None) or "none"
         raise InputError(f"clip_gradient: expected bounds (low, high or both) or max_norm, got {given}.")
     if low is not None and high is not None and not low <= high:
         raise InputError(f"clip_gradient: low: expected at most high, {high}, got {low}.")
-    if max_norm is not None and not max_norm > 0:
-        raise InputError(f"clip_gradient: max_norm: expected a positive number, got {max_norm}.")
+    require_number("clip_gradient", "max_norm", max_norm, positive=True, optional=True)
     if dim is not None and max_norm is None:
         raise InputError("clip_gradient: dim: expected max_norm along with dim, got bounds.")
     # A frozenset, as torch's batching of jvp stumbles over tuples of constants.
@@ -202,8 +201,7 @@ def noise_gradient(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
     Source: A. Neelakantan et al., "Adding gradient noise improves learning for very deep networks", 2015, section 3.
     """
     require_floating("noise_gradient", x=x)
-    if isinstance(std, bool) or not isinstance(std, (int, float)) or not std >= 0:
-        raise InputError(f"noise_gradient: std: expected a nonnegative number, got {std!r}.")
+    require_number("noise_gradient", "std", std, nonnegative=True)
     if not isinstance(generator, torch.Generator) or generator.device.type != x.device.type:
         kind = generator.device if isinstance(generator, torch.Generator) else type(generator).__name__
         raise InputError(f"noise_gradient: generator: expected a torch.Generator on {x.device}, got {kind}.")

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_choice, require_number
 from hodiff.errors import InputError
 from hodiff.functions.linear.activations import FUSED_ACTIVATIONS
 from hodiff.recompute.intermediates import can_forget, forget_between
 from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.rules.arguments import require_choice, require_floating
+from hodiff.rules.arguments import require_floating
 from hodiff.rules.autocast import autocast_like_torch
 from hodiff.rules.nesting import nestable_jvp
 
@@ -222,8 +223,7 @@ def clipped_gradient_linear(x: Tensor, weight: Tensor, bound: float) -> Tensor:
     Source: A. Graves, "Generating sequences with recurrent neural networks", 2013, section 2.1 (clipped derivatives).
     """
     _require_product("clipped_gradient_linear", x, weight, None)
-    if isinstance(bound, bool) or not isinstance(bound, int | float) or not bound >= 0:
-        raise InputError(f"clipped_gradient_linear: bound: expected a number of at least 0, got {bound!r}.")
+    require_number("clipped_gradient_linear", "bound", bound, nonnegative=True)
     x, weight = autocast_like_torch(x, weight)
     _require_same_dtype("clipped_gradient_linear", x=x, weight=weight)
     return ClippedGradientLinear.call(x, weight, bound)

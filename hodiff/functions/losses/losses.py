@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_choice, require_int, require_number
 from hodiff.errors import InputError
 from hodiff.functions.losses.cross_entropy import CrossEntropy, class_of
 from hodiff.functions.losses.soft_cross_entropy import SoftCrossEntropy
-from hodiff.rules.arguments import require_choice, require_floating, require_number_or_floating
+from hodiff.rules.arguments import require_floating, require_number_or_floating
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.rules.tiles import block_size
 
@@ -234,11 +235,9 @@ def _require_classification(
                 f"{name}: weight: expected one for each class, shape ({shape[axis]},), got {tuple(weight.shape)}."
             )
     require_choice(name, "reduction", reduction, REDUCTIONS)
-    if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
-        raise InputError(f"{name}: label_smoothing: expected a number from 0 to 1, got {label_smoothing!r}.")
-    is_count = isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size > 0
-    if chunk_size is not None and chunk_size != "auto" and not is_count:
-        raise InputError(f"{name}: chunk_size: expected a positive int, None or 'auto', got {chunk_size!r}.")
+    require_number(name, "label_smoothing", label_smoothing, within=(0, 1))
+    if chunk_size != "auto":
+        require_int(name, "chunk_size", chunk_size, 1, optional=True, remedy="'auto' chooses one")
     return shape[axis]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_number
 from hodiff.errors import InputError
 from hodiff.rules.arguments import require_floating
 
@@ -115,8 +116,7 @@ def require_eps(function: str, eps: float) -> None:
         InputError: If it is.
     """
     # A negative one makes sense as long as the sum is positive, and torch takes it.
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        raise InputError(f"{function}: eps: expected a number, got {eps!r}.")
+    require_number(function, "eps", eps)
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import is_int
 from hodiff.errors import InputError
 from hodiff.functions.normalization.arguments import (
     require_channels,
@@ -112,7 +113,7 @@ def group_norm(
     Source: Y. Wu & K. He, "Group normalization", 2018, equations 1, 2 and 7.
     """
     require_channels("group_norm", x, weight, bias, eps)
-    if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 1 or x.shape[1] % num_groups:
+    if not is_int(num_groups) or num_groups < 1 or x.shape[1] % num_groups:
         raise InputError(
             f"group_norm: num_groups: expected an int that divides the {x.shape[1]} channels of x, got {num_groups!r}."
         )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_int
 from hodiff.errors import InputError
 from hodiff.functions.numpy.nodes import (
     CallNode,
@@ -95,8 +96,7 @@ def numpy_function(
         raise InputError(f"numpy_function: rules: expected 'numpy' or 'torch', got {rules!r}.")
     if difference_order is None:
         difference_order = 0 if vjp or jvp or derivatives else 1
-    if isinstance(difference_order, bool) or not isinstance(difference_order, int) or difference_order < 0:
-        raise InputError(f"numpy_function: difference_order: expected an int of at least 0, got {difference_order!r}.")
+    require_int("numpy_function", "difference_order", difference_order, 0)
     if derivatives and not elementwise:
         raise InputError("numpy_function: derivatives: expected elementwise=True with them; else pass vjp or jvp.")
     if difference_order and (vjp or jvp):
