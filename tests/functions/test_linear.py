@@ -221,7 +221,7 @@ def test_convolution_modules(kind, options):
             lambda: clipped_gradient_linear(torch.ones(2), torch.ones(3, 2), -1),
             "bound: expected a nonnegative number",
         ),
-        (lambda: clipped_gradient_linear(torch.ones(2), torch.ones(3, 2), True), "bound: expected a nonnegative number"),
+        (lambda: clipped_gradient_linear(torch.ones(2), torch.ones(3, 2), True), "expected a nonnegative number"),
         (lambda: FusedLinearModule(2, 3, activation="elu"), "FusedLinear: activation"),
     ],
 )

@@ -190,7 +190,7 @@ def test_hinge_kink_and_labels():
         (lambda: cross_entropy(torch.zeros(3), torch.tensor(True)), "got bool"),
         (lambda: cross_entropy(torch.zeros(3), torch.tensor(0), weight=torch.ones(2)), r"weight: .* shape \(3,\)"),
         (lambda: cross_entropy(torch.zeros(3), torch.tensor(0), label_smoothing=1.5), "from 0 to 1, got 1.5"),
-        (lambda: cross_entropy(torch.zeros(3), torch.tensor(0), chunk_size=0), "chunk_size: expected an int of 1 or more or None, got 0; 'auto'"),
+        (lambda: cross_entropy(torch.zeros(3), torch.tensor(0), chunk_size=0), "expected an int of 1 or more or None"),
         (lambda: cross_entropy(torch.zeros(3), torch.tensor(0), reduction="avg"), "reduction: expected one of"),
         (lambda: huber(torch.zeros(3), torch.zeros(3, 1)), r"shape \(3,\) of input, got \(3, 1\)"),
         (lambda: huber(torch.zeros(3), torch.zeros(3), 0.0), "positive number, got 0.0"),
