@@ -29,7 +29,7 @@ def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
         The leaf tensors that gradients would accumulate into, and the name of a Function marked
         `once_differentiable`, if one took part.
     """
-    leaves: list[Tensor] = []
+    leaves = [output] if output.requires_grad and output.grad_fn is None else []
     once: str | None = None
     for node in nodes_of(output):
         leaf = getattr(node, "variable", None)

@@ -15,6 +15,7 @@ from hodiff.derivatives.hvp import hvp
 from hodiff.errors import InputError
 from hodiff.recompute.checkpoint import Call
 from hodiff.recompute.programs import Checkpoint, Program, Tensors
+from hodiff.recompute.recording import Recording
 
 # By position among the operands of f; what is not named does not move.
 Direction = dict[int, Tensor]
@@ -84,8 +85,7 @@ class _SymmetricDerivative(Program):
         """Compute by `hodiff.hvp`, and beyond second order by reverse passes one in another."""
         point, directions = self._split(inputs)
         if len(directions) > 1:
-            again = any(each.requires_grad for each in inputs)
-            gradient = _gradient(partial(_directional, self._value, directions), point, self.wanted, again)
+            gradient = _gradient(partial(_directional, self._value, directions), point, self.wanted, inputs)
             return tuple(gradient[i] for i in self.wanted)
         (direction,) = directions
         active = sorted({*direction, *self.wanted})
@@ -164,22 +164,18 @@ def _directional(f: Callable[[Tensors], Tensor], directions: Sequence[Direction]
     if not directions:
         return f(point)
     *earlier, last = directions
-    gradient = _gradient(partial(_directional, f, earlier), point, list(last))
+    gradient = _gradient(partial(_directional, f, earlier), point, list(last), point)
     return torch.stack([(gradient[i] * t).sum() for i, t in last.items()]).sum()
 
 
-def _gradient(f: Callable[[Tensors], Tensor], point: Tensors, wanted: Sequence[int], again: bool = True) -> Direction:
-    """Gradients by some operands, differentiable `again`, in reverse mode, where torch is right most often."""
+def _gradient(f: Callable[[Tensors], Tensor], point: Tensors, wanted: Sequence[int], others: Tensors) -> Direction:
+    """Gradients by some operands in reverse mode, where torch is right most often; `others` may be differentiated."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return torch.func.grad(lambda moved: f(_moved(point, moved)))({i: point[i] for i in wanted})
-    with torch.enable_grad():
-        aliases = {i: point[i].view_as(point[i]) if point[i].requires_grad else point[i].detach() for i in wanted}
-        for each in aliases.values():
-            each.requires_grad_()
-        value = f(_moved(point, aliases))
-        gradients: Sequence[Tensor | None] = [None] * len(wanted)
-        if value.requires_grad:
-            gradients = torch.autograd.grad(value, list(aliases.values()), create_graph=again, allow_unused=True)
+    recording = Recording(
+        lambda operands: f(_moved(point, dict(zip(wanted, operands, strict=True)))), [point[i] for i in wanted], others
+    )
+    gradients = recording.gradients([recording.result])
     return {i: torch.zeros_like(point[i]) if g is None else g for i, g in zip(wanted, gradients, strict=True)}
 
 

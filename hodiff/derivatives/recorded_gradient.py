@@ -1,8 +1,4 @@
-"""Reverse-over-reverse by torch.autograd itself: record the gradient once, pull any number of cotangents back.
-
-Less overhead than the same composition of `torch.func` transforms, and it reaches what those refuse: modules that
-update buffers in place, saved-tensor hooks, Functions without `setup_context`.
-"""
+"""Reverse-over-reverse by torch.autograd itself: record the gradient once, pull any number of cotangents back."""
 
 from __future__ import annotations
 
@@ -17,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
-from hodiff.graphs import coarsest_eps, cotangent_bytes, inspect_graph
+from hodiff.graphs import coarsest_eps, cotangent_bytes
+from hodiff.recompute.recording import Recording
 
 # How torch words that an operator or a Function has no batching rule.
 _BATCHING = re.compile("vmap|batching rule", re.IGNORECASE)
@@ -29,31 +26,26 @@ class RecordedGradient:
     Attributes:
         value: The function's value.
         aux: The function's auxiliary output.
+        primals: The leaves as the function saw them.
         edges: Where the graph computed the gradient by each leaf; None where it is constant. Its numbers are not kept.
         connected: Whether products carry a graph of their own, because something outside may differentiate them.
     """
 
     def __init__(self, function: BoundFunction, tangents: Sequence[Tensor] = ()):
-        outside = torch.is_grad_enabled()
-        given = (*function.leaves, *function.constants(), *tangents)
-        self.connected = outside and any(tensor.requires_grad for tensor in given)
-        with torch.enable_grad():
-            # An alias keeps a primal apart from the same tensor where the function closes over it as a constant.
-            self.primals = tuple(
-                leaf.view_as(leaf) if self.connected and leaf.requires_grad else leaf.detach().requires_grad_()
-                for leaf in function.leaves
+        mode = Corrections(lean=True, many=not tangents)
+        recording = Recording(
+            lambda primals: function.scalar(primals, mode), function.leaves, (*function.constants(), *tangents)
+        )
+        value, aux = recording.result
+        if not value.requires_grad:
+            raise function.independent()
+        once = recording.inspect(value)
+        if once is not None:
+            raise NotImplementedError(
+                f"{once}.backward is marked once_differentiable, so its derivative is not recorded"
             )
-            value, aux = function.scalar(self.primals, Corrections(lean=True, many=not tangents))
-            if not value.requires_grad:
-                raise function.independent()
-            found, once = inspect_graph(value)
-            if once is not None:
-                raise NotImplementedError(
-                    f"{once}.backward is marked once_differentiable, so its derivative is not recorded"
-                )
-            mine = {id(primal) for primal in self.primals}
-            self.connected = self.connected or (outside and any(id(leaf) not in mine for leaf in found))
-            gradient = torch.autograd.grad(value, self.primals, create_graph=True, allow_unused=True)
+        self.primals, self.connected = recording.operands, recording.connected
+        gradient = recording.gradients([value], graph=True)
         if all(leaf is None for leaf in gradient):
             raise function.independent()
         self.edges = tuple(None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient)

@@ -20,6 +20,7 @@ from hodiff.graphs import inspect_graph
 from hodiff.meta.optimizer import root
 from hodiff.recompute.checkpoint import Call
 from hodiff.recompute.programs import Checkpoint, Program, Tensors, _inside_dual_level
+from hodiff.recompute.recording import Recording
 
 # Of the leaves of the parameters: the value, gradients by the leaves, and buffers.
 Gradient = tuple[Tensor, list[Tensor], PyTree]
@@ -57,7 +58,7 @@ def constant_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTre
     """The gradient as a constant to all outer derivatives."""
     leaves = [leaf.detach() for leaf in leaves]
     if in_plain_eager():
-        value, gradients, buffers = _recorded(loss, leaves, batch, buffers, again=False)
+        value, gradients, buffers = _recorded(loss, leaves, batch, buffers)
     else:
         value, gradients, buffers = transformed_gradient(loss, leaves, batch, buffers)
     return value.detach(), [each.detach() for each in gradients], detached(buffers)
@@ -67,7 +68,7 @@ def reverse_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree
     """The gradient by a reverse pass, to be differentiated by another."""
     if not in_plain_eager():
         return transformed_gradient(loss, leaves, batch, buffers)
-    return _recorded(loss, leaves, batch, buffers, again=torch.is_grad_enabled())
+    return _recorded(loss, leaves, batch, buffers, tensors_in(batch), captures=True)
 
 
 def transformed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:
@@ -84,22 +85,22 @@ def transformed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: Py
     return value, gradients, buffers
 
 
-def _recorded(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree, again: bool) -> Gradient:
-    with torch.enable_grad():
-        # An alias keeps a parameter apart from itself where the loss closes over it, as a proximal term does.
-        aliases = [leaf.view_as(leaf) if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in leaves]
-        value, buffers = loss(aliases, batch, copied(buffers))
-        if not value.requires_grad:
-            raise independent()
-        if again and not any(each.requires_grad for each in (*leaves, *tensors_in(batch))):
-            # Only what the loss closes over can ask for a derivative. Without such, a graph would be kept for nothing.
-            own = set(map(id, aliases))
-            again = any(id(leaf) not in own for leaf in inspect_graph(value)[0])
-        gradients = torch.autograd.grad(value, aliases, create_graph=again, allow_unused=True)
+def _recorded(
+    loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree, others: Tensors = (), *, captures: bool = False
+) -> Gradient:
+    """The gradient, differentiable if the leaves or others are, or what the loss `captures` by closing over it."""
+    recording = Recording(lambda operands: loss(operands, batch, copied(buffers)), leaves, others)
+    value, buffers = recording.result
+    if not value.requires_grad:
+        raise independent()
+    # Where nothing that is known asks for a derivative, a graph may be kept for nothing; the walk costs less.
+    if captures and not recording.connected:
+        recording.inspect(value)
+    gradients = recording.gradients([value])
     if all(each is None for each in gradients):
         raise independent()
     filled = [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves, strict=True)]
-    return value if again else value.detach(), filled, buffers
+    return value if recording.connected else value.detach(), filled, buffers
 
 
 def mixed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:
@@ -136,8 +137,7 @@ class _GradientProgram(Program):
 
         leaves = inputs[: self.count]
         if in_plain_eager():
-            again = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
-            value, gradients, rest = _recorded(loss, leaves, None, (), again)
+            value, gradients, rest = _recorded(loss, leaves, None, (), inputs)
         else:
             value, gradients, rest = transformed_gradient(loss, leaves, None, ())
         return value, *gradients, *rest

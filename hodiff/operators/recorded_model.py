@@ -16,7 +16,8 @@ from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.derivatives.second_order import unavailable
 from hodiff.errors import InputError, RouteError
-from hodiff.graphs import cotangent_bytes, inspect_graph, nodes_of
+from hodiff.graphs import cotangent_bytes, nodes_of
+from hodiff.recompute.recording import Recording
 
 Leaves = tuple[Tensor, ...]
 
@@ -34,30 +35,28 @@ class RecordedModel:
     """
 
     def __init__(self, function: BoundFunction):
-        with torch.enable_grad():
-            self._primals = tuple(leaf.detach().requires_grad_() for leaf in function.leaves)
-            result, _ = function(self._primals, Corrections(lean=True, many=True))
-            leaves, self.spec = pytree.tree_flatten(result)
-            for leaf in leaves:
-                if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-                    raise InputError(
-                        f"{function.caller}: the model must return real floating-point tensors, got {describe(leaf)}; "
-                        "return only what is to be differentiated."
-                    )
-            if not any(leaf.requires_grad for leaf in leaves):
-                raise function.independent()
-            # A leaf that hangs on nothing is given a graph of its own, so that all leaves are treated alike.
-            self._outputs = tuple(leaf if leaf.requires_grad else leaf.clone().requires_grad_() for leaf in leaves)
-            for leaf in self._outputs:
-                once = inspect_graph(leaf)[1]
-                if once is not None:
-                    raise NotImplementedError(
-                        f"{once}.backward is marked once_differentiable, so its transpose is not recorded"
-                    )
-            self._cotangents = tuple(torch.zeros_like(leaf, requires_grad=True) for leaf in self._outputs)
-            pulled = torch.autograd.grad(
-                self._outputs, self._primals, self._cotangents, create_graph=True, allow_unused=True
-            )
+        mode = Corrections(lean=True, many=True)
+        recording = Recording(lambda primals: function(primals, mode), [leaf.detach() for leaf in function.leaves])
+        self._primals = recording.operands
+        leaves, self.spec = pytree.tree_flatten(recording.result[0])
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+                raise InputError(
+                    f"{function.caller}: the model must return real floating-point tensors, got {describe(leaf)}; "
+                    "return only what is to be differentiated."
+                )
+        if not any(leaf.requires_grad for leaf in leaves):
+            raise function.independent()
+        # A leaf that hangs on nothing is given a graph of its own, so that all leaves are treated alike.
+        self._outputs = tuple(leaf if leaf.requires_grad else leaf.clone().requires_grad_() for leaf in leaves)
+        for leaf in self._outputs:
+            once = recording.inspect(leaf)
+            if once is not None:
+                raise NotImplementedError(
+                    f"{once}.backward is marked once_differentiable, so its transpose is not recorded"
+                )
+        self._cotangents = tuple(torch.zeros_like(leaf, requires_grad=True) for leaf in self._outputs)
+        pulled = recording.gradients(self._outputs, self._cotangents, graph=True)
         # The outputs may hang on tensors that the model closes over, and not on the point.
         if all(each is None for each in pulled):
             raise function.independent()

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
-from hodiff.recompute.closed_over import is_constant
+from hodiff.graphs import inspect_graph
 from hodiff.recompute.hidden_tensors import hidden_tensor
+from hodiff.recompute.recording import Recording
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.legacy_batching import any_legacy_batched, with_batches, without_batches
 from hodiff.rules.nesting import nestable_jvp
@@ -144,22 +145,8 @@ class Pullback(_Derivative):
         moving = [point[i] for i in self.needed]
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return torch.func.vjp(restricted, *moving)[1](cotangents)
-        return self._pull_recorded(restricted, moving, cotangents)
-
-    def _pull_recorded(
-        self, function: Callable[..., tuple[Tensor, ...]], moving: Tensors, cotangents: Tensors
-    ) -> tuple[Tensor, ...]:
-        """The same by torch.autograd, which takes modules that update buffers, hooks and older Functions too."""
-        with torch.enable_grad():
-            # An alias keeps a tensor apart from itself in another place.
-            aliases = [each.detach() if is_constant(each) else each.view_as(each) for each in moving]
-            aliases = [each if each.requires_grad else each.requires_grad_() for each in aliases]
-            pairs = [(y, u) for y, u in zip(function(*aliases), cotangents, strict=True) if y.requires_grad]
-            gradients: Sequence[Tensor | None] = [None] * len(aliases)
-            if pairs:
-                outputs, directions = zip(*pairs, strict=True)
-                again = any(each.requires_grad for each in (*moving, *cotangents))
-                gradients = torch.autograd.grad(outputs, aliases, directions, create_graph=again, allow_unused=True)
+        recording = Recording(lambda operands: restricted(*operands), moving, cotangents)
+        gradients = recording.gradients(recording.result, cotangents)
         self.used = [i for i, each in zip(self.needed, gradients, strict=True) if each is not None]
         return tuple(each for each in gradients if each is not None)
 
@@ -220,20 +207,6 @@ def _require_operands(program: Program, outputs: Tensors, operands: Tensors) -> 
     for output in outputs:
         if forward_ad.unpack_dual(output).tangent is not None:
             raise hidden_tensor(program.name, "a dual number")
-        for leaf in _graph_leaves(output):
+        for leaf in inspect_graph(output)[0]:
             if id(leaf) not in known:
                 raise hidden_tensor(program.name, f"one of shape {tuple(leaf.shape)}")
-
-
-def _graph_leaves(output: Tensor) -> list[Tensor]:
-    """The leaves that a recorded graph would accumulate into."""
-    leaves, stack, seen = [], [output.grad_fn], set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            leaves.append(node.variable)
-        stack.extend(parent for parent, _ in node.next_functions)
-    return leaves + ([output] if output.requires_grad and output.grad_fn is None else [])
