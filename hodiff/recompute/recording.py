@@ -1,0 +1,67 @@
+"""A function's graph as `torch.autograd` itself records it, and gradients by what went into the function.
+
+Less overhead than `torch.func.vjp`, and it takes what that refuses: modules that update buffers in place, saved-tensor
+hooks, Functions without `setup_context`. For use where no transform of `torch.func` is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from hodiff.graphs import inspect_graph
+from hodiff.recompute.closed_over import is_constant
+
+T = TypeVar("T")
+
+
+class Recording(Generic[T]):
+    """One run of a function at a point, recorded.
+
+    Attributes:
+        operands: The point as the function saw it: aliases, apart from the same tensors where it closes over them.
+        result: What the function returned.
+        connected: Whether gradients carry a graph, because something outside may differentiate them.
+    """
+
+    def __init__(self, f: Callable[[tuple[Tensor, ...]], T], point: Sequence[Tensor], others: Iterable[Tensor] = ()):
+        self._outside = torch.is_grad_enabled()
+        self.connected = self._outside and any(each.requires_grad for each in (*point, *others))
+        dual = forward_ad._current_level >= 0
+        with torch.enable_grad():
+            self.operands = tuple(
+                each.view_as(each)
+                if (self.connected and each.requires_grad) or (dual and not is_constant(each))
+                else each.detach()
+                for each in point
+            )
+            for operand in self.operands:
+                operand.requires_grad_()
+            self.result = f(self.operands)
+
+    def inspect(self, output: Tensor) -> str | None:
+        """Name a Function marked `once_differentiable` in the graph, and be connected if it leads to other tensors."""
+        leaves, once = inspect_graph(output)
+        if self._outside and not self.connected:
+            own = set(map(id, self.operands))
+            self.connected = any(id(leaf) not in own for leaf in leaves)
+        return once
+
+    def gradients(
+        self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None = None, *, graph: bool | None = None
+    ) -> tuple[Tensor | None, ...]:
+        """Pull cotangents (ones) back to the operands, with a graph where connected; None where nothing leads there."""
+        live = [i for i, each in enumerate(outputs) if each.requires_grad]
+        if not live:
+            return (None,) * len(self.operands)
+        return torch.autograd.grad(
+            [outputs[i] for i in live],
+            self.operands,
+            None if cotangents is None else [cotangents[i] for i in live],
+            create_graph=self.connected if graph is None else graph,
+            allow_unused=True,
+        )
