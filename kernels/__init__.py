@@ -1,1 +1,9 @@
-"""Faster arrangements of torch kernels, behind the public functions of hodiff."""
+"""What runs faster than torch's own operators, or than their usual order; the public functions stand in front of it.
+
+- `fused`: one pass over memory for what torch does in several; C++ in `fused.cpp`, called by `fused_library`.
+- `matrix_products`: the faster of MKL and oneDNN, measured once a shape.
+- `narrow`: products and softmax derivatives of matrices with few rows or columns.
+- `unit_directions`: products with unit directions, which pick columns.
+
+The folder stands at the top level of the repository and is installed as `hodiff.kernels`.
+"""

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hodiff.kernels.matrix_products import by_onednn, onednn_available
-from hodiff.kernels.units import UnitRows, picked_columns
+from hodiff.kernels.unit_directions import UnitRows, picked_columns
 
 aten = torch.ops.aten
 

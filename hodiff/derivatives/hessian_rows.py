@@ -19,7 +19,7 @@ from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.second_order import PRODUCTS, ROUTES, Leaves, guard_reverse
 from hodiff.derivatives.transforms import gradient, pull
 from hodiff.kernels.narrow import NarrowKernels
-from hodiff.kernels.units import UnitRows
+from hodiff.kernels.unit_directions import UnitRows
 
 NARROW_FROM = 32
 

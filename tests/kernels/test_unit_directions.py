@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import hodiff
 from hodiff.kernels import narrow
 from hodiff.kernels.narrow import NARROW, batched_product
-from hodiff.kernels.units import UnitRows, picked_columns
+from hodiff.kernels.unit_directions import UnitRows, picked_columns
 
 sizes = st.integers(1, NARROW + 2)
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
