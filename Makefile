@@ -38,7 +38,7 @@ papers: $(INSTALLED)
 clean:
 	rm -rf .venv .venv-bench build *.egg-info
 
-$(INSTALLED): pyproject.toml constraints.txt setup.py kernels/fused.cpp
+$(INSTALLED): pyproject.toml constraints.txt setup.py kernels/fused.cpp kernels/fused_build.py kernels/fused_signatures.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

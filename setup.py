@@ -1,6 +1,48 @@
 """The packages, and the fused CPU kernels where there is a C++ compiler; everything else stands in pyproject.toml."""
 
+import runpy
+from pathlib import Path
+
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+KERNELS = runpy.run_path("kernels/fused_build.py")
+flaw, record_of, write_record = KERNELS["flaw"], KERNELS["record_of"], KERNELS["write_record"]
+
+
+class BuildWithRecord(build_ext):
+    """Writes beside the library what it was built from, which hodiff compares before it loads one."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build from today's sources, even where an older library has a later date."""
+        library = Path(self.get_ext_fullpath(ext.name))
+        if flaw(library):
+            library.unlink(missing_ok=True)
+        super().build_extension(ext)
+        write_record(library)
+
+    def copy_extensions_to_source(self) -> None:
+        """For an editable install, the record goes where the library goes."""
+        super().copy_extensions_to_source()
+        for built, beside_source in self._records().items():
+            if Path(built).exists():
+                self.copy_file(built, beside_source, level=self.verbose)
+
+    def get_outputs(self) -> list[str]:
+        """The libraries and their records."""
+        if self.inplace:
+            return list(self.get_output_mapping())
+        libraries = super().get_outputs()
+        return [*libraries, *(str(record_of(Path(library))) for library in libraries)]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        """Where each of them goes in an editable install."""
+        return {**super().get_output_mapping(), **self._records()}
+
+    def _records(self) -> dict[str, str]:
+        libraries = super().get_output_mapping()
+        return {str(record_of(Path(built))): str(record_of(Path(goal))) for built, goal in libraries.items()}
+
 
 setup(
     # kernels/ stands at the top level and is installed inside hodiff.
@@ -9,22 +51,14 @@ setup(
         "hodiff.kernels",
         *(f"hodiff.kernels.{name}" for name in find_packages("kernels")),
     ],
+    cmdclass={"build_ext": BuildWithRecord},
     ext_modules=[
         Extension(
             "hodiff.kernels._fused",
             ["kernels/fused.cpp"],
+            depends=["kernels/fused_build.py", "kernels/fused_signatures.py"],
             language="c++",
-            # OpenMP is left unresolved, for torch to bring: a second copy would start threads of its own.
-            extra_compile_args=[
-                "-O3",
-                "-std=c++17",
-                "-fopenmp",
-                "-fno-exceptions",
-                "-fno-math-errno",
-                "-fno-trapping-math",
-                "-ffp-contract=fast",
-                "-fvisibility=hidden",
-            ],
+            extra_compile_args=list(KERNELS["FLAGS"]),
             # Without it hodiff computes the same from torch's operators.
             optional=True,
         )

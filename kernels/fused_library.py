@@ -7,6 +7,7 @@ float32 on a CPU, `takes` says so.
 from __future__ import annotations
 
 import ctypes
+import warnings
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -16,43 +17,45 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
-_POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_double
-_SIGNATURES = {
-    "hodiff_elementwise": (_LONG, _POINTER, _POINTER, _POINTER, _LONG),
-    "hodiff_pullback": (_LONG, *(_POINTER,) * 5, _LONG),
-    "hodiff_gate_curvature": (*(_POINTER,) * 8, _LONG),
-    "hodiff_logsumexp": (_POINTER, _POINTER, _LONG, _LONG),
-    "hodiff_softmax": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT),
-    "hodiff_softmax_product": (*(_POINTER,) * 5, _LONG, _LONG, _FLOAT),
-    "hodiff_weighted": (*(_POINTER,) * 3, _LONG, _LONG),
-    "hodiff_weighted_pullback": (*(_POINTER,) * 5, _LONG, _LONG),
-    "hodiff_softmax_curvature": (*(_POINTER,) * 7, _LONG, _LONG),
-    "hodiff_normalization_curvature": (*(_POINTER,) * 9, _LONG, _LONG, _LONG, _DOUBLE, _LONG),
-    "hodiff_add_relu": (*(_POINTER,) * 4, _LONG),
-    "hodiff_masked": (*(_POINTER,) * 3, _LONG),
-    "hodiff_average_float": (_POINTER, _LONG, _LONG, _POINTER),
-    "hodiff_average_double": (_POINTER, _LONG, _LONG, _POINTER),
-}
+from hodiff.errors import HodiffWarning
+from hodiff.kernels.fused_build import flaw
+from hodiff.kernels.fused_signatures import SIGNATURES
+
+_FOLDER = Path(__file__).parent
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they were not built or their OpenMP is not the one that torch brought."""
     for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).parent / f"_fused{suffix}"
+        path = _FOLDER / f"_fused{suffix}"
         if path.exists():
-            try:
-                found = ctypes.CDLL(str(path))
-                for name, arguments in _SIGNATURES.items():
-                    getattr(found, name).argtypes, getattr(found, name).restype = arguments, None
-            except (OSError, AttributeError):
-                return None
-            return found
+            return _load(path)
     return None
 
 
+def _load(path: Path) -> ctypes.CDLL | None:
+    if reason := flaw(path):
+        warnings.warn(
+            f"hodiff.kernels: {path} is not used, for {reason}. hodiff computes the same by torch's operators, more "
+            f"slowly. To build it again: `pip install --force-reinstall --no-deps hodiff`, or, in a checkout, "
+            f"`pip install --editable .`.",
+            HodiffWarning,
+            stacklevel=2,
+        )
+        return None
+    try:
+        found = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = result, arguments
+    return found
+
+
 def available() -> bool:
-    """Whether the kernels were built."""
+    """Whether the kernels were built, and what was built is what these sources give."""
     return library() is not None
 
 
@@ -83,7 +86,6 @@ def _names(name: str, count: str) -> dict[str, int]:
     if found is None:
         return {}
     name_of = getattr(found, name)
-    name_of.restype = ctypes.c_char_p
     return {name_of(i).decode(): i for i in range(getattr(found, count)())}
 
 

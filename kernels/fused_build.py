@@ -1,0 +1,60 @@
+"""What the compiled kernels are built from, and whether a library is what that gave; `setup.py` runs this file, too.
+
+A library is executed as it stands: a truncated one kills the process, and one of older sources reads its arguments
+wrongly. So the build writes a record beside it, which is compared with the files before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+# An installed package has no C++ any more, but still the signatures that its calls rely on.
+SOURCES = ("fused.cpp", "fused_signatures.py")
+# OpenMP is left unresolved, for torch to bring: a second copy would start threads of its own. Without symbols for a
+# debugger a library is a quarter of the size, and read as quickly.
+FLAGS = (
+    "-O3",
+    "-g0",
+    "-std=c++17",
+    "-fopenmp",
+    "-fno-exceptions",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+)
+
+
+def record_of(library: Path) -> Path:
+    """The file beside a library that says what it was built from."""
+    return library.with_name(f"{library.name}.json")
+
+
+def write_record(library: Path) -> None:
+    """Note a library that was built just now, and its sources."""
+    record_of(library).write_text(json.dumps({"library": _digest(library), **_sources()}, indent=1) + "\n")
+
+
+def flaw(library: Path) -> str | None:
+    """Why a library must not be loaded, or None where it is what these sources gave."""
+    try:
+        record = dict(json.loads(record_of(library).read_text()))
+        found = _digest(library)
+    except (OSError, ValueError, TypeError):
+        return "nothing says what it was built from"
+    if record.get("library") != found:
+        return "it is truncated, or is not the file that was built here"
+    changed = [name for name, digest in _sources().items() if record.get(name) != digest]
+    return f"it was built from another version of {' and '.join(changed)}" if changed else None
+
+
+def _sources() -> dict[str, str]:
+    present = {name: _digest(_FOLDER / name) for name in SOURCES if (_FOLDER / name).exists()}
+    return present | {"flags": " ".join(FLAGS)}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

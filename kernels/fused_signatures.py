@@ -1,0 +1,35 @@
+"""The C functions of `fused.cpp`: what each takes and returns, so that a wrong call raises instead of crashing."""
+
+from __future__ import annotations
+
+import ctypes
+
+_POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_double
+_TEXT = ctypes.c_char_p
+
+# Of those that only write to what they are given, by name.
+_ARGUMENTS = {
+    "hodiff_elementwise": (_LONG, _POINTER, _POINTER, _POINTER, _LONG),
+    "hodiff_pullback": (_LONG, *(_POINTER,) * 5, _LONG),
+    "hodiff_gate_curvature": (*(_POINTER,) * 8, _LONG),
+    "hodiff_logsumexp": (_POINTER, _POINTER, _LONG, _LONG),
+    "hodiff_softmax": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT),
+    "hodiff_softmax_product": (*(_POINTER,) * 5, _LONG, _LONG, _FLOAT),
+    "hodiff_weighted": (*(_POINTER,) * 3, _LONG, _LONG),
+    "hodiff_weighted_pullback": (*(_POINTER,) * 5, _LONG, _LONG),
+    "hodiff_softmax_curvature": (*(_POINTER,) * 7, _LONG, _LONG),
+    "hodiff_normalization_curvature": (*(_POINTER,) * 9, _LONG, _LONG, _LONG, _DOUBLE, _LONG),
+    "hodiff_add_relu": (*(_POINTER,) * 4, _LONG),
+    "hodiff_masked": (*(_POINTER,) * 3, _LONG),
+    "hodiff_average_float": (_POINTER, _LONG, _LONG, _POINTER),
+    "hodiff_average_double": (_POINTER, _LONG, _LONG, _POINTER),
+}
+
+# Result and arguments by name.
+SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    **{name: (None, arguments) for name, arguments in _ARGUMENTS.items()},
+    "hodiff_formulas": (_LONG, ()),
+    "hodiff_formula": (_TEXT, (_LONG,)),
+    "hodiff_pullbacks": (_LONG, ()),
+    "hodiff_pullback_formula": (_TEXT, (_LONG,)),
+}

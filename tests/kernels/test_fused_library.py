@@ -1,0 +1,221 @@
+"""The compiled library: built wherever a compiler is, refused where it is not what was built, called as C declares it.
+
+What is refused would kill the process if it were loaded, so the cases have a process of their own.
+"""
+
+import ctypes
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+import torch
+
+from hodiff.kernels import fused, fused_library
+from hodiff.kernels.fused_build import SOURCES, flaw, record_of
+from hodiff.kernels.fused_signatures import SIGNATURES
+
+FOLDER = Path(fused_library.__file__).parent
+LIBRARY = next((p for suffix in EXTENSION_SUFFIXES if (p := FOLDER / f"_fused{suffix}").exists()), None)
+built = pytest.mark.skipif(not fused_library.available(), reason="no compiled kernels")
+
+# For each folder, a softmax by its library or by torch's operators, and its product, which either way are the same.
+PROGRAM = """
+import json, sys, warnings
+from pathlib import Path
+import torch
+import hodiff
+from hodiff.kernels import fused_library
+x = torch.linspace(-1, 1, 12).reshape(3, 4)
+v = torch.ones_like(x).cumsum(1)
+exact = hodiff.hvp(lambda y: (torch.softmax(y, -1) ** 3).sum(), x.double(), v.double()).float()
+for folder in map(Path, sys.argv[1:]):
+    fused_library._FOLDER = folder
+    for cached in (fused_library.library, fused_library.formulas, fused_library.pullbacks):
+        cached.cache_clear()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        value = hodiff.functions.softmax(x, -1)
+        hodiff.functions.softmax(2 * x, -1)
+        product = hodiff.hvp(lambda y: (hodiff.functions.softmax(y, -1) ** 3).sum(), x, v)
+    torch.testing.assert_close(value, torch.softmax(x, -1))
+    torch.testing.assert_close(product, exact)
+    said = [f"{each.category.__name__}: {each.message}" for each in seen]
+    print(json.dumps([folder.name, {"available": fused_library.available(), "warnings": said}]), flush=True)
+"""
+
+
+def compiler_works(folder: Path) -> bool:
+    """Whether the compiler that an installation would use makes a shared library with OpenMP."""
+    source = folder / "trivial.cpp"
+    source.write_text(
+        'extern "C" int count(int n) {\n  int c = 0;\n#pragma omp parallel for reduction(+ : c)\n'
+        "  for (int i = 0; i < n; ++i) c += 1;\n  return c;\n}\n"
+    )
+    command = shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++")
+    if shutil.which(command[0]) is None:
+        return False
+    options = ["-std=c++17", "-fopenmp", "-fPIC", "-shared", str(source), "-o", str(folder / "trivial.so")]
+    return subprocess.run([*command, *options], capture_output=True, check=False).returncode == 0
+
+
+def test_kernels_are_built_where_a_compiler_is(tmp_path):
+    if not compiler_works(tmp_path):
+        pytest.skip("no C++ compiler with OpenMP")
+    assert fused_library.available(), (
+        f"there is a C++ compiler, but no library in {FOLDER} that hodiff.kernels takes "
+        f"({flaw(LIBRARY) if LIBRARY else 'none was built'}); build it by `pip install --editable .`"
+    )
+
+
+def truncate(library: Path) -> None:
+    library.write_bytes(library.read_bytes()[:20_000])
+
+
+def empty(library: Path) -> None:
+    library.write_bytes(b"")
+
+
+def flip_a_byte(library: Path) -> None:
+    code = bytearray(library.read_bytes())
+    code[len(code) // 2] ^= 1
+    library.write_bytes(code)
+
+
+def replace_by_another(library: Path) -> None:
+    library.write_bytes(Path(torch._C.__file__).read_bytes())
+
+
+def lose_the_record(library: Path) -> None:
+    record_of(library).unlink()
+
+
+def spoil_the_record(library: Path) -> None:
+    record_of(library).write_text("[1, 2")
+
+
+def note(library: Path, **changes: str) -> None:
+    record = json.loads(record_of(library).read_text())
+    record_of(library).write_text(json.dumps(record | changes))
+
+
+def build_from_older_code(library: Path) -> None:
+    note(library, **{"fused.cpp": "0" * 64})
+
+
+def build_for_older_calls(library: Path) -> None:
+    note(library, **{"fused_signatures.py": "0" * 64})
+
+
+def build_with_other_flags(library: Path) -> None:
+    note(library, flags="-Ofast")
+
+
+REFUSED = [
+    (truncate, "truncated"),
+    (empty, "truncated"),
+    (flip_a_byte, "not the file that was built"),
+    (replace_by_another, "not the file that was built"),
+    (lose_the_record, "nothing says what it was built from"),
+    (spoil_the_record, "nothing says what it was built from"),
+    (build_from_older_code, "another version of fused.cpp"),
+    (build_for_older_calls, "another version of fused_signatures.py"),
+    (build_with_other_flags, "another version of flags"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """What one process said of each case, until it ended or died."""
+    folders = [tmp_path_factory.mktemp("without", numbered=False)]
+    for spoil in [None, *(spoil for spoil, _ in REFUSED)] if LIBRARY else []:
+        folders.append(tmp_path_factory.mktemp(spoil.__name__ if spoil else "as_built", numbered=False))
+        for path in [LIBRARY, record_of(LIBRARY), *(FOLDER / name for name in SOURCES)]:
+            shutil.copy2(path, folders[-1])
+        if spoil:
+            spoil(folders[-1] / LIBRARY.name)
+    command = [sys.executable, "-c", PROGRAM, *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return dict(map(json.loads, done.stdout.splitlines())), f"the process ended with {done.returncode}\n{done.stderr}"
+
+
+@built
+@pytest.mark.parametrize(("spoil", "reason"), REFUSED)
+def test_another_library_is_refused(run, spoil: Callable[[Path], None], reason: str):
+    """It is named once with the remedy, and torch's operators compute the same."""
+    found, end = run
+    assert spoil.__name__ in found, end
+    assert found[spoil.__name__]["available"] is False
+    (warning,) = found[spoil.__name__]["warnings"]
+    assert re.match(rf"HodiffWarning: hodiff.kernels: \S+/{spoil.__name__}/_fused\S+ is not used, for ", warning)
+    assert reason in warning
+    assert "pip install" in warning
+
+
+@built
+def test_the_library_that_was_built_is_taken(run):
+    found, end = run
+    assert found.get("as_built") == {"available": True, "warnings": []}, end
+
+
+def test_without_a_library_nothing_is_said(run):
+    """Who has no compiler chose nothing, and loses nothing but speed."""
+    found, end = run
+    assert found.get("without") == {"available": False, "warnings": []}, end
+
+
+C_TYPES = {"long": ctypes.c_long, "float": ctypes.c_float, "double": ctypes.c_double, "void": None}
+
+
+def declared() -> dict[str, tuple]:
+    """Result and arguments of each function of `fused.cpp`, as ctypes names them."""
+    found = re.findall(r"^EXPORT ([^(]+?)(\w+)\(([^)]*)\)", (FOLDER / "fused.cpp").read_text(), re.MULTILINE)
+    return {
+        name: (in_ctypes(result), tuple(in_ctypes(each) for each in arguments.split(",") if each.strip()))
+        for result, name, arguments in found
+    }
+
+
+def in_ctypes(declaration: str):
+    if "*" in declaration:
+        return ctypes.c_char_p if "char" in declaration else ctypes.c_void_p
+    return C_TYPES[declaration.split()[0]]
+
+
+def test_signatures_are_those_of_the_source():
+    assert len(SIGNATURES) > 15
+    assert declared() == SIGNATURES
+
+
+@built
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((1.5, None, None, 1, 1, 1.0), ctypes.ArgumentError),
+        ((None, None, None, 1.0, 1, 1.0), ctypes.ArgumentError),
+        ((None, None, None), TypeError),
+    ],
+)
+def test_a_wrong_call_raises(arguments, error):
+    with pytest.raises(error):
+        fused_library.run("hodiff_softmax", *arguments)
+
+
+@built
+def test_an_unknown_kernel_raises():
+    with pytest.raises(AttributeError, match="hodiff_softmin"):
+        fused_library.run("hodiff_softmin", 1)
+
+
+@built
+def test_formulas_have_names():
+    assert {"sigmoid"} <= set(fused.formulas())
+    assert set(fused.pullbacks())
