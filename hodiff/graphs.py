@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge
 
+from hodiff.torch_internals.graph_nodes import function_of, results_of
+
 # Every Function marked once_differentiable runs the same wrapper, so its code identifies the mark.
 _ONCE = once_differentiable(lambda ctx: None).__code__
 
@@ -35,7 +37,7 @@ def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             leaves.append(leaf)
-        function = getattr(node, "_forward_cls", None)
+        function = function_of(node)
         if once is None and function is not None and is_once_differentiable(function):
             once = node.name().removesuffix("Backward").removesuffix("Generated")
     return leaves, once
@@ -71,9 +73,7 @@ def cotangent_bytes(*outputs: Tensor | GradientEdge) -> int:
         The bytes; what backward holds at any time is less.
     """
     return sum(
-        math.prod(result.shape) * result.dtype.itemsize
-        for node in nodes_of(*outputs)
-        for result in node._input_metadata
+        math.prod(result.shape) * result.dtype.itemsize for node in nodes_of(*outputs) for result in results_of(node)
     )
 
 
@@ -86,7 +86,7 @@ def coarsest_eps(*outputs: Tensor | GradientEdge) -> float:
     Returns:
         The epsilon, 0 without a graph.
     """
-    dtypes = {result.dtype for node in nodes_of(*outputs) for result in node._input_metadata}
+    dtypes = {result.dtype for node in nodes_of(*outputs) for result in results_of(node)}
     return max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
 
 

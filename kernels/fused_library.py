@@ -14,12 +14,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
-from torch.autograd import forward_ad
 
 from hodiff.errors import HodiffWarning
 from hodiff.kernels.fused_build import flaw
 from hodiff.kernels.fused_signatures import SIGNATURES
+from hodiff.torch_internals.forward_mode import in_forward_mode, tangents_are_on
+from hodiff.torch_internals.interception import dispatch_mode_count
+from hodiff.torch_internals.legacy_batching import is_legacy_batched
+from hodiff.torch_internals.recording import in_jit_trace
+from hodiff.torch_internals.tensors import is_zero_without_memory
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 _FOLDER = Path(__file__).parent
 
@@ -121,20 +125,20 @@ def takes(*tensors: Tensor, mask: Tensor | None = None) -> bool:
     """
     if torch.compiler.is_compiling() or not available():
         return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+    if dispatch_mode_count() or in_jit_trace():
         return False
-    if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
+    if tangents_are_on() and in_forward_mode():
         return False
-    return all(map(_is_plain, tensors)) and (mask is None or _is_plain(mask, torch.bool))
+    return all(map(_is_readable, tensors)) and (mask is None or _is_readable(mask, torch.bool))
 
 
-def _is_plain(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+def _is_readable(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     return (
         x.dtype is dtype
         and x.device.type == "cpu"
         and type(x) in (Tensor, torch.nn.Parameter)
         and x.layout is torch.strided
-        and not (is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x) or x._is_zerotensor() or x.is_neg())
+        and not (is_wrapped(x) or is_legacy_batched(x) or is_zero_without_memory(x) or x.is_neg())
         and x.is_contiguous()
         and not (x.requires_grad and torch.is_grad_enabled())
     )

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hodiff.torch_internals.operators import has_onednn_products, onednn_product
+
 aten = torch.ops.aten
 # Operators live as long as the library that defines them.
 _LIBRARY = torch.library.Library("hodiff", "FRAGMENT")
@@ -29,17 +31,6 @@ MARGIN = 0.9
 # Multiplications below which the call costs more than the product.
 LEAST = 2**20
 REPEATS = 30
-
-
-def onednn_available() -> bool:
-    """Whether this torch has oneDNN's products."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def by_onednn(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` for float32 matrices on a CPU, by oneDNN; nothing differentiates it."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
-    return product
 
 
 @cache
@@ -55,7 +46,7 @@ def matrix_product() -> Any:
     if not hasattr(torch.ops.hodiff, "matrix_product"):
         # Not `custom_op`, whose layers take 10 us a call for what no differentiated graph needs.
         _LIBRARY.define("matrix_product(Tensor a, Tensor b) -> Tensor")
-        _LIBRARY.impl("matrix_product", by_onednn, "CPU")
+        _LIBRARY.impl("matrix_product", onednn_product, "CPU")
         _LIBRARY.impl("matrix_product", lambda a, b: a.new_empty(a.shape[0], b.shape[1]), "Meta")
     return torch.ops.hodiff.matrix_product.default
 
@@ -69,7 +60,7 @@ def exchange_products(graph: fx.GraphModule) -> int:
     Returns:
         How many products were exchanged.
     """
-    if not onednn_available():
+    if not has_onednn_products():
         return 0
     exchanged = 0
     for node in graph.graph.nodes:

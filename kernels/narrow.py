@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from hodiff.kernels.matrix_products import by_onednn, onednn_available
 from hodiff.kernels.unit_directions import UnitRows, picked_columns
+from hodiff.torch_internals.interception import EagerDispatchMode
+from hodiff.torch_internals.operators import has_onednn_products, log_softmax_gradient, onednn_product, softmax_gradient
 
 aten = torch.ops.aten
 
@@ -79,8 +79,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     suits = LEAST <= b.shape[1] < NARROW <= a.shape[0] // NARROW and a.device.type == "cpu" and a.dtype in _EXACT
     if not suits:
         return aten.mm.default(a, b)
-    if a.dtype is torch.float32 and onednn_available():
-        return by_onednn(a, b)
+    if a.dtype is torch.float32 and has_onednn_products():
+        return onednn_product(a, b)
     return aten.mm.default(b.t(), a.t()).t().contiguous()
 
 
@@ -103,7 +103,7 @@ def log_softmax_derivative(cotangent: Tensor, output: Tensor, dim: int, dtype: t
         tensor([[ 0.5000, -0.5000]], dtype=torch.float64)
     """
     if not _narrow_classes(cotangent, output, dim, dtype):
-        return aten._log_softmax_backward_data.default(cotangent, output, dim, dtype)
+        return log_softmax_gradient(cotangent, output, dim, dtype)
     return cotangent - _unexpanded(output).exp() * cotangent.sum(dim, keepdim=True)
 
 
@@ -126,7 +126,7 @@ def softmax_derivative(cotangent: Tensor, output: Tensor, dim: int, dtype: torch
         tensor([[ 0.2500, -0.2500]], dtype=torch.float64)
     """
     if not _narrow_classes(cotangent, output, dim, dtype):
-        return aten._softmax_backward_data.default(cotangent, output, dim, dtype)
+        return softmax_gradient(cotangent, output, dim, dtype)
     weighted = output * cotangent
     return weighted - output * weighted.sum(dim, keepdim=True)
 
@@ -145,12 +145,12 @@ def _unexpanded(tensor: Tensor) -> Tensor:
 KERNELS: dict[Any, Callable[..., Tensor]] = {
     aten.bmm.default: batched_product,
     aten.mm.default: product,
-    aten._log_softmax_backward_data.default: log_softmax_derivative,
-    aten._softmax_backward_data.default: softmax_derivative,
+    log_softmax_gradient: log_softmax_derivative,
+    softmax_gradient: softmax_derivative,
 }
 
 
-class NarrowKernels(TorchDispatchMode):
+class NarrowKernels(EagerDispatchMode):
     """Runs this file's kernels in place of torch's while active.
 
     It works below autograd and `torch.func`, which therefore record and differentiate what they always do.
@@ -168,11 +168,6 @@ class NarrowKernels(TorchDispatchMode):
         super().__init__()
         of_units = {aten.bmm.default: partial(KERNELS[aten.bmm.default], units=units)}
         self._kernels = KERNELS if units is None else KERNELS | of_units
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Spare each operator the wrapper that keeps dynamo out, which never meets this mode."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look the operator up, and run torch's where there is none of ours."""

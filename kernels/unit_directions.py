@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hodiff.torch_internals.tensors import share_storage, version_of
+
 
 class UnitRows:
     """Rows of an identity, each in the shape of a leaf; it finds where the one of each lies in a view of them.
@@ -19,7 +21,7 @@ class UnitRows:
     """
 
     def __init__(self, rows: Tensor, first: int):
-        self._rows, self._first, self._version = rows, first, rows._version
+        self._rows, self._first, self._version = rows, first, version_of(rows)
 
     def places(self, view: Tensor) -> tuple[Tensor, Tensor] | None:
         """Row and column of the one in each matrix of a batch.
@@ -37,7 +39,7 @@ class UnitRows:
         """
         k, p, n = view.shape
         rows = self._rows
-        same = view.untyped_storage()._cdata == rows.untyped_storage()._cdata and rows._version == self._version
+        same = share_storage(view, rows) and version_of(rows) == self._version
         if not same or view.storage_offset() != rows.storage_offset() or view.numel() != rows.numel() or k != len(rows):
             return None
         places = torch.arange(self._first, self._first + k, device=view.device)

@@ -9,32 +9,14 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as levels
-from torch.autograd import forward_ad
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hodiff.errors import InputError
-
-
-def tracked(leaves: Sequence[Tensor]) -> bool:
-    """Whether anything may differentiate a result by these: a transform, autograd or forward mode.
-
-    Args:
-        leaves: Tensors.
-
-    Returns:
-        True if so.
-    """
-    if torch._C._are_functorch_transforms_active():
-        if any(each.key() in _DIFFERENTIATING for each in levels.get_interpreter_stack() or ()):
-            return True
-        # Batching alone differentiates nothing, and a rule under vmap that calls its own function must come to an end.
-        leaves = [_below_batches(each) for each in leaves]
-    if torch.is_grad_enabled() and any(each.requires_grad for each in leaves):
-        return True
-    return forward_ad._current_level >= 0 and any(_has_tangent(each) for each in leaves)
+from hodiff.torch_internals.forward_mode import has_tangent, in_forward_mode, set_tangents
+from hodiff.torch_internals.recording import set_recording
+from hodiff.torch_internals.transforms import in_transform, transform_count
+from hodiff.torch_internals.wrapped_tensors import below_batches, is_watched
 
 
 def recorded(name: str, f: Callable[..., Any], arguments: Sequence[Any]) -> Any:
@@ -53,22 +35,22 @@ def recorded(name: str, f: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     """
     before = torch.is_grad_enabled()
     # Transforms enter levels of forward mode too; below them, what they track is watched for otherwise.
-    dual = forward_ad._current_level >= 0 and not torch._C._are_functorch_transforms_active()
-    torch._C._set_grad_enabled(True)
+    dual = in_forward_mode() and not in_transform()
+    set_recording(True)
     try:
         if dual:
-            with _set_fwd_grad_enabled(True):
+            with set_tangents(True):
                 result = f(*arguments)
         else:
             result = f(*arguments)
     finally:
-        torch._C._set_grad_enabled(before)
+        set_recording(before)
     if isinstance(result, Tensor) and not dual:
-        if _below_batches(result).requires_grad:
+        if below_batches(result).requires_grad:
             _refuse(name, _recorded_in(f, arguments))
         return result
     for leaf in pytree.tree_leaves(result):
-        if isinstance(leaf, Tensor) and (_below_batches(leaf).requires_grad or (dual and _has_tangent(leaf))):
+        if isinstance(leaf, Tensor) and (below_batches(leaf).requires_grad or (dual and has_tangent(leaf))):
             _refuse(name, _recorded_in(f, arguments))
     return result
 
@@ -97,7 +79,7 @@ def refuse_captured_by(name: str, *functions: Any) -> None:
     """
     for function in functions:
         for where, tensor in _tensors_of(function, 3):
-            if _wrapped(tensor):
+            if is_watched(tensor):
                 _refuse(name, where)
 
 
@@ -114,14 +96,14 @@ class _Watch(TorchFunctionMode):
     def __init__(self, name: str):
         super().__init__()
         self.name = name
-        self.below = len(levels.get_interpreter_stack() or ())
+        self.below = transform_count()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         # Inside a transform that the function itself runs, its own tensors are tracked too.
-        if len(levels.get_interpreter_stack() or ()) == self.below:
+        if transform_count() == self.below:
             for each in pytree.arg_tree_leaves(*args, **(kwargs or {})):
-                if isinstance(each, Tensor) and _wrapped(each):
+                if isinstance(each, Tensor) and is_watched(each):
                     _refuse(self.name)
         return func(*args, **(kwargs or {}))
 
@@ -161,7 +143,6 @@ def _tensors_of(value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
                 yield from _tensors_of(leaf, depth - 1)
 
 
-_DIFFERENTIATING = (levels.TransformType.Grad, levels.TransformType.Jvp)
 _EMPTY = types.CellType()
 
 
@@ -169,20 +150,3 @@ def _recorded_in(f: Callable[..., Any], arguments: Sequence[Any]) -> str:
     """The name of a captured tensor that requires a gradient, where it is to be found."""
     found = (where for each in (f, *arguments) for where, tensor in _tensors_of(each, 3) if tensor.requires_grad)
     return next(found, "")
-
-
-def _below_batches(tensor: Tensor) -> Tensor:
-    while levels.is_batchedtensor(tensor):
-        tensor = levels.get_unwrapped(tensor)
-    return tensor
-
-
-def _wrapped(tensor: Tensor) -> bool:
-    # torch's stubs leave out is_dead_tensor_wrapper.
-    return (
-        levels.is_gradtrackingtensor(tensor) or levels.is_batchedtensor(tensor)
-    ) and not levels.is_dead_tensor_wrapper(tensor)  # type: ignore[attr-defined]
-
-
-def _has_tangent(tensor: Tensor) -> bool:
-    return forward_ad.unpack_dual(tensor).tangent is not None

@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as levels
 from torch.autograd import Function
 
 from hodiff.authoring.closures import watched
 from hodiff.authoring.rule_trees import Layout, differentiable, flatten, flatten_like, kind
 from hodiff.authoring.signatures import Signature
-from hodiff.authoring.transposition import differentiated_outside
 from hodiff.errors import InputError
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.tensors import base_of, is_view
+from hodiff.torch_internals.wrapped_tensors import without_ended_wrappers
 
 Tensors = Sequence[Any]
 
@@ -156,7 +157,7 @@ class CustomFunction(Function):
         # A pullback that is used after its transform has ended meets wrappers that no further transform accepts.
         seeds = [_alive(each) for each in cotangents[: len(call.like)]]
         saved, count = [_alive(each) for each in ctx.saved_tensors], len(needed)
-        if differentiated_outside():
+        if may_be_differentiated():
             return (None, *call.pullback(saved[:count], None, needed, seeds))
         leaves = [each.detach() for each in saved[:count]]
         return (None, *call.pullback(leaves, saved[count:], needed, seeds))
@@ -259,10 +260,7 @@ class Batched(Call):
 
 
 def _alive(tensor: Tensor | None) -> Any:
-    # torch's stubs leave out is_dead_tensor_wrapper.
-    while tensor is not None and levels.is_dead_tensor_wrapper(tensor):  # type: ignore[attr-defined]
-        tensor = levels.unwrap_if_dead(tensor)
-    return tensor
+    return None if tensor is None else without_ended_wrappers(tensor)
 
 
 def _where(values: Sequence[Any]) -> list[int | None]:
@@ -276,6 +274,6 @@ def _spread(values: Sequence[Any], where: Sequence[int | None]) -> list[Any]:
 
 
 def _shares(result: Tensor, arguments: Sequence[Tensor]) -> bool:
-    if not result._is_view():
+    if not is_view(result):
         return any(result is each for each in arguments)
-    return any(result is each or result._base is each for each in arguments)
+    return any(result is each or base_of(result) is each for each in arguments)

@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.authoring.closures import closes_over_something, recorded, refuse_captured_by, tracked
+from hodiff.authoring.closures import closes_over_something, recorded, refuse_captured_by
 from hodiff.authoring.custom_function import Call, apply
 from hodiff.authoring.rule_trees import Layout, flatten, plain_tensors
 from hodiff.authoring.signatures import Signature
 from hodiff.errors import InputError
+from hodiff.torch_internals.differentiation import are_differentiated
+from hodiff.torch_internals.dynamo import as_one_node
+from hodiff.torch_internals.transforms import in_transform
 
 
 class CustomRule(ABC):
@@ -32,7 +35,7 @@ class CustomRule(ABC):
         self.ready = False
         self.symbolic_zeros = False
         self._outer: list[Any] = []
-        self._in_graph = _for_graph(self)
+        self._in_graph = _for_graph(self._bind, self._evaluate)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's value, differentiable by the rule."""
@@ -89,7 +92,7 @@ class CustomRule(ABC):
         static: tuple[Any, ...] = ()
         if self.signature.static:
             static, args = self.signature.split(args)
-        transformed = torch._C._are_functorch_transforms_active()
+        transformed = in_transform()
         if transformed and (self._outer or static):
             refuse_captured_by(self.__name__, *self._outer, *static)
         if plain_tensors(args):
@@ -102,7 +105,7 @@ class CustomRule(ABC):
         """What one call of the function is to torch: its value and both its rules."""
 
     def _evaluate(self, call: Call, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
-        if tracked(leaves):
+        if are_differentiated(leaves):
             return apply(call, leaves)[: len(call.like)]
         arguments = call.all_arguments(leaves)
         if torch.is_grad_enabled():
@@ -110,13 +113,14 @@ class CustomRule(ABC):
         return call.take_output(self.f(*arguments))
 
 
-def _for_graph(function: CustomRule) -> Callable[..., Any]:
+def _for_graph(bind: Callable[..., Any], evaluate: Callable[..., Any]) -> Callable[..., Any]:
     """The call as one node of a compiled graph, through which torch differentiates by the rule as in eager code.
 
     Torch ignores a Function's jvp, or refuses it, where it traces into it; so it must not.
 
     Args:
-        function: The function with a rule.
+        bind: Makes a call of the arguments, and their leaves.
+        evaluate: Its outputs.
 
     Returns:
         The function of positional arguments, keyword arguments and the keys of what is neither.
@@ -128,10 +132,10 @@ def _for_graph(function: CustomRule) -> Callable[..., Any]:
             name: _OPAQUE[key] if key else each
             for (name, each), key in zip(keywords.items(), keys[len(args) :], strict=True)
         }
-        bound, leaves = function._bind(args, kwargs)
-        return bound.give_output(function._evaluate(bound, leaves))
+        bound, leaves = bind(args, kwargs)
+        return bound.give_output(evaluate(bound, leaves))
 
-    return torch._dynamo.nonstrict_trace(call)
+    return as_one_node(call)
 
 
 # What a graph can hold as an argument of a node, alone or in containers.
@@ -140,7 +144,7 @@ _HELD = (Tensor, bool, int, float, complex, str, tuple, list, dict)
 _OPAQUE: dict[int, Any] = {}
 
 
-@torch._dynamo.assume_constant_result
+@torch.compiler.assume_constant_result
 def _key(value: Any) -> int:
     if getattr(value, "__closure__", None):
         raise InputError(

@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as levels
 
 from hodiff.authoring.closures import closes_over_something, recorded, refuse_captured_by
 from hodiff.authoring.signatures import parameter_count, parameter_names
 from hodiff.errors import InputError
 from hodiff.rules.arguments import require_broadcastable, require_number_or_floating
 from hodiff.rules.elementwise import ElementwiseFunction
+from hodiff.torch_internals.dynamo import as_one_node
+from hodiff.torch_internals.tensors import base_of
+from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.wrapped_tensors import unwrap_if_ended
 
 Derivative = Callable[..., Any]
 
@@ -73,7 +76,7 @@ def elementwise(
     # As in hodiff.authoring.function: Function.apply binds the signature anew at each call. (mypy knows super() in
     # methods only.)
     plain = super(torch.autograd.Function, Function).apply  # type: ignore[misc]
-    in_graph = torch._dynamo.nonstrict_trace(run)
+    in_graph = as_one_node(run)
     named = [(each, i) for i, each in enumerate(partials.inputs)]
 
     def function(*inputs: Any) -> Tensor:
@@ -81,11 +84,11 @@ def elementwise(
             raise InputError(f"{title}: expected {partials.count} arguments, got {len(inputs)}.")
         if torch.compiler.is_dynamo_compiling():
             return in_graph(*inputs)
-        if outer and torch._C._are_functorch_transforms_active():
+        if outer and in_transform():
             refuse_captured_by(title, *outer)
         if all(type(each) is Tensor and each.is_floating_point() and each.shape == inputs[0].shape for each in inputs):
-            if not torch._C._are_functorch_transforms_active():
-                return plain(*[levels.unwrap_if_dead(each) for each in inputs])
+            if not in_transform():
+                return plain(*[unwrap_if_ended(each) for each in inputs])
             return Function.apply(*inputs)
         arguments = {each: inputs[i] for each, i in named}
         require_number_or_floating(title, **arguments)
@@ -173,7 +176,8 @@ def _function(title: str, f: Callable[..., Tensor], partials: _Partials) -> type
         expected = torch.broadcast_shapes(*(each.shape for each in inputs if isinstance(each, Tensor)))
         if y.shape != expected:
             raise InputError(f"{title}: expected an elementwise function, got shape {tuple(y.shape)} from {expected}.")
-        return y.clone() if any(y is each or y._base is each for each in constants if isinstance(each, Tensor)) else y
+        shared = any(y is each or base_of(y) is each for each in constants if isinstance(each, Tensor))
+        return y.clone() if shared else y
 
     def slope(index: int, *residuals: Any) -> Any:
         return partials.slope(index, *residuals)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable, forward_ad
+
+from hodiff.torch_internals.recording import run_backward, set_recording
+from hodiff.torch_internals.transforms import in_transform
 
 Linear = Callable[[list[Tensor]], Sequence[Tensor | None]]
-
-_differentiate = Variable._execution_engine.run_backward
 
 
 def transpose(linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -27,10 +27,10 @@ def transpose(linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor 
     Returns:
         One tensor for each input; None is zero.
     """
-    if torch._C._are_functorch_transforms_active():
+    if in_transform():
         return _transpose_by_transform(linear, inputs, cotangents)
     recorded = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(True)
+    set_recording(True)
     try:
         tangents = [torch.zeros_like(x).requires_grad_() for x in inputs]
         outputs, seeds = [], []
@@ -42,12 +42,10 @@ def transpose(linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor 
             return [None] * len(inputs)
         # torch.autograd.grad checks what is known here, at the price of a third of a small product.
         return list(
-            _differentiate(
-                tuple(outputs), tuple(seeds), recorded, recorded, tuple(tangents), True, accumulate_grad=False
-            )
+            run_backward(tuple(outputs), tuple(seeds), recorded, recorded, tuple(tangents), True, accumulate_grad=False)
         )
     finally:
-        torch._C._set_grad_enabled(recorded)
+        set_recording(recorded)
 
 
 def _transpose_by_transform(
@@ -69,8 +67,3 @@ def _transpose_by_transform(
     zeros = [torch.zeros_like(x) for x in inputs]
     _, pullback = torch.func.vjp(dense, *zeros)[:2]
     return list(pullback(tuple(seeds)))
-
-
-def differentiated_outside() -> bool:
-    """Whether anything could differentiate what runs now: a transform, forward mode, or a recorded backward pass."""
-    return torch.is_grad_enabled() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hodiff.common.options import is_int
 from hodiff.errors import InputError
+from hodiff.torch_internals.interception import EagerDispatchMode
 
 # Bytes that the intermediate results of one group of directions may take under chunk_size="auto". On a CPU a group
 # that stays near the last-level cache is faster than a larger one (about two times at 256 MiB on a 32 MiB cache); a
@@ -18,17 +18,12 @@ from hodiff.errors import InputError
 MEMORY_BUDGET = {"cpu": 64 * 2**20, "accelerator": 2**30}
 
 
-class ByteCount(TorchDispatchMode):
+class ByteCount(EagerDispatchMode):
     """Counts the bytes of every tensor computed under it; each would have one tangent a direction."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Spare each operator the wrapper that keeps dynamo out, which never meets this mode."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -11,6 +11,7 @@ from torch import Tensor
 from hodiff.corrections.registry import Correction, correct, register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
+from hodiff.torch_internals.operators import glu, hardsigmoid
 
 
 def _relu(input: Tensor, inplace: bool = False) -> Tensor:
@@ -71,7 +72,7 @@ def _sloped(x: Tensor) -> Tensor:
 
 @register(
     F.hardsigmoid,
-    torch._C._nn.hardsigmoid,
+    hardsigmoid,
     name="torch.nn.functional.hardsigmoid",
     kind="missing",
     routes=ROUTES,
@@ -95,7 +96,7 @@ def _halves(input: Any, dim: Any = -1) -> bool:
 
 @register(
     F.glu,
-    torch._C._nn.glu,
+    glu,
     name="torch.nn.functional.glu",
     kind="missing",
     routes=FORWARD_INSIDE,

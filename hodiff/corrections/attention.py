@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections import composites as _composites  # noqa: F401  (enters nn.MultiheadAttention's function)
-from hodiff.corrections.need import is_differentiated
 from hodiff.corrections.registry import register
 from hodiff.functions.attention.attention import attend
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.differentiation import may_be_differentiated
 
 
 def _covered(query: Any, key: Any, value: Any, attn_mask: Any = None, *_: Any, **__: Any) -> bool:
@@ -46,7 +46,7 @@ def _scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Any:
     # With dropout the rule draws other weights than torch's kernels, and always the same for a seed.
-    if not dropout_p and not is_differentiated((query, key, value, attn_mask)):
+    if not dropout_p and not may_be_differentiated((query, key, value, attn_mask)):
         return NotImplemented
     if attn_mask is not None:
         if is_causal:

@@ -18,6 +18,7 @@ from torch import Tensor
 from hodiff.corrections.mode import Corrections
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.operators import in_projections
 
 # Each calls functions that have a rule, and makes none of its own mistakes.
 COMPOSITES: dict[Callable[..., Any], str] = {
@@ -48,7 +49,7 @@ def _decline(*_: Any) -> bool:
 def _in_projection_packed(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Any:
     """As torch has it, without the method `unflatten`, which dynamo cannot trace where a mode is active."""
     if not torch.compiler.is_compiling():
-        return F._in_projection_packed(q, k, v, w, b)  # type: ignore[attr-defined]
+        return in_projections(q, k, v, w, b)
     biases = (None,) * 3 if b is None else b.chunk(3)
     return tuple(F.linear(*each) for each in zip((q, k, v), w.chunk(3), biases, strict=True))
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
 
 from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.graphs import inspect_graph
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.transforms import differentiating_count, in_transform
 
 _silent = partial(
     register,
@@ -59,9 +59,7 @@ def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor]) -> None:
 
 def _will_be_differentiated() -> bool:
     """In plain torch create_graph says so. torch.func always records, so there a transform around has to be seen."""
-    stack = get_interpreter_stack() or []
-    differentiating = [each for each in stack if each.key() in (TransformType.Grad, TransformType.Jvp)]
-    return not stack or len(differentiating) > 1
+    return not in_transform() or differentiating_count() > 1
 
 
 def _tensors(outputs: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:

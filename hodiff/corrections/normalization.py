@@ -9,13 +9,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hodiff import functions
 from hodiff.corrections.registry import register
 from hodiff.functions.normalization.formulas import wide
 from hodiff.routes import FORWARD_INSIDE, ROUTES
+from hodiff.torch_internals.operators import batch_norm_with_update, native_batch_norm
+from hodiff.torch_internals.transforms import in_transform, outside_transforms
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 _constant = partial(
     register,
@@ -122,8 +123,8 @@ def _counts(self: Any, other: Any, *_: Any, **__: Any) -> bool:
         and not self.dtype.is_floating_point
         and not self.dtype.is_complex
         and not torch.compiler.is_compiling()
-        and torch._C._are_functorch_transforms_active()
-        and not is_functorch_wrapped_tensor(self)
+        and in_transform()
+        and not is_wrapped(self)
     )
 
 
@@ -137,7 +138,7 @@ def _counts(self: Any, other: Any, *_: Any, **__: Any) -> bool:
     covers=_counts,
 )
 def _count(self: Tensor, other: int, *, alpha: int = 1) -> Tensor:
-    with temporarily_clear_interpreter_stack():
+    with outside_transforms():
         return self.add_(other, alpha=alpha)
 
 
@@ -198,14 +199,14 @@ def _native_batch_norm(
     return y, mean.to(dtype), torch.rsqrt(variance + eps).to(dtype)
 
 
-@_of_batches(torch._native_batch_norm_legit)
+@_of_batches(native_batch_norm)
 def _native_batch_norm_legit(input: Tensor, weight: Any, bias: Any, *rest: Any, **options: Any) -> Any:
     # Three arguments after the bias: the overload without running statistics.
     statistics = (None, None) if len(rest) + len(options) == 3 else ()
     return _native_batch_norm(input, weight, bias, *statistics, *rest, **options)
 
 
-@_of_batches(torch.ops.aten._batch_norm_with_update)
+@_of_batches(batch_norm_with_update)
 def _batch_norm_with_update(
     input: Tensor,
     weight: Tensor | None,
@@ -219,7 +220,5 @@ def _batch_norm_with_update(
     if y is NotImplemented:
         return y
     weight, bias = (None if each is None else each.detach() for each in (weight, bias))
-    others = torch.ops.aten._batch_norm_with_update(
-        input.detach(), weight, bias, running_mean, running_var, momentum, eps
-    )
+    others = batch_norm_with_update(input.detach(), weight, bias, running_mean, running_var, momentum, eps)
     return y, *others[1:]

@@ -164,17 +164,3 @@ def leave_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return run
-
-
-def in_plain_eager() -> bool:
-    """Whether nothing but ordinary reverse-mode autograd is at work.
-
-    Inside a `torch.func` transform, a forward-AD level or a compiled region, a graph recorded by `torch.autograd`
-    would miss what the surroundings do.
-
-    Returns:
-        True if a graph recorded here sees all there is.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._functorch.peek_interpreter_stack() is None and torch.autograd.forward_ad._current_level < 0

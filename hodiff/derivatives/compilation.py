@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.errors import HodiffWarning
 from hodiff.kernels.matrix_products import exchange_products
+from hodiff.torch_internals.compilation import compile_captured
 
 # Relative error beyond which two ways to compute the same are taken for two functions, by the inputs' precision.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -31,12 +32,8 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], *, relayout: 
     Returns:
         The compiled function, for inputs of the same form.
     """
-    # Imported late, as the compiler takes seconds to load.
-    from torch._inductor import compile
-
     exchange_products(graph)
-    compiled: Compiled = compile(graph, list(inputs), options=None if relayout else {"layout_optimization": False})
-    return compiled
+    return compile_captured(graph, inputs, None if relayout else {"layout_optimization": False})
 
 
 class Arguments:

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hodiff.common.trees import PyTree, describe
-from hodiff.derivatives.bound_function import bind, in_plain_eager, leave_inference_mode
+from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.compilation import Arguments, Compiled, agree, compile_graph, warn_of_failure
 from hodiff.errors import HodiffError, InputError
+from hodiff.torch_internals.differentiation import only_reverse_mode
 
 
 def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: bool = True) -> Callable[..., PyTree]:
@@ -54,7 +55,7 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
     @functools.wraps(f, assigned=("__module__", "__doc__"), updated=())
     @leave_inference_mode
     def gradient(x: PyTree, *args: Any) -> PyTree:
-        if not in_plain_eager():
+        if not only_reverse_mode():
             raise InputError(
                 "compile_gradient: expected a call outside of torch.func transforms, forward mode and torch.compile, "
                 "which a compiled graph knows nothing of, got one inside; use torch.func.grad(f) there."

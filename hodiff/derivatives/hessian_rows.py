@@ -14,12 +14,13 @@ from tqdm.auto import tqdm
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.common.randomness import Replay
 from hodiff.common.trees import PyTree, one_hot_rows
-from hodiff.derivatives.bound_function import BoundFunction, in_plain_eager
+from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.second_order import PRODUCTS, ROUTES, Leaves, guard_reverse
 from hodiff.derivatives.transforms import gradient, pull
 from hodiff.kernels.narrow import NarrowKernels
 from hodiff.kernels.unit_directions import UnitRows
+from hodiff.torch_internals.differentiation import only_reverse_mode
 
 NARROW_FROM = 32
 
@@ -110,7 +111,7 @@ class LinearizedHessian:
             self.source = RoutedRows(function, route, randomness)
             self.bytes_each = 0
             return
-        if route == ROUTES[0] and in_plain_eager():
+        if route == ROUTES[0] and only_reverse_mode():
             self._take(recorded or RecordedGradient(function))
             return
         with ByteCount() as count:

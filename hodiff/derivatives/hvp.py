@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from hodiff.common.trees import PyTree, flatten_tangents
-from hodiff.derivatives.bound_function import bind, in_plain_eager, leave_inference_mode
+from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.second_order import PRODUCTS, ROUTES, Leaves, follow, validate_route
+from hodiff.torch_internals.differentiation import only_reverse_mode
 
 
 @leave_inference_mode
@@ -66,7 +67,7 @@ def hvp(
     function = bind("hvp", f, (x, *args), name="x", has_aux=has_aux, correct=correct)
     primals = function.leaves
     tangents = flatten_tangents(v, primals, function.user_spec, "hvp")
-    plain = in_plain_eager()
+    plain = only_reverse_mode()
 
     def attempt(name: str) -> tuple[Leaves, PyTree]:
         if plain and name == ROUTES[0]:

@@ -16,6 +16,7 @@ from hodiff.errors import InputError
 from hodiff.recompute.checkpoint import Call
 from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
+from hodiff.torch_internals.transforms import in_transform
 
 # By position among the operands of f; what is not named does not move.
 Direction = dict[int, Tensor]
@@ -170,7 +171,7 @@ def _directional(f: Callable[[Tensors], Tensor], directions: Sequence[Direction]
 
 def _gradient(f: Callable[[Tensors], Tensor], point: Tensors, wanted: Sequence[int], others: Tensors) -> Direction:
     """Gradients by some operands in reverse mode, where torch is right most often; `others` may be differentiated."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if in_transform():
         return torch.func.grad(lambda moved: f(_moved(point, moved)))({i: point[i] for i in wanted})
     recording = Recording(
         lambda operands: f(_moved(point, dict(zip(wanted, operands, strict=True)))), [point[i] for i in wanted], others

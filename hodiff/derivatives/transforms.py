@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +9,13 @@ import torch.func
 from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
+from hodiff.torch_internals.forward_mode import load_forward_rules
 
 
 def push(f: Callable[..., Any], primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[Any, Any, PyTree]:
     """Output, tangent and aux: forward mode, with the tangent in the dtypes of the output."""
     if not torch.compiler.is_compiling():
-        _load_forward_rules()
+        load_forward_rules()
     result: Any = torch.func.jvp(f, primals, tangents, has_aux=True)
     output, tangent, aux = result
     # torch promotes the tangent of a float32 scalar times a Python number to float64.
@@ -33,11 +31,3 @@ def pull(f: Callable[..., Any], *primals: PyTree) -> tuple[Any, Callable[[Any], 
 def gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     """Function that returns gradient and aux."""
     return torch.func.grad(f, has_aux=True)
-
-
-@functools.cache
-def _load_forward_rules() -> None:
-    """Load now what torch would load on first use, warning its users of a deprecation inside of itself."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
-        importlib.import_module("torch._decomp.decompositions_for_jvp")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hodiff.common.trees import describe
-from hodiff.derivatives.bound_function import in_plain_eager
 from hodiff.errors import InputError
 from hodiff.rules.arguments import require_dims, require_floating, require_number_or_floating
+from hodiff.torch_internals.differentiation import only_reverse_mode
 
 # Parts that a range of kinks is cut into at once: small problems take the time of their operators' calls.
 WAYS = 8
@@ -65,7 +65,7 @@ def project_box_plane(
     with torch.no_grad():
         fixed = [each.detach() for each in (x, n, c, low_bound, high_bound)]
         free, low, feasible = _active_set(*fixed)
-    if in_plain_eager() and not bool(feasible.all()):
+    if only_reverse_mode() and not bool(feasible.all()):
         raise InputError(
             "project_box_plane: level: expected one that normal @ y takes in the box, got one that it does not; "
             f"lower={describe(lower)}, upper={describe(upper)}: are the bounds in order, and is level between them?"

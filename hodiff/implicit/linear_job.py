@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.utils import _pytree as pytree
 
 from hodiff.authoring.closures import recorded
@@ -19,6 +18,7 @@ from hodiff.implicit.linear_maps import Map, Pair
 from hodiff.implicit.linear_methods import DENSE_UP_TO, METHODS, System, default_tolerance
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solver_call import Job, Tensors
+from hodiff.torch_internals.forward_mode import set_tangents
 
 
 @dataclass(frozen=True)
@@ -157,5 +157,5 @@ def evaluate(caller: str, f: Callable[..., Any], given: Any, arguments: Sequence
     if not refuse:
         return f(*arguments)
     # Forward mode is off inside of a Function, where a tangent could not be seen.
-    with _set_fwd_grad_enabled(True):
+    with set_tangents(True):
         return recorded(caller, lambda _, *arguments: f(*arguments), (given, *arguments))

@@ -19,6 +19,7 @@ from hodiff.implicit.linear_maps import map_of
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solution import linear_options, require_callable
 from hodiff.rules.any_order import outside_graphs
+from hodiff.torch_internals.transforms import in_transform
 
 
 @outside_graphs
@@ -76,7 +77,7 @@ def linear_solve(
     options = linear_options("linear_solve", "method", method, symmetric, tol, max_iterations, report)
     b, params = pytree.tree_map_only(Tensor, recordable, (b, params))
     flatten_primals(b, "linear_solve", "b")
-    if torch._C._are_functorch_transforms_active():
+    if in_transform():
         refuse_captured_by("linear_solve", matvec)
 
     def checked(x: PyTree, *params: Any) -> PyTree:

@@ -24,6 +24,7 @@ from hodiff.implicit.linear_methods import METHODS
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solver_call import Tensors, run_opaque
 from hodiff.rules.any_order import outside_graphs
+from hodiff.torch_internals.transforms import in_transform
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def implicit_function(
     def solution(x0: PyTree, *params: Any) -> Any:
         x0, params = pytree.tree_map_only(Tensor, recordable, (x0, params))
         flatten_primals(x0, caller, "x0")
-        if torch._C._are_functorch_transforms_active():
+        if in_transform():
             refuse_captured_by(caller, given)
         leaves, layout = flatten((x0, params))
         job = SolverJob(

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hodiff.authoring.closures import watched
-from hodiff.rules.legacy_batching import any_legacy_batched, with_batches, without_batches
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.legacy_batching import any_legacy_batched, with_batches, without_batches
+from hodiff.torch_internals.transforms import in_transform
 
 Tensors = Sequence[Tensor]
 
@@ -99,4 +100,4 @@ def run_opaque(job: Job, leaves: Tensors) -> tuple[Tensor, ...]:
     Returns:
         Tensors without derivatives.
     """
-    return Opaque.apply(job, torch._C._are_functorch_transforms_active(), *leaves)
+    return Opaque.apply(job, in_transform(), *leaves)

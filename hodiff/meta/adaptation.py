@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
 from hodiff.common.trees import PyTree, describe, flatten_primals, recordable
-from hodiff.derivatives.bound_function import in_plain_eager, leave_inference_mode
+from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.meta.gradients import (
     Gradient,
@@ -29,6 +29,7 @@ from hodiff.meta.optimizer import Optimizer, OptimizerState
 from hodiff.meta.randomness import seeded
 from hodiff.meta.tasks import batch_source
 from hodiff.recompute.surroundings import Surroundings
+from hodiff.torch_internals.differentiation import only_reverse_mode
 
 GRADIENTS: dict[str, Callable[..., Gradient]] = {
     "auto": reverse_gradient,
@@ -137,7 +138,7 @@ def adapt(
     """
     leaves, spec = _validate(loss, params, optimizer, steps, checkpoint, truncate, clip, route)
     gradient = constant_gradient if first_order else GRADIENTS[route]
-    again = not first_order and (torch.is_grad_enabled() or not in_plain_eager())
+    again = not first_order and (torch.is_grad_enabled() or not only_reverse_mode())
     bound = InnerLoss(loss, spec, buffers is not None, correct, again)
     loop = Loop(bound, gradient, optimizer, clip)
     source = batch_source(task, steps, "adapt")

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from hodiff.common.trees import PyTree
+from hodiff.torch_internals.modules import RunningNorm
 
 # Of one task each, of all tasks together, or as they were.
 POLICIES = ("per-task", "shared", "frozen")
@@ -27,7 +27,7 @@ def moving_statistics(module: nn.Module, policy: str) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     for name, norm in () if policy == "frozen" else module.named_modules():
-        if isinstance(norm, _NormBase) and norm.training and norm.track_running_stats:
+        if isinstance(norm, RunningNorm) and norm.training and norm.track_running_stats:
             found |= {f"{name}.{key}".lstrip("."): buffer for key, buffer in norm.named_buffers(recurse=False)}
     return found
 
@@ -43,7 +43,9 @@ def frozen_norms(module: nn.Module, policy: str) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    norms = [each for each in module.modules() if policy == "frozen" and isinstance(each, _NormBase) and each.training]
+    norms = [
+        each for each in module.modules() if policy == "frozen" and isinstance(each, RunningNorm) and each.training
+    ]
     for norm in norms:
         norm.training = False
     try:

@@ -13,14 +13,15 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.corrections import Corrections
-from hodiff.derivatives.bound_function import in_plain_eager
 from hodiff.derivatives.hvp import hvp
 from hodiff.errors import InputError, RouteError
 from hodiff.graphs import inspect_graph
 from hodiff.meta.optimizer import root
 from hodiff.recompute.checkpoint import Call
-from hodiff.recompute.programs import Checkpoint, Program, Tensors, _inside_dual_level
+from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
+from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.forward_mode import in_dual_level
 
 # Of the leaves of the parameters: the value, gradients by the leaves, and buffers.
 Gradient = tuple[Tensor, list[Tensor], PyTree]
@@ -57,7 +58,7 @@ class InnerLoss:
 def constant_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:
     """The gradient as a constant to all outer derivatives."""
     leaves = [leaf.detach() for leaf in leaves]
-    if in_plain_eager():
+    if only_reverse_mode():
         value, gradients, buffers = _recorded(loss, leaves, batch, buffers)
     else:
         value, gradients, buffers = transformed_gradient(loss, leaves, batch, buffers)
@@ -66,7 +67,7 @@ def constant_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTre
 
 def reverse_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:
     """The gradient by a reverse pass, to be differentiated by another."""
-    if not in_plain_eager():
+    if not only_reverse_mode():
         return transformed_gradient(loss, leaves, batch, buffers)
     return _recorded(loss, leaves, batch, buffers, tensors_in(batch), captures=True)
 
@@ -136,7 +137,7 @@ class _GradientProgram(Program):
             return value, rest
 
         leaves = inputs[: self.count]
-        if in_plain_eager():
+        if only_reverse_mode():
             value, gradients, rest = _recorded(loss, leaves, None, (), inputs)
         else:
             value, gradients, rest = transformed_gradient(loss, leaves, None, ())
@@ -147,7 +148,7 @@ class _GradientProgram(Program):
         of_value, directions = cotangents[0], cotangents[1 : 1 + self.count]
         others = [of_value, *cotangents[1 + self.count :]]
         # torch.func.jvp refuses to run inside of torch.autograd.forward_ad.
-        if _inside_dual_level() or any(each is not None for each in others):
+        if in_dual_level() or any(each is not None for each in others):
             return super().pull(inputs, cotangents, needed)
         active = sorted({*range(self.count), *needed})
 

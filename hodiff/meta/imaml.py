@@ -16,7 +16,6 @@ from torch.autograd import Function
 from hodiff.authoring.closures import refuse_captured_by
 from hodiff.common.trees import describe
 from hodiff.corrections import corrected
-from hodiff.derivatives.bound_function import in_plain_eager
 from hodiff.errors import HodiffWarning, InputError, RouteError
 from hodiff.graphs import inspect_graph
 from hodiff.meta.batch_norms import moving_statistics, stacked
@@ -24,6 +23,7 @@ from hodiff.meta.conjugate_gradients import conjugate_gradients
 from hodiff.meta.gradients import copied
 from hodiff.meta.learner import Batch, MetaLearner, Parameters
 from hodiff.recompute.surroundings import Surroundings
+from hodiff.torch_internals.differentiation import only_reverse_mode
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class IMAML(MetaLearner):
 
     def forward(self, tasks: Any) -> Tensor:
         """The mean of the tasks' losses after adaptation."""
-        if not in_plain_eager():
+        if not only_reverse_mode():
             return torch.cat([
                 self._at_minimum((support_x, support_y), (query_x, query_y))
                 for support_x, support_y, query_x, query_y in self.chunks(tasks)

@@ -13,13 +13,14 @@ from torch.func import functional_call, vmap
 from hodiff.common.chunks import spans
 from hodiff.common.trees import describe
 from hodiff.corrections import corrected
-from hodiff.derivatives.bound_function import in_plain_eager, leave_inference_mode
+from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.meta.adaptation import Adaptation, adapt
 from hodiff.meta.batch_norms import POLICIES, average, frozen_norms, joined, moving_statistics, stacked
 from hodiff.meta.gradients import clipped
 from hodiff.meta.optimizer import Optimizer, Setting
 from hodiff.meta.sgd import SGD
+from hodiff.torch_internals.differentiation import only_reverse_mode
 
 Parameters = dict[str, Tensor]
 # Inputs and targets, each with the tasks in front.
@@ -187,7 +188,7 @@ class MetaLearner(nn.Module):
 
     def require_reach(self, losses: Tensor) -> None:
         """Refuse a query loss that no parameter can change."""
-        recorded = in_plain_eager() and torch.is_grad_enabled()
+        recorded = only_reverse_mode() and torch.is_grad_enabled()
         if recorded and not losses.requires_grad and any(p.requires_grad for p in self.adapted_parameters().values()):
             raise InputError(
                 f"{type(self).__name__}: loss: expected a query loss that depends on the parameters, got one that "

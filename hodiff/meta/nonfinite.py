@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch._C import _functorch as functorch
 
 from hodiff.common.trees import PyTree, leaf_names, tensors_in
 from hodiff.errors import HodiffError
+from hodiff.torch_internals.wrapped_tensors import below_transforms
 
 
 class NonFiniteError(HodiffError, ArithmeticError):
@@ -62,7 +62,4 @@ def _fault(tree: PyTree) -> str | None:
 
 def _plain(tensor: Tensor) -> Tensor:
     """The numbers below all transforms, which can be looked at."""
-    tensor = tensor.detach()
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    return tensor.detach()
+    return below_transforms(tensor.detach()).detach()

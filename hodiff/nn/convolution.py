@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.functions.convolution.convolve import conv1d, conv2d, conv3d
+from hodiff.torch_internals.modules import padding_of_both_sides
 
 
 class Conv1d(torch.nn.Conv1d):
@@ -21,8 +22,9 @@ class Conv1d(torch.nn.Conv1d):
         torch.Size([1, 4, 5])
     """
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _convolve(self, conv1d, input, weight, bias)
+    def forward(self, input: Tensor) -> Tensor:
+        """The convolution."""
+        return _convolve(self, conv1d, input)
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -34,8 +36,9 @@ class Conv2d(torch.nn.Conv2d):
         torch.Size([1, 4, 5, 5])
     """
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _convolve(self, conv2d, input, weight, bias)
+    def forward(self, input: Tensor) -> Tensor:
+        """The convolution."""
+        return _convolve(self, conv2d, input)
 
 
 class Conv3d(torch.nn.Conv3d):
@@ -47,13 +50,14 @@ class Conv3d(torch.nn.Conv3d):
         torch.Size([1, 4, 2, 2, 2])
     """
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _convolve(self, conv3d, input, weight, bias)
+    def forward(self, input: Tensor) -> Tensor:
+        """The convolution."""
+        return _convolve(self, conv3d, input)
 
 
-def _convolve(module: Any, function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _convolve(module: Any, function: Callable[..., Tensor], x: Tensor) -> Tensor:
     padding = module.padding
     if module.padding_mode != "zeros":
-        x = F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
+        x = F.pad(x, padding_of_both_sides(module), mode=module.padding_mode)
         padding = 0
-    return function(x, weight, bias, module.stride, padding, module.dilation, module.groups)
+    return function(x, module.weight, module.bias, module.stride, padding, module.dilation, module.groups)

@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
@@ -23,6 +22,8 @@ from hodiff.operators.compiled.products import CapturedProducts
 from hodiff.operators.determinism import modules_in, require_deterministic, untouched_buffers
 from hodiff.operators.distributed import require_group, sum_over_ranks
 from hodiff.operators.spaces import Space
+from hodiff.torch_internals.tensors import version_of
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 Leaves = tuple[Tensor, ...]
 A = TypeVar("A", bound="CurvatureOperator")
@@ -175,11 +176,11 @@ class CurvatureOperator(LinearOperator):
     def _forget(self) -> None:
         self._kept: dict[int, tuple[Linearization, float]] = {}
         self._complete = False
-        self._versions = [leaf._version for leaf in self.leaves]
+        self._versions = [version_of(leaf) for leaf in self.leaves]
 
     def _require_unchanged(self) -> None:
         # What is kept belongs to the old values, what is computed anew would belong to the new ones.
-        if [leaf._version for leaf in self.leaves] != self._versions:
+        if [version_of(leaf) for leaf in self.leaves] != self._versions:
             raise InputError(
                 f"{type(self).__name__}: x: expected the values that the operator was made with, got tensors that were "
                 "changed in place since, as by an optimizer's step; use A.at(x), or make the operator of clones."
@@ -290,7 +291,7 @@ def require_constant(caller: str, x: PyTree) -> None:
     Raises:
         InputError: If a leaf belongs to a transform.
     """
-    if any(is_functorch_wrapped_tensor(leaf) for leaf in tensors_in(x)):
+    if any(map(is_wrapped, tensors_in(x))):
         raise InputError(
             f"{caller}: x: expected plain tensors, got one inside a torch.func transform; an operator takes its point "
             "as a constant. Make it outside, or use hodiff.hvp, which the transforms see through."

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from hodiff.common.randomness import Replay
 from hodiff.errors import InputError
 from hodiff.recompute.closed_over import reachable
+from hodiff.torch_internals.modules import Dropout, RunningNorm, buffers_by_name
 
 
 def modules_in(*roots: Any) -> list[nn.Module]:
@@ -32,10 +31,10 @@ def untouched_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
         Nothing.
     """
     held = [
-        (module._buffers, name, buffer)
+        (buffers_by_name(module), name, buffer)
         for module in modules
         if module.training
-        for name, buffer in module._buffers.items()
+        for name, buffer in buffers_by_name(module).items()
         if isinstance(buffer, Tensor)
     ]
     try:
@@ -82,14 +81,14 @@ def _cause(modules: Sequence[nn.Module], *, by_chance: bool) -> str:
         active = [f"{type(each).__name__}(p={each.p})" for each in modules if _drops(each)]
         named = f" of {', '.join(sorted(set(active)))}" if active else ""
         return f"The cause are random numbers{named}: call model.eval(), or let f seed a generator of its own."
-    normalizing = sorted({type(each).__name__ for each in modules if isinstance(each, _NormBase) and each.training})
+    normalizing = sorted({type(each).__name__ for each in modules if isinstance(each, RunningNorm) and each.training})
     if normalizing:
         return f"The cause may be {', '.join(normalizing)} in training mode: call model.eval()."
     return "The cause is no random number generator of torch: look for state that f changes, or random.random()."
 
 
 def _drops(module: nn.Module) -> bool:
-    return isinstance(module, _DropoutNd) and module.training and module.p > 0
+    return isinstance(module, Dropout) and module.training and module.p > 0
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

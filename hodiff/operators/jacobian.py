@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
@@ -69,7 +70,7 @@ class JacobianOperator(LinearOperator):
 
     @cached_property
     def _codomain(self) -> Space:
-        return Space.of(torch.utils._pytree.tree_unflatten(list(self._model.outputs), self._model.spec))
+        return Space.of(pytree.tree_unflatten(list(self._model.outputs), self._model.spec))
 
     def multiply(self, block: Tensor) -> Tensor:
         """See `LinearOperator.multiply`."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
+from hodiff.torch_internals.modules import buffers_by_name
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def _look_up(loss: Any) -> tuple[Likelihood | None, list[str]]:
     key: Any
     given: dict[str, Any]
     if isinstance(loss, nn.Module):
-        key, given = type(loss), vars(loss) | loss._buffers
+        key, given = type(loss), vars(loss) | buffers_by_name(loss)
     elif isinstance(loss, partial) and not loss.args:
         key, given = loss.func, loss.keywords
     else:

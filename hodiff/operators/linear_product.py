@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.derivatives.bound_function import in_plain_eager
-from hodiff.rules.legacy_batching import any_legacy_batched, with_batches, without_batches
+from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.legacy_batching import any_legacy_batched, with_batches, without_batches
 
 
 class LinearProduct(torch.autograd.Function):
@@ -56,7 +56,7 @@ def multiply(operator: Any, block: Tensor) -> Tensor:
     """
     # The Function costs some microseconds, and there is nothing to differentiate for most callers.
     differentiated = torch.is_grad_enabled() and block.requires_grad
-    if in_plain_eager() and not differentiated and not any_legacy_batched([block]):
+    if only_reverse_mode() and not differentiated and not any_legacy_batched([block]):
         product: Tensor = operator.multiply(block)
         return product
     differentiable: Tensor = LinearProduct.apply(block, operator)

@@ -14,6 +14,7 @@ from hodiff.common.options import require_int
 from hodiff.common.trees import PyTree, flatten_primals, leaf_names
 from hodiff.errors import InputError
 from hodiff.plot.shared import one_number, require_package
+from hodiff.torch_internals.graph_nodes import saved_by_operator
 
 if TYPE_CHECKING:
     from graphviz import Digraph
@@ -154,7 +155,7 @@ def _saved_shapes(node: Any) -> list[str]:
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         kept = [("saved", tensor) for tensor in node.saved_tensors]
     else:
-        kept = [(name.removeprefix("_saved_"), getattr(node, name)) for name in dir(node) if name.startswith("_saved_")]
+        kept = saved_by_operator(node)
     return [f"{name} {tuple(value.shape)}" for name, value in kept if isinstance(value, Tensor)]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_callable, require_int
@@ -17,6 +16,8 @@ from hodiff.recompute.closed_over import ClosedOver
 from hodiff.recompute.hidden_tensors import RefuseForeign
 from hodiff.recompute.programs import Checkpoint, Program
 from hodiff.recompute.surroundings import Surroundings
+from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.transforms import in_transform
 
 
 class Call(Program):
@@ -37,7 +38,7 @@ class Call(Program):
         self._count = len(given)
         self._inputs = [*given, *self._closed_over.take()]
         self._surroundings = Surroundings(self._inputs, self._closed_over.generators)
-        self._guard: AbstractContextManager[Any] = RefuseForeign(name) if _inside_transform() else nullcontext()
+        self._guard: AbstractContextManager[Any] = RefuseForeign(name) if in_transform() else nullcontext()
         self._ran = False
         self.name, self._f = name, f
 
@@ -168,15 +169,7 @@ class _Chain:
 
 def _checkpoint(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     require_callable(name, f=f)
-    if torch.compiler.is_compiling() or not _may_differentiate():
+    if torch.compiler.is_compiling() or not may_be_differentiated():
         return f(*args, **kwargs)
     call = Call(name, f, args, kwargs)
     return call.structured(Checkpoint.call(call, *call.take_inputs()))
-
-
-def _may_differentiate() -> bool:
-    return torch.is_grad_enabled() or _inside_transform() or forward_ad._current_level >= 0
-
-
-def _inside_transform() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch as functorch
-from torch.nn.modules.batchnorm import _NormBase
+
+from hodiff.torch_internals.forward_mode import has_tangent
+from hodiff.torch_internals.modules import RunningNorm, buffers_by_name
+from hodiff.torch_internals.tensors import version_of
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 # Globals of their functions hold nothing of the user's.
 _LIBRARIES = {"torch", "hodiff", "numpy", "scipy", "functools", "builtins"}
@@ -62,12 +65,12 @@ class _Buffer:
     def __init__(self, owner: dict[str, Any], name: str, silent: bool):
         self.owner, self.name, self.silent = owner, name, silent
         self.tensor: Tensor = owner[name]
-        self.version = self.tensor._version
+        self.version = version_of(self.tensor)
         self.before = self.tensor.clone()
 
     @property
     def changed(self) -> bool:
-        return self.silent or self.owner.get(self.name) is not self.tensor or self.tensor._version != self.version
+        return self.silent or self.owner.get(self.name) is not self.tensor or version_of(self.tensor) != self.version
 
 
 class ClosedOver:
@@ -152,10 +155,10 @@ class ClosedOver:
 
     def _keep_buffers(self, module: nn.Module) -> None:
         # torch.batch_norm updates its running statistics without counting it as a change.
-        silent = isinstance(module, _NormBase)
-        for name, tensor in module._buffers.items():
+        silent = isinstance(module, RunningNorm)
+        for name, tensor in (buffers := buffers_by_name(module)).items():
             if isinstance(tensor, Tensor) and is_constant(tensor) and not tensor.is_inference():
-                self._buffers.append(_Buffer(module._buffers, name, silent))
+                self._buffers.append(_Buffer(buffers, name, silent))
                 self._index[id(tensor)] = -1
 
     def _referenced(self, value: Any) -> Any:
@@ -199,11 +202,7 @@ def reachable(*roots: Any) -> Iterator[Any]:
 
 def is_constant(tensor: Tensor) -> bool:
     """Whether no derivative can run through a tensor: it is no part of a graph, a transform or a dual number."""
-    return not (
-        tensor.requires_grad
-        or functorch.is_functorch_wrapped_tensor(tensor)
-        or torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
-    )
+    return not (tensor.requires_grad or is_wrapped(tensor) or has_tangent(tensor))
 
 
 def _filled(content: Any, tensors: Sequence[Tensor]) -> Any:

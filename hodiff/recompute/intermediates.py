@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.recording import in_jit_trace, saved_tensor_hooks
+from hodiff.torch_internals.tensors import version_of
 
 
 def can_forget() -> bool:
@@ -16,11 +19,7 @@ def can_forget() -> bool:
     Returns:
         False inside `torch.func` transforms, forward mode, compiled or traced code, and where nothing is recorded.
     """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return False
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return False
-    return torch._C._get_tracing_state() is None
+    return torch.is_grad_enabled() and only_reverse_mode() and not in_jit_trace()
 
 
 def forget_between(
@@ -81,8 +80,8 @@ class _Input:
 
     def __init__(self, tensor: Tensor):
         # Tensors made in inference mode count no versions, and torch saves none of them either.
-        self._version = None if tensor.is_inference() else tensor._version
-        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        self._version = None if tensor.is_inference() else version_of(tensor)
+        hooks = saved_tensor_hooks()
         self._unpack: Callable[[Any], Tensor]
         pack, self._unpack = (_itself, _itself) if hooks is None else hooks
         self._packed: Any = pack(tensor.detach())
@@ -90,7 +89,7 @@ class _Input:
 
     def tensor(self) -> Tensor:
         # What a hook made of it is its own affair.
-        if self._plain and self._version is not None and self._packed._version != self._version:
+        if self._plain and self._version is not None and version_of(self._packed) != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an "
                 "input of a layer that computes its pre-activation again; .clone() it before the layer, or change it "

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from hodiff.graphs import inspect_graph
 from hodiff.recompute.hidden_tensors import hidden_tensor
 from hodiff.recompute.recording import Recording
 from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.rules.legacy_batching import any_legacy_batched, with_batches, without_batches
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.forward_mode import has_tangent, in_dual_level, set_tangents
+from hodiff.torch_internals.legacy_batching import any_legacy_batched, with_batches, without_batches
+from hodiff.torch_internals.transforms import in_transform
 
 Tensors = Sequence[Tensor]
 
@@ -62,7 +63,7 @@ class Checkpoint(AnyOrderFunction):
             return with_batches(Checkpoint.forward(Batched(program, dims, "same"), *plain))
         constants = [each.detach() for each in inputs]
         # Recording is on, yet nothing that is known requires a gradient: what is recorded was overlooked.
-        with torch.enable_grad(), _set_fwd_grad_enabled(True):
+        with torch.enable_grad(), set_tangents(True):
             outputs = program.run(*constants)
             _require_operands(program, outputs, constants)
         return tuple(each.detach() if each.requires_grad else each for each in outputs)
@@ -143,7 +144,7 @@ class Pullback(_Derivative):
             return tuple(outputs[i] for i in self.defined)
 
         moving = [point[i] for i in self.needed]
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if in_transform():
             return torch.func.vjp(restricted, *moving)[1](cotangents)
         recording = Recording(lambda operands: restricted(*operands), moving, cotangents)
         gradients = recording.gradients(recording.result, cotangents)
@@ -167,7 +168,7 @@ class Pushforward(_Derivative):
             return tuple(each for each in outputs if is_differentiable(each))
 
         moving = [point[i] for i in self.moving]
-        if _inside_dual_level():
+        if in_dual_level():
             return _push_dual(restricted, moving, tangents)
         result: Any = torch.func.jvp(restricted, tuple(moving), tuple(tangents))
         outputs, pushed = result
@@ -176,17 +177,10 @@ class Pushforward(_Derivative):
 
 
 def _push_dual(function: Callable[..., tuple[Tensor, ...]], moving: Tensors, tangents: Tensors) -> tuple[Tensor, ...]:
-    with _set_fwd_grad_enabled(True):
+    with set_tangents(True):
         duals = [forward_ad.make_dual(x, t.to(x.dtype)) for x, t in zip(moving, tangents, strict=True)]
         pairs = [forward_ad.unpack_dual(each) for each in function(*duals)]
         return tuple(torch.zeros_like(y) if t is None else t.clone() for y, t in pairs)
-
-
-def _inside_dual_level() -> bool:
-    """Whether `torch.autograd.forward_ad` itself is in use, inside which torch.func.jvp refuses to run."""
-    from torch._functorch import eager_transforms
-
-    return forward_ad._current_level >= 0 and eager_transforms.JVP_NESTING == 0
 
 
 def _exchanged(inputs: Tensors, positions: Sequence[int], replacements: Tensors) -> list[Tensor]:
@@ -205,7 +199,7 @@ def _require_operands(program: Program, outputs: Tensors, operands: Tensors) -> 
     """Refuse a program that depends on what is no operand of it: that derivative would be lost."""
     known = {id(each) for each in operands}
     for output in outputs:
-        if forward_ad.unpack_dual(output).tangent is not None:
+        if has_tangent(output):
             raise hidden_tensor(program.name, "a dual number")
         for leaf in inspect_graph(output)[0]:
             if id(leaf) not in known:

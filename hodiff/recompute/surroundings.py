@@ -7,7 +7,9 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
+
+from hodiff.torch_internals.interception import active_function_modes
 
 
 class Surroundings:
@@ -22,7 +24,7 @@ class Surroundings:
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
             for kind in sorted({"cpu", *(device.type for device in devices)})
         ]
-        self._modes: list[TorchFunctionMode] = list(_get_current_function_mode_stack())
+        self._modes: list[TorchFunctionMode] = list(active_function_modes())
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -31,7 +33,7 @@ class Surroundings:
         Yields:
             Nothing.
         """
-        active = {id(mode) for mode in _get_current_function_mode_stack()}
+        active = {id(mode) for mode in active_function_modes()}
         with ExitStack() as stack:
             for mode in self._modes:
                 if id(mode) not in active:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
-from hodiff.rules.batching import call_batched, innermost_is_vmap
+from hodiff.torch_internals.batching import call_batched
+from hodiff.torch_internals.dynamo import hide_from_dynamo, is_dynamo_loaded
+from hodiff.torch_internals.forward_mode import in_forward_mode
+from hodiff.torch_internals.transforms import in_transform, innermost_is_vmap
+from hodiff.torch_internals.wrapped_tensors import unwrap_all_ended
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,14 +56,14 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
     # A closure, as dynamo reads no attribute of a Function and looks none up in a table.
     def call(*inputs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return forward(*inputs) if torch._C._are_functorch_transforms_active() else twin.apply(*inputs)
-        if torch._C._are_functorch_transforms_active():
+            return forward(*inputs) if in_transform() else twin.apply(*inputs)
+        if in_transform():
             if batches and innermost_is_vmap():
                 return call_batched(function, call, inputs)
             return function.apply(*inputs)
-        inputs = unwrap_dead_wrappers(inputs)
+        inputs = unwrap_all_ended(inputs)
         # Where nothing records, as in a last backward pass, the formula alone will do.
-        if not torch.is_grad_enabled() and forward_ad._current_level < 0:
+        if not torch.is_grad_enabled() and not in_forward_mode():
             return forward(*inputs)
         return plain(*inputs)
 
@@ -97,12 +99,12 @@ def outside_graphs(function: F) -> F:
     @functools.wraps(function)
     def outside(*args: Any, **kwargs: Any) -> Any:
         nonlocal disabled
-        if "torch._dynamo" not in sys.modules:
+        if not is_dynamo_loaded():
             return function(*args, **kwargs)
         if disabled is None:
             disabled = torch.compiler.disable(function)
         return disabled(*args, **kwargs)
 
     # Keeps dynamo from looking into this wrapper, too.
-    outside._torchdynamo_disable = True  # type: ignore[attr-defined]
+    hide_from_dynamo(outside)
     return cast(F, outside)

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch._C import _functorch as levels
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from hodiff.torch_internals.forward_mode import set_tangents
+from hodiff.torch_internals.transforms import in_func_jvp
+from hodiff.torch_internals.wrapped_tensors import without_tangent
 
 
 def nestable_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,9 +57,9 @@ def nestable_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(rule)
     def jvp(ctx: Any, *tangents: Any) -> Any:
         # Without a functorch pass the caller is torch.autograd.forward_ad, which does not nest.
-        if not _inside_forward_pass():
+        if not in_func_jvp():
             return rule(ctx, *tangents)
-        with _set_fwd_grad_enabled(True):
+        with set_tangents(True):
             return rule(_Undressed(ctx), *tangents)
 
     return jvp
@@ -74,26 +73,7 @@ class _Undressed:
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        return tuple(_without_tangent(tensor) for tensor in self._ctx.saved_tensors)
+        return tuple(without_tangent(tensor) for tensor in self._ctx.saved_tensors)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ctx, name)
-
-
-def _inside_forward_pass() -> bool:
-    if not torch._C._are_functorch_transforms_active():
-        return False
-    return any(each.key() == levels.TransformType.Jvp for each in levels.get_interpreter_stack() or ())
-
-
-def _without_tangent(tensor: Any) -> Any:
-    """The tensor wrapped anew at its outermost level of differentiation, where it then has no tangent."""
-    if not isinstance(tensor, Tensor):
-        return tensor
-    if levels.is_batchedtensor(tensor):
-        inner = _without_tangent(levels.get_unwrapped(tensor))
-        return levels._add_batch_dim(inner, levels.maybe_get_bdim(tensor), levels.maybe_get_level(tensor))
-    if levels.is_gradtrackingtensor(tensor):
-        level = levels.maybe_get_level(tensor)
-        return levels._wrap_for_grad(levels._unwrap_for_grad(tensor, level), level)
-    return tensor

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_legacy_batchedtensor
+
+from hodiff.torch_internals.legacy_batching import is_legacy_batched
+from hodiff.torch_internals.tensors import is_zero_without_memory
 
 # Numbers in a block: what a processor's caches hold, and what keeps a GPU busy.
 AUTO = {"cpu": 2**20, "cuda": 2**25}
@@ -45,7 +47,7 @@ def allows_in_place(*tensors: Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    return not any(each is not None and (each._is_zerotensor() or is_legacy_batchedtensor(each)) for each in tensors)
+    return not any(each is not None and (is_zero_without_memory(each) or is_legacy_batched(each)) for each in tensors)
 
 
 def blocks(dim: int, limit: int | None, x: Tensor, *others: Tensor) -> list[tuple[slice, ...]]:

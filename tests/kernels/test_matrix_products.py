@@ -9,8 +9,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hodiff.kernels import matrix_products
 from hodiff.kernels.matrix_products import exchange_products, matrix_product, onednn_wins
+from hodiff.torch_internals.operators import has_onednn_products
 
-pytestmark = pytest.mark.skipif(not matrix_products.onednn_available(), reason="torch without MKL or oneDNN")
+pytestmark = pytest.mark.skipif(not has_onednn_products(), reason="torch without MKL or oneDNN")
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from hodiff.corrections import corrected
 from hodiff.corrections.registry import CORRECTIONS
 from hodiff.errors import HodiffError
+from hodiff.torch_internals.operator_database import operator_database
 
 # Beyond these the database only repeats itself.
 _LISTED = 200
@@ -118,15 +119,14 @@ def database() -> dict[str, Any]:
         HodiffError: If this build of torch has no database.
     """
     try:
-        from torch.testing._internal import common_methods_invocations as definitions
+        # The database sets the seed within dropout and the like; the audit wants to see that they are random.
+        entries = operator_database(_as_it_is)
     except Exception as error:  # whatever its many imports raise
         raise HodiffError(
             f"audit: torch {torch.__version__} has no operator database here ({type(error).__name__}: {error}). "
             "Use a build of torch with torch.testing._internal, and install the package expecttest that it needs."
         ) from error
-    # The database sets the seed within dropout and the like; the audit wants to see that they are random.
-    definitions.wrapper_set_seed = _as_it_is
-    return {f"{op.name}.{op.variant_test_name}".rstrip("."): op for op in definitions.op_db}
+    return {f"{op.name}.{op.variant_test_name}".rstrip("."): op for op in entries}
 
 
 def _as_it_is(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

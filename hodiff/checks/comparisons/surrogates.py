@@ -17,6 +17,7 @@ from hodiff.checks.probes.cause import Cause, nothing
 from hodiff.checks.report.report import Entry
 from hodiff.functions.gradients.straight_through import StraightThrough
 from hodiff.graphs import nodes_of
+from hodiff.torch_internals.graph_nodes import function_of
 
 # What compares a claimed derivative with the values of the function; the routes are compared with each other instead.
 _NUMERIC = {"zero", "wrong", "non-finite", "non-smooth"}
@@ -33,7 +34,7 @@ def declares_surrogate(f: Any, function: Callable[..., tuple[Tensor, ...]], leav
     if isinstance(outputs, Failure):
         return False
     nodes = (node for y in outputs for node in nodes_of(y))
-    return any(getattr(node, "_forward_cls", None) is StraightThrough for node in nodes)
+    return any(function_of(node) is StraightThrough for node in nodes)
 
 
 def between_claims(problem: Problem, order: int, generator: torch.Generator) -> Iterator[Entry]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from hodiff.checks.modules.calls import Call
 from hodiff.checks.modules.problems import failures, is_free, of_function, tensors_of
 from hodiff.checks.report.report import Entry
 from hodiff.graphs import nodes_of
+from hodiff.torch_internals.graph_nodes import function_of
 
 # Frames of these are not where a function was called from.
 _MACHINERY = ("torch.overrides", "torch._jit_internal", "hodiff.", "contextlib")
@@ -71,7 +72,7 @@ class _Recorder(TorchFunctionMode):
             and any(map(is_free, tree_leaves(copies)))
             and any(each.is_floating_point() or each.is_complex() for each in tensors_of(result))
         ):
-            self.uses.append(_Use(func, copies[0], copies[1], _caller(sys._getframe(1))))
+            self.uses.append(_Use(func, copies[0], copies[1], _caller(inspect.currentframe())))
         return result
 
 
@@ -110,7 +111,7 @@ def custom_classes(call: Call) -> tuple[str, ...]:
     args, kwargs = tree_map_only(Tensor, lambda x: x.requires_grad_() if is_free(x) else x, (args, kwargs))
     with torch.enable_grad():
         outputs = tensors_of(torch.func.functional_call(call.module, _buffers(call), args, kwargs))
-    classes = [getattr(node, "_forward_cls", None) for output in outputs for node in nodes_of(output)]
+    classes = [function_of(node) for output in outputs for node in nodes_of(output)]
     own = [each for each in classes if each is not None and not each.__module__.startswith("hodiff.")]
     return tuple(dict.fromkeys(each.__name__ for each in own))
 

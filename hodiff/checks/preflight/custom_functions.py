@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 from hodiff.graphs import is_once_differentiable, nodes_of
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.graph_nodes import function_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def custom_functions(outputs: Iterable[Any]) -> Iterator[CustomFunction]:
     seen = set()
     for output in outputs:
         for node in nodes_of(output) if isinstance(output, Tensor) else ():
-            function = getattr(node, "_forward_cls", None)
+            function = function_of(node)
             if function is None or function in seen or function.__module__.startswith("hodiff."):
                 continue
             seen.add(function)

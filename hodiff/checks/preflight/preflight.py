@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hodiff.checks.preflight.custom_functions import CustomFunction, custom_functions
 from hodiff.corrections import Corrections
 from hodiff.corrections.registry import CORRECTIONS, Correction
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.interception import DispatchMode
+from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket, schema_of
 
 # Where the audit's names of operators begin, as functions and methods of one operator share an entry.
 _PREFIXES = ("", "nn.functional.", "linalg.", "special.", "fft.")
@@ -236,7 +236,7 @@ def _audit() -> dict[str, Any]:
     return operators
 
 
-class _Remarks(TorchDispatchMode):
+class _Remarks(DispatchMode):
     """Notes random operators, and tensors of the caller's that are changed in place."""
 
     def __init__(self, held: set[int]):
@@ -247,7 +247,7 @@ class _Remarks(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name
+        name = schema_of(func).name
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.random[name] = self.random.get(name, 0) + 1
         if any(id(each) in self.held for each in _written(func, args, kwargs)):
@@ -269,6 +269,6 @@ class _Remarks(TorchDispatchMode):
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-    for i, argument in enumerate(func._schema.arguments):
+    for i, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield args[i] if i < len(args) else kwargs.get(argument.name)

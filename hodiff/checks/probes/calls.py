@@ -15,6 +15,7 @@ from torch.autograd import Function
 
 from hodiff.checks.probes.context import Context
 from hodiff.graphs import nodes_of
+from hodiff.torch_internals.graph_nodes import function_of
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def calls_of(function: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, 
         outputs = function(*(leaf.clone() for leaf in tracked))
     for output in outputs:
         for node in nodes_of(output):
-            cls = getattr(node, "_forward_cls", None)
+            cls = function_of(node)
             if cls is None or cls in found or (cls.__module__.startswith(("torch.", "hodiff.")) and cls is not own):
                 continue
             found.append(cls)

@@ -16,6 +16,7 @@ from hodiff.checks.findings.source import mentions, rule_location
 from hodiff.checks.probes.calls import Call, Ran
 from hodiff.checks.probes.cause import Cause, anything, by_forward, by_reverse, nothing, of_second_order
 from hodiff.checks.probes.trace import Trace
+from hodiff.torch_internals.tensors import version_of
 
 # The setting is missing from its stubs.
 _MEMORY: Any = _deterministic
@@ -51,7 +52,7 @@ def _written(
     incoming = ran.cotangents(generator) if rule == "backward" else ran.tangents(generator)
     ran.context.reading = reading
     saved = ran.context.tensors()
-    copies = {name: (t.clone(), t._version) for name, t in saved.items()}
+    copies = {name: (t.clone(), version_of(t)) for name, t in saved.items()}
     given = _copies(incoming)
     with torch.no_grad(), Trace() as trace:
         attempt(ran.pull if rule == "backward" else ran.push, incoming)
@@ -183,13 +184,13 @@ def _differentiable(ran: Ran, names: list[str]) -> bool:
 
 
 def _copies(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple((v.clone(), v._version) if isinstance(v, Tensor) else v for v in values)
+    return tuple((v.clone(), version_of(v)) if isinstance(v, Tensor) else v for v in values)
 
 
 def _changed(now: Any, before: Any) -> bool:
     if not isinstance(now, Tensor):
         return False
-    return now._version != before[1] or not _equal(now, before[0])
+    return version_of(now) != before[1] or not _equal(now, before[0])
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from hodiff.checks.findings.source import place
+from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 
 # What takes a tensor out of the graph, by torch's own name for it.
 _DETACHING = {"detach", "detach_", "item", "__float__", "__int__"}
@@ -130,7 +130,7 @@ def kind_of(func: Any, args: Any) -> str:
 def _is_foreign_operator(func: Any) -> bool:
     """An operator that someone registered with torch.library, with nothing for autograd to see."""
     namespace = getattr(func, "namespace", None)
-    return isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and namespace not in {
+    return isinstance(func, OpOverload | OpOverloadPacket) and namespace not in {
         None,
         "aten",
         "prims",
@@ -140,7 +140,7 @@ def _is_foreign_operator(func: Any) -> bool:
 
 def _caller() -> str:
     """The innermost line that is neither torch's nor this package's."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         where = place(frame.f_code.co_filename, frame.f_lineno)
         if where:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.operators import distances, distances_gradient
 
 # The kernel's number of the way without a matrix product, by which equal points have the distance 0.
 _EXACT = 2
@@ -30,7 +31,7 @@ class EuclideanDistances(AnyOrderFunction):
     @staticmethod
     def forward(x: Tensor, y: Tensor, mode: int | None) -> Tensor:
         """Distances (..., P, R) of the rows of x (..., P, M) and y (..., R, M)."""
-        return torch._VF.cdist(x, y, 2.0, mode)  # type: ignore[attr-defined]
+        return distances(x, y, 2.0, mode)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -78,7 +79,7 @@ class WeightedDifferences(AnyOrderFunction):
     def forward(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Sum (..., P, M) with weights (..., P, R) of the differences of x (..., P, M) and y (..., R, M)."""
         weights, x, y = weights.contiguous(), x.contiguous(), y.contiguous()
-        return torch.ops.aten._cdist_backward(weights, x, y, 2.0, torch.ones_like(weights))
+        return distances_gradient(weights, x, y, 2.0, torch.ones_like(weights))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.wrapped_tensors import is_batched
 
 # How torch.embedding_bag numbers them.
 _MODES = ("sum", "mean", "max")
@@ -139,7 +140,7 @@ def _divide(offsets: Tensor, end: int, include_last: bool) -> bool:
     """Whether offsets go from 0 to the end, where asking is cheap; what torch makes of others depends on the mode."""
     if offsets.dim() != 1 or not offsets.shape[0]:
         return False
-    if torch.compiler.is_compiling() or offsets.device.type != "cpu" or torch._C._functorch.is_batchedtensor(offsets):
+    if torch.compiler.is_compiling() or offsets.device.type != "cpu" or is_batched(offsets):
         return True
     first, last = int(offsets[0]), int(offsets[-1])
     return first == 0 and (last == end if include_last else last <= end)

@@ -11,6 +11,7 @@ from torch import Tensor
 from hodiff.corrections.indexing.products import products_by_index
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 _SOURCE = "Hillis & Steele, Data parallel algorithms (1986)"
 
@@ -152,7 +153,7 @@ def _segment_reduce(
 
 def _is_hidden(tensor: Tensor) -> bool:
     """Whether a transform or a compiler hides the numbers."""
-    return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return torch.compiler.is_compiling() or is_wrapped(tensor)
 
 
 def _segments(offsets: Tensor, n: int) -> Tensor:

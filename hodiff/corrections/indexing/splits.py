@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.wrapped_tensors import below_derivatives, is_wrapped
 
 
 def _by_tensor(input: Any, tensor_indices_or_sections: Any = None, *_: Any, **__: Any) -> bool:
@@ -26,10 +27,8 @@ def _by_tensor(input: Any, tensor_indices_or_sections: Any = None, *_: Any, **__
     covers=_by_tensor,
 )
 def _tensor_split(input: Tensor, tensor_indices_or_sections: Tensor, dim: int = 0) -> Any:
-    places = tensor_indices_or_sections
-    while torch._C._functorch.is_gradtrackingtensor(places):
-        places = torch._C._functorch.get_unwrapped(places)
+    places = below_derivatives(tensor_indices_or_sections)
     # Indices that differ within a batch are torch's to refuse, as is all but integers.
-    if torch._C._functorch.is_functorch_wrapped_tensor(places) or places.dtype != torch.int64 or places.dim() > 1:
+    if is_wrapped(places) or places.dtype != torch.int64 or places.dim() > 1:
         return NotImplemented
     return torch.tensor_split(input, places.tolist(), dim)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hodiff.torch_internals.wrapped_tensors import below_transforms
+
 # A determinant's k-th derivative by solves loses 1 / distance to the power k - 1: at this one the third is still good.
 _LARGEST = 64
 
@@ -22,9 +24,7 @@ def is_nearly_singular(pair: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or pair.shape[-1] > _LARGEST or pair.device.type == "meta":
         return False
-    while torch._C._functorch.is_functorch_wrapped_tensor(pair):
-        pair = torch._C._functorch.get_unwrapped(pair)
-    pivots = pair.detach().diagonal(dim1=-2, dim2=-1).abs()
+    pivots = below_transforms(pair).detach().diagonal(dim1=-2, dim2=-1).abs()
     smallest, largest = torch.aminmax(pivots, dim=-1)
     return bool((smallest <= torch.finfo(pair.dtype).eps ** (1 / 3) * largest).any())
 

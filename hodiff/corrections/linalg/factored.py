@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.transforms import in_transform
 
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
@@ -49,7 +50,7 @@ def factors(matrix: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tens
     Returns:
         L and U in one matrix, the pivots, and LAPACK's info.
     """
-    traced = torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    traced = torch.compiler.is_compiling() and in_transform()
     pair, pivots, info = torch.linalg.lu_factor_ex(matrix if traced else matrix.detach(), check_errors=check_errors)
     return pair, pivots, info
 

@@ -13,6 +13,8 @@ from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.legacy_batching import is_legacy_batched
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 
 @register(
@@ -56,8 +58,8 @@ def refuse_phases(eigenvectors: Tensor, vectors_bar: Tensor) -> None:
     if (
         not eigenvectors.is_complex()
         or torch.compiler.is_compiling()
-        or torch._C._functorch.is_functorch_wrapped_tensor(vectors_bar)
-        or torch._C._functorch.is_legacy_batchedtensor(vectors_bar)
+        or is_wrapped(vectors_bar)
+        or is_legacy_batched(vectors_bar)
     ):
         return
     turning = diagonal(eigenvectors.mH @ vectors_bar).imag

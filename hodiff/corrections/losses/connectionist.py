@@ -12,6 +12,7 @@ from torch import Tensor
 from hodiff.corrections.registry import register
 from hodiff.functions.losses.losses import REDUCTIONS
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.wrapped_tensors import is_batched
 
 # The logarithm of 0, finite so that sums of nothing but it have derivatives.
 _IMPOSSIBLE = -1e30
@@ -114,7 +115,7 @@ def _known(lengths: Any) -> list[int] | None:
     """Lengths as numbers, unless that takes a wait or they are batched or traced."""
     if not isinstance(lengths, Tensor):
         return [lengths] if isinstance(lengths, int) else list(lengths)
-    if torch.compiler.is_compiling() or lengths.device.type != "cpu" or torch._C._functorch.is_batchedtensor(lengths):
+    if torch.compiler.is_compiling() or lengths.device.type != "cpu" or is_batched(lengths):
         return None
     return [int(each) for each in lengths.reshape(-1).tolist()]
 

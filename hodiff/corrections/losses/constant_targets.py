@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from hodiff.corrections.registry import register
 from hodiff.functions import log_sigmoid
+from hodiff.torch_internals.forward_mode import in_forward_mode
+from hodiff.torch_internals.transforms import in_transform
 
 _REDUCE: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda each: each, "mean": torch.mean, "sum": torch.sum}
 
@@ -23,7 +24,7 @@ def _forward_mode(input: Any, target: Any, **options: Any) -> bool:
     """Whether a tangent may be at work, and all arguments are those that the rules know."""
     if options.get("size_average") is not None or options.get("reduce") is not None:
         return False
-    if not (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
+    if not (in_transform() or in_forward_mode()):
         return False
     return (
         isinstance(input, Tensor)

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.need import is_differentiated
 from hodiff.corrections.recurrent.steps import GRU, LSTM, RELU, TANH, Cell, Stack
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.autocast import autocast_like_torch
+from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.operators import pack_padded_sequence, pad_packed_sequence
 
 _missing = partial(register, kind="missing", routes=ROUTES)
 _OF_KERNELS = "oneDNN's and cuDNN's kernels have no forward mode, and those of a GPU no second derivative"
@@ -80,7 +81,7 @@ def _differentiable(
 ) -> Any:
     state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     tensors = (sequence, *state, *params)
-    if not is_differentiated(tensors) or not all(each.is_floating_point() for each in tensors):
+    if not may_be_differentiated(tensors) or not all(each.is_floating_point() for each in tensors):
         return NotImplemented
     if not stack.fits(sequence.shape[-1], batch, state, params) or not sequence.shape[0]:
         return NotImplemented
@@ -104,18 +105,18 @@ _packing = partial(
 )
 
 
-@_packing(torch._pack_padded_sequence, name="torch.nn.utils.rnn.pack_padded_sequence")
+@_packing(pack_padded_sequence, name="torch.nn.utils.rnn.pack_padded_sequence")
 def _pack(input: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     if input.dim() < 2 or not input.numel():
         return NotImplemented  # an error
     # The kernel checks the lengths and counts the sequences that have each step, here for a tensor without tangent.
-    _, sizes = torch._pack_padded_sequence(torch.empty((*input.shape[:2], 1)), lengths, batch_first)
+    _, sizes = pack_padded_sequence(torch.empty((*input.shape[:2], 1)), lengths, batch_first)
     steps = (input.transpose(0, 1) if batch_first else input).unbind(0)
     rows = [step if step.shape[0] == size else step[:size] for step, size in zip(steps, sizes.tolist(), strict=False)]
     return torch.cat(rows), sizes
 
 
-@_packing(torch._pad_packed_sequence, name="torch.nn.utils.rnn.pad_packed_sequence")
+@_packing(pad_packed_sequence, name="torch.nn.utils.rnn.pad_packed_sequence")
 def _pad(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int) -> Any:
     sizes = batch_sizes.tolist()
     batch, length = sizes[0], max(len(sizes), total_length)

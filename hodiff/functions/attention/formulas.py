@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hodiff.functions.attention.dropout import kept
 from hodiff.kernels import fused
+from hodiff.torch_internals.operators import softmax_gradient
 
 
 class Options(NamedTuple):
@@ -181,7 +182,7 @@ def _softmax_derivative(p: Tensor, t: Tensor) -> Tensor:
     if p.shape != t.shape:
         shape = torch.broadcast_shapes(p.shape, t.shape)
         p, t = p.expand(shape), t.expand(shape)
-    return torch.ops.aten._softmax_backward_data.default(t, p, -1, p.dtype)
+    return softmax_gradient(t, p, -1, p.dtype)
 
 
 def _softmax_curvature(p: Tensor, s_t: Any, p_bar: Tensor, p_bar_t: Any) -> tuple[Any, Tensor, Any]:

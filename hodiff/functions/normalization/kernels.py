@@ -9,6 +9,8 @@ from torch import Tensor
 
 from hodiff.functions.normalization.formulas import Layout, reduced, wide
 from hodiff.kernels import fused
+from hodiff.torch_internals.operators import normalized_by_batches
+from hodiff.torch_internals.tensors import is_zero_without_memory
 
 _aten = torch.ops.aten
 
@@ -24,7 +26,7 @@ def value_kernel(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: 
     mean, variance = (torch.zeros(x.shape[1], dtype=dtype, device=x.device) for _ in range(2))
     # It tells parameters and statistics of float32 for 16-bit inputs by the weight, as torch does.
     return (
-        *_aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, True, 1.0, layout.eps),
+        *normalized_by_batches(x, weight, bias, mean, variance, True, 1.0, layout.eps),
         variance,
     )
 
@@ -99,7 +101,7 @@ def _dense(x: Any) -> Any:
     if x is None:
         return None
     # Forward mode hands symbolic zeros on, whose memory it would read: they have none.
-    if x._is_zerotensor():
+    if is_zero_without_memory(x):
         return x.clone()
     return x.contiguous()
 

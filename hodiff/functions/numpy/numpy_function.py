@@ -153,7 +153,7 @@ class NumpyFunction:
         Returns:
             The error; 0 where the derivative comes from a rule.
         """
-        node, inputs = self._node(args, kwargs)
+        node, inputs = self.as_node(args, kwargs)
         error = 0.0
         for _ in range(order):
             node, error = node.differentiated(inputs)
@@ -171,7 +171,8 @@ class NumpyFunction:
         """
         return _evaluate(self, args, kwargs)
 
-    def _node(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:
+    def as_node(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:
+        """What a call is to torch: a node of the graph, and the tensors among its arguments."""
         inputs = [each for each in args if isinstance(each, Tensor)]
         for each in inputs:
             if each.is_complex():
@@ -215,7 +216,7 @@ class NumpyFunction:
 
 @outside_graphs  # dynamo heeds it on functions only, not on methods
 def _evaluate(function: NumpyFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    node, inputs = function._node(args, kwargs)
+    node, inputs = function.as_node(args, kwargs)
     outputs = External.call(node, *inputs)
     return outputs[0] if not node.several else outputs
 

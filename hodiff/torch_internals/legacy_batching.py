@@ -5,21 +5,23 @@ A Function sees them in `forward` itself, where few operators take them and some
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+is_legacy_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+
 
 def any_legacy_batched(tensors: Sequence[Tensor]) -> bool:
     """Whether a tensor is batched so."""
-    return any(torch._C._functorch.is_legacy_batchedtensor(each) for each in tensors)
+    return any(map(is_legacy_batched, tensors))
 
 
 def without_batches(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int | None]]:
     """The tensors with the batch as their first dimension, and where that is: 0, or None for those without one."""
     level = _level()
-    dims = [0 if torch._C._functorch.is_legacy_batchedtensor(each) else None for each in tensors]
+    dims = [0 if is_legacy_batched(each) else None for each in tensors]
     plain = [
         each if d is None else torch._remove_batch_dim(each, level, 1, 0) for each, d in zip(tensors, dims, strict=True)
     ]

@@ -9,24 +9,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch._C import _functorch as levels
+from torch._C import _functorch as functorch
 from torch._functorch.autograd_function import VmapInfo
-from torch._functorch.utils import unwrap_dead_wrappers
+
+from hodiff.torch_internals.wrapped_tensors import unwrap_all_ended
 
 _RANDOMNESS = {
-    levels.RandomnessType.Error: "error",
-    levels.RandomnessType.Same: "same",
-    levels.RandomnessType.Different: "different",
+    functorch.RandomnessType.Error: "error",
+    functorch.RandomnessType.Same: "same",
+    functorch.RandomnessType.Different: "different",
 }
-
-
-def innermost_is_vmap() -> bool:
-    """Whether the transform that sees an operator first is `torch.func.vmap`.
-
-    Returns:
-        Whether it is; only to be asked inside a transform.
-    """
-    return levels.peek_interpreter_stack().key() == levels.TransformType.Vmap
 
 
 def call_batched(function: Any, call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
@@ -40,23 +32,23 @@ def call_batched(function: Any, call: Callable[..., Any], inputs: Sequence[Any])
     Returns:
         The outputs, batched.
     """
-    top = levels.peek_interpreter_stack()  # `interpreter` points into it
-    interpreter = levels.CVmapInterpreterPtr(top)
+    top = functorch.peek_interpreter_stack()  # `interpreter` points into it
+    interpreter = functorch.CVmapInterpreterPtr(top)
     level = interpreter.level()
-    inputs = unwrap_dead_wrappers(tuple(inputs))
-    pairs = [levels._unwrap_batched(x, level) if isinstance(x, Tensor) else (x, None) for x in inputs]
+    inputs = unwrap_all_ended(tuple(inputs))
+    pairs = [functorch._unwrap_batched(x, level) if isinstance(x, Tensor) else (x, None) for x in inputs]
     in_dims = tuple(dim for _, dim in pairs)
     info = VmapInfo(batch_size=interpreter.batchSize(), randomness=_RANDOMNESS[interpreter.randomness()])
-    popped = levels.pop_dynamic_layer_stack()
+    popped = functorch.pop_dynamic_layer_stack()
     try:
         if all(dim is None for dim in in_dims):
             return call(*inputs)
         outputs, out_dims = function.vmap(info, in_dims, *(x for x, _ in pairs))
     finally:
-        levels.push_dynamic_layer_stack(popped)
+        functorch.push_dynamic_layer_stack(popped)
     if not isinstance(outputs, tuple):
-        return outputs if out_dims is None else levels._add_batch_dim(outputs, out_dims, level)
+        return outputs if out_dims is None else functorch._add_batch_dim(outputs, out_dims, level)
     return tuple(
-        output if dim is None or output is None else levels._add_batch_dim(output, dim, level)
+        output if dim is None or output is None else functorch._add_batch_dim(output, dim, level)
         for output, dim in zip(outputs, out_dims, strict=True)
     )

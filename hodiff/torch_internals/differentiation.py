@@ -1,0 +1,54 @@
+"""Whether, and by what, the code that runs is differentiated: the questions that stand on all modes at once.
+
+`transforms.in_transform` and `forward_mode.in_forward_mode` ask for one mode each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.torch_internals.forward_mode import has_tangent, in_forward_mode
+from hodiff.torch_internals.transforms import differentiating_count, in_transform
+from hodiff.torch_internals.wrapped_tensors import below_batches
+
+
+def only_reverse_mode() -> bool:
+    """Whether nothing but reverse mode can be at work, so that a graph recorded here sees all there is.
+
+    Inside a `torch.func` transform, a level of forward mode or a compiled region, it would miss what those do.
+    """
+    return not torch.compiler.is_compiling() and not in_transform() and not in_forward_mode()
+
+
+def may_be_differentiated(tensors: Iterable[Any] | None = None) -> bool:
+    """Whether a derivative of what runs now may be asked for; False only where it certainly is not.
+
+    Args:
+        tensors: Arguments of the computation, of which what is no tensor is passed over; any tensor, if not given.
+
+    Returns:
+        Whether a transform or forward mode is at work, whatever it does to the tensors, or a graph is recorded.
+    """
+    if in_transform() or in_forward_mode():
+        return True
+    if tensors is None:
+        return torch.is_grad_enabled()
+    return torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in tensors)
+
+
+def are_differentiated(tensors: Sequence[Tensor]) -> bool:
+    """Whether a running transform, a graph or forward mode does differentiate by these tensors.
+
+    Batching alone differentiates nothing, and a rule under `vmap` that calls its own function must come to an end.
+    """
+    if in_transform():
+        if differentiating_count():
+            return True
+        tensors = [below_batches(each) for each in tensors]
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        return True
+    return in_forward_mode() and any(map(has_tangent, tensors))

@@ -1,0 +1,41 @@
+"""Whether forward mode is at work, and tangents inside of a Function, where torch switches them off."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+from torch._functorch import eager_transforms
+from torch.autograd import forward_ad
+
+# `set_tangents(True)` as a context: operators carry tangents along inside of a Function's rule, too.
+set_tangents: Callable[[bool], AbstractContextManager[None]] = forward_ad._set_fwd_grad_enabled
+tangents_are_on: Callable[[], bool] = torch._C._is_fwd_grad_enabled
+
+
+def in_forward_mode() -> bool:
+    """Whether a level of forward mode is open, by `torch.func.jvp` or by `torch.autograd.forward_ad`."""
+    return forward_ad._current_level >= 0
+
+
+def in_dual_level() -> bool:
+    """Whether `torch.autograd.forward_ad` itself opened it, inside which `torch.func.jvp` refuses to run."""
+    return forward_ad._current_level >= 0 and eager_transforms.JVP_NESTING == 0
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether a tensor is a dual number of the level that is open."""
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+@functools.cache
+def load_forward_rules() -> None:
+    """Load now what torch would load on first use, warning its users of a deprecation inside of itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")

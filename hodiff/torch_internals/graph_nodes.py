@@ -1,0 +1,20 @@
+"""What the nodes of an autograd graph know about themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+# Shape and dtype of each result that the node pulls back from.
+results_of: Callable[[Any], tuple[Any, ...]] = attrgetter("_input_metadata")
+
+
+def function_of(node: Any) -> Any:
+    """The class of the `torch.autograd.Function` that made a node; None for an operator's."""
+    return getattr(node, "_forward_cls", None)
+
+
+def saved_by_operator(node: Any) -> list[tuple[str, Any]]:
+    """What an operator's node keeps for backward, by name."""
+    return [(name.removeprefix("_saved_"), getattr(node, name)) for name in dir(node) if name.startswith("_saved_")]

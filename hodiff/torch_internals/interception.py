@@ -1,0 +1,23 @@
+"""Modes that see every torch function, or every operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import overrides
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+active_function_modes: Callable[[], list[TorchFunctionMode]] = overrides._get_current_function_mode_stack
+dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+DispatchMode = TorchDispatchMode
+
+
+class EagerDispatchMode(TorchDispatchMode):
+    """A dispatch mode that dynamo never meets: each operator is spared the wrapper that keeps dynamo out."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False

@@ -1,0 +1,21 @@
+"""What a tensor does not tell publicly: its version, its base, and what its memory is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+
+from torch import Tensor
+
+# How often it was changed in place; tensors made in inference mode have no version.
+version_of: Callable[[Tensor], int] = attrgetter("_version")
+# What a view is a view of, as autograd sees it.
+base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")
+is_view: Callable[[Tensor], bool] = Tensor._is_view
+# The zeros that forward mode hands over have a shape and no memory.
+is_zero_without_memory: Callable[[Tensor], bool] = Tensor._is_zerotensor
+
+
+def share_storage(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors lie in the same storage."""
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata

@@ -1,0 +1,46 @@
+"""Which `torch.func` transforms run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch._C import _functorch as functorch
+from torch._functorch import pyfunctorch
+
+# Asked in each call of a Function, so that it is torch's own, without a frame of Python around it.
+in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
+# `with outside_transforms():` operators run as if there were no transform.
+outside_transforms: Callable[[], AbstractContextManager[Any]] = pyfunctorch.temporarily_clear_interpreter_stack
+
+_DIFFERENTIATING = (functorch.TransformType.Grad, functorch.TransformType.Jvp)
+
+
+def innermost_is_vmap() -> bool:
+    """Whether the transform that sees an operator first is `torch.func.vmap`; only to be asked inside a transform."""
+    return functorch.peek_interpreter_stack().key() == functorch.TransformType.Vmap
+
+
+def transform_count() -> int:
+    """How many transforms run, one inside the other."""
+    return len(functorch.get_interpreter_stack() or ())
+
+
+def differentiating_count() -> int:
+    """How many of them differentiate: `grad`, `vjp`, `jvp` and what is made of these, but not `vmap`."""
+    return sum(each.key() in _DIFFERENTIATING for each in functorch.get_interpreter_stack() or ())
+
+
+def in_func_jvp() -> bool:
+    """Whether one of them is `torch.func.jvp`."""
+    if not in_transform():
+        return False
+    return any(each.key() == functorch.TransformType.Jvp for each in functorch.get_interpreter_stack() or ())
+
+
+def batching_levels() -> dict[int, bool]:
+    """The levels of the transforms that run, and of each whether it is `torch.func.vmap`."""
+    running = functorch.get_interpreter_stack() or ()
+    return {each.level(): each.key() == functorch.TransformType.Vmap for each in running}

@@ -1,0 +1,83 @@
+"""Tensors that a `torch.func` transform has wrapped: which transform, and what is below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._functorch import utils
+
+from hodiff.torch_internals.transforms import batching_levels
+
+is_wrapped: Callable[[Tensor], bool] = functorch.is_functorch_wrapped_tensor
+is_batched: Callable[[Tensor], bool] = functorch.is_batchedtensor
+# A wrapper may outlive its transform; what it wraps is then a constant, which operators take as it is.
+unwrap_if_ended: Callable[[Tensor], Tensor] = functorch.unwrap_if_dead
+unwrap_all_ended: Callable[[tuple[Any, ...]], tuple[Any, ...]] = utils.unwrap_dead_wrappers
+
+
+def is_watched(tensor: Tensor) -> bool:
+    """Whether a transform that still runs differentiates or batches the tensor."""
+    # torch's stubs leave out is_dead_tensor_wrapper.
+    return (
+        functorch.is_gradtrackingtensor(tensor) or functorch.is_batchedtensor(tensor)
+    ) and not functorch.is_dead_tensor_wrapper(tensor)  # type: ignore[attr-defined]
+
+
+def is_of_no_running_transform(tensor: Tensor) -> bool:
+    """Whether a wrapped tensor belongs to a transform that has not ended, yet does not run at this point."""
+    if not functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    running = batching_levels()
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        level = functorch.maybe_get_level(tensor)
+        if level < 0:  # of a transform that has ended: a constant to everyone
+            return False
+        if level not in running or functorch.is_batchedtensor(tensor) != running[level]:
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def below_transforms(tensor: Tensor) -> Tensor:
+    """The tensor below all transforms, whose numbers can be looked at."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def below_batches(tensor: Tensor) -> Tensor:
+    """The tensor below the `vmap`s that see it before anything else does."""
+    while functorch.is_batchedtensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def below_derivatives(tensor: Tensor) -> Tensor:
+    """The tensor below the differentiating transforms that see it before any `vmap` does."""
+    while functorch.is_gradtrackingtensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def without_ended_wrappers(tensor: Tensor) -> Tensor:
+    """The tensor below all wrappers whose transforms have ended."""
+    # torch's stubs leave out is_dead_tensor_wrapper.
+    while functorch.is_dead_tensor_wrapper(tensor):  # type: ignore[attr-defined]
+        tensor = functorch.unwrap_if_dead(tensor)
+    return tensor
+
+
+def without_tangent(tensor: Any) -> Any:
+    """A tensor wrapped anew at its outermost level of differentiation, where it then has no tangent."""
+    if not isinstance(tensor, Tensor):
+        return tensor
+    if functorch.is_batchedtensor(tensor):
+        inner = without_tangent(functorch.get_unwrapped(tensor))
+        return functorch._add_batch_dim(inner, functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor))
+    if functorch.is_gradtrackingtensor(tensor):
+        level = functorch.maybe_get_level(tensor)
+        return functorch._wrap_for_grad(functorch._unwrap_for_grad(tensor, level), level)
+    return tensor
