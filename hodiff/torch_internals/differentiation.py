@@ -17,10 +17,8 @@ from hodiff.torch_internals.wrapped_tensors import below_batches
 
 
 def only_reverse_mode() -> bool:
-    """Whether nothing but reverse mode can be at work, so that a graph recorded here sees all there is.
-
-    Inside a `torch.func` transform, a level of forward mode or a compiled region, it would miss what those do.
-    """
+    """Whether nothing but reverse mode can be at work, so that a graph recorded here sees all there is."""
+    # It would miss what a transform, a level of forward mode or a compiled region around it does.
     return not torch.compiler.is_compiling() and not in_transform() and not in_forward_mode()
 
 
@@ -41,13 +39,11 @@ def may_be_differentiated(tensors: Iterable[Any] | None = None) -> bool:
 
 
 def are_differentiated(tensors: Sequence[Tensor]) -> bool:
-    """Whether a running transform, a graph or forward mode does differentiate by these tensors.
-
-    Batching alone differentiates nothing, and a rule under `vmap` that calls its own function must come to an end.
-    """
+    """Whether a running transform, a graph or forward mode does differentiate by these tensors."""
     if in_transform():
         if differentiating_count():
             return True
+        # Batching alone differentiates nothing, and a rule under vmap that calls its own function must come to an end.
         tensors = [below_batches(each) for each in tensors]
     if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
         return True
