@@ -127,7 +127,7 @@ def takes(*tensors: Tensor, mask: Tensor | None = None) -> bool:
         return False
     if dispatch_mode_count() or in_jit_trace():
         return False
-    if tangents_are_on() and in_forward_mode():
+    if in_forward_mode() and tangents_are_on():
         return False
     return all(map(_is_readable, tensors)) and (mask is None or _is_readable(mask, torch.bool))
 

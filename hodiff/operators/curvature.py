@@ -97,7 +97,7 @@ class CurvatureOperator(LinearOperator):
         for function in functions:
             if not callable(function):
                 raise InputError(f"{caller}: expected callables, got {type(function).__name__}; pass f(x, ...).")
-        leaves, spec = flatten_primals(x, caller, "x")
+        leaves, _ = flatten_primals(x, caller, "x")
         super().__init__(Space.of(x), symmetric=True)
         validate_chunk_size(chunk_size, caller)
         require_group(caller, process_group)
@@ -109,18 +109,16 @@ class CurvatureOperator(LinearOperator):
         if cache not in (True, False, "auto"):
             raise InputError(f"{caller}: cache: expected True, False or 'auto', got {cache!r}.")
         self.args = pytree.tree_map_only(Tensor, recordable, args)
-        self.leaves = tuple(dense(recordable(leaf.detach())) for leaf in leaves)
         self.batches = Batches(caller, data, reduction, batch_size, progress)
         self.process_group = process_group
         self.cache = cache
         self.memory_budget = memory_budget
         self.chunk_size = chunk_size
         self.correct = correct
-        self._spec = spec
         self._modules = modules_in(*functions)
         self._must_check = check_deterministic
-        self._forget()
         self._captured = CapturedProducts(caller) if compile else None
+        self.relocate(tuple(dense(recordable(leaf.detach())) for leaf in leaves), self.domain)
 
     @abstractmethod
     def _linearize(self, args: tuple[Any, ...]) -> Linearization:
@@ -169,11 +167,15 @@ class CurvatureOperator(LinearOperator):
                 f"{self.domain.size} numbers, got {Space.of(x).size}; make a new operator for other parameters."
             )
         other = copy.copy(self)
-        other.leaves = tuple(dense(recordable(leaf.detach())) for leaf in leaves)
-        other._forget()
+        other.relocate(tuple(dense(recordable(leaf.detach())) for leaf in leaves), self.domain)
         return other
 
-    def _forget(self) -> None:
+    def relocate(self, leaves: tuple[Tensor, ...], space: Space) -> None:
+        """Make a fresh copy one at another point; graphs are kept for points of the same space only."""
+        if self._captured is not None and space is not self.domain:
+            self._captured = CapturedProducts(type(self).__name__)
+        self.domain = self.codomain = space
+        self.leaves = leaves
         self._kept: dict[int, tuple[Linearization, float]] = {}
         self._complete = False
         self._versions = [version_of(leaf) for leaf in self.leaves]
@@ -278,7 +280,7 @@ class CurvatureOperator(LinearOperator):
         return self.cache is True or held + linearization.nbytes <= self.memory_budget
 
     def _tree(self, leaves: Sequence[Tensor]) -> PyTree:
-        return pytree.tree_unflatten(list(leaves), self._spec)
+        return pytree.tree_unflatten(list(leaves), self.domain.spec)
 
 
 def require_constant(caller: str, x: PyTree) -> None:

@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
 from hodiff.errors import InputError
-from hodiff.operators.compiled.products import CapturedProducts
 from hodiff.operators.spaces import Space
 
 A = TypeVar("A")
@@ -65,19 +64,14 @@ def restrict(operator: Any, names: str | Sequence[str], functions: Sequence[str]
     """
     indices, labels = leaves_named(operator.domain, names)
     other = copy.copy(operator)
-    other.domain = other.codomain = subspace(operator.domain, indices, labels)
-    other.leaves = tuple(operator.leaves[i] for i in indices)
-    other._spec = other.domain.spec
+    other.relocate(tuple(operator.leaves[i] for i in indices), subspace(operator.domain, indices, labels))
     for name in functions:
         setattr(other, name, _of_some(getattr(operator, name), operator, indices))
-    other._forget()
-    if operator._captured is not None:
-        other._captured = CapturedProducts(type(operator).__name__)
     return other
 
 
 def _of_some(f: Callable[..., A], operator: Any, indices: Sequence[int]) -> Callable[..., A]:
-    leaves, spec = list(operator.leaves), operator._spec
+    leaves, spec = list(operator.leaves), operator.domain.spec
 
     @wraps(f)
     def of_some(x: PyTree, *args: Any) -> A:

@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from hodiff.graphs import inspect_graph
 from hodiff.recompute.closed_over import is_constant
+from hodiff.torch_internals.forward_mode import in_forward_mode
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Recording(Generic[T]):
     def __init__(self, f: Callable[[tuple[Tensor, ...]], T], point: Sequence[Tensor], others: Iterable[Tensor] = ()):
         self._outside = torch.is_grad_enabled()
         self.connected = self._outside and any(each.requires_grad for each in (*point, *others))
-        dual = forward_ad._current_level >= 0
+        dual = in_forward_mode()
         with torch.enable_grad():
             self.operands = tuple(
                 each.view_as(each)
