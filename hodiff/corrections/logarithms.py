@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.registry import register
-from hodiff.functions.activations.logistic import Logistic
+from hodiff.functions.logistic import Logistic
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
 

@@ -11,12 +11,6 @@ from hodiff.functions.activations.gated import gelu as gelu
 from hodiff.functions.activations.gated import mish as mish
 from hodiff.functions.activations.gated import silu as silu
 from hodiff.functions.activations.gated import swish as swish
-from hodiff.functions.activations.logistic import Bell as Bell
-from hodiff.functions.activations.logistic import BernoulliEntropy as BernoulliEntropy
-from hodiff.functions.activations.logistic import HalfTanh as HalfTanh
-from hodiff.functions.activations.logistic import Logistic as Logistic
-from hodiff.functions.activations.logistic import ScaledSigmoid as ScaledSigmoid
-from hodiff.functions.activations.logistic import scaled_sigmoid as scaled_sigmoid
 from hodiff.functions.activations.rectifiers import ClippedReLU as ClippedReLU
 from hodiff.functions.activations.rectifiers import ReLU as ReLU
 from hodiff.functions.activations.rectifiers import Softplus as Softplus
@@ -76,6 +70,12 @@ from hodiff.functions.logarithms import log1mexp as log1mexp
 from hodiff.functions.logarithms import log_sigmoid as log_sigmoid
 from hodiff.functions.logarithms import logit as logit
 from hodiff.functions.logarithms import xlogy as xlogy
+from hodiff.functions.logistic import Bell as Bell
+from hodiff.functions.logistic import BernoulliEntropy as BernoulliEntropy
+from hodiff.functions.logistic import HalfTanh as HalfTanh
+from hodiff.functions.logistic import Logistic as Logistic
+from hodiff.functions.logistic import ScaledSigmoid as ScaledSigmoid
+from hodiff.functions.logistic import scaled_sigmoid as scaled_sigmoid
 from hodiff.functions.losses.cross_entropy import CrossEntropy as CrossEntropy
 from hodiff.functions.losses.cross_entropy import CrossEntropyGradient as CrossEntropyGradient
 from hodiff.functions.losses.losses import Hinge as Hinge

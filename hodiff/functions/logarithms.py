@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.functions.activations.logistic import Logistic
+from hodiff.functions.logistic import Logistic
 from hodiff.rules.arguments import require_broadcastable, require_floating
 from hodiff.rules.elementwise import ElementwiseFunction
 

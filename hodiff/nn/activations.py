@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from hodiff.common.options import require_choice, require_number
 from hodiff.functions.activations.gated import gelu, mish, silu, swish
-from hodiff.functions.activations.logistic import scaled_sigmoid
 from hodiff.functions.activations.rectifiers import clipped_relu, relu, softplus
 from hodiff.functions.logarithms import log_sigmoid
+from hodiff.functions.logistic import scaled_sigmoid
 from hodiff.rules.arguments import require_number_or_floating
 
 

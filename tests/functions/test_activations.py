@@ -15,9 +15,9 @@ from hodiff.checks import derivative, route_names
 from hodiff.errors import InputError
 from hodiff.functions.activations.bias_act import bias_act
 from hodiff.functions.activations.gated import gelu, mish, silu, swish
-from hodiff.functions.activations.logistic import Bell, scaled_sigmoid
 from hodiff.functions.activations.rectifiers import clipped_relu, relu, softplus
 from hodiff.functions.logarithms import log1mexp, log_sigmoid, logit, xlogy
+from hodiff.functions.logistic import Bell, scaled_sigmoid
 from hodiff.nn import activations as modules
 
 INF = float("inf")

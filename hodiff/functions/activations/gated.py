@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.common.options import require_choice
-from hodiff.functions.activations.logistic import SATURATED, Bell, BellSlope
 from hodiff.functions.activations.rectifiers import where_positive
 from hodiff.functions.activations.slopes import (
     FLAT,
@@ -22,6 +21,7 @@ from hodiff.functions.activations.slopes import (
     SiLUSlope,
     cubic,
 )
+from hodiff.functions.logistic import SATURATED, Bell, BellSlope
 from hodiff.kernels import fused
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hodiff.common.options import is_number, require_number
 from hodiff.errors import InputError
-from hodiff.functions.activations.logistic import BernoulliEntropy, Logistic
+from hodiff.functions.logistic import BernoulliEntropy, Logistic
 from hodiff.kernels import fused
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating

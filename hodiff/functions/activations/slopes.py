@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.functions.activations.logistic import SATURATED, Bell, HalfTanh, Logistic
 from hodiff.functions.logarithms import LogSigmoid
+from hodiff.functions.logistic import SATURATED, Bell, HalfTanh, Logistic
 from hodiff.rules.elementwise import ElementwiseFunction
 
 # Beyond it the normal density and all its derivatives are zero in float64, and so are those of the tanh form.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.functions.activations.logistic import Bell
+from hodiff.functions.logistic import Bell
 from hodiff.functions.softmax.logsumexp import LogSumExp
 from hodiff.functions.softmax.softmax import LogSoftmax, Softmax
 from hodiff.rules.any_order import AnyOrderFunction

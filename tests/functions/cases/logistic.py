@@ -5,7 +5,7 @@ from functions.case import Extremes, FunctionCase, normal, uniform
 from functions.cases.activations import INF, logistic
 from mpmath import mp
 
-from hodiff.functions.activations.logistic import (
+from hodiff.functions.logistic import (
     Bell,
     BernoulliEntropy,
     HalfTanh,
