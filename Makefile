@@ -6,7 +6,7 @@ INSTALLED := .venv/installed
 # hodiff with kernels/ in its place, as it is installed: what mypy and import-linter read.
 AS_INSTALLED := build/as_installed
 
-.PHONY: demo test test-slow lint format bench bench-peers papers clean $(AS_INSTALLED)
+.PHONY: demo test test-slow lint format wheel bench bench-peers papers clean $(AS_INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/digits_hessian.py
@@ -28,6 +28,9 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+wheel: $(INSTALLED)
+	$(BIN)/python -m build
+
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
 
@@ -40,7 +43,7 @@ papers: $(INSTALLED)
 	$(BIN)/python -m papers
 
 clean:
-	rm -rf .venv .venv-bench build *.egg-info
+	rm -rf .venv .venv-bench build dist *.egg-info
 
 $(AS_INSTALLED):
 	rm -rf $@

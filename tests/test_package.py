@@ -5,9 +5,11 @@ import importlib.metadata
 import importlib.resources
 import inspect
 import json
+import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +105,15 @@ def test_docstrings_speak_of_every_parameter(name: str) -> None:
 
 def test_version_is_that_of_the_metadata() -> None:
     assert hodiff.__version__ == importlib.metadata.version("hodiff")
+
+
+def test_citation_is_of_this_version() -> None:
+    """With all that a Citation File Format 1.2.0 must have."""
+    citation = (Path(__file__).parents[1] / "CITATION.cff").read_text(encoding="utf-8")
+    said = dict(re.findall(r"^([a-z-]+): *(.*)$", citation, re.MULTILINE))
+    assert {"cff-version", "message", "title", "authors"} <= set(said)
+    assert (said["cff-version"], said["version"], said["license"]) == ("1.2.0", hodiff.__version__, "MIT")
+    assert '- name: "The hodiff developers"' in citation
 
 
 def test_requirements_are_few() -> None:

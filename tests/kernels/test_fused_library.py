@@ -5,19 +5,17 @@ What is refused would kill the process if it were loaded, so the cases have a pr
 
 import ctypes
 import json
-import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 import torch
+from compilers import compiler_works
 
 from hodiff.kernels import fused, fused_library
 from hodiff.kernels.fused_build import SOURCES, flaw, record_of
@@ -51,20 +49,6 @@ for folder in map(Path, sys.argv[1:]):
     said = [f"{each.category.__name__}: {each.message}" for each in seen]
     print(json.dumps([folder.name, {"available": fused_library.available(), "warnings": said}]), flush=True)
 """
-
-
-def compiler_works(folder: Path) -> bool:
-    """Whether the compiler that an installation would use makes a shared library with OpenMP."""
-    source = folder / "trivial.cpp"
-    source.write_text(
-        'extern "C" int count(int n) {\n  int c = 0;\n#pragma omp parallel for reduction(+ : c)\n'
-        "  for (int i = 0; i < n; ++i) c += 1;\n  return c;\n}\n"
-    )
-    command = shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++")
-    if shutil.which(command[0]) is None:
-        return False
-    options = ["-std=c++17", "-fopenmp", "-fPIC", "-shared", str(source), "-o", str(folder / "trivial.so")]
-    return subprocess.run([*command, *options], capture_output=True, check=False).returncode == 0
 
 
 def test_kernels_are_built_where_a_compiler_is(tmp_path):
