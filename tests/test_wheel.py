@@ -1,4 +1,4 @@
-"""The packages that `make wheel` builds: complete, the same from the tree and from the sdist, and at work when installed.
+"""The packages that `make wheel` builds: complete, the same from the tree and from the sdist, working when installed.
 
 They are installed into an environment with nothing else in it, which finds torch, NumPy, SciPy and tqdm in this one.
 """
