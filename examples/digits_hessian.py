@@ -2,6 +2,8 @@
 
     python examples/digits_hessian.py
 
+The picture of the README is its figure with `--hidden 8`.
+
 A second derivative that is wrong looks just like one that is right, so this script trusts none that stands alone. It
 computes the whole Hessian H, products with a vector by four different routes through automatic differentiation, and a
 block of H by SciPy's finite differences, which know nothing of automatic differentiation. If any of them disagree, it
@@ -26,6 +28,7 @@ from torch.func import functional_call
 from tqdm import tqdm
 
 import hodiff
+import hodiff.plot
 from hodiff.checks import scipy_hessian
 
 mpl.use("Agg")
@@ -60,8 +63,8 @@ def train(network: nn.Module, images: Tensor, labels: Tensor, steps: int, progre
         optimizer.step()
 
 
-def measure_curvature(loss: Loss, parameters: Parameters, progress: bool) -> tuple[dict[str, float], Tensor]:
-    """Compute the Hessian in every way; return what the table shows, and the eigenvalues."""
+def measure_curvature(loss: Loss, parameters: Parameters, progress: bool) -> tuple[dict[str, float], Tensor, Tensor]:
+    """Compute the Hessian in every way; return what the table shows, the Hessian and its eigenvalues."""
     v = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
     gradients = time_product(loss, parameters, v)
     start = time.perf_counter()
@@ -76,7 +79,7 @@ def measure_curvature(loss: Loss, parameters: Parameters, progress: bool) -> tup
         "time of H, seconds": seconds,
         "time of a product, in gradients": gradients,
     }
-    return rows, eigenvalues
+    return rows, H, eigenvalues
 
 
 def compare_routes(loss: Loss, parameters: Parameters, v: Parameters, expected: Tensor) -> dict[str, float]:
@@ -134,22 +137,26 @@ def print_table(columns: dict[str, dict[str, float]]) -> None:
         print(f"{label:44}" + "".join(f"{column[label]:>17.3g}" for column in columns.values()))
 
 
-def plot_spectra(spectra: dict[str, Tensor], path: Path) -> None:
-    """Eigenvalues by rank, magnitudes on a logarithmic axis, one panel a sign."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.5), sharex=True, sharey=True, layout="constrained")
-    for axis, (name, sign) in zip(axes, (("positive", 1), ("negative", -1)), strict=True):
-        for moment, eigenvalues in spectra.items():
-            rounding = len(eigenvalues) * torch.finfo(eigenvalues.dtype).eps * eigenvalues.abs().max()
+def plot_curvature(H: Tensor, parameters: Parameters, spectra: dict[str, Tensor], path: Path) -> None:
+    """The Hessian as a heat map, and eigenvalues by rank on a logarithmic axis."""
+    figure, (picture, axis) = plt.subplots(1, 2, figsize=(9, 3.9), layout="constrained")
+    # A few large entries would leave the rest white.
+    hodiff.plot.hessian(H.sign() * H.abs().sqrt(), parameters, ax=picture)
+    picture.set_title("Hessian after training, signed square roots")
+    for colour, (moment, eigenvalues) in enumerate(spectra.items()):
+        rounding = len(eigenvalues) * torch.finfo(eigenvalues.dtype).eps * eigenvalues.abs().max()
+        for name, sign, marker in (("positive", 1, "."), ("negative", -1, "x")):
             shown = (sign * eigenvalues).sort(descending=True).values
             shown = shown[shown > rounding]
-            axis.plot(range(1, len(shown) + 1), shown, ".", markersize=4, label=f"{moment} ({len(shown):,})")
-        axis.set(title=f"{name} eigenvalues", xlabel="rank by magnitude", yscale="log")
-        axis.legend()
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("magnitude")
-    figure.suptitle("Eigenvalues of the Hessian of the training loss, without those that are zero to rounding")
+            ranks = range(1, len(shown) + 1)
+            axis.plot(
+                ranks, shown, marker, color=f"C{colour}", markersize=4, label=f"{moment}, {name} ({len(shown):,})"
+            )
+    axis.set(title="eigenvalues above rounding", xlabel="rank", ylabel="magnitude", yscale="log")
+    axis.legend(loc="upper right", fontsize="small")
+    axis.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=88)
 
 
 def parse_options() -> argparse.Namespace:
@@ -182,12 +189,12 @@ def main() -> None:
         train(network, images, labels, steps, progress)
         parameters = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
         accuracy = (network(test_images).argmax(dim=1) == test_labels).double().mean().item()
-        rows, spectra[moment] = measure_curvature(loss, parameters, progress)
+        rows, H, spectra[moment] = measure_curvature(loss, parameters, progress)
         columns[moment] = {"training loss": loss(parameters).item(), "test accuracy": accuracy, **rows}
 
     print_table(columns)
-    plot_spectra(spectra, options.output)
-    print(f"\nSpectra: {options.output}")
+    plot_curvature(H, parameters, spectra, options.output)
+    print(f"\nHessian and spectra: {options.output}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the table of Functions, with formula, saved bytes and worst error, into documentation and README.
+"""Write the table of Functions, with formula, saved bytes and worst error, into docs/functions.md.
 
 python tests/functions/table.py
 """
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, README = ROOT / "docs" / "functions.md", ROOT / "README.md"
+PAGE = ROOT / "docs" / "functions.md"
 BEGIN, END = "<!-- table: python tests/functions/table.py -->", "<!-- end of table -->"
 HEADING = [
     "| Function | formula | saved for backward | worst ulps, orders 0 / 1 / 2 / 3 |",
@@ -27,6 +27,16 @@ def row(case) -> str:
     return f"| `{case.name}` | {formula} | {case.saved} | {ulps} |"
 
 
+def source(case) -> str:
+    """The file that defines a Function, from the root of the repository."""
+    import hodiff
+    from hodiff import functions
+
+    name = case.name.partition("-")[0]
+    function = getattr(functions, name, None) or getattr(hodiff, name, None) or case.Function
+    return function.__module__.replace(".", "/") + ".py"
+
+
 def write(path: Path, lines: list[str]) -> None:
     """Put lines between the marks of a file."""
     text = path.read_text(encoding="utf-8")
@@ -36,23 +46,16 @@ def write(path: Path, lines: list[str]) -> None:
 
 
 def main() -> None:
-    from functions.catalogue import CASES, FAMILIES, family_of
+    from functions.catalogue import CASES
     from tqdm import tqdm
 
-    sections = {family: [] for family in FAMILIES}
-    short = {}
+    sections: dict[str, list[str]] = {}
     for case in tqdm(CASES, unit=" Functions"):
-        line = row(case)
-        sections[family_of(case)].append(line)
-        # One line a Function, without its settings.
-        name = case.name.partition("-")[0]
-        if case.formula:
-            short.setdefault(name, line.replace(f"`{case.name}`", f"`{name}`"))
+        sections.setdefault(source(case), []).append(row(case))
     lines = []
-    for family, rows in sections.items():
-        lines += [f"### `hodiff/functions/{family}.py`", "", *HEADING, *rows, ""]
+    for file, rows in sections.items():
+        lines += [f"### `{file}`", "", *HEADING, *rows, ""]
     write(PAGE, lines)
-    write(README, [*HEADING, *short.values(), ""])
 
 
 if __name__ == "__main__":
