@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.estimators.arguments import require_amount, require_choice, require_int
-from hodiff.estimators.errors import not_converged
-from hodiff.estimators.exact import symmetric_matrix_of
+from hodiff.estimators.convergence import not_converged
+from hodiff.estimators.dense_matrix import symmetric_matrix_of
 from hodiff.estimators.lanczos import Chain
 from hodiff.estimators.probes import draw, generator_or_default
 from hodiff.estimators.view import View, view_of

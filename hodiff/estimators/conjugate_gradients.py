@@ -1,73 +1,126 @@
-"""Preconditioned conjugate gradients for several right-hand sides at once, on the operator's device."""
+"""Preconditioned conjugate gradients for several systems at once, on the device of their right-hand sides."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hodiff.estimators.results import precise
-from hodiff.estimators.systems import Correction, System, norms_of
+from hodiff.estimators.damped_systems import DampedSystem, Increment
+from hodiff.estimators.precision import norms_of, precise
+
+# The product with columns (n, j) of the systems with these numbers (j,), each of which may have a matrix of its own.
+Product = Callable[[Tensor, Tensor], Tensor]
+# Why a system cannot be brought further, and at which iteration.
+Breakdown = tuple[str, int]
+CURVATURE = "curvature"
+PRECONDITIONER = "preconditioner"
 
 
-def correct(system: System, residual: Tensor, targets: Tensor) -> Correction:
-    r"""Minimize $\frac12 x^T A x - r^T x$ over a growing Krylov space, each column with its own steps and its own stop.
+@dataclass(eq=False)
+class Descent:
+    """Where conjugate gradients stopped.
+
+    Attributes:
+        solution: The columns of x, (n, k).
+        norms: Norms of the residuals as the algorithm knows them, (k,).
+        iterations: Iterations that were made.
+        breakdowns: What ended a system early: `CURVATURE` that is not positive, or a `PRECONDITIONER` that is not.
+    """
+
+    solution: Tensor
+    norms: Tensor
+    iterations: int
+    breakdowns: dict[int, Breakdown]
+
+
+def conjugate_gradients(
+    product: Product,
+    b: Tensor,
+    targets: Tensor,
+    max_iterations: int,
+    *,
+    precondition: Callable[[Tensor], Tensor] | None = None,
+    watch: Callable[[int, Tensor], None] | None = None,
+) -> Descent:
+    r"""Minimize $\frac12 x^T A x - b^T x$ over a growing Krylov space, each column with its own steps and its own stop.
 
     Columns that are done leave the block, and cost no more products.
 
     Args:
-        system: The system, positive definite.
-        residual: What the correction is to remove, (n, k).
-        targets: Norms to which the columns are to be reduced.
+        product: The product with the columns of some systems.
+        b: Right-hand sides, (n, k).
+        targets: Norms to which residuals are to be reduced, (k,).
+        max_iterations: Most iterations.
+        precondition: An approximation of the inverse, for blocks.
+        watch: Called after each iteration as `watch(iteration, norms)` with the systems that were open in it.
 
     Returns:
-        The correction.
+        Solutions, and how good they are.
 
     Source: Hestenes, Stiefel, "Methods of conjugate gradients for solving linear systems", J. Res. NBS 49 (1952).
     """
-    step = torch.zeros_like(residual)
-    reasons: list[str | None] = [None] * residual.shape[1]
-    columns = torch.arange(residual.shape[1], device=residual.device)
-    r = residual.clone()
-    z = _preconditioned(system, r)
-    p, rz = z.clone(), _dots(r, z)
-    iteration = 0
+    solution, norms = torch.zeros_like(b), norms_of(b)
+    found = Descent(solution, norms, 0, {})
+    columns, r, targets = _keep(~(norms <= targets), torch.arange(b.shape[1], device=b.device), b, targets)
+    if not len(columns):
+        return found
+    z = r if precondition is None else precondition(r)
+    p, rz = z, _dots(r, z)
     while True:
-        blocked = (rz <= 0) | ~torch.isfinite(rz)
-        for column in columns[blocked].tolist():
-            reasons[column] = (
-                f"the preconditioner is not positive definite at iteration {system.offset + iteration + 1}; make it so"
-            )
-        columns, r, p, rz, targets = _keep(~blocked, columns, r, p, rz, targets)
-        if not len(columns) or iteration >= system.left:
-            return Correction(step, reasons)
+        unusable = (rz <= 0) | ~torch.isfinite(rz)
+        for column in columns[unusable].tolist():
+            found.breakdowns[column] = PRECONDITIONER, found.iterations + 1
+        columns, r, p, rz, targets = _keep(~unusable, columns, r, p, rz, targets)
+        if not len(columns) or found.iterations >= max_iterations:
+            return found
 
-        image = system.apply(p)
+        image = product(p, columns)
         curvature = _dots(p, image)
         flat = ~(curvature > 0)
         for column in columns[flat].tolist():
-            reasons[column] = (
-                f"negative curvature met at iteration {system.offset + iteration + 1}: A + damping I is not positive "
-                'definite; raise damping or use method="minres"'
-            )
+            found.breakdowns[column] = CURVATURE, found.iterations + 1
         columns, r, p, rz, targets, image, curvature = _keep(~flat, columns, r, p, rz, targets, image, curvature)
         length = (rz / curvature).to(r.dtype)
-        step[:, columns] += length * p
+        solution[:, columns] += length * p
         r = r - length * image
-        iteration += 1
-        norms = norms_of(r)
-        system.advance_to(iteration)
-        system.report(norms)
-        columns, r, p, rz, targets = _keep(norms > targets, columns, r, p, rz, targets)
+        found.iterations += 1
+        sizes = norms_of(r)
+        norms[columns] = sizes
+        if watch is not None:
+            watch(found.iterations, sizes)
+        columns, r, p, rz, targets = _keep(sizes > targets, columns, r, p, rz, targets)
         if not len(columns):
-            return Correction(step, reasons)
-        z = _preconditioned(system, r)
+            return found
+        z = r if precondition is None else precondition(r)
         ahead = _dots(r, z)
         p = z + (ahead / rz).to(r.dtype) * p
         rz = ahead
 
 
-def _preconditioned(system: System, r: Tensor) -> Tensor:
-    return r if system.precondition is None else system.precondition(r)
+def increment(system: DampedSystem, residual: Tensor, targets: Tensor) -> Increment:
+    """Solve for what is left by conjugate gradients; the system is positive definite."""
+    found = conjugate_gradients(
+        lambda block, _: system.apply(block),
+        residual,
+        targets,
+        system.left,
+        precondition=system.precondition,
+        watch=system.advance,
+    )
+    reasons: list[str | None] = [None] * residual.shape[1]
+    for column, (kind, iteration) in found.breakdowns.items():
+        reasons[column] = REASONS[kind].format(system.offset + iteration)
+    return Increment(found.solution, reasons)
+
+
+REASONS = {
+    CURVATURE: "negative curvature met at iteration {}: A + damping I is not positive definite; raise damping or use "
+    'method="minres"',
+    PRECONDITIONER: "the preconditioner is not positive definite at iteration {}; make it so",
+}
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from hodiff.estimators import hutchinson, xdiag
 from hodiff.estimators.arguments import require_choice, require_int
-from hodiff.estimators.exact import diagonal_of
+from hodiff.estimators.dense_matrix import diagonal_of
 from hodiff.estimators.probes import PROBES, generator_or_default
 from hodiff.estimators.results import DiagonalEstimate
 from hodiff.estimators.view import view_of

@@ -13,10 +13,10 @@ from scipy.sparse.linalg import eigsh as arpack
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.estimators.exact import symmetric_matrix_of
+from hodiff.estimators.dense_matrix import symmetric_matrix_of
 from hodiff.estimators.lanczos import Chain
+from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw
-from hodiff.estimators.results import precise
 from hodiff.estimators.scipy_bridge import host_operator
 from hodiff.estimators.view import View
 
@@ -35,7 +35,7 @@ SELECT: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 @dataclass(eq=False)
-class Problem:
+class EigenProblem:
     """What was asked of `eigsh`; `largest` is the largest ||A v|| / ||v|| that was met, a bound of ||A|| from below."""
 
     view: View
@@ -58,7 +58,7 @@ class Problem:
         return image
 
 
-def _by_arpack(problem: Problem) -> tuple[Tensor, Tensor]:
+def _by_arpack(problem: EigenProblem) -> tuple[Tensor, Tensor]:
     if not bool(problem.matmat(problem.start).any()):
         # ARPACK multiplies its start, and refuses what is zero then.
         return _by_lanczos(problem)
@@ -75,7 +75,7 @@ def _by_arpack(problem: Problem) -> tuple[Tensor, Tensor]:
     )
 
 
-def _arpack_end(problem: Problem, which: str) -> tuple[np.ndarray, np.ndarray]:
+def _arpack_end(problem: EigenProblem, which: str) -> tuple[np.ndarray, np.ndarray]:
     # ARPACK's tolerance is relative to each eigenvalue. None near zero would ever meet it, so they are shifted away,
     # and the tolerance shrinks as they grow: by two norms, to three.
     shift = 0.0 if which == "LM" else {"SA": 2, "LA": -2}[which] * _rough_norm(problem)
@@ -95,7 +95,7 @@ def _arpack_end(problem: Problem, which: str) -> tuple[np.ndarray, np.ndarray]:
     return complete(problem, which, values + shift, vectors)
 
 
-def _rough_norm(problem: Problem) -> float:
+def _rough_norm(problem: EigenProblem) -> float:
     """The largest absolute eigenvalue within a small factor, by a few power iterations."""
     vector = problem.start[:, :1]
     for _ in range(POWER_STEPS):
@@ -105,7 +105,9 @@ def _rough_norm(problem: Problem) -> float:
     return problem.largest
 
 
-def complete(problem: Problem, which: str, values: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def complete(
+    problem: EigenProblem, which: str, values: np.ndarray, vectors: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Put eigenvalues in that a single start has missed: further copies of one that occurs more than once."""
     for _ in range(problem.k if problem.k > 1 else 0):
         missed = _beyond(problem, which, values, vectors)
@@ -118,7 +120,9 @@ def complete(problem: Problem, which: str, values: np.ndarray, vectors: np.ndarr
     return values, vectors
 
 
-def _beyond(problem: Problem, which: str, values: np.ndarray, vectors: np.ndarray) -> tuple[float, np.ndarray] | None:
+def _beyond(
+    problem: EigenProblem, which: str, values: np.ndarray, vectors: np.ndarray
+) -> tuple[float, np.ndarray] | None:
     """An eigenpair in the complement of those found that is further out than they are, by a chain of its own."""
     view, rank = problem.view, RANK[which]
     found = torch.from_numpy(vectors).to(view.device, view.dtype)
@@ -142,7 +146,7 @@ def _ritz_vectors(chain: Chain, rows: np.ndarray) -> Tensor:
     return basis.T @ torch.from_numpy(rows).to(basis)
 
 
-def _by_lobpcg(problem: Problem) -> tuple[Tensor, Tensor]:
+def _by_lobpcg(problem: EigenProblem) -> tuple[Tensor, Tensor]:
     start = torch.linalg.qr(precise(problem.start))[0].to("cpu", problem.view.dtype).numpy()
     operator = host_operator(problem.view, problem.matmat, problem.view.dtype)
     problem.matmat(problem.start)
@@ -159,7 +163,7 @@ def _by_lobpcg(problem: Problem) -> tuple[Tensor, Tensor]:
     return _to_device(problem.view, values, vectors)
 
 
-def _by_lanczos(problem: Problem) -> tuple[Tensor, Tensor]:
+def _by_lanczos(problem: EigenProblem) -> tuple[Tensor, Tensor]:
     """One chain, started again in a new direction where it is exhausted before there are as many as asked."""
     view, k = problem.view, problem.k
     steps = min(view.n, problem.max_iterations or max(100, 20 * k))
@@ -181,7 +185,7 @@ def _by_lanczos(problem: Problem) -> tuple[Tensor, Tensor]:
     return _to_device(view, *complete(problem, problem.which, values[chosen], found))
 
 
-def _by_dense(problem: Problem) -> tuple[Tensor, Tensor]:
+def _by_dense(problem: EigenProblem) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(symmetric_matrix_of(problem.view))
     chosen = SELECT[problem.which](values.numpy(), problem.k)
     problem.iterations = problem.view.n
@@ -193,7 +197,7 @@ def _to_device(view: View, values: np.ndarray, vectors: np.ndarray) -> tuple[Ten
     return tuple(torch.tensor(each, dtype=view.dtype, device=view.device) for each in (values, vectors))  # type: ignore[return-value]
 
 
-METHODS: dict[str, Callable[[Problem], tuple[Tensor, Tensor]]] = {
+METHODS: dict[str, Callable[[EigenProblem], tuple[Tensor, Tensor]]] = {
     "arpack": _by_arpack,
     "lanczos": _by_lanczos,
     "lobpcg": _by_lobpcg,

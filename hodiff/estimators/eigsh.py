@@ -11,10 +11,10 @@ from torch import Tensor
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.arguments import require_amount, require_choice, require_int
-from hodiff.estimators.eigensolvers import METHODS, SELECT, UNAVAILABLE, Problem
-from hodiff.estimators.errors import not_converged
+from hodiff.estimators.convergence import not_converged
+from hodiff.estimators.eigensolvers import METHODS, SELECT, UNAVAILABLE, EigenProblem
+from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw, generator_or_default
-from hodiff.estimators.results import precise
 from hodiff.estimators.view import View, view_of
 
 INTERIOR = 1000  # Up to this size the eigenvalues nearest to zero take fewer products all together.
@@ -126,7 +126,7 @@ def eigsh(
     if view.n <= max(2 * k + 1, 20, least):
         method = "dense"
 
-    problem = Problem(view, k, which, begin, tol, max_iterations, generator)
+    problem = EigenProblem(view, k, which, begin, tol, max_iterations, generator)
     with view.counting(None, progress):
         values, vectors = METHODS[method](problem)
         order = values.argsort()
@@ -136,7 +136,7 @@ def eigsh(
     return result
 
 
-def _judged(problem: Problem, values: Tensor, vectors: Tensor, method: str) -> Eigenpairs:
+def _judged(problem: EigenProblem, values: Tensor, vectors: Tensor, method: str) -> Eigenpairs:
     iterations, view = problem.iterations, problem.view
     image = problem.matmat(vectors)
     residual = torch.linalg.vector_norm(precise(image) - precise(vectors) * precise(values), dim=0)
@@ -144,12 +144,12 @@ def _judged(problem: Problem, values: Tensor, vectors: Tensor, method: str) -> E
     return Eigenpairs(values, vectors, residual.to(view.dtype), converged, iterations, view.products, method)
 
 
-def _allowed(problem: Problem) -> float:
+def _allowed(problem: EigenProblem) -> float:
     """The algorithms' own estimates stop at the tolerance; what they miss by rounding is not worth an error."""
     return max(2 * problem.tol, 16 * problem.view.rounding) * problem.largest
 
 
-def _explanation(problem: Problem, result: Eigenpairs) -> str:
+def _explanation(problem: EigenProblem, result: Eigenpairs) -> str:
     found = int((result.residual <= _allowed(problem)).sum())
     residuals = ", ".join(f"{each:.2g}" for each in result.residual.tolist()) or "none"
     return (

@@ -8,9 +8,10 @@ import torch
 
 from hodiff.estimators import hutchinson
 from hodiff.estimators.arguments import require_choice, require_int
-from hodiff.estimators.exact import columns
+from hodiff.estimators.dense_matrix import columns
+from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import PROBES, generator_or_default
-from hodiff.estimators.results import Estimate, precise
+from hodiff.estimators.results import Estimate
 from hodiff.estimators.view import view_of
 
 

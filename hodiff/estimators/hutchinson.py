@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw
-from hodiff.estimators.results import mean_and_error, precise
+from hodiff.estimators.results import mean_and_error
 from hodiff.estimators.view import View
 
 

@@ -9,8 +9,8 @@ import torch
 from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
-from hodiff.estimators.exact import refuse_asymmetry
-from hodiff.estimators.results import precise
+from hodiff.estimators.dense_matrix import refuse_asymmetry
+from hodiff.estimators.precision import precise
 from hodiff.estimators.view import View
 
 # Rounding of long sums in float64. In float32 as much would hide the bulk of a spectrum with large outliers.

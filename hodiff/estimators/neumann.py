@@ -2,59 +2,80 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from hodiff.estimators.damped_systems import DampedSystem, Increment
+from hodiff.estimators.precision import norms_of
 from hodiff.estimators.probes import draw, generator_or_default
-from hodiff.estimators.systems import Correction, System, norms_of
 
 POWER_STEPS = 10
 DIVERGED = 1e4
 
 
-def correct(system: System, residual: Tensor, targets: Tensor) -> Correction:
-    r"""Sum $\alpha \sum_j (I - \alpha A)^j r$ until what is left, $(I - \alpha A)^j r$, meets the targets.
+def neumann_series(
+    product: Callable[[Tensor], Tensor],
+    b: Tensor,
+    targets: Tensor,
+    step_size: float,
+    max_terms: int,
+    *,
+    growth: float = math.inf,
+    watch: Callable[[int, Tensor], None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Sum $\alpha \sum_j (I - \alpha A)^j b$ until what is left, $(I - \alpha A)^j b$, meets the targets.
 
     Args:
-        system: The system, positive definite.
-        residual: What the correction is to remove, (n, k).
-        targets: Norms to which the columns are to be reduced.
+        product: The product with a block.
+        b: Right-hand sides, (n, k).
+        targets: Norms to which residuals are to be reduced, (k,).
+        step_size: The $\alpha$.
+        max_terms: Most terms of the sum.
+        growth: How many times the norm of the right-hand side a residual may have before the sum is ended.
+        watch: Called after each term as `watch(terms, norms)`.
 
     Returns:
-        The correction.
+        The sum (n, k), and for each column whether its residual has grown beyond bounds.
 
     Source: Lorraine, Vicol, Duvenaud, "Optimizing millions of hyperparameters by implicit differentiation", AISTATS
     2020, algorithm 3.
     """
-    if system.step_size is None:
-        system.step_size = _safe_step(system)
-    step = torch.zeros_like(residual)
-    term = residual.clone()
-    limit = DIVERGED * norms_of(residual)
-    reasons: list[str | None] = [None] * residual.shape[1]
-    for iteration in range(1, system.left + 1):
-        step += system.step_size * term
-        term = term - system.step_size * system.apply(term)
-        norms = norms_of(term)
-        system.advance_to(iteration)
-        system.report(norms)
-        if bool((norms > limit).any()):
-            reason = f"diverged with step_size={system.step_size:.3g}; lower it or raise damping, or use another method"
-            reasons = [reason if grown else None for grown in (norms > limit).tolist()]
+    total, residual = torch.zeros_like(b), b
+    limit = growth * norms_of(b)
+    diverged = torch.zeros_like(limit, dtype=torch.bool)
+    for terms in range(1, max_terms + 1):
+        total += step_size * residual
+        residual = residual - step_size * product(residual)
+        norms = norms_of(residual)
+        if watch is not None:
+            watch(terms, norms)
+        diverged = (norms > limit) | ~torch.isfinite(norms)
+        if bool((norms <= targets).all()) or bool(diverged.any()):
             break
-        if bool((norms <= targets).all()):
-            break
-    return Correction(step, reasons)
+    return total, diverged
 
 
-def _safe_step(system: System) -> float:
-    r"""Nearly $1 / \|A + \lambda I\|$, by a few power iterations; any step below twice that converges."""
-    vector = draw(system.view, "gaussian", 1, generator_or_default(None))
+def safe_step_size(product: Callable[[Tensor], Tensor], vector: Tensor, power_steps: int) -> float:
+    r"""Nearly $1 / \|A\|$, by power iterations from a vector (n, 1); any step below twice that converges."""
     norm = 0.0
-    for _ in range(POWER_STEPS):
-        vector = vector / torch.linalg.vector_norm(vector)
-        vector = system.apply(vector)
+    for _ in range(power_steps):
+        vector = product(vector / torch.linalg.vector_norm(vector))
         norm = torch.linalg.vector_norm(vector).item()
         if norm == 0:
             return 1.0
     return 0.9 / norm
+
+
+def increment(system: DampedSystem, residual: Tensor, targets: Tensor) -> Increment:
+    """Solve for what is left by the series; the system is positive definite."""
+    if system.step_size is None:
+        start = draw(system.view, "gaussian", 1, generator_or_default(None))
+        system.step_size = safe_step_size(system.apply, start, POWER_STEPS)
+    step, diverged = neumann_series(
+        system.apply, residual, targets, system.step_size, system.left, growth=DIVERGED, watch=system.advance
+    )
+    reason = f"diverged with step_size={system.step_size:.3g}; lower it or raise damping, or use another method"
+    return Increment(step, [reason if each else None for each in diverged.tolist()])

@@ -11,8 +11,8 @@ from torch import Tensor
 from hodiff.errors import InputError
 from hodiff.estimators.arguments import require_amount, require_int
 from hodiff.estimators.diagonal import diagonal
+from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw, generator_or_default
-from hodiff.estimators.results import precise
 from hodiff.estimators.view import view_of
 
 

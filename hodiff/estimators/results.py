@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -50,8 +49,3 @@ class DiagonalEstimate:
 def mean_and_error(samples: Tensor) -> tuple[float, float]:
     """Mean of independent samples (k,), and its standard error."""
     return samples.mean().item(), samples.std().item() / samples.numel() ** 0.5
-
-
-def precise(block: Tensor) -> Tensor:
-    """In float64, where sums and factorizations cost little beside products; in its own dtype where MPS has none."""
-    return block if block.device.type == "mps" else block.to(torch.float64)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from hodiff.estimators.arguments import require_amount, require_choice, require_int
+from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.eigsh import start_block
-from hodiff.estimators.errors import not_converged
 from hodiff.estimators.lanczos import Chain
+from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw, generator_or_default
-from hodiff.estimators.results import precise
 from hodiff.estimators.view import View, view_of
 
 # Noise in a start, of its length, and steps beyond convergence: for an eigenvector that has overtaken it to be met.

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.estimators import conjugate_gradients, neumann, scipy_solvers
+from hodiff.estimators import conjugate_gradients, neumann, scipy_krylov
 from hodiff.estimators.arguments import require_amount, require_choice, require_int
-from hodiff.estimators.errors import not_converged
-from hodiff.estimators.exact import matrix_of
-from hodiff.estimators.results import precise
-from hodiff.estimators.systems import Correction, Corrector, System, norms_of, refine
+from hodiff.estimators.convergence import not_converged
+from hodiff.estimators.damped_systems import DampedSystem, Increment, Solver, refine
+from hodiff.estimators.dense_matrix import matrix_of
+from hodiff.estimators.precision import norms_of, precise
 from hodiff.estimators.view import View, view_of
 
 
@@ -133,8 +133,8 @@ def solve(
     require_amount("solve", "atol", atol)
 
     inverse = _inverse(view, preconditioner)
-    system = System(view, damping, inverse, max_iterations, callback, restart, step_size)
-    measure = scipy_solvers.normal_residual if method == "lsmr" else _residual
+    system = DampedSystem(view, damping, inverse, max_iterations, callback, restart, step_size)
+    measure = scipy_krylov.normal_residual if method == "lsmr" else _residual
     with view.counting(None, progress):
         targets = (tol * measure(system, right)).clamp(min=atol)
         outcome = refine(system, right, start, targets, METHODS[method], measure)
@@ -156,11 +156,11 @@ def solve(
     return solution
 
 
-def _residual(system: System, residual: Tensor) -> Tensor:
+def _residual(system: DampedSystem, residual: Tensor) -> Tensor:
     return norms_of(residual)
 
 
-def _dense(system: System, residual: Tensor, targets: Tensor) -> Correction:
+def _dense(system: DampedSystem, residual: Tensor, targets: Tensor) -> Increment:
     """By a factorization of the matrix in high precision."""
     matrix = precise(matrix_of(system.view))
     matrix.diagonal().add_(system.damping)
@@ -168,14 +168,14 @@ def _dense(system: System, residual: Tensor, targets: Tensor) -> Correction:
     step, failed = torch.linalg.solve_ex(matrix, precise(residual))
     if bool(failed) or not bool(torch.isfinite(step).all()):
         reason = 'A + damping I is singular; raise damping or use method="lsmr"'
-        return Correction(torch.zeros_like(residual), [reason] * residual.shape[1])
-    return Correction(step.to(residual.dtype), [None] * residual.shape[1])
+        return Increment(torch.zeros_like(residual), [reason] * residual.shape[1])
+    return Increment(step.to(residual.dtype), [None] * residual.shape[1])
 
 
-METHODS: dict[str, Corrector] = {
-    "cg": conjugate_gradients.correct,
-    **scipy_solvers.CORRECTORS,
-    "neumann": neumann.correct,
+METHODS: dict[str, Solver] = {
+    "cg": conjugate_gradients.increment,
+    **scipy_krylov.SOLVERS,
+    "neumann": neumann.increment,
     "dense": _dense,
 }
 

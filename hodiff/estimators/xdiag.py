@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hodiff.estimators.exact import refuse_asymmetry
+from hodiff.estimators.dense_matrix import refuse_asymmetry
+from hodiff.estimators.precision import precise
 from hodiff.estimators.range_finder import find_range
-from hodiff.estimators.results import precise
 from hodiff.estimators.view import View
 
 

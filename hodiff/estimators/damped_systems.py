@@ -1,4 +1,4 @@
-"""A linear system as its solvers see it, and the corrections by which each of them reaches the tolerance."""
+"""A linear system as its solvers see it, and the increments by which each of them reaches the tolerance."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hodiff.estimators.results import precise
 from hodiff.estimators.view import View
 
 Apply = Callable[[Tensor], Tensor]
 
 
 @dataclass(eq=False)
-class System:
+class DampedSystem:
     r"""$(A + \lambda I) X = B$ for the columns of B, each to be solved to its own target."""
 
     view: View
@@ -44,8 +43,13 @@ class System:
         return self.max_iterations - self.offset
 
     def advance_to(self, iteration: int) -> None:
-        """Count an iteration within the current correction; columns that are solved one by one count together."""
+        """Count an iteration within the current increment; columns that are solved one by one count together."""
         self.iterations = max(self.iterations, self.offset + iteration)
+
+    def advance(self, iteration: int, norms: Tensor) -> None:
+        """Count an iteration, and tell the user of it."""
+        self.advance_to(iteration)
+        self.report(norms)
 
     def report(self, norms: Tensor) -> None:
         """Tell the user's callback how large residuals are by now."""
@@ -54,17 +58,17 @@ class System:
 
 
 @dataclass(eq=False)
-class Correction:
+class Increment:
     """An approximate solution for given residuals, with the reason where a column cannot be brought further."""
 
     step: Tensor
     reasons: list[str | None]
 
 
-# Gives a correction for the columns of residuals, each to be reduced to its target norm.
-Corrector = Callable[[System, Tensor, Tensor], Correction]
+# Gives an increment for the columns of residuals, each to be reduced to its target norm.
+Solver = Callable[[DampedSystem, Tensor, Tensor], Increment]
 # Norms that must become small, of residuals.
-Measure = Callable[[System, Tensor], Tensor]
+Measure = Callable[[DampedSystem, Tensor], Tensor]
 
 
 @dataclass(eq=False)
@@ -76,24 +80,19 @@ class Outcome:
     reasons: list[str | None]
 
 
-def norms_of(block: Tensor) -> Tensor:
-    """Norms of columns, in high precision on the operator's device."""
-    return torch.linalg.vector_norm(precise(block), dim=0)
-
-
 def refine(
-    system: System, b: Tensor, x: Tensor | None, targets: Tensor, correct: Corrector, measure: Measure
+    system: DampedSystem, b: Tensor, x: Tensor | None, targets: Tensor, solver: Solver, measure: Measure
 ) -> Outcome:
-    """Correct by what the true residual says, until it meets the target or a correction brings little.
+    """Solve for what the true residual leaves, until it meets the target or an increment brings little.
 
-    What an algorithm takes for its residual drifts from the truth by rounding; nobody is told of the former.
+    What an algorithm takes for its residual drifts from the truth by rounding, and is reported to nobody.
 
     Args:
         system: The system.
         b: Right-hand sides, (m, k).
         x: Where to start, (n, k); zeros by default.
         targets: What the measure of each column must not exceed.
-        correct: The algorithm.
+        solver: The algorithm.
         measure: Norms of residuals.
 
     Returns:
@@ -106,21 +105,21 @@ def refine(
     open_columns = torch.nonzero(sizes > targets).flatten().tolist()
     while open_columns:
         system.offset = system.iterations
-        correction = correct(system, residual[:, open_columns], targets[open_columns])
-        trial = solution[:, open_columns] + correction.step
+        increment = solver(system, residual[:, open_columns], targets[open_columns])
+        trial = solution[:, open_columns] + increment.step
         left = b[:, open_columns] - system.apply(trial)
         after = measure(system, left)
         remaining = []
         for index, column in enumerate(open_columns):
             before = sizes[column].item()
             # A step that made things worse is not taken, except where an indefinite operator ends CG on its way.
-            if after[index] < before or correction.reasons[index] is not None:
+            if after[index] < before or increment.reasons[index] is not None:
                 solution[:, column], residual[:, column] = trial[:, index], left[:, index]
                 sizes[column] = after[index]
             if sizes[column] <= targets[column]:
                 reasons[column] = None
-            elif correction.reasons[index] is not None:
-                reasons[column] = correction.reasons[index]
+            elif increment.reasons[index] is not None:
+                reasons[column] = increment.reasons[index]
             elif system.iterations >= system.max_iterations:
                 reasons[column] = (
                     f"reached max_iterations={system.max_iterations}; raise it, tol or damping, or precondition"

@@ -11,7 +11,7 @@ from torch import Tensor
 from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.trees import one_hot_rows
 from hodiff.errors import InputError
-from hodiff.estimators.results import precise
+from hodiff.estimators.precision import precise
 from hodiff.estimators.view import View
 
 

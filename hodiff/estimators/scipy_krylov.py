@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +11,9 @@ from scipy.sparse.linalg import gmres, lsmr, minres
 from torch import Tensor
 
 from hodiff.errors import InputError
+from hodiff.estimators.damped_systems import DampedSystem, Increment, Solver
+from hodiff.estimators.precision import norms_of
 from hodiff.estimators.scipy_bridge import host_operator
-from hodiff.estimators.systems import Correction, System, norms_of
 
 LOOK_EVERY = 10  # iterations of MINRES, a product more each time
 
@@ -23,10 +23,10 @@ class _Reached(Exception):  # noqa: N818 - it is no error
 
 
 # A column's solution from the operator, the residual, how far to reduce it, the iterations left, and the system.
-Solve = Callable[[ScipyOperator, np.ndarray, float, int, System], np.ndarray]
+ColumnSolve = Callable[[ScipyOperator, np.ndarray, float, int, DampedSystem], np.ndarray]
 
 
-def _minres(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system: System) -> np.ndarray:
+def _minres(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system: DampedSystem) -> np.ndarray:
     # Its own test compares the residual with ||A|| ||x||, which may exceed that of the right-hand side a thousandfold.
     target = reduction * np.linalg.norm(r)
     count = 0
@@ -43,19 +43,19 @@ def _minres(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system
         return reached.args[0]
 
 
-def _gmres(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system: System) -> np.ndarray:
+def _gmres(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system: DampedSystem) -> np.ndarray:
     length = min(system.restart or min(50, system.view.n), left)
     cycles = -(-left // length)
     preconditioner = _host_preconditioner(system)
     return gmres(A, r, rtol=reduction / 2, restart=length, maxiter=cycles, M=preconditioner)[0]
 
 
-def _lsmr(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system: System) -> np.ndarray:
+def _lsmr(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system: DampedSystem) -> np.ndarray:
     return lsmr(A, r, atol=reduction * 1e-3, btol=0.0, conlim=0.0, maxiter=left)[0]
 
 
-def _corrector(solve: Solve) -> Callable[[System, Tensor, Tensor], Correction]:
-    def correct(system: System, residual: Tensor, targets: Tensor) -> Correction:
+def _by_columns(solve: ColumnSolve) -> Callable[[DampedSystem, Tensor, Tensor], Increment]:
+    def increment(system: DampedSystem, residual: Tensor, targets: Tensor) -> Increment:
         sizes = norms_of(residual) if solve is not _lsmr else normal_residual(system, residual)
         solutions = []
         for column, size, target in zip(residual.unbind(1), sizes.tolist(), targets.tolist(), strict=True):
@@ -64,15 +64,15 @@ def _corrector(solve: Solve) -> Callable[[System, Tensor, Tensor], Correction]:
             right = column.to("cpu", torch.float64).numpy()
             solutions.append(solve(A, right, target / size, system.left, system))
         step = torch.from_numpy(np.stack(solutions, 1)).to(residual.device, residual.dtype)
-        return Correction(step, [None] * len(solutions))
+        return Increment(step, [None] * len(solutions))
 
-    return correct
+    return increment
 
 
 class _Counted:
     """The system's products for one column, with iterations counted as products."""
 
-    def __init__(self, system: System):
+    def __init__(self, system: DampedSystem):
         self._system = system
         self._count = 0
 
@@ -85,7 +85,7 @@ class _Counted:
         return transposed(self._system, block)
 
 
-def transposed(system: System, block: Tensor) -> Tensor:
+def transposed(system: DampedSystem, block: Tensor) -> Tensor:
     """Products with the damped transpose.
 
     Args:
@@ -107,13 +107,13 @@ def transposed(system: System, block: Tensor) -> Tensor:
     return image
 
 
-def normal_residual(system: System, residual: Tensor) -> Tensor:
+def normal_residual(system: DampedSystem, residual: Tensor) -> Tensor:
     r"""Norms of $A^T r$, which vanish where $\|A x - b\|$ is least, be it zero or not."""
     return norms_of(transposed(system, residual))
 
 
-def _host_preconditioner(system: System) -> ScipyOperator | None:
+def _host_preconditioner(system: DampedSystem) -> ScipyOperator | None:
     return None if system.precondition is None else host_operator(system.view, system.precondition, torch.float64)
 
 
-CORRECTORS: dict[str, Any] = {"minres": _corrector(_minres), "gmres": _corrector(_gmres), "lsmr": _corrector(_lsmr)}
+SOLVERS: dict[str, Solver] = {"minres": _by_columns(_minres), "gmres": _by_columns(_gmres), "lsmr": _by_columns(_lsmr)}
