@@ -15,9 +15,9 @@ from hodiff.authoring.custom_rule import CustomRule
 from hodiff.authoring.rule_trees import Layout, differentiable, flatten
 from hodiff.authoring.verification import require_linear
 from hodiff.common.trees import PyTree
-from hodiff.implicit.linear_job import LinearJob, LinearOptions
 from hodiff.implicit.linear_maps import Pair
-from hodiff.implicit.solver_call import Tensors, run_opaque
+from hodiff.implicit.linear_systems import LinearJob, LinearOptions
+from hodiff.implicit.solver_call import Tensors, call_solver
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def solve(pair: Pair, options: LinearOptions, rhs: PyTree, *params: Any) -> PyTr
     sides, rhs_layout = flatten(rhs)
     others, layout = flatten(params)
     job = LinearJob(pair, options, rhs_layout, layout, len(sides), 0)
-    x = rhs_layout.fill(run_opaque(job, [*sides, *others]))
+    x = rhs_layout.fill(call_solver(job, [*sides, *others]))
 
     def residual(x: PyTree, rhs: PyTree, *params: Any) -> PyTree:
         return pytree.tree_map(torch.sub, pair.forward.apply(x, *params), rhs)

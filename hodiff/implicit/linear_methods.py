@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size
+from hodiff.estimators.neumann import neumann_series
+from hodiff.estimators.precision import norms_of
 from hodiff.implicit.diagnostics import rounding
 
 VectorMap = Callable[[Tensor], Tensor]
@@ -23,8 +25,8 @@ _RUNS = 3
 
 
 @dataclass
-class System:
-    """A square linear system.
+class SquareSystem:
+    """A square linear system, known by its products.
 
     Attributes:
         product: The matrix times a vector.
@@ -41,7 +43,7 @@ class System:
     trouble: list[str] = field(default_factory=list)
 
 
-def dense(system: System, rhs: Tensor) -> Tensor:
+def dense(system: SquareSystem, rhs: Tensor) -> Tensor:
     """LU factors of the whole matrix, for all right-hand sides at once."""
     if not rhs.any():
         return rhs
@@ -57,32 +59,28 @@ def dense(system: System, rhs: Tensor) -> Tensor:
     return torch.linalg.lu_solve(factors, pivots, rhs.T / rows).T
 
 
-def neumann(system: System, rhs: Tensor) -> Tensor:
+def neumann(system: SquareSystem, rhs: Tensor) -> Tensor:
     """The Neumann series, which converges where I - A contracts."""
-    return torch.stack([_neumann(system, each) for each in rhs])
+
+    def product(column: Tensor) -> Tensor:
+        return system.product(column[:, 0])[:, None]
+
+    columns = [each[:, None] for each in rhs]
+    most = 1000 if system.max_iterations is None else system.max_iterations
+    found = [neumann_series(product, b, system.tol * norms_of(b), 1.0, most)[0] for b in columns]
+    return torch.cat(found, 1).T
 
 
-def _neumann(system: System, b: Tensor) -> Tensor:
-    x, bound = torch.zeros_like(b), system.tol * b.norm()
-    for _ in range(1000 if system.max_iterations is None else system.max_iterations):
-        r = b - system.product(x)
-        # Also ends where the series has diverged to numbers that are none.
-        if r.norm() <= bound or not r.isfinite().all():
-            break
-        x = x + r
-    return x
-
-
-def scipys(solve: Callable[..., Any]) -> Callable[[System, Tensor], Tensor]:
+def scipys(solve: Callable[..., Any]) -> Callable[[SquareSystem, Tensor], Tensor]:
     """A method of SciPy's, run again on the residual until that is small."""
 
-    def method(system: System, rhs: Tensor) -> Tensor:
+    def method(system: SquareSystem, rhs: Tensor) -> Tensor:
         return torch.stack([_refined(solve, system, each) for each in rhs])
 
     return method
 
 
-def _refined(solve: Callable[..., Any], system: System, b: Tensor) -> Tensor:
+def _refined(solve: Callable[..., Any], system: SquareSystem, b: Tensor) -> Tensor:
     n, working = len(b), torch.float64 if b.dtype == torch.float64 else torch.float32
 
     def on_arrays(product: VectorMap) -> Callable[[np.ndarray], np.ndarray]:
@@ -140,7 +138,7 @@ def _lsmr(operator: Any, b: np.ndarray, tol: float, most: int) -> tuple[np.ndarr
     return x, why != 7
 
 
-METHODS: dict[str, Callable[[System, Tensor], Tensor]] = {
+METHODS: dict[str, Callable[[SquareSystem, Tensor], Tensor]] = {
     "dense": dense,
     "cg": scipys(_cg),
     "minres": scipys(_minres),

@@ -18,11 +18,11 @@ from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.implicit.diagnostics import Reporter, rounding
 from hodiff.implicit.implicit_function import Equation, attach
-from hodiff.implicit.linear_job import LinearOptions, evaluate
 from hodiff.implicit.linear_maps import jacobian_of
 from hodiff.implicit.linear_methods import METHODS
+from hodiff.implicit.linear_systems import LinearOptions, evaluate
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.solver_call import Tensors, run_opaque
+from hodiff.implicit.solver_call import Tensors, call_solver
 from hodiff.rules.any_order import outside_graphs
 from hodiff.torch_internals.transforms import in_transform
 
@@ -164,7 +164,7 @@ def implicit_function(
         job = SolverJob(
             caller, solver, given, target, residual, layout, settings.residual_tol, report, torch.is_grad_enabled()
         )
-        found = pytree.tree_structure(x0).unflatten(list(run_opaque(job, leaves)))
+        found = pytree.tree_structure(x0).unflatten(list(call_solver(job, leaves)))
         x = attach(equation, found, params)
         return (x, pair(x, *params)[1]) if settings.has_aux else x
 

@@ -31,7 +31,7 @@ class Job(Protocol):
         """The job of a whole batch, with its arguments, or None if each element is a job of its own."""
 
 
-class Opaque(Function):
+class SolverCall(Function):
     """Runs a job below all transforms. Saves nothing: its results are constants."""
 
     @staticmethod
@@ -78,9 +78,9 @@ def _each(job: Job, transformed: bool, dims: Sequence[int | None], size: int, le
     """Results for every element of a batch, which comes first."""
     taken = job.batched(dims, size, leaves)
     if taken is not None:
-        return Opaque.apply(taken[0], transformed, *taken[1])
+        return SolverCall.apply(taken[0], transformed, *taken[1])
     found = [
-        Opaque.apply(
+        SolverCall.apply(
             job,
             transformed,
             *(each if dim is None else each.select(dim, i) for each, dim in zip(leaves, dims, strict=True)),
@@ -90,7 +90,7 @@ def _each(job: Job, transformed: bool, dims: Sequence[int | None], size: int, le
     return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
 
 
-def run_opaque(job: Job, leaves: Tensors) -> tuple[Tensor, ...]:
+def call_solver(job: Job, leaves: Tensors) -> tuple[Tensor, ...]:
     """Results of a job, as constants.
 
     Args:
@@ -100,4 +100,4 @@ def run_opaque(job: Job, leaves: Tensors) -> tuple[Tensor, ...]:
     Returns:
         Tensors without derivatives.
     """
-    return Opaque.apply(job, in_transform(), *leaves)
+    return SolverCall.apply(job, in_transform(), *leaves)

@@ -15,7 +15,6 @@ from hodiff.common.trees import PyTree, describe, flatten_primals
 from hodiff.corrections import corrected
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.meta.adaptation import adapt
-from hodiff.meta.conjugate_gradients import conjugate_gradients
 from hodiff.meta.inverse_products import (
     InnerHessian,
     Inverse,
@@ -138,7 +137,7 @@ def hypergradient(
         damping = 0.01 if method == "nystrom" else 0.0
     if damping < 0 or (method == "nystrom" and damping == 0):
         raise InputError(f"hypergradient: damping: expected a number above 0, got {damping!r}.")
-    problem = _Problem(outer, inner, params, hyper)
+    problem = _BilevelProblem(outer, inner, params, hyper)
     if method == "unroll":
         return _unrolled(problem, steps, SGD(0.01) if optimizer is None else optimizer)
     make, default_iterations, default_tolerance = INVERSES[method]
@@ -165,7 +164,7 @@ def hypergradient(
     return result
 
 
-class _Problem:
+class _BilevelProblem:
     """Both losses at a point, with fresh leaves."""
 
     def __init__(self, outer: Callable[..., Any], inner: Callable[..., Any], params: PyTree, hyper: PyTree):
@@ -192,7 +191,7 @@ class _Problem:
         return value
 
 
-def _implicit(problem: _Problem, damping: float, make: Callable[[InnerHessian], Inverse]) -> Hypergradient:
+def _implicit(problem: _BilevelProblem, damping: float, make: Callable[[InnerHessian], Inverse]) -> Hypergradient:
     with torch.enable_grad(), corrected():
         value = problem.evaluate("outer", problem.params)
         both = [*problem.leaves, *problem.hypers]
@@ -214,7 +213,7 @@ def _implicit(problem: _Problem, damping: float, make: Callable[[InnerHessian], 
         _require_path(slopes, problem.hypers)
     result = [d - m for d, m in zip(direct, mixed, strict=True)]
     # Conjugate gradients tell in a few steps how large the error is, whatever made it.
-    error = conjugate_gradients(H, left, steps=ERROR_STEPS, tolerance=0.1).value
+    error = by_conjugate_gradients(H, ERROR_STEPS, 0.1, None, None)(left)
     scale = norm(of_params)
     outer_error = torch.stack([(s.detach() * each).sum() for s, each in zip(slopes, x, strict=True)]).sum()
     for name, tensors in (("gradient of outer", filled), ("gradient of inner", slopes), ("result", result)):
@@ -231,7 +230,7 @@ def _implicit(problem: _Problem, damping: float, make: Callable[[InnerHessian], 
     )
 
 
-def _unrolled(problem: _Problem, steps: int, optimizer: Optimizer) -> Hypergradient:
+def _unrolled(problem: _BilevelProblem, steps: int, optimizer: Optimizer) -> Hypergradient:
     def after(count: int) -> tuple[list[Tensor | None], PyTree, float, float]:
         with torch.enable_grad():
             params = adapt(problem.inner, problem.params, problem.hyper, optimizer, count)

@@ -18,9 +18,10 @@ from hodiff.common.trees import describe
 from hodiff.corrections import corrected
 from hodiff.errors import HodiffWarning, InputError, RouteError
 from hodiff.graphs import inspect_graph
+from hodiff.implicit.argmin import argmin
 from hodiff.meta.batch_norms import moving_statistics, stacked
-from hodiff.meta.conjugate_gradients import conjugate_gradients
 from hodiff.meta.gradients import copied
+from hodiff.meta.leafwise_systems import solve_tasks
 from hodiff.meta.learner import Batch, MetaLearner, Parameters
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.differentiation import only_reverse_mode
@@ -175,10 +176,10 @@ class IMAML(MetaLearner):
             Hv = torch.autograd.grad(outputs, leaves, directions, retain_graph=True, materialize_grads=True)
             return [u + each / self.strength for u, each in zip(v, Hv, strict=True)]
 
-        solved = conjugate_gradients(product, of_query, steps=self.cg_steps, tolerance=self.cg_tolerance, systems=1)
+        solved, residual = solve_tasks(product, of_query, steps=self.cg_steps, tolerance=self.cg_tolerance)
         plain = {name: each.detach() for name, each in params.items()}
         minimum = Minimum(support, query, plain, buffers, around_support, around_query)
-        return losses.detach(), [each.sum(0) for each in solved.value], solved.residual, minimum
+        return losses.detach(), [each.sum(0) for each in solved], residual, minimum
 
     def _evaluated_again(self, minima: Sequence[Minimum], start: Sequence[Tensor]) -> Tensor:
         """The mean loss as a function of where all tasks start, differentiable to any order."""
@@ -222,8 +223,6 @@ class IMAML(MetaLearner):
         around: Surroundings,
     ) -> Parameters:
         """The adapted parameters of all tasks as a function of where each starts."""
-        from hodiff.implicit import argmin  # takes SciPy along, which a meta-gradient does without
-
         tasks = len(support[0])
         others = {
             name: each.expand(tasks, *each.shape)
@@ -247,8 +246,8 @@ class IMAML(MetaLearner):
                 return list(product(dict(zip(rhs, v, strict=True))).values())
 
             b = list(rhs.values())
-            found = conjugate_gradients(listed, b, steps=self.cg_steps, tolerance=self.cg_tolerance, systems=1)
-            return dict(zip(rhs, found.value, strict=True))
+            solved, _ = solve_tasks(listed, b, steps=self.cg_steps, tolerance=self.cg_tolerance)
+            return dict(zip(rhs, solved, strict=True))
 
         return argmin(objective, solver, linear_solver=solve, tol=self.cg_tolerance)(
             starts, starts, support, others, buffers

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hodiff.meta.conjugate_gradients import conjugate_gradients
+from hodiff.estimators.conjugate_gradients import conjugate_gradients
+from hodiff.estimators.neumann import neumann_series, safe_step_size
+from hodiff.estimators.precision import norms_of
+from hodiff.operators.spaces import Space
 
 Vector = list[Tensor]
 # From a right-hand side to an approximate solution.
-Inverse = Callable[[Vector], Vector]
+Inverse = Callable[[Sequence[Tensor]], Vector]
+# Power iterations that the largest eigenvalue is estimated by.
+POWER_STEPS = 20
 
 
 @dataclass(eq=False)
@@ -31,10 +36,25 @@ class InnerHessian:
     damping: float
     products: int = 0
 
+    def __post_init__(self) -> None:
+        self._space = Space.of(list(self.leaves))
+
     def __call__(self, v: Sequence[Tensor]) -> Vector:
         """Multiply."""
         self.products += 1
         return [Hu + self.damping * u for Hu, u in zip(pulled(self.slopes, self.leaves, v), v, strict=True)]
+
+    def times(self, column: Tensor) -> Tensor:
+        """The product with a column (n, 1)."""
+        return self.column(self(self.vector(column)))
+
+    def column(self, v: Sequence[Tensor]) -> Tensor:
+        """All numbers of a vector, (n, 1)."""
+        return self._space.join([each[None] for each in v], 1)
+
+    def vector(self, column: Tensor) -> Vector:
+        """The inverse of `column`."""
+        return [each[0] for each in self._space.split(column)]
 
 
 def pulled(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Vector:
@@ -51,24 +71,27 @@ def by_conjugate_gradients(
 ) -> Inverse:
     """Conjugate gradients, which need a positive definite Hessian."""
     del step, generator
-    return lambda b: conjugate_gradients(H, b, steps=iterations, tolerance=tolerance).value
+
+    def solve(b: Sequence[Tensor]) -> Vector:
+        right = H.column(b)
+        found = conjugate_gradients(lambda column, _: H.times(column), right, tolerance * norms_of(right), iterations)
+        return H.vector(found.solution)
+
+    return solve
 
 
 def by_neumann_series(
     H: InnerHessian, iterations: int, tolerance: float, step: float | None, generator: torch.Generator | None
 ) -> Inverse:
     r"""$\alpha \sum_{k < K} (I - \alpha H)^k$, with $\alpha$ from a power iteration unless it is given."""
-    alpha = 0.9 / _largest_eigenvalue(H, generator) if step is None else step
+    if step is None:
+        start = [torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device) for x in H.leaves]
+        step = safe_step_size(H.times, H.column(start), POWER_STEPS)
 
-    def solve(b: Vector) -> Vector:
-        x, term = list(b), list(b)
-        first = norm(b)
-        for _ in range(iterations - 1):
-            term = [t - alpha * Ht for t, Ht in zip(term, H(term), strict=True)]
-            x = [p + t for p, t in zip(x, term, strict=True)]
-            if norm(term) <= tolerance * first:
-                break
-        return [alpha * each for each in x]
+    def solve(b: Sequence[Tensor]) -> Vector:
+        right = H.column(b)
+        total, _ = neumann_series(H.times, right, tolerance * norms_of(right), step, iterations)
+        return H.vector(total)
 
     return solve
 
@@ -78,47 +101,22 @@ def by_nystrom(
 ) -> Inverse:
     r"""$(\rho I + C W^{-1} C^\top)^{-1}$ by Woodbury's identity, from `iterations` random columns C of the Hessian."""
     del tolerance, step
-    sizes = [leaf.numel() for leaf in H.leaves]
-    total = sum(sizes)
-    first = H.leaves[0]
+    total = sum(leaf.numel() for leaf in H.leaves)
     chosen = torch.randperm(total, generator=generator, device=generator.device if generator else None)
-    chosen = chosen[: min(iterations, total)].to(first.device)
-    columns = []
-    for index in chosen.tolist():
-        unit = first.new_zeros(total)
-        unit[index] = 1
-        columns.append(_flat(H(_split(unit, H.leaves))) - H.damping * unit)
-    C = torch.stack(columns, dim=1)
+    chosen = chosen[: min(iterations, total)].to(H.leaves[0].device)
+    units = H.column(H.leaves).detach().new_zeros(total, len(chosen))
+    units[chosen, torch.arange(len(chosen), device=units.device)] = 1
+    C = torch.cat([H.times(unit[:, None]) for unit in units.unbind(1)], dim=1) - H.damping * units
     core = H.damping * C[chosen] + C.T @ C
 
-    def solve(b: Vector) -> Vector:
-        flat = _flat(b)
-        inner = torch.linalg.lstsq(core, (C.T @ flat).unsqueeze(1), driver="gelsd" if core.is_cpu else "gels").solution
-        return _split((flat - (C @ inner).squeeze(1)) / H.damping, H.leaves)
+    def solve(b: Sequence[Tensor]) -> Vector:
+        right = H.column(b)
+        inner = torch.linalg.lstsq(core, C.T @ right, driver="gelsd" if core.is_cpu else "gels").solution
+        return H.vector((right - C @ inner) / H.damping)
 
     return solve
-
-
-def _largest_eigenvalue(H: InnerHessian, generator: torch.Generator | None, products: int = 20) -> float:
-    """By power iteration, from below."""
-    v = [torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device) for x in H.leaves]
-    size = 1.0
-    for _ in range(products):
-        scale = norm(v)
-        v = H([each / scale for each in v])
-        size = norm(v)
-    return max(size, torch.finfo(H.leaves[0].dtype).tiny)
 
 
 def norm(v: Sequence[Tensor]) -> float:
     """The Euclidean norm of all together."""
     return float(torch.stack([each.square().sum() for each in v]).sum().sqrt())
-
-
-def _flat(v: Sequence[Tensor]) -> Tensor:
-    return torch.cat([each.reshape(-1) for each in v])
-
-
-def _split(flat: Tensor, like: Sequence[Tensor]) -> Vector:
-    parts = flat.split([each.numel() for each in like])
-    return [part.view(each.shape) for part, each in zip(parts, like, strict=True)]

@@ -15,7 +15,7 @@ from hodiff.authoring.rule_trees import Layout
 from hodiff.common.trees import PyTree
 from hodiff.implicit.diagnostics import Reporter
 from hodiff.implicit.linear_maps import Map, Pair
-from hodiff.implicit.linear_methods import DENSE_UP_TO, METHODS, System, default_tolerance
+from hodiff.implicit.linear_methods import DENSE_UP_TO, METHODS, SquareSystem, default_tolerance
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solver_call import Job, Tensors
 from hodiff.torch_internals.forward_mode import set_tangents
@@ -107,7 +107,7 @@ class LinearJob:
         tol = self.options.tol
         tol = default_tolerance(method, rhs.dtype) if tol is None else tol
         product = prepared("forward")
-        system = System(product, lambda: prepared("transposed"), tol, self.options.max_iterations)
+        system = SquareSystem(product, lambda: prepared("transposed"), tol, self.options.max_iterations)
         if isinstance(method, str):
             x = METHODS[method](system, rhs).detach()
         else:
@@ -121,7 +121,7 @@ class LinearJob:
         ravel.require_same(found, f"{self.caller}: linear_solver: result", remedy)
         return ravel.vector(found).detach()
 
-    def _inspect(self, system: System, name: str, rhs: Tensor, x: Tensor) -> None:
+    def _inspect(self, system: SquareSystem, name: str, rhs: Tensor, x: Tensor) -> None:
         if not self.options.report.check:
             return
         if system.trouble:
