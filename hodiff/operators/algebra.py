@@ -1,4 +1,4 @@
-"""Operators made of operators: sums, multiples, products, transposes, blocks; matrices and diagonals as operators."""
+"""Operators made of operators: sums, multiples, products, transposes, blocks, inverses; and the identity."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from torch import Tensor
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
+from hodiff.estimators.solve import Solution
 from hodiff.operators.base import LinearOperator, require_operator
+from hodiff.operators.inverse import Solutions
 from hodiff.operators.restriction import leaves_named, subspace
 from hodiff.operators.spaces import Space
 
 
 class SumOperator(LinearOperator):
-    r"""The sum $A_1 + \dots + A_j$.
-
-    Args:
-        terms: The operators, all between the same spaces.
-    """
+    r"""The sum $A_1 + \dots + A_j$ of operators between the same spaces."""
 
     def __init__(self, terms: Sequence[LinearOperator]):
         first = terms[0]
@@ -44,12 +42,7 @@ class SumOperator(LinearOperator):
 
 
 class ScaledOperator(LinearOperator):
-    r"""The multiple $c A$.
-
-    Args:
-        operator: The operator.
-        factor: The number.
-    """
+    r"""The multiple $c A$."""
 
     def __init__(self, operator: LinearOperator, factor: float | Tensor):
         super().__init__(operator.domain, operator.codomain, symmetric=operator.symmetric)
@@ -66,11 +59,7 @@ class ScaledOperator(LinearOperator):
 
 
 class ProductOperator(LinearOperator):
-    r"""The product $A_1 A_2 \cdots A_j$: the last one is applied first.
-
-    Args:
-        factors: The operators; each maps from where the one before it takes its vectors.
-    """
+    r"""The product $A_1 A_2 \cdots A_j$: the last one is applied first."""
 
     def __init__(self, factors: Sequence[LinearOperator]):
         super().__init__(factors[-1].domain, factors[0].codomain)
@@ -90,11 +79,7 @@ class ProductOperator(LinearOperator):
 
 
 class TransposedOperator(LinearOperator):
-    r"""The transpose $A^\top$.
-
-    Args:
-        operator: The operator.
-    """
+    r"""The transpose $A^\top$."""
 
     def __init__(self, operator: LinearOperator):
         super().__init__(operator.codomain, operator.domain)
@@ -129,76 +114,8 @@ class IdentityOperator(LinearOperator):
         return block
 
 
-class DiagonalOperator(LinearOperator):
-    r"""The diagonal matrix $\operatorname{diag}(d)$, for instance a preconditioner.
-
-    Args:
-        diagonal: The numbers d, as a pytree; a flat vector (n,) makes an operator on flat vectors.
-
-    Example:
-        >>> import torch
-        >>> DiagonalOperator(torch.tensor([1.0, 2.0])) @ torch.ones(2)
-        tensor([1., 2.])
-    """
-
-    def __init__(self, diagonal: Any):
-        super().__init__(Space.of(diagonal), symmetric=True)
-        self.diagonal = self.domain.flatten(diagonal, "DiagonalOperator")
-
-    def multiply(self, block: Tensor) -> Tensor:
-        """Each row times its number."""
-        return self.diagonal[:, None] * block
-
-
-class MatrixOperator(LinearOperator):
-    """A dense or sparse matrix as an operator on flat vectors.
-
-    Args:
-        matrix: Tensor (m, n), real and floating-point; dense, or any layout that torch multiplies.
-        symmetric: Whether the matrix is its own transpose.
-
-    Raises:
-        InputError: If it is no such matrix.
-
-    Example:
-        >>> import torch
-        >>> MatrixOperator(torch.tensor([[0.0, 1.0], [2.0, 0.0]])).T @ torch.tensor([1.0, 0.0])
-        tensor([0., 1.])
-    """
-
-    def __init__(self, matrix: Tensor, *, symmetric: bool = False):
-        if not isinstance(matrix, Tensor) or matrix.dim() != 2 or not matrix.is_floating_point():
-            raise InputError(
-                f"MatrixOperator: matrix: expected a floating-point tensor (m, n), got {describe(matrix)}; "
-                "reshape or convert it."
-            )
-        m, n = matrix.shape
-        if symmetric and m != n:
-            raise InputError(
-                f"MatrixOperator: matrix: expected a square one, as symmetric=True, got {describe(matrix)}; "
-                "drop symmetric."
-            )
-        spaces = (Space.flat(size, matrix.dtype, matrix.device) for size in (n, m))
-        super().__init__(*spaces, symmetric=symmetric)
-        self.matrix = matrix
-
-    def multiply(self, block: Tensor) -> Tensor:
-        """The matrix product."""
-        return (self.matrix @ block.to(self.matrix.dtype)).to(self.dtype)
-
-    def multiply_transposed(self, block: Tensor) -> Tensor:
-        """The product with the transposed matrix."""
-        return (self.matrix.t() @ block.to(self.matrix.dtype)).to(self.dtype)
-
-
 class RestrictedOperator(LinearOperator):
-    r"""A principal block $P A P^\top$: some leaves of the pytree only, the others held at zero.
-
-    Args:
-        operator: A square operator on a pytree.
-        indices: Which leaves.
-        domain: The space of the leaves kept.
-    """
+    r"""A principal block $P A P^\top$: some leaves of the pytree only, the others held at zero."""
 
     def __init__(self, operator: LinearOperator, indices: Sequence[int], domain: Space):
         super().__init__(domain, symmetric=operator.symmetric)
@@ -221,6 +138,74 @@ class RestrictedOperator(LinearOperator):
 
     def _keep(self, product: Tensor) -> Tensor:
         return torch.cat([product[place] for place in self._slices])
+
+
+class InverseOperator(LinearOperator):
+    r"""The inverse of a square operator, or the pseudo-inverse of any, known by its products.
+
+    $$ b \mapsto (A + \lambda I)^{-1} b, \qquad\text{for "lsmr"}\quad b \mapsto \arg\min_x \lVert A x - b \rVert $$
+
+    Each product solves a linear system by `hodiff.estimators.solve`, the columns of a block together. Products are as
+    exact as `tol` asks; a preconditioner of another solver needs no more than a few digits.
+
+    Args:
+        A: The operator (n, n); for "lsmr" (m, n).
+        method: "cg" for symmetric positive definite operators, "minres" for symmetric ones, "gmres" for square ones,
+            "lsmr" for least squares, "neumann" for a truncated series, "dense" for a matrix that is formed by n
+            products and factorized, both once.
+        damping: The $\lambda$, 0 or more.
+        tol: Relative tolerance of the residual; the default is that of `solve`.
+        throw: Whether a product that misses the tolerance raises; else it warns.
+        **options: Further ones of `solve`: `preconditioner`, `atol`, `max_iterations`, `restart`, `step_size`,
+            `progress`.
+
+    Attributes:
+        last_report: What `solve` said about the last product, with iterations and residuals; None before the first.
+
+    Raises:
+        InputError: If A is no operator or not square, or the method is none of these; on first use, if an option does
+            not fit the method.
+        ConvergenceError: On use, if the tolerance is missed and `throw`.
+
+    Example:
+        >>> import torch
+        >>> from hodiff.operators import MatrixOperator
+        >>> A = MatrixOperator(torch.tensor([[2.0, 0.0], [0.0, 4.0]]), symmetric=True)
+        >>> A.inverse() @ torch.tensor([2.0, 2.0])
+        tensor([1.0000, 0.5000])
+
+    Source: as for the methods of `hodiff.estimators.solve`; the inverse as an operator for second-order methods is
+    J. Martens, "Deep learning via Hessian-free optimization", ICML 2010, section 3.
+    """
+
+    def __init__(
+        self,
+        A: LinearOperator,
+        method: str = "cg",
+        *,
+        damping: float = 0.0,
+        tol: float | None = None,
+        throw: bool = True,
+        **options: Any,
+    ):
+        require_operator(A, "InverseOperator", "A")
+        self._solutions = Solutions(A, method, {"damping": damping, "tol": tol, "throw": throw, **options})
+        super().__init__(A.codomain, A.domain, symmetric=A.symmetric)
+        self.operator = A
+        self.method = method
+
+    @property
+    def last_report(self) -> Solution | None:
+        """What `solve` said about the last product."""
+        return self._solutions.last_report
+
+    def multiply(self, block: Tensor) -> Tensor:
+        """Solve for each column."""
+        return self._solutions.of(block, transposed=False)
+
+    def multiply_transposed(self, block: Tensor) -> Tensor:
+        """Solve with the transpose, which is the transpose of the inverse."""
+        return self._solutions.of(block, transposed=True)
 
 
 def add(left: LinearOperator, right: LinearOperator) -> SumOperator:

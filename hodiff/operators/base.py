@@ -19,8 +19,7 @@ from hodiff.operators.linear_product import multiply
 from hodiff.operators.spaces import Space
 
 if TYPE_CHECKING:
-    from hodiff.operators.algebra import ScaledOperator, SumOperator
-    from hodiff.operators.inverse import InverseOperator
+    from hodiff.operators.algebra import InverseOperator, ScaledOperator, SumOperator
 
 
 class LinearOperator(ABC):
@@ -173,10 +172,7 @@ class LinearOperator(ABC):
         Raises:
             InputError: If an argument does not fit.
         """
-        # A subclass, and so imported late.
-        from hodiff.operators.inverse import InverseOperator
-
-        return InverseOperator(self, method, **options)
+        return _algebra().InverseOperator(self, method, **options)
 
     def block(self, names: str | Sequence[str]) -> LinearOperator:
         """The principal block of some leaves of the parameters, all others held constant.

@@ -1,4 +1,4 @@
-"""The inverse of an operator, whose products are solutions of linear systems."""
+"""Solutions of linear systems with an operator: the products of its inverse."""
 
 from __future__ import annotations
 
@@ -9,105 +9,63 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.estimators.solve import METHODS, Solution, solve
-from hodiff.operators.base import LinearOperator, require_operator
 
 RECTANGULAR = "lsmr"
 FACTORED = "dense"
 
 
-class InverseOperator(LinearOperator):
-    r"""The inverse of a square operator, or the pseudo-inverse of any, known by its products.
-
-    $$ b \mapsto (A + \lambda I)^{-1} b, \qquad\text{for "lsmr"}\quad b \mapsto \arg\min_x \lVert A x - b \rVert $$
-
-    Each product solves a linear system by `hodiff.estimators.solve`, the columns of a block together. Products are as
-    exact as `tol` asks; a preconditioner of another solver needs no more than a few digits.
+class Solutions:
+    """Solves for blocks of right-hand sides by `hodiff.estimators.solve`.
 
     Args:
-        A: The operator (n, n); for "lsmr" (m, n).
-        method: "cg" for symmetric positive definite operators, "minres" for symmetric ones, "gmres" for square ones,
-            "lsmr" for least squares, "neumann" for a truncated series, "dense" for a matrix that is formed by n
-            products and factorized, both once.
-        damping: The $\lambda$, 0 or more.
-        tol: Relative tolerance of the residual; the default is that of `solve`.
-        throw: Whether a product that misses the tolerance raises; else it warns.
-        **options: Further ones of `solve`: `preconditioner`, `atol`, `max_iterations`, `restart`, `step_size`,
-            `progress`.
+        operator: The matrix, a `LinearOperator`.
+        method: How systems are solved.
+        options: Further options of `solve`.
 
     Attributes:
-        last_report: What `solve` said about the last product, with iterations and residuals; None before the first.
+        last_report: What `solve` said last.
 
     Raises:
-        InputError: If A is no operator or not square, or the method is none of these; on first use, if an option does
-            not fit the method.
-        ConvergenceError: On use, if the tolerance is missed and `throw`.
-
-    Example:
-        >>> import torch
-        >>> from hodiff.operators import MatrixOperator
-        >>> A = MatrixOperator(torch.tensor([[2.0, 0.0], [0.0, 4.0]]), symmetric=True)
-        >>> A.inverse() @ torch.tensor([2.0, 2.0])
-        tensor([1.0000, 0.5000])
-
-    Source: as for the methods of `hodiff.estimators.solve`; the inverse as an operator for second-order methods is
-    J. Martens, "Deep learning via Hessian-free optimization", ICML 2010, section 3.
+        InputError: If the operator is not square where it should be, or the method is unknown.
     """
 
-    def __init__(
-        self,
-        A: LinearOperator,
-        method: str = "cg",
-        *,
-        damping: float = 0.0,
-        tol: float | None = None,
-        throw: bool = True,
-        **options: Any,
-    ):
-        require_operator(A, "InverseOperator", "A")
+    def __init__(self, operator: Any, method: str, options: dict[str, Any]):
         if method not in METHODS:
             raise InputError(
                 f"InverseOperator: method: expected one of {', '.join(map(repr, METHODS))}, got {method!r}."
             )
-        m, n = A.shape
+        m, n = operator.shape
         if m != n and method != RECTANGULAR:
             raise InputError(
-                f"InverseOperator: A: expected a square operator for method={method!r}, got {A}; use "
+                f"InverseOperator: A: expected a square operator for method={method!r}, got {operator}; use "
                 f"method={RECTANGULAR!r} for least squares, or (A.T @ A).inverse()."
             )
-        super().__init__(A.codomain, A.domain, symmetric=A.symmetric)
-        self.operator = A
-        self.method = method
         self.last_report: Solution | None = None
-        self._options = {"damping": damping, "tol": tol, "throw": throw, **options}
+        self._operator = operator
+        self._method = method
+        self._options = options
         self._factored: _Factored | None = None
 
-    def multiply(self, block: Tensor) -> Tensor:
-        """Solve for each column."""
-        return self._solve(block, transposed=False)
-
-    def multiply_transposed(self, block: Tensor) -> Tensor:
-        """Solve with the transpose, which is the transpose of the inverse."""
-        return self._solve(block, transposed=True)
-
-    def _solve(self, block: Tensor, *, transposed: bool) -> Tensor:
-        operator = self.operator.T if transposed else self.operator
+    def of(self, block: Tensor, *, transposed: bool) -> Tensor:
+        """The solution for each column, with the operator or its transpose."""
+        operator = self._operator.T if transposed else self._operator
         if block.shape[1] == 0:
             return block.new_zeros(operator.shape[1], 0)
+        matrix: Any = _Columns(operator)
+        start: dict[str, Tensor | None] = {}
         with torch.no_grad():
-            if self.method == FACTORED:
+            if self._method == FACTORED:
                 if self._factored is None:
-                    self._factored = _Factored(self.operator.to_dense(), self._options["damping"])
-                matrix, x0 = self._factored.guess(block, transposed=transposed)
-                self.last_report = solve(matrix, block, method=self.method, x0=x0, **self._options)
-            else:
-                self.last_report = solve(_Columns(operator), block, method=self.method, **self._options)
-        return self.last_report.value.to(self.dtype)
+                    self._factored = _Factored(self._operator.to_dense(), self._options["damping"])
+                matrix, start["x0"] = self._factored.guess(block, transposed=transposed)
+            self.last_report = solve(matrix, block, method=self._method, **start, **self._options)
+        return self.last_report.value.to(operator.dtype)
 
 
 class _Columns:
     """An operator as `solve` sees it: blocks of columns, and no pytrees for which a block could be taken."""
 
-    def __init__(self, operator: LinearOperator):
+    def __init__(self, operator: Any):
         self._operator = operator
         self.shape = operator.shape
         self.dtype = operator.dtype
