@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_amount, require_choice, require_int
 from hodiff.errors import InputError
-from hodiff.estimators.arguments import require_amount, require_choice, require_int
 from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.dense_matrix import symmetric_matrix_of
 from hodiff.estimators.lanczos import Chain

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from hodiff.common.options import require_choice, require_int
 from hodiff.estimators import hutchinson, xdiag
-from hodiff.estimators.arguments import require_choice, require_int
 from hodiff.estimators.dense_matrix import diagonal_of
 from hodiff.estimators.probes import PROBES, generator_or_default
 from hodiff.estimators.results import DiagonalEstimate

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_amount
 from hodiff.errors import InputError
-from hodiff.estimators.arguments import require_amount
 from hodiff.estimators.quadrature import trace_of_function
 from hodiff.estimators.results import Estimate
 from hodiff.estimators.view import view_of

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_amount, require_choice, require_int
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.estimators.arguments import require_amount, require_choice, require_int
 from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.eigensolvers import METHODS, SELECT, UNAVAILABLE, EigenProblem
 from hodiff.estimators.precision import precise

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_amount, require_int
 from hodiff.errors import InputError
-from hodiff.estimators.arguments import require_amount, require_int
 from hodiff.estimators.diagonal import diagonal
 from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw, generator_or_default

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.common.options import require_choice, require_int
 from hodiff.errors import HodiffWarning
-from hodiff.estimators.arguments import require_choice, require_int
 from hodiff.estimators.dense_matrix import symmetric_matrix_of
 from hodiff.estimators.lanczos import Chain, advance
 from hodiff.estimators.probes import PROBES, draw, generator_or_default

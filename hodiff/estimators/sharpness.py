@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.estimators.arguments import require_amount, require_choice, require_int
+from hodiff.common.options import require_amount, require_choice, require_int
 from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.eigsh import start_block
 from hodiff.estimators.lanczos import Chain

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_amount, require_choice, require_int
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators import conjugate_gradients, neumann, scipy_krylov
-from hodiff.estimators.arguments import require_amount, require_choice, require_int
 from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.damped_systems import DampedSystem, Increment, Solver, refine
 from hodiff.estimators.dense_matrix import matrix_of

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_amount, require_choice, require_int
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.estimators.arguments import require_amount, require_choice, require_int
 from hodiff.estimators.probes import generator_or_default
 from hodiff.estimators.quadrature import exact_rule, lanczos_rules, truncation_of
 from hodiff.estimators.results import Estimate, mean_and_error

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree, describe
 from hodiff.errors import InputError
-from hodiff.implicit.solution import Settings, implicit_function, require_callable
+from hodiff.implicit.solution import Settings, implicit_function
 
 
 def argmin(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree, flatten_primals
 from hodiff.errors import InputError
 from hodiff.implicit.argmin import gradient
@@ -16,7 +17,7 @@ from hodiff.implicit.fixed_point import fixed_point
 from hodiff.implicit.iteration import anderson
 from hodiff.implicit.newton import newton
 from hodiff.implicit.root import root
-from hodiff.implicit.solution import require_callable, require_positive
+from hodiff.implicit.solution import require_positive
 
 
 def equality_argmin(

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.solution import Settings, implicit_function, require_callable
+from hodiff.implicit.solution import Settings, implicit_function
 
 
 def fixed_point(

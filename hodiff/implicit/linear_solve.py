@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.authoring.closures import refuse_captured_by
+from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.implicit.diagnostics import Reporter
 from hodiff.implicit.implicit_function import solve
 from hodiff.implicit.linear_maps import map_of
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.solution import linear_options, require_callable
+from hodiff.implicit.solution import linear_options
 from hodiff.rules.any_order import outside_graphs
 from hodiff.torch_internals.transforms import in_transform
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from tqdm.auto import trange
 
+from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.solution import require_callable, require_positive
+from hodiff.implicit.solution import require_positive
 
 
 def torch_optimizer(

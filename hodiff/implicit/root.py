@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hodiff.implicit.solution import Settings, implicit_function, require_callable
+from hodiff.common.options import require_callable
+from hodiff.implicit.solution import Settings, implicit_function
 
 
 def root(

@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from hodiff.authoring.closures import refuse_captured_by
 from hodiff.authoring.rule_trees import Layout, flatten
-from hodiff.common.trees import PyTree, describe, flatten_primals, recordable
+from hodiff.common.options import require_int, require_number
+from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.corrections import corrected
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
@@ -84,41 +85,14 @@ def linear_options(
             f"got {method!r}."
         )
     require_positive(caller, tol=tol)
-    if max_iterations is not None and (
-        isinstance(max_iterations, bool) or not isinstance(max_iterations, int) or max_iterations < 1
-    ):
-        raise InputError(f"{caller}: max_iterations: expected a positive int or None, got {max_iterations!r}.")
+    require_int(caller, "max_iterations", max_iterations, 1, optional=True)
     return LinearOptions(method, symmetric, tol, max_iterations, report)
 
 
 def require_positive(caller: str, **numbers: Any) -> None:
-    """Refuse tolerances and step sizes that are not positive numbers; None is the default's.
-
-    Args:
-        caller: The public function.
-        **numbers: What it was given.
-
-    Raises:
-        InputError: If one is wrong.
-    """
+    """Refuse tolerances and step sizes that are not positive numbers; None stands for a default."""
     for name, each in numbers.items():
-        if each is not None and (isinstance(each, bool) or not isinstance(each, (int, float)) or not each > 0):
-            raise InputError(f"{caller}: {name}: expected a positive number, got {each!r}.")
-
-
-def require_callable(caller: str, **functions: Any) -> None:
-    """Refuse what cannot be called.
-
-    Args:
-        caller: The public function.
-        **functions: What it was given.
-
-    Raises:
-        InputError: If one is no function.
-    """
-    for name, each in functions.items():
-        if not callable(each):
-            raise InputError(f"{caller}: {name}: expected a function, got {describe(each)}.")
+        require_number(caller, name, each, positive=True, optional=True)
 
 
 def implicit_function(

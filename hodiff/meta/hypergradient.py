@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.options import require_callable, require_choice, require_int
 from hodiff.common.trees import PyTree, describe, flatten_primals
 from hodiff.corrections import corrected
 from hodiff.errors import HodiffWarning, InputError
@@ -125,14 +126,10 @@ def hypergradient(
     2020, eq. 2 and 4; R. Hataya & M. Yamada, "Nyström method for accurate and scalable implicit differentiation", 2023,
     eq. 6; unrolling: L. Franceschi et al., "Forward and reverse gradient-based hyperparameter optimization", 2017.
     """
-    for name, f in (("outer", outer), ("inner", inner)):
-        if not callable(f):
-            raise InputError(f"hypergradient: {name}: expected a callable, got {describe(f)}.")
-    if method not in METHODS:
-        raise InputError(f"hypergradient: method: expected one of {', '.join(METHODS)}, got {method!r}.")
-    for name, count in (("iterations", iterations), ("steps", steps)):
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise InputError(f"hypergradient: {name}: expected a positive int, got {describe(count)}.")
+    require_callable("hypergradient", outer=outer, inner=inner)
+    require_choice("hypergradient", "method", method, METHODS)
+    require_int("hypergradient", "iterations", iterations, 1, optional=True)
+    require_int("hypergradient", "steps", steps, 1)
     if damping is None:
         damping = 0.01 if method == "nystrom" else 0.0
     if damping < 0 or (method == "nystrom" and damping == 0):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from hodiff.authoring.closures import refuse_captured_by
+from hodiff.common.options import require_number
 from hodiff.common.trees import describe
 from hodiff.corrections import corrected
 from hodiff.errors import HodiffWarning, InputError, RouteError
@@ -105,8 +106,7 @@ class IMAML(MetaLearner):
         **options: Any,
     ):
         super().__init__(module, loss, lr, steps, **options)
-        if isinstance(strength, bool) or not isinstance(strength, (int, float)) or strength <= 0:
-            raise InputError(f"IMAML: strength: expected a positive number, got {describe(strength)}.")
+        require_number("IMAML", "strength", strength, positive=True)
         self.strength, self.cg_steps, self.cg_tolerance = strength, cg_steps, cg_tolerance
         self.residual = torch.zeros(0)
 

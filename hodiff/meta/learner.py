@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hodiff.common.chunks import spans
+from hodiff.common.options import require_callable, require_choice, require_int
 from hodiff.common.trees import describe
 from hodiff.corrections import corrected
 from hodiff.derivatives.bound_function import leave_inference_mode
@@ -61,14 +62,9 @@ class MetaLearner(nn.Module):
         caller = type(self).__name__
         if not isinstance(module, nn.Module):
             raise InputError(f"{caller}: module: expected an nn.Module, got {describe(module)}.")
-        if not callable(loss):
-            raise InputError(f"{caller}: loss: expected a function of (prediction, target), got {describe(loss)}.")
-        if batch_norm not in POLICIES:
-            raise InputError(f"{caller}: batch_norm: expected one of {', '.join(POLICIES)}, got {batch_norm!r}.")
-        if chunk_size is not None and (
-            isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1
-        ):
-            raise InputError(f"{caller}: chunk_size: expected a positive int or None, got {describe(chunk_size)}.")
+        require_callable(caller, loss=loss)
+        require_choice(caller, "batch_norm", batch_norm, POLICIES)
+        require_int(caller, "chunk_size", chunk_size, 1, optional=True)
         # Asked once: tangents and replaced parameters of torch.func do not say whether they require a gradient.
         self.names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         if not self.names:

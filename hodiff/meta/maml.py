@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hodiff.common.options import require_number
 from hodiff.errors import InputError
 from hodiff.meta.learner import MetaLearner
 from hodiff.meta.optimizer import Optimizer
@@ -185,8 +186,7 @@ class MetaSGD(MAML):
         steps: int = 1,
         **options: Any,
     ):
-        if isinstance(lr, bool) or not isinstance(lr, (int, float)):
-            raise InputError(f"MetaSGD: lr: expected a number to start from, got {type(lr).__name__}.")
+        require_number("MetaSGD", "lr", lr, remedy="pass what all rates are at the start")
         super().__init__(module, loss, lr, steps, **options)
         self.lr = nn.ParameterList(torch.full_like(each, lr) for each in self.adapted_parameters().values())
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.options import is_number, require_bool
 from hodiff.common.trees import PyTree, describe, flatten_primals, leaf_names
 from hodiff.errors import InputError
 
@@ -59,8 +60,7 @@ class Optimizer:
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(each.default, bool):
-                if not isinstance(value, bool):
-                    raise InputError(f"{name}: {each.name}: expected True or False, got {describe(value)}.")
+                require_bool(name, each.name, value)
             elif each.name in self.pairs:
                 if not (isinstance(value, (tuple, list)) and len(value) == 2):
                     raise InputError(f"{name}: {each.name}: expected a pair, got {describe(value)}.")
@@ -195,8 +195,7 @@ def _require_numbers(name: str, key: str, value: Any, limit: float | None = None
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             continue
-        number = isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
-        if number and leaf >= 0 and (limit is None or leaf < limit):
+        if is_number(leaf) and leaf >= 0 and (limit is None or leaf < limit):
             continue
         wanted = "a number of at least 0" + ("" if limit is None else f" and below {limit:g}")
         raise InputError(f"{name}: {key}: expected {wanted}, or a floating-point tensor, got {describe(leaf)}.")

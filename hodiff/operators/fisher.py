@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.options import require_int
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
@@ -70,10 +71,7 @@ class FisherOperator(GaussNewtonOperator):
         generator: torch.Generator | None = None,
         **options: Any,
     ):
-        if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 1):
-            raise InputError(
-                f"FisherOperator: samples: expected None or an int of 1 or more, got {samples!r}; None is exact."
-            )
+        require_int("FisherOperator", "samples", samples, 1, optional=True, remedy="None is exact")
         if likelihood is not None and samples is None:
             raise InputError(
                 "FisherOperator: samples: expected an int with a likelihood of your own, as the expectation is known "

@@ -52,8 +52,8 @@ def test_options(name, option, value):
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: root(3, newton()), "root: residual: expected a function"),
-        (lambda: root(lambda x: x, "newton"), "root: solver: expected a function"),
+        (lambda: root(3, newton()), "root: residual: expected a callable"),
+        (lambda: root(lambda x: x, "newton"), "root: solver: expected a callable"),
         (lambda: fixed_point(None, picard()), "fixed_point: step"),
         (lambda: argmin(lambda x: x, None), "argmin: solver"),
         (lambda: linear_solve(X, X), "linear_solve: matvec"),

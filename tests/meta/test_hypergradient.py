@@ -132,7 +132,7 @@ W = minimum(WEIGHTS)
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "outer": (lambda: hypergradient(3, inner, W, WEIGHTS), "outer: expected a callable"),
     "inner": (lambda: hypergradient(outer, None, W, WEIGHTS), "inner: expected a callable"),
-    "method": (lambda: hypergradient(outer, inner, W, WEIGHTS, "guess"), "method: expected one of unroll"),
+    "method": (lambda: hypergradient(outer, inner, W, WEIGHTS, "guess"), "method: expected one of 'unroll'"),
     "iterations": (lambda: hypergradient(outer, inner, W, WEIGHTS, iterations=0), "iterations"),
     "steps": (lambda: hypergradient(outer, inner, W, WEIGHTS, "unroll", steps=0), "steps"),
     "damping": (lambda: hypergradient(outer, inner, W, WEIGHTS, "nystrom", damping=0.0), "damping"),

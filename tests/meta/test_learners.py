@@ -465,7 +465,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "module": (lambda: MAML(3, mse), InputError, "MAML: module: expected an nn.Module"),
     "loss": (lambda: MAML(network(), 3), InputError, "MAML: loss"),
     "frozen": (lambda: FOMAML(network().requires_grad_(False), mse), InputError, "FOMAML: module: expected parameters"),
-    "policy": (lambda: MAML(network(), mse, batch_norm="no"), InputError, "batch_norm: expected one of per-task"),
+    "policy": (lambda: MAML(network(), mse, batch_norm="no"), InputError, "batch_norm: expected one of 'per-task'"),
     "chunk": (lambda: MAML(network(), mse, chunk_size=0), InputError, "chunk_size"),
     "head": (lambda: ANIL(network(), mse, head="3"), InputError, "ANIL: head: .*'3'"),
     "rates": (lambda: MetaSGD(network(), mse, torch.ones(())), InputError, "MetaSGD: lr"),
