@@ -7,13 +7,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
 from hodiff.authoring.closures import refuse_captured_by
+from hodiff.common.keyword_options import shows
 from hodiff.common.options import require_number
 from hodiff.common.trees import describe
 from hodiff.corrections import corrected
@@ -24,8 +25,12 @@ from hodiff.meta.batch_norms import moving_statistics, stacked
 from hodiff.meta.gradients import copied
 from hodiff.meta.leafwise_systems import solve_tasks
 from hodiff.meta.learner import Batch, MetaLearner, Parameters
+from hodiff.meta.options import LearnerOptions
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.differentiation import only_reverse_mode
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,7 @@ class IMAML(MetaLearner):
     algorithm 2.
     """
 
+    @shows(LearnerOptions)
     def __init__(
         self,
         module: nn.Module,
@@ -103,7 +109,7 @@ class IMAML(MetaLearner):
         strength: float = 2.0,
         cg_steps: int = 20,
         cg_tolerance: float = 1e-3,
-        **options: Any,
+        **options: Unpack[LearnerOptions],
     ):
         super().__init__(module, loss, lr, steps, **options)
         require_number("IMAML", "strength", strength, positive=True)

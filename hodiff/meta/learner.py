@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hodiff.common.chunks import spans
+from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.options import require_callable, require_choice, require_int
 from hodiff.common.trees import describe
 from hodiff.corrections import corrected
@@ -20,8 +21,12 @@ from hodiff.meta.adaptation import Adaptation, adapt
 from hodiff.meta.batch_norms import POLICIES, average, frozen_norms, joined, moving_statistics, stacked
 from hodiff.meta.gradients import clipped
 from hodiff.meta.optimizer import Optimizer, Setting
+from hodiff.meta.options import LearnerOptions
 from hodiff.meta.sgd import SGD
 from hodiff.torch_internals.differentiation import only_reverse_mode
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Parameters = dict[str, Tensor]
 # Inputs and targets, each with the tasks in front.
@@ -40,47 +45,35 @@ class MetaLearner(nn.Module):
         names: The names of the parameters that are adapted.
     """
 
+    @shows(LearnerOptions)
     def __init__(
         self,
         module: nn.Module,
         loss: Callable[[Any, Tensor], Tensor],
         lr: Setting = 0.01,
         steps: int = 1,
-        *,
-        optimizer: Optimizer | None = None,
-        first_order: bool = False,
-        checkpoint: int | None = None,
-        truncate: int | None = None,
-        clip: float | Tensor | None = None,
-        route: str = "auto",
-        batch_norm: str = "per-task",
-        chunk_size: int | None = None,
-        generator: torch.Generator | None = None,
-        check_finite: bool = True,
+        **options: Unpack[LearnerOptions],
     ):
         super().__init__()
         caller = type(self).__name__
+        given = with_defaults(type(self), LearnerOptions, options)
         if not isinstance(module, nn.Module):
             raise InputError(f"{caller}: module: expected an nn.Module, got {describe(module)}.")
         require_callable(caller, loss=loss)
-        require_choice(caller, "batch_norm", batch_norm, POLICIES)
-        require_int(caller, "chunk_size", chunk_size, 1, optional=True)
+        require_choice(caller, "batch_norm", given["batch_norm"], POLICIES)
+        require_int(caller, "chunk_size", given["chunk_size"], 1, optional=True)
         # Asked once: tangents and replaced parameters of torch.func do not say whether they require a gradient.
         self.names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         if not self.names:
             raise InputError(f"{caller}: module: expected parameters that require gradients, got none.")
         self.module, self.loss, self.steps = module, loss, steps
+        optimizer = given.pop("optimizer")
         self.inner_optimizer = SGD(lr) if optimizer is None else optimizer
-        self.batch_norm, self.chunk_size = batch_norm, chunk_size
-        self.options: dict[str, Any] = {
-            "first_order": first_order,
-            "checkpoint": checkpoint,
-            "truncate": truncate,
-            "clip": None if clip is None else vmap(partial(_clip, clip)),
-            "route": route,
-            "generator": generator,
-            "check_finite": check_finite,
-        }
+        self.batch_norm, self.chunk_size = given.pop("batch_norm"), given.pop("chunk_size")
+        if given["clip"] is not None:
+            given["clip"] = vmap(partial(_clip, given["clip"]))
+        # The others are those of `adapt`.
+        self.options = given
 
     @leave_inference_mode
     def adapt(self, support: Batch, steps: int | None = None) -> Parameters:

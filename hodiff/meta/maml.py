@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from hodiff.common.keyword_options import shows
 from hodiff.common.options import require_number
 from hodiff.errors import InputError
 from hodiff.meta.learner import MetaLearner
-from hodiff.meta.optimizer import Optimizer
+from hodiff.meta.optimizer import Optimizer, Setting
+from hodiff.meta.options import InnerOptions, LearnerOptions
 from hodiff.meta.sgd import SGD
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class MAML(MetaLearner):
@@ -97,8 +102,16 @@ class FOMAML(MAML):
     Source: C. Finn, P. Abbeel, S. Levine, 2017, section 5.2.
     """
 
-    def __init__(self, module: nn.Module, loss: Callable[[Any, Tensor], Tensor], *args: Any, **options: Any):
-        super().__init__(module, loss, *args, first_order=True, **options)
+    @shows(InnerOptions)
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[[Any, Tensor], Tensor],
+        lr: Setting = 0.01,
+        steps: int = 1,
+        **options: Unpack[InnerOptions],
+    ):
+        super().__init__(module, loss, lr, steps, first_order=True, **options)
 
 
 class ANIL(MAML):
@@ -128,15 +141,18 @@ class ANIL(MAML):
     effectiveness of MAML", 2020, section 4.
     """
 
+    @shows(LearnerOptions)
     def __init__(
         self,
         module: nn.Module,
         loss: Callable[[Any, Tensor], Tensor],
-        *args: Any,
+        lr: Setting = 0.01,
+        steps: int = 1,
+        *,
         head: str | Sequence[str] | None = None,
-        **options: Any,
+        **options: Unpack[LearnerOptions],
     ):
-        super().__init__(module, loss, *args, **options)
+        super().__init__(module, loss, lr, steps, **options)
         if head is None:
             head = self.names[-1].rpartition(".")[0]
         heads = [head] if isinstance(head, str) else list(head)
@@ -178,13 +194,14 @@ class MetaSGD(MAML):
     algorithm 1.
     """
 
+    @shows(LearnerOptions)
     def __init__(
         self,
         module: nn.Module,
         loss: Callable[[Any, Tensor], Tensor],
         lr: float = 0.01,
         steps: int = 1,
-        **options: Any,
+        **options: Unpack[LearnerOptions],
     ):
         require_number("MetaSGD", "lr", lr, remedy="pass what all rates are at the start")
         super().__init__(module, loss, lr, steps, **options)

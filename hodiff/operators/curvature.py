@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
+from hodiff.common.keyword_options import shows, with_defaults
+from hodiff.common.options import require_choice
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.errors import InputError
@@ -21,15 +23,16 @@ from hodiff.operators.batches import Batches
 from hodiff.operators.compiled.products import CapturedProducts
 from hodiff.operators.determinism import modules_in, require_deterministic, untouched_buffers
 from hodiff.operators.distributed import require_group, sum_over_ranks
+from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.spaces import Space
 from hodiff.torch_internals.tensors import version_of
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Leaves = tuple[Tensor, ...]
 A = TypeVar("A", bound="CurvatureOperator")
-
-# Bytes of linearizations that an operator over many batches keeps from one product to the next.
-MEMORY_BUDGET = 2**30
 
 
 class Linearization(Protocol):
@@ -57,67 +60,48 @@ class CurvatureOperator(LinearOperator):
         functions: The user's functions, for the modules that they close over.
         x: The point: a tensor or a pytree of tensors.
         args: Further arguments of the functions, before the batch.
-        data: Iterable of batches, or None.
-        reduction: "mean" or "sum".
-        batch_size: How many examples a batch holds.
-        compile: Whether products are compiled.
-        process_group: Ranks to sum over.
-        cache: Whether linearizations of batches are kept.
-        memory_budget: Bytes that kept linearizations may take.
-        chunk_size: Columns of a block at once.
-        check_deterministic: Whether the first use compares two evaluations.
-        progress: Whether passes over the data show a progress bar.
-        correct: Whether hodiff's corrections apply.
+        **options: Those of `CurvatureOptions`.
 
     Raises:
         InputError: If an argument is not what it should be.
     """
 
+    @shows(CurvatureOptions)
     @leave_inference_mode
     def __init__(
         self,
         functions: Sequence[Callable[..., Any]],
         x: PyTree,
         args: tuple[Any, ...],
-        *,
-        data: Iterable[PyTree] | None = None,
-        reduction: str = "mean",
-        batch_size: Callable[[PyTree], int] | None = None,
-        compile: bool = False,
-        process_group: Any = None,
-        cache: bool | str = "auto",
-        memory_budget: int = MEMORY_BUDGET,
-        chunk_size: int | str | None = "auto",
-        check_deterministic: bool = True,
-        progress: bool = False,
-        correct: bool = True,
+        **options: Unpack[CurvatureOptions],
     ):
         caller = type(self).__name__
+        given = with_defaults(type(self), CurvatureOptions, options)
+        data, reduction, process_group = given["data"], given["reduction"], given["process_group"]
         require_constant(caller, x)
         for function in functions:
             if not callable(function):
                 raise InputError(f"{caller}: expected callables, got {type(function).__name__}; pass f(x, ...).")
         leaves, _ = flatten_primals(x, caller, "x")
         super().__init__(Space.of(x), symmetric=True)
-        validate_chunk_size(chunk_size, caller)
+        validate_chunk_size(given["chunk_size"], caller)
         require_group(caller, process_group)
         if process_group is not None and data is None and reduction == "mean":
             raise InputError(
                 f"{caller}: data: expected batches, as the mean over ranks weights each by its number of examples, got "
                 "none; pass data=[batch], or reduction='sum'."
             )
-        if cache not in (True, False, "auto"):
-            raise InputError(f"{caller}: cache: expected True, False or 'auto', got {cache!r}.")
+        require_choice(caller, "cache", given["cache"], (True, False, "auto"))
         self.args = pytree.tree_map_only(Tensor, recordable, args)
-        self.batches = Batches(caller, data, reduction, batch_size, progress)
+        self.batches = Batches(caller, data, reduction, given["batch_size"], given["progress"])
         self.process_group = process_group
-        self.cache = cache
-        self.memory_budget = memory_budget
-        self.chunk_size = chunk_size
-        self.correct = correct
+        self.cache = given["cache"]
+        self.memory_budget = given["memory_budget"]
+        self.chunk_size = given["chunk_size"]
+        self.correct = given["correct"]
         self._modules = modules_in(*functions)
-        self._must_check = check_deterministic
-        self._captured = CapturedProducts(caller) if compile else None
+        self._must_check = given["check_deterministic"]
+        self._captured = CapturedProducts(caller) if given["compile"] else None
         self.relocate(tuple(dense(recordable(leaf.detach())) for leaf in leaves), self.domain)
 
     @abstractmethod

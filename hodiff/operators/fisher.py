@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.keyword_options import shows
 from hodiff.common.options import require_int
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import BoundFunction
@@ -20,7 +21,11 @@ from hodiff.operators.curvature import Leaves
 from hodiff.operators.distributed import rank_in, size_of
 from hodiff.operators.gauss_newton import GaussNewtonOperator
 from hodiff.operators.likelihoods import Likelihood, likelihood_of, require_rows
+from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.sandwich import OuterProducts, OutputMatrix, OutputOperator, pair
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class FisherOperator(GaussNewtonOperator):
@@ -60,6 +65,7 @@ class FisherOperator(GaussNewtonOperator):
     J. Martens, "New insights and perspectives on the natural gradient method", JMLR 21 (2020), section 9.
     """
 
+    @shows(CurvatureOptions)
     def __init__(
         self,
         model: Callable[..., Any],
@@ -69,7 +75,7 @@ class FisherOperator(GaussNewtonOperator):
         samples: int | None = None,
         likelihood: Likelihood | None = None,
         generator: torch.Generator | None = None,
-        **options: Any,
+        **options: Unpack[CurvatureOptions],
     ):
         require_int("FisherOperator", "samples", samples, 1, optional=True, remedy="None is exact")
         if likelihood is not None and samples is None:
@@ -126,17 +132,7 @@ class EmpiricalFisherOperator(OutputOperator):
         loss: Function `loss(outputs, targets)` that returns a tensor of shape (), the mean or sum over examples.
         x: The point.
         *args: As in `hodiff.GaussNewtonOperator`.
-        data: As there, and so are the options that follow.
-        reduction: What `loss` does over the examples of a batch, "mean" or "sum".
-        batch_size: Tells how many examples a batch holds.
-        compile: Whether products are compiled.
-        process_group: Ranks of `torch.distributed` to sum over.
-        cache: Whether linearizations of batches are kept.
-        memory_budget: Bytes that they may take.
-        chunk_size: Columns of a block that are multiplied together.
-        check_deterministic: Whether the first use evaluates the loss twice.
-        progress: Whether each pass over the data shows a progress bar.
-        correct: As in `hodiff.hvp`.
+        **options: `data`, `reduction` and all others of `hodiff.GaussNewtonOperator`.
 
     Raises:
         InputError: If an argument is not what it should be.

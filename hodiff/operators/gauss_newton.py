@@ -26,18 +26,9 @@ class GaussNewtonOperator(OutputOperator):
         loss: Function `loss(outputs, targets)` that returns a tensor of shape (), convex in the outputs.
         x: The point: a tensor or a pytree of tensors, n numbers in all.
         *args: `inputs, targets`; or one batch of another form, a dict for instance, which goes to both functions.
-        data: Instead of these, an iterable of such pairs or batches; see `hodiff.HessianOperator` for this and the
-            options that follow.
-        reduction: What `loss` does over the examples of a batch, "mean" or "sum".
-        batch_size: Tells how many examples a batch holds.
-        compile: Whether products are compiled.
-        process_group: Ranks of `torch.distributed` to sum over.
-        cache: Whether linearizations of batches are kept.
-        memory_budget: Bytes that they may take.
-        chunk_size: Columns of a block that are multiplied together.
-        check_deterministic: Whether the first use evaluates the loss twice.
-        progress: Whether each pass over the data shows a progress bar.
-        correct: As in `hodiff.hvp`.
+        **options: `data`, instead of these arguments an iterable of such pairs or batches; `reduction`, what the loss
+            does over the examples of a batch; and `batch_size`, `compile`, `process_group`, `cache`, `memory_budget`,
+            `chunk_size`, `check_deterministic`, `progress` and `correct`, all as for `hodiff.HessianOperator`.
 
     Raises:
         InputError: If an argument is not what it should be; on first use, as for `hodiff.HessianOperator`.

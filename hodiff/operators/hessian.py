@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from hodiff.common.keyword_options import shows
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.hessian_blocks import symmetric_blocks
 from hodiff.derivatives.hessian_rows import LinearizedHessian
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.second_order import PRODUCTS, ROUTES, follow, validate_route
-from hodiff.operators.curvature import MEMORY_BUDGET, CurvatureOperator, Leaves, Linearization
+from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
 from hodiff.operators.determinism import untouched_buffers
+from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.recorded_model import lacks_derivatives
 from hodiff.operators.restriction import restrict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class HessianOperator(CurvatureOperator):
@@ -74,43 +79,19 @@ class HessianOperator(CurvatureOperator):
     Source: B. A. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994), eq. 2.4.
     """
 
+    @shows(CurvatureOptions)
     def __init__(
         self,
         f: Callable[..., Any],
         x: PyTree,
         *args: Any,
-        data: Iterable[PyTree] | None = None,
-        reduction: str = "mean",
-        batch_size: Callable[[PyTree], int] | None = None,
-        compile: bool = False,
-        process_group: Any = None,
-        cache: bool | str = "auto",
-        memory_budget: int = MEMORY_BUDGET,
-        chunk_size: int | str | None = "auto",
-        check_deterministic: bool = True,
-        progress: bool = False,
         route: str = "auto",
-        correct: bool = True,
+        **options: Unpack[CurvatureOptions],
     ):
         validate_route(route, "HessianOperator")
         self.f = f
         self.route = route
-        super().__init__(
-            (f,),
-            x,
-            args,
-            data=data,
-            reduction=reduction,
-            batch_size=batch_size,
-            compile=compile,
-            process_group=process_group,
-            cache=cache,
-            memory_budget=memory_budget,
-            chunk_size=chunk_size,
-            check_deterministic=check_deterministic,
-            progress=progress,
-            correct=correct,
-        )
+        super().__init__((f,), x, args, **options)
 
     def block(self, names: str | Sequence[str]) -> HessianOperator:
         """See `LinearOperator.block`; here the other leaves are constants, which makes products cheaper."""

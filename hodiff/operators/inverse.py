@@ -52,7 +52,7 @@ class Solutions:
         if block.shape[1] == 0:
             return block.new_zeros(operator.shape[1], 0)
         matrix: Any = _Columns(operator)
-        start: dict[str, Tensor | None] = {}
+        start: dict[str, Any] = {}
         with torch.no_grad():
             if self._method == FACTORED:
                 if self._factored is None:

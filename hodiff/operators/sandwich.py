@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.errors import InputError
 from hodiff.operators.batches import REDUCTIONS
-from hodiff.operators.curvature import MEMORY_BUDGET, CurvatureOperator, Leaves, Linearization
+from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
+from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.recorded_model import RecordedModel, refused
 from hodiff.operators.restriction import restrict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class OutputMatrix(Protocol):
@@ -39,70 +44,37 @@ class OutputOperator(CurvatureOperator):
         loss: Function `loss(outputs, targets)`.
         x: The point.
         *args: `inputs, targets`, or one batch that both functions get; empty where there are data.
-        data: This and the options that follow as `CurvatureOperator` takes them.
-        reduction: As there.
-        batch_size: As there.
-        compile: As there.
-        process_group: As there.
-        cache: As there.
-        memory_budget: As there.
-        chunk_size: As there.
-        check_deterministic: As there.
-        progress: As there.
-        correct: As there.
+        **options: Those of `CurvatureOptions`.
 
     Raises:
         InputError: If the arguments do not fit.
     """
 
+    @shows(CurvatureOptions)
     def __init__(
         self,
         model: Callable[..., Any],
         loss: Callable[..., Tensor],
         x: PyTree,
         *args: Any,
-        data: Iterable[PyTree] | None = None,
-        reduction: str = "mean",
-        batch_size: Callable[[PyTree], int] | None = None,
-        compile: bool = False,
-        process_group: Any = None,
-        cache: bool | str = "auto",
-        memory_budget: int = MEMORY_BUDGET,
-        chunk_size: int | str | None = "auto",
-        check_deterministic: bool = True,
-        progress: bool = False,
-        correct: bool = True,
+        **options: Unpack[CurvatureOptions],
     ):
         caller = type(self).__name__
-        given = data is not None
-        if given == bool(args) or len(args) > 2:
+        given = with_defaults(type(self), CurvatureOptions, options)
+        batched = given["data"] is not None
+        if batched == bool(args) or len(args) > 2:
             raise InputError(
                 f"{caller}: expected either data=, or the arguments (inputs, targets) or one batch after x, got "
-                f"{len(args)} of them{' and data=' if given else ''}; pass {caller}(model, loss, x, inputs, targets)."
+                f"{len(args)} of them{' and data=' if batched else ''}; pass {caller}(model, loss, x, inputs, targets)."
             )
-        _require_reduction(caller, loss, reduction)
+        _require_reduction(caller, loss, given["reduction"])
         if isinstance(model, nn.Module):
             _require_parameters(caller, model, x)
         self.model = module_call(model) if isinstance(model, nn.Module) else model
         self.loss = loss
         # Without data the arguments are the one batch.
         batch = (args if len(args) == 2 else args[0],) if args else ()
-        super().__init__(
-            (model, loss),
-            x,
-            batch,
-            data=data,
-            reduction=reduction,
-            batch_size=batch_size,
-            compile=compile,
-            process_group=process_group,
-            cache=cache,
-            memory_budget=memory_budget,
-            chunk_size=chunk_size,
-            check_deterministic=check_deterministic,
-            progress=progress,
-            correct=correct,
-        )
+        super().__init__((model, loss), x, batch, **given)
 
     def block(self, names: str | Sequence[str]) -> OutputOperator:
         """See `LinearOperator.block`; here the other leaves are constants, which makes products cheaper."""

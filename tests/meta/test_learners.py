@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -519,3 +520,19 @@ loss(end, (x, y)).backward()
 assert all(p.grad.isfinite().all() and p.grad.any() for p in net.parameters())
 print(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
+
+
+@pytest.mark.parametrize("cls", [MAML, FOMAML, ANIL, MetaSGD, IMAML, Reptile])
+def test_signatures_name_every_option_and_refuse_others(cls: Any) -> None:
+    named = {each.name: each.default for each in inspect.signature(cls).parameters.values()}
+    shared = {"route": "auto", "batch_norm": "per-task", "chunk_size": None, "check_finite": True, "optimizer": None}
+    assert {name: named.get(name) for name in shared} == shared
+    assert ("first_order" in named) == (cls is not FOMAML)
+    assert "options" not in named
+    with pytest.raises(TypeError, match=rf"{cls.__name__}\(\) got an unexpected .* 'chunksize'; .* 'chunk_size'"):
+        cls(network(), mse, chunksize=3)
+
+
+def test_every_option_of_learners_is_explained_once() -> None:
+    names = [each.name for each in inspect.signature(MAML).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    assert [name for name in names if f"\n    {name}: " not in (inspect.getdoc(MAML) or "")] == []

@@ -1,0 +1,71 @@
+"""Keyword options that several classes take: declared once as a `TypedDict`, shown in each signature.
+
+An entry carries its default, `name: Annotated[type, Default(value)]`. A function that hands the options on takes
+`**options: Unpack[...]`, by which type checkers and editors know them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_type_hints
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Default:
+    """The default of an option."""
+
+    value: Any
+
+
+def with_defaults(owner: type, options: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options, those that were not given by their defaults.
+
+    Args:
+        owner: The public class, for the error message.
+        options: The declaration.
+        given: What the user gave.
+
+    Returns:
+        Values by name.
+
+    Raises:
+        TypeError: If there is no such option, as Python has it.
+    """
+    parameters = _parameters(options)
+    for name in given.keys() - parameters.keys():
+        known = [each.name for each in inspect.signature(owner).parameters.values() if each.kind is each.KEYWORD_ONLY]
+        near = difflib.get_close_matches(name, known, 1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}."
+        raise TypeError(f"{owner.__name__}() got an unexpected keyword argument {name!r}; {remedy}")
+    return {name: given.get(name, parameter.default) for name, parameter in parameters.items()}
+
+
+def shows(options: type) -> Callable[[F], F]:
+    """Decorate a function that ends in `**options`, so that its signature names them with their defaults."""
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        function.__signature__ = signature.replace(parameters=[*own, *_parameters(options).values()])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@functools.cache
+def _parameters(options: type) -> dict[str, inspect.Parameter]:
+    return {
+        name: inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=next(each.value for each in hint.__metadata__ if isinstance(each, Default)),
+            annotation=hint.__origin__,
+        )
+        for name, hint in get_type_hints(options, include_extras=True).items()
+    }
