@@ -60,9 +60,10 @@ class RecordedModel:
         # The outputs may hang on tensors that the model closes over, and not on the point.
         if all(each is None for each in pulled):
             raise function.independent()
-        self._live = [i for i, each in enumerate(pulled) if each is not None and each.requires_grad]
+        live = {i: each for i, each in enumerate(pulled) if each is not None and each.requires_grad}
+        self._live = list(live)
         # Their numbers are zero and as many as the parameters.
-        self._pulled = [get_gradient_edge(pulled[i]) for i in self._live]
+        self._pulled = [get_gradient_edge(each) for each in live.values()]
         self.outputs: Leaves = tuple(leaf.detach() for leaf in self._outputs)
         self.bytes_each = 2 * cotangent_bytes(*self._pulled)
         if lacks_derivatives(*self._pulled):

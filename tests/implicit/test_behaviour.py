@@ -393,8 +393,8 @@ def test_no_work_for_data_that_needs_no_gradient():
 def test_the_rule_is_linear():
     from hodiff.implicit.diagnostics import Reporter
     from hodiff.implicit.implicit_function import Equation, attach
-    from hodiff.implicit.linear_systems import LinearOptions
     from hodiff.implicit.linear_maps import jacobian_of
+    from hodiff.implicit.linear_systems import LinearOptions
 
     def residual(x, p):
         return x**3 - p
