@@ -32,7 +32,7 @@ _OFFERS = ("has_torch_function", "has_torch_function_unary", "has_torch_function
 
 def _twin(function: Any) -> Callable[..., Any]:
     """The same code, which offers itself to no mode."""
-    replaced = {**dict.fromkeys(_OFFERS, _decline), "_in_projection_packed": _in_projection_packed}
+    replaced = {**dict.fromkeys(_OFFERS, _decline), in_projections.__name__: _projections}
     surroundings = {**function.__globals__, **replaced}
     # Without a name, dynamo does not look the globals up in the module that they come from.
     del surroundings["__name__"]
@@ -46,7 +46,7 @@ def _decline(*_: Any) -> bool:
     return False
 
 
-def _in_projection_packed(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Any:
+def _projections(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Any:
     """As torch has it, without the method `unflatten`, which dynamo cannot trace where a mode is active."""
     if not torch.compiler.is_compiling():
         return in_projections(q, k, v, w, b)

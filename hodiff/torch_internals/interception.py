@@ -13,6 +13,8 @@ active_function_modes: Callable[[], list[TorchFunctionMode]] = overrides._get_cu
 dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 DispatchMode = TorchDispatchMode
+# Of torch's modules those whose frames lie between a call and the mode that sees it.
+MODULES_BETWEEN = ("torch.overrides", "torch._jit_internal")
 
 
 class EagerDispatchMode(TorchDispatchMode):

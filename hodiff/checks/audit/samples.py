@@ -23,6 +23,7 @@ from hodiff.corrections import corrected
 from hodiff.corrections.registry import CORRECTIONS
 from hodiff.errors import HodiffError
 from hodiff.torch_internals.operator_database import operator_database
+from hodiff.torch_internals.operators import batch_norm_with_update, native_batch_norm
 
 # Beyond these the database only repeats itself.
 _LISTED = 200
@@ -44,8 +45,8 @@ LABELS = {"nn.functional.hinge_embedding_loss": 1, "nn.functional.cosine_embeddi
 FIRST_OUTPUT_ONLY = frozenset({
     "native_layer_norm",
     "native_batch_norm",
-    "_native_batch_norm_legit",
-    "_batch_norm_with_update",
+    native_batch_norm.__name__,
+    batch_norm_with_update.__name__,
     "linalg.lstsq",
 })
 

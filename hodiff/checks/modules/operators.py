@@ -20,9 +20,10 @@ from hodiff.checks.modules.problems import failures, is_free, of_function, tenso
 from hodiff.checks.report.report import Entry
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.graph_nodes import function_of
+from hodiff.torch_internals.interception import MODULES_BETWEEN
 
 # Frames of these are not where a function was called from.
-_MACHINERY = ("torch.overrides", "torch._jit_internal", "hodiff.", "contextlib")
+_MACHINERY = (*MODULES_BETWEEN, "hodiff.", "contextlib")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from hodiff.checks.findings.source import place
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
+from hodiff.torch_internals.recording import set_recording
 
 # What takes a tensor out of the graph, by torch's own name for it.
 _DETACHING = {"detach", "detach_", "item", "__float__", "__int__"}
@@ -114,7 +115,7 @@ def kind_of(func: Any, args: Any) -> str:
         return "foreign"
     if name in _DETACHING or (getter and name == "data"):
         return "detach"
-    if name == "_set_grad_enabled":
+    if func is set_recording:
         return "no_grad" if args and args[0] is False else "metadata"
     if getter and name in {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "grad_fn"}:
         return "metadata"

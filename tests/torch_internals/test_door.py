@@ -1,0 +1,82 @@
+"""No private name of torch outside `hodiff/torch_internals`, by whatever way: what ruff does not see is seen here.
+
+Ruff refuses attributes and imports; a name in a string, a method that overrides a private one, and an attribute of
+`self` that a base class of torch brought are left to these tests.
+"""
+
+from pathlib import Path
+
+import pytest
+from torch_internals.private_names import of_folder, overridden, private_names, strings_of
+
+import hodiff
+import hodiff.kernels
+from hodiff.torch_internals.names import ATTRIBUTES, NAMES
+
+HOUSE = Path(hodiff.__file__).parent
+KERNELS = Path(hodiff.kernels.__file__).parent
+PLUGIN = HOUSE.parent / "pytest_hodiff.py"
+DOOR = HOUSE / "torch_internals"
+
+VIOLATIONS = {
+    "import torch\ntorch._C._set_grad_enabled(True)": "torch._C._set_grad_enabled",
+    "from torch import _C": "torch._C",
+    "from torch._C import _functorch as levels\nlevels.get_unwrapped(x)": "torch._C._functorch.get_unwrapped",
+    "import torch._dynamo": "torch._dynamo",
+    "import torch\ntorch._dynamo.reset()": "torch._dynamo.reset",
+    "from torch.nn.modules.batchnorm import _NormBase": "torch.nn.modules.batchnorm._NormBase",
+    "from torch.autograd import forward_ad\nforward_ad._current_level": "torch.autograd.forward_ad._current_level",
+    "import torch\ntorch.ops.mkldnn._linear_pointwise(a, b)": "torch.ops.mkldnn._linear_pointwise",
+    "import torch\naten = torch.ops.aten\naten._cdist_backward(a)": "._cdist_backward",
+    "x._version": "._version",
+    "f(x)._base": "._base",
+    "self.tensor._version": "._version",
+    'import sys\n"torch._dynamo" in sys.modules': "torch._dynamo",
+    'getattr(node, "_forward_cls", None)': "._forward_cls",
+    'hasattr(torch.ops.mkldnn, "_linear_pointwise")': "._linear_pointwise",
+    'import operator\noperator.attrgetter("_version")': "._version",
+    '[n for n in dir(node) if n.startswith("_saved_")]': "._saved_",
+}
+INNOCENT = (
+    "from torch.utils import _pytree as pytree\npytree.tree_map(f, x)",
+    "import torch\ntorch.utils._pytree.tree_map(f, x)",
+    "self._version = 1",
+    "import torch\ntorch.is_grad_enabled.__name__",
+    "super()._dense(x)",
+    'hasattr(value, "_fields")',
+    "import argparse\nargparse._SubParsersAction",
+    '"torch._dynamo is slow to import"',
+)
+
+
+@pytest.mark.parametrize("source", VIOLATIONS)
+def test_a_violation_is_seen(source: str) -> None:
+    assert VIOLATIONS[source] in {name for _, name in private_names(source)}
+
+
+@pytest.mark.parametrize("source", INNOCENT)
+def test_what_is_none_is_not(source: str) -> None:
+    assert list(private_names(source)) == []
+
+
+def test_no_private_name_outside_the_door() -> None:
+    found = [
+        f"{path}:{line}: {name}" for path, line, name in of_folder(HOUSE, KERNELS, PLUGIN) if DOOR not in path.parents
+    ]
+    assert found == []
+
+
+def test_no_private_name_of_the_table_as_a_string() -> None:
+    private = {part for name in NAMES for part in name.split(".") if part.startswith("_")}
+    private |= {name for names in ATTRIBUTES.values() for name in names if name.startswith("_")}
+    found = [
+        f"{path}:{line}: {text!r}"
+        for path, line, text in strings_of(HOUSE, KERNELS, PLUGIN)
+        if text in private and DOOR not in path.parents
+    ]
+    assert found == []
+
+
+def test_no_class_overrides_or_reads_what_is_private_to_its_base_in_torch() -> None:
+    # The door's own.
+    assert set(overridden("hodiff")) == {"torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo"}

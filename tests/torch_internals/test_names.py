@@ -1,0 +1,101 @@
+"""The table of torch's private names against the torch in use, and against the folder that uses them."""
+
+from collections.abc import Callable
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch_internals.private_names import is_private, of_folder, overridden
+
+import hodiff.torch_internals
+from hodiff.torch_internals.names import ATTRIBUTES, NAMES
+
+DOOR = Path(hodiff.torch_internals.__file__).parent
+
+
+class _Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return 2 * cotangent
+
+
+def _x() -> torch.Tensor:
+    return torch.ones(2, requires_grad=True)
+
+
+def _under_vmap(look: Callable[[], Any]) -> Any:
+    found = []
+    torch.func.vmap(lambda x: (found.append(look()), x)[1])(torch.ones(2))
+    return found[0]
+
+
+# A value that has the attributes, for each of the table's words.
+EXAMPLES: dict[str, Callable[[], Any]] = {
+    "tensor": _x,
+    "storage": lambda: _x().untyped_storage(),
+    "module": nn.Module,
+    "convolution": lambda: nn.Conv1d(1, 1, 1),
+    "node of an operator": lambda: _x().exp().grad_fn,
+    "node of a Function": lambda: _Double.apply(_x()).grad_fn,
+    "operator": lambda: torch.ops.aten.exp.default,
+    "operators of oneDNN": lambda: torch.ops.mkldnn,
+    "disabled function": lambda: torch.compiler.disable(lambda: None),
+    "transform": lambda: _under_vmap(torch._C._functorch.peek_interpreter_stack),
+    "vmap": lambda: _under_vmap(
+        lambda: torch._C._functorch.CVmapInterpreterPtr(torch._C._functorch.peek_interpreter_stack())
+    ),
+}
+
+
+def _found(dotted: str) -> Any:
+    """What a dotted name stands for; raises AttributeError where torch has it no more."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            module = import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        return reduce(getattr, parts[length:], module)
+    raise AttributeError(dotted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torch_has_the_name(name: str) -> None:
+    if ".mkldnn." in name and not torch.backends.mkldnn.is_available():
+        pytest.skip("torch without oneDNN")
+    try:
+        _found(name)
+    except AttributeError:
+        pytest.fail(f"torch {torch.__version__} has no {name}, which hodiff/torch_internals uses")
+
+
+@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner in ATTRIBUTES for name in ATTRIBUTES[owner]])
+def test_a_value_of_torch_has_the_attribute(owner: str, name: str) -> None:
+    if owner == "operators of oneDNN" and not torch.backends.mkldnn.is_available():
+        pytest.skip("torch without oneDNN")
+    value = EXAMPLES[owner]()
+    has = any(each.startswith(name) for each in dir(value)) if name.endswith("_") else hasattr(value, name)
+    assert has, f"torch {torch.__version__}: a {owner} has no {name}, which hodiff/torch_internals uses"
+
+
+def test_the_table_is_what_the_folder_uses() -> None:
+    used = {name for path, _, name in of_folder(DOOR) if path.name != "names.py"}
+    used |= set(overridden("hodiff.torch_internals"))
+    attributes = {name for names in ATTRIBUTES.values() for name in names}
+    assert {name for name in used if not name.startswith(".")} == set(NAMES)
+    assert {name[1:] for name in used if name.startswith(".")} == set(filter(is_private, attributes))
+    text = "".join(path.read_text(encoding="utf-8") for path in DOOR.glob("*.py") if path.name != "names.py")
+    assert [name for name in attributes if f".{name}" not in text and f'"{name}' not in text] == []
+
+
+def test_the_table_is_sorted_and_says_nothing_twice() -> None:
+    assert list(NAMES) == sorted(set(NAMES))
