@@ -34,11 +34,11 @@ from hodiff.checks.comparisons.routes import (
 from hodiff.checks.comparisons.scalarize import Problem, UnrepeatableError, build
 from hodiff.checks.comparisons.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
 from hodiff.checks.findings.diagnosis import diagnose
-from hodiff.checks.findings.source import class_location
 from hodiff.checks.oracles.gradcheck import torch_checks
 from hodiff.checks.probes import Call, Cause, calls_of, probe
 from hodiff.checks.probes.cause import nothing
 from hodiff.checks.report.report import Entry, Report
+from hodiff.checks.source_lines import class_location
 from hodiff.checks.torch_warnings import quiet
 from hodiff.errors import InputError
 

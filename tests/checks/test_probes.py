@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.autograd import Function
 
-from hodiff.checks import check
-from hodiff.checks.findings import source
+from hodiff.checks import check, source_lines
 from hodiff.checks.probes import PROBES, calls_of, probe
 from hodiff.checks.probes.buffers import devices
 from hodiff.checks.probes.edges import edges, large_arguments
@@ -178,6 +177,12 @@ def test_edges():
 
 
 def test_source_of_what_has_none():
-    assert source.class_location(torch.sin) == ""
-    assert source.rule_location(int, "backward") == ""
-    assert source.mentions(len, "empty") == ""
+    assert source_lines.class_location(torch.sin) == ""
+    assert source_lines.rule_location(int, "backward") == ""
+    assert source_lines.mentions(len, "empty") == ""
+
+
+def test_lines_of_torch_and_of_the_checks_are_nobodys_fault():
+    for module in (torch.nn.functional, sys.modules["hodiff.checks.probes.slopes"]):
+        assert source_lines.place(module.__file__, 1) == ""
+    assert source_lines.place(__file__, 1).endswith("test_probes.py:1")

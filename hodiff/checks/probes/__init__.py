@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.comparisons.judgement import Failure, attempt
-from hodiff.checks.findings.source import class_location
 from hodiff.checks.probes.buffers import device_of_plain, devices, dtypes
 from hodiff.checks.probes.calls import Call, calls_of
 from hodiff.checks.probes.cause import Cause
@@ -24,6 +23,7 @@ from hodiff.checks.probes.returns import returned, unneeded
 from hodiff.checks.probes.saved import wasted
 from hodiff.checks.probes.slopes import backward_slopes, forward_slopes
 from hodiff.checks.probes.surroundings import kept, layouts, repeats, uninitialised, writes
+from hodiff.checks.source_lines import class_location
 
 Probe = Callable[[Call, torch.Generator], list[Cause]]
 Many = Callable[..., tuple[Tensor, ...]]

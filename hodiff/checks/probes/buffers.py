@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hodiff.checks.comparisons.judgement import attempt, first_line
-from hodiff.checks.findings.source import rule_location
 from hodiff.checks.probes.calls import Call, Ran
 from hodiff.checks.probes.cause import Cause, Explains, anything, by_forward, by_reverse, nothing
 from hodiff.checks.probes.trace import Trace, kind_of
+from hodiff.checks.source_lines import rule_location
 
 # A device on which nothing is computed, and which every build of torch has.
 _ELSEWHERE = "meta"

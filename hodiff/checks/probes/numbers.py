@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.comparisons.judgement import Failure, attempt
-from hodiff.checks.findings.source import rule_location
 from hodiff.checks.probes.calls import Call, Ran, as_tuple
 from hodiff.checks.probes.cause import Cause, by_forward, by_reverse
+from hodiff.checks.source_lines import rule_location
 
 # Differences of two steps, extrapolated, know some ten digits; what differs more than this is wrong.
 WRONG = 1e-5

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.comparisons.judgement import Failure, attempt
-from hodiff.checks.findings.source import rule_location
 from hodiff.checks.probes.calls import Call
 from hodiff.checks.probes.cause import Cause, by_reverse, nothing
+from hodiff.checks.source_lines import rule_location
 
 
 def returned(call: Call, generator: torch.Generator) -> list[Cause]:

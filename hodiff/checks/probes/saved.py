@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.comparisons.judgement import attempt
-from hodiff.checks.findings.source import rule_location
 from hodiff.checks.probes.calls import Call, Ran
 from hodiff.checks.probes.cause import Cause, nothing
 from hodiff.checks.probes.context import Context
 from hodiff.checks.probes.trace import Trace
+from hodiff.checks.source_lines import rule_location
 
 # Scale and shift of inputs: other signs, beyond usual bounds, within usual bounds.
 _ELSEWHERE = ((-1.0, 0.3), (40.0, 1.0), (0.03, 0.0))

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.comparisons.judgement import Failure, attempt
-from hodiff.checks.findings.source import mentions, rule_location
 from hodiff.checks.probes.calls import Call, Ran, as_tuple
 from hodiff.checks.probes.cause import Cause, forward_differentiated, reverse_differentiated
 from hodiff.checks.probes.trace import Trace
+from hodiff.checks.source_lines import mentions, rule_location
 from hodiff.graphs import is_once_differentiable
 
 CUT = 1e-4

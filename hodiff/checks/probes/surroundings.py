@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils import deterministic as _deterministic
 
 from hodiff.checks.comparisons.judgement import Failure, attempt
-from hodiff.checks.findings.source import mentions, rule_location
 from hodiff.checks.probes.calls import Call, Ran
 from hodiff.checks.probes.cause import Cause, anything, by_forward, by_reverse, nothing, of_second_order
 from hodiff.checks.probes.trace import Trace
+from hodiff.checks.source_lines import mentions, rule_location
 from hodiff.torch_internals.tensors import version_of
 
 # The setting is missing from its stubs.

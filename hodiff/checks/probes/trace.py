@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from hodiff.checks.findings.source import place
+from hodiff.checks.source_lines import place
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 from hodiff.torch_internals.recording import set_recording
 
