@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hodiff.checks.command.command import add_check
+from hodiff.checks.command.check_command import add_check
 from hodiff.errors import HodiffError
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from hodiff.checks.comparisons.scalarize import Problem
+from hodiff.checks.comparisons.scalarize import ScalarProblem
 from hodiff.errors import InputError
 
 METHODS = ("auto", "directions", "matrices")
 
 
-def dtypes_of(problem: Problem) -> str:
+def dtypes_of(problem: ScalarProblem) -> str:
     """The dtypes of a problem's inputs, for the head of a column."""
     return "in " + "/".join(sorted({str(leaf.dtype).removeprefix("torch.") for leaf in problem.leaves}))
 
@@ -88,7 +88,7 @@ def name_of(f: Any) -> str:
     return str(getattr(f, "__name__", type(f).__name__))
 
 
-def title_of(f: Any, problem: Problem) -> str:
+def title_of(f: Any, problem: ScalarProblem) -> str:
     """One line: what is checked, and where."""
     name = name_of(f)
     shapes = ", ".join(f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" for a in problem.leaves)

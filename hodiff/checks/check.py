@@ -19,11 +19,11 @@ from hodiff.checks.arguments import (
     require_ulps,
     title_of,
 )
-from hodiff.checks.comparisons.batching import batching_checks
+from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.compiled import compile_checks
-from hodiff.checks.comparisons.judgement import Failure, attempt
+from hodiff.checks.comparisons.gradchecks import gradchecks
 from hodiff.checks.comparisons.low_precision import against_reference, noise_note, reference_problem, with_truth
-from hodiff.checks.comparisons.routes import (
+from hodiff.checks.comparisons.orders import (
     Level,
     against_differences,
     against_scipy,
@@ -31,15 +31,16 @@ from hodiff.checks.comparisons.routes import (
     climb,
     in_own_dtype,
 )
-from hodiff.checks.comparisons.scalarize import Problem, UnrepeatableError, build
+from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, scalarize
 from hodiff.checks.comparisons.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
+from hodiff.checks.comparisons.vmapped import vmap_checks
 from hodiff.checks.findings.diagnosis import diagnose
-from hodiff.checks.oracles.gradcheck import torch_checks
-from hodiff.checks.probes import Call, Cause, calls_of, probe
-from hodiff.checks.probes.cause import nothing
+from hodiff.checks.probes.cause import Cause, no_entry
+from hodiff.checks.probes.function_calls import FunctionCall, function_calls
+from hodiff.checks.probes.probe import probe
 from hodiff.checks.report.report import Entry, Report
 from hodiff.checks.source_lines import class_location
-from hodiff.checks.torch_warnings import quiet
+from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.errors import InputError
 
 _DOUBLE = torch.finfo(torch.float64).eps
@@ -169,12 +170,12 @@ def check(
     args = inputs if type(inputs) is tuple else (inputs,)
     generator = torch.Generator().manual_seed(seed)
     switches = _Switches(order, vmap, compile if isinstance(compile, str) else "inductor" * compile, scipy, seed)
-    with quiet(), torch.random.fork_rng(devices_of(args)):
+    with silence_torch_warnings(), torch.random.fork_rng(devices_of(args)):
         torch.manual_seed(seed)
         try:
-            problem = build(function, args, generator, method)
+            problem = scalarize(function, args, generator, method)
         except UnrepeatableError as unrepeatable:
-            cause = Cause("HD903", (str(unrepeatable),), nothing, class_location(f))
+            cause = Cause("HD903", (str(unrepeatable),), no_entry, class_location(f))
             return Report(name_of(f), (), diagnose((), [cause]))
         if reference is not None:
             truth = reference_problem(problem, reference, args, generator)
@@ -194,13 +195,18 @@ class _Switches:
 
 
 def _by_routes(
-    f: Any, args: tuple[Any, ...], own: Problem, switches: _Switches, approximate: bool, generator: torch.Generator
+    f: Any,
+    args: tuple[Any, ...],
+    own: ScalarProblem,
+    switches: _Switches,
+    approximate: bool,
+    generator: torch.Generator,
 ) -> Report:
     problem, trouble = _in_double(own)
     surrogate = approximate or declares_surrogate(f, problem.function, problem.leaves)
     levels = climb(problem, problem.loss, switches.order, generator)
     entries = list(_entries(own, problem, trouble, levels, switches, surrogate, generator))
-    calls = attempt(calls_of, problem.function, problem.leaves, f)
+    calls = attempt(function_calls, problem.function, problem.leaves, f)
     calls = [] if isinstance(calls, Failure) else calls
     causes = probe(
         *(f, args, problem.function, problem.leaves, calls),
@@ -219,9 +225,9 @@ def _by_routes(
 def _by_reference(
     f: Any,
     args: tuple[Any, ...],
-    own: Problem,
+    own: ScalarProblem,
     reference: Callable[..., Any],
-    truth: Problem,
+    truth: ScalarProblem,
     switches: _Switches,
     ulps: float | None,
     generator: torch.Generator,
@@ -231,8 +237,8 @@ def _by_reference(
     entries = against_reference(own, truth, levels, switches.order, ulps, generator)
     size = max([1e-300, *(float(y.abs().max()) for y in own.function(*own.leaves) if y.numel())])
     if switches.vmap:
-        entries += batching_checks(own, switches.order, size, generator)
-    calls = attempt(calls_of, own.function, own.leaves, f)
+        entries += vmap_checks(own, switches.order, size, generator)
+    calls = attempt(function_calls, own.function, own.leaves, f)
     calls = [] if isinstance(calls, Failure) else with_truth(calls, f, reference)
     causes = probe(
         *(f, args, own.function, own.leaves, calls),
@@ -248,8 +254,8 @@ def _by_reference(
 
 
 def _entries(
-    own: Problem,
-    problem: Problem,
+    own: ScalarProblem,
+    problem: ScalarProblem,
     trouble: str,
     levels: list[Level],
     switches: _Switches,
@@ -269,14 +275,14 @@ def _entries(
     if own.eps > problem.eps and not surrogate:
         yield from in_own_dtype(own, own.loss, levels, dtypes_of(own))
     if not trouble and not surrogate:
-        yield from torch_checks(problem, order, switches.vmap, switches.seed)
+        yield from gradchecks(problem, order, switches.vmap, switches.seed)
     if switches.vmap:
-        yield from batching_checks(problem, order, size, generator)
+        yield from vmap_checks(problem, order, size, generator)
     if switches.backend:
         yield from compile_checks(problem, order, size, switches.backend, generator)
 
 
-def _facts(f: Any, calls: list[Call]) -> frozenset[str]:
+def _facts(f: Any, calls: list[FunctionCall]) -> frozenset[str]:
     """What decides between codes, where comparisons alone do not."""
     functions = [call.function for call in calls] + ([f] if isinstance(f, type) else [])
     batching = any(function.vmap is not torch.autograd.Function.vmap for function in functions)
@@ -294,7 +300,7 @@ def _check_module(module: Any, inputs: Any, loss: Callable[..., Any], **options:
     return check_module(module, inputs, loss=loss, **options)
 
 
-def _in_double(own: Problem) -> tuple[Problem, str]:
+def _in_double(own: ScalarProblem) -> tuple[ScalarProblem, str]:
     """Fall back to a coarser rounding, and say so, where f cannot compute in float64."""
     double = attempt(own.in_double)
     if isinstance(double, Failure):

@@ -17,7 +17,7 @@ _OF_TORCH = (
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_torch_warnings() -> Iterator[None]:
     """Silence these warnings and no others.
 
     Yields:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten
 import hodiff.checks
 from hodiff.__main__ import main
 from hodiff.checks import AuditTable, Verdict, audit
-from hodiff.checks.audit.operator import audit_function, audit_sample
+from hodiff.checks.audit.audit_sample import audit_function, audit_sample
 from hodiff.checks.audit.pool import DiedError, Worker, serve
 from hodiff.checks.audit.samples import Sample, database
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, THIRD, everywhere, worst

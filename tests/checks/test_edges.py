@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from hodiff.checks import check
-from hodiff.checks.probes.edges import bad_gradient, edges
-from hodiff.checks.probes.empties import empties
-from hodiff.checks.probes.restored import restored_buffers
+from hodiff.checks.module_buffers import buffers_put_back
+from hodiff.checks.probes.domain_edges import bad_gradient, domain_edges
+from hodiff.checks.probes.empty_tensors import empty_tensors
 
 X = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)
 M = torch.tensor([[0.5, -1.2, 2.0], [0.3, 0.9, -0.6]], dtype=torch.float64)
@@ -20,19 +20,19 @@ def gaussian(x):
 
 @pytest.mark.parametrize("f", [torch.tanh, torch.sigmoid, F.softplus, F.logsigmoid, torch.atan, torch.erf, torch.exp])
 def test_finite_slopes_at_infinity(f):
-    assert edges(lambda x: (f(x),), (X,), "") == []
+    assert domain_edges(lambda x: (f(x),), (X,), "") == []
 
 
 @pytest.mark.parametrize("f", [torch.sin, torch.square, lambda x: x, F.silu, lambda x: x.softmax(0), torch.abs])
 def test_no_limit_and_no_defect(f):
-    assert edges(lambda x: (f(x),), (X,), "") == []
+    assert domain_edges(lambda x: (f(x),), (X,), "") == []
 
 
 def test_nan_at_infinity_by_closed_form():
-    (cause,) = edges(lambda x: (gaussian(x),), (X,), "here")
+    (cause,) = domain_edges(lambda x: (gaussian(x),), (X,), "here")
     assert (cause.code, cause.severity, cause.location) == ("HD112", "warning", "here")
     assert "an element of input 0 is inf" in cause.evidence[0]
-    assert edges(lambda x: (gaussian(x),), (X,), "", infinite=False) == []
+    assert domain_edges(lambda x: (gaussian(x),), (X,), "", infinite=False) == []
 
 
 def test_a_value_that_is_no_limit():
@@ -49,7 +49,7 @@ def test_only_the_infinite_input_counts():
     f = lambda x, w: ((x * w).tanh(),)  # noqa: E731
     gradients = torch.autograd.grad(f(torch.tensor(torch.inf), w := torch.ones((), requires_grad=True))[0], w)
     assert gradients[0].isnan()
-    assert edges(f, (X, X.flip(0)), "") == []
+    assert domain_edges(f, (X, X.flip(0)), "") == []
 
 
 def test_infinity_is_a_consequence_of_overflow():
@@ -83,10 +83,10 @@ def test_empties_name_the_rule(rule):
         def vmap(info, in_dims, x):
             return Square.apply(x) + (0 * x.max() if rule == "vmap" else 0), in_dims[0]
 
-    (cause,) = empties(Square, (X,), (X,), "")
+    (cause,) = empty_tensors(Square, (X,), (X,), "")
     assert cause.code == "HD409"
     assert cause.evidence[0].startswith(f"{rule} fails where a dimension of size 3 is 0")
-    found = empties(Square, (X,), (X,), "", vmap=False)
+    found = empty_tensors(Square, (X,), (X,), "", vmap=False)
     assert bool(found) == (rule != "vmap")
 
 
@@ -110,7 +110,7 @@ def test_a_tangent_of_the_wrong_shape():
         def jvp(ctx, t):
             return t * 1
 
-    (cause,) = empties(Sum, (X,), (X,), "")
+    (cause,) = empty_tensors(Sum, (X,), (X,), "")
     assert "backward fails" in cause.evidence[0]
 
 
@@ -128,13 +128,13 @@ def test_a_tangent_of_the_wrong_shape():
 )
 def test_right_functions_without_elements(f, args):
     leaves = tuple(a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
-    assert empties(f, args, leaves, "") == []
+    assert empty_tensors(f, args, leaves, "") == []
 
 
 def test_running_statistics_survive():
     norm = nn.BatchNorm1d(3).double()
     within = nn.Sequential(nn.Linear(3, 3).double(), norm)
-    with restored_buffers():
+    with buffers_put_back():
         within(torch.full((4, 3), torch.inf, dtype=torch.float64))
         assert norm.running_mean.isnan().any()
     assert torch.equal(norm.running_mean, torch.zeros(3, dtype=torch.float64))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from custom_functions import Square
+from function_defects import Square
 from torch import nn
 from torch.autograd.function import once_differentiable
 
@@ -35,11 +35,11 @@ def test_a_model_that_torch_has_wrong_and_hodiff_right():
     assert norm.calls == 1
     assert norm.routes["reverse-over-forward"] == "corrected"
     assert set(uses["torch.nn.functional.linear"].routes.values()) == {"right"}
-    torchs = hodiff.preflight(MODEL, X, correct=False)
-    assert not torchs.ok
-    assert torchs.routes["reverse-over-forward"] == "wrong"
-    assert torchs.routes["reverse-over-reverse"] == "right"
-    assert "inside hodiff.corrected()" in str(torchs)
+    by_torch_alone = hodiff.preflight(MODEL, X, correct=False)
+    assert not by_torch_alone.ok
+    assert by_torch_alone.routes["reverse-over-forward"] == "wrong"
+    assert by_torch_alone.routes["reverse-over-reverse"] == "right"
+    assert "inside hodiff.corrected()" in str(by_torch_alone)
 
 
 def test_verdicts_come_true():

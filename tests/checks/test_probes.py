@@ -8,12 +8,13 @@ import torch
 from torch.autograd import Function
 
 from hodiff.checks import check, source_lines
-from hodiff.checks.probes import PROBES, calls_of, probe
-from hodiff.checks.probes.buffers import devices
-from hodiff.checks.probes.edges import edges, large_arguments
-from hodiff.checks.probes.slopes import slopes_of
-from hodiff.checks.probes.surroundings import uninitialised
-from hodiff.checks.probes.trace import Trace
+from hodiff.checks.probes.domain_edges import domain_edges, large_arguments
+from hodiff.checks.probes.fixed_tensors import fixed_devices
+from hodiff.checks.probes.function_calls import function_calls
+from hodiff.checks.probes.probe import PROBES, probe
+from hodiff.checks.probes.rule_slopes import slopes_of
+from hodiff.checks.probes.side_effects import uninitialised_memory
+from hodiff.checks.probes.torch_calls import TorchCalls
 
 X = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)
 
@@ -61,12 +62,12 @@ class Vicious(Square):
 
 
 def only_call(function, x=X):
-    (call,) = calls_of(lambda x: (function.apply(x),), (x,), function)
+    (call,) = function_calls(lambda x: (function.apply(x),), (x,), function)
     return call
 
 
 def test_calls_are_found_within_plain_functions():
-    calls = calls_of(lambda x: (HalfDetached.apply(Square.apply(x.sin())),), (X,), None)
+    calls = function_calls(lambda x: (HalfDetached.apply(Square.apply(x.sin())),), (X,), None)
     assert {call.name for call in calls} == {"Square", "HalfDetached"}
     (square,) = (call for call in calls if call.name == "Square")
     assert torch.equal(square.args[0], X.sin())
@@ -102,7 +103,7 @@ def test_location_is_the_line_at_fault():
 
 def test_trace_names_what_leaves_the_graph():
     x = X.clone().requires_grad_()
-    with Trace() as trace:
+    with TorchCalls() as trace:
         x.detach(), x.data
         with torch.no_grad():
             x.tolist()
@@ -114,7 +115,7 @@ def test_trace_names_what_leaves_the_graph():
 
 def test_a_rule_that_raises_stops_no_probe():
     function = Vicious.apply
-    calls = calls_of(lambda x: (function(x),), (X,), None)
+    calls = function_calls(lambda x: (function(x),), (X,), None)
     assert probe(Vicious, (X,), lambda x: (function(x),), (X,), calls, approximate=False, seed=0) == []
     assert "HD408" in check(Vicious, X).codes
 
@@ -132,7 +133,7 @@ def test_a_probe_leaves_arguments_and_state_alone(each):
 
 
 def test_settings_survive_a_rule_that_raises():
-    assert uninitialised(only_call(Vicious), torch.Generator()) == []
+    assert uninitialised_memory(only_call(Vicious), torch.Generator()) == []
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -159,7 +160,7 @@ def test_a_pointer_to_no_memory_is_never_taken():
             taken.append(x.data_ptr())
             return x**power
 
-    devices(only_call(Pointer), torch.Generator())
+    fixed_devices(only_call(Pointer), torch.Generator())
     assert taken
     assert 0 not in taken
 
@@ -171,8 +172,8 @@ def test_large_arguments():
 
 
 def test_edges():
-    assert edges(lambda x: (x.abs().sqrt(),), (X,), "") == []
-    (cause,) = edges(lambda x: (torch.where(x > 0, x * x.log(), 0.0) * x,), (X,), "")
+    assert domain_edges(lambda x: (x.abs().sqrt(),), (X,), "") == []
+    (cause,) = domain_edges(lambda x: (torch.where(x > 0, x * x.log(), 0.0) * x,), (X,), "")
     assert "an element of input 0 is 0" in cause.evidence[0]
 
 
@@ -183,6 +184,6 @@ def test_source_of_what_has_none():
 
 
 def test_lines_of_torch_and_of_the_checks_are_nobodys_fault():
-    for module in (torch.nn.functional, sys.modules["hodiff.checks.probes.slopes"]):
+    for module in (torch.nn.functional, sys.modules["hodiff.checks.probes.rule_slopes"]):
         assert source_lines.place(module.__file__, 1) == ""
     assert source_lines.place(__file__, 1).endswith("test_probes.py:1")

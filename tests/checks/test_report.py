@@ -4,7 +4,7 @@ from hodiff import CheckError
 from hodiff.checks import Entry, Finding, Report
 from hodiff.checks.findings.codes import CODES
 from hodiff.checks.findings.diagnosis import LEFT_OVER, MESSAGES, diagnose
-from hodiff.checks.probes.cause import Cause, by_reverse, nothing
+from hodiff.checks.probes.cause import Cause, by_reverse, no_entry
 
 
 def entry(route, order, quantity, error, status="ok", detail=""):
@@ -81,7 +81,7 @@ def test_a_cause_without_its_symptom_is_dropped():
 
 
 def test_errors_come_before_warnings():
-    causes = [Cause("HD501", ("waste",), nothing), Cause("HD304", ("kept",), nothing)]
+    causes = [Cause("HD501", ("waste",), no_entry), Cause("HD304", ("kept",), no_entry)]
     report = Report("f", (), diagnose([], causes))
     assert report.codes == ("HD304", "HD501")
     assert [finding.code for finding in report.warnings] == ["HD501"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hodiff
-from hodiff.checks.comparisons.routes import against_differences, climb
-from hodiff.checks.comparisons.scalarize import build
+from hodiff.checks.comparisons.orders import against_differences, climb
+from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.corrections import table
 
 # torch says of index_reduce, once, that it may change.
@@ -106,7 +106,7 @@ NOT_BATCHED = {"in place", "as_strided_scatter"}
 def judged(f, inputs, order):
     """What differences say of the routes: of two of first order, four of second, eight of third."""
     generator = torch.Generator().manual_seed(0)
-    problem = build(f, inputs, generator)
+    problem = scalarize(f, inputs, generator)
     return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 import hodiff
 from hodiff.checks import derivative, route_names, scipy_hessian
 from hodiff.checks.comparisons.compiled import compile_checks
-from hodiff.checks.comparisons.scalarize import build
-from hodiff.checks.torch_warnings import quiet
+from hodiff.checks.comparisons.scalarize import scalarize
+from hodiff.checks.torch_warnings import silence_torch_warnings
 
 EXACT = [case for case in CASES if case.surrogate is None]
 APPROXIMATE = [case for case in CASES if case.surrogate is not None]
@@ -82,8 +82,8 @@ def test_compiled(case):
         return case.function(*(1 * x if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs))
 
     generator = torch.Generator().manual_seed(0)
-    with quiet():
-        problem = build(of_intermediates, case.draw(), generator)
+    with silence_torch_warnings():
+        problem = scalarize(of_intermediates, case.draw(), generator)
         failed = [entry for entry in compile_checks(problem, 2, 1.0, "aot_eager", generator) if entry.failed]
     assert not failed, failed
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 import hodiff
-from hodiff.checks.torch_warnings import quiet
+from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.operators import EmpiricalFisherOperator, FisherOperator, GaussNewtonOperator, HessianOperator
 from hodiff.operators.compiled import products as captured
 
@@ -26,7 +26,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    with quiet():
+    with silence_torch_warnings():
         yield
 
 

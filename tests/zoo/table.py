@@ -92,9 +92,9 @@ def verdicts(specimen):
     import torch
 
     from hodiff.checks import check
-    from hodiff.checks.torch_warnings import quiet
+    from hodiff.checks.torch_warnings import silence_torch_warnings
 
-    with warnings.catch_warnings(), quiet(), torch.random.fork_rng():
+    with warnings.catch_warnings(), silence_torch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         plain, full = (gradcheck_complains(specimen, switches) for switches in (False, True))
@@ -111,9 +111,9 @@ def false_alarms(specimen):
     import torch
 
     from hodiff.checks import check
-    from hodiff.checks.torch_warnings import quiet
+    from hodiff.checks.torch_warnings import silence_torch_warnings
 
-    with warnings.catch_warnings(), quiet(), torch.random.fork_rng():
+    with warnings.catch_warnings(), silence_torch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         plain, full = (gradcheck_complains(specimen, switches) for switches in (False, True))

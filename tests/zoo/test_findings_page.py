@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hodiff.checks.findings.codes import CODES
-from hodiff.checks.torch_warnings import quiet
+from hodiff.checks.torch_warnings import silence_torch_warnings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "findings.md"
 INTRODUCTION, *SECTIONS = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -30,7 +30,7 @@ def run(source, folder):
     path.write_text("\n".join([*blocks(INTRODUCTION), *lines]), encoding="utf-8")
     spec = importlib.util.spec_from_file_location(f"example_{folder.name}", path)
     module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch, quiet():
+    with pytest.MonkeyPatch.context() as patch, silence_torch_warnings():
         # inspect finds a class's source by its module.
         patch.setitem(sys.modules, spec.name, module)
         spec.loader.exec_module(module)

@@ -35,7 +35,7 @@ they come out large. An operator is as good as its worst sample.
 """
 
 
-def page(table: AuditTable) -> str:
+def markdown_page(table: AuditTable) -> str:
     """Write the text, the counts, and a table of what is not right by every route."""
     parts = [f"# Derivatives of torch {table.torch}, audited", _HOW, "## Counts", *_counts(table)]
     parts += ["## Not right everywhere", *_defects(table), "## What the errors say", *_messages(table)]

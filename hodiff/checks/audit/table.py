@@ -96,6 +96,6 @@ class AuditTable:
 
     def __str__(self) -> str:
         """The page of Markdown."""
-        from hodiff.checks.audit.page import page
+        from hodiff.checks.audit.page import markdown_page
 
-        return page(self)
+        return markdown_page(self)

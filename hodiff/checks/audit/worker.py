@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import torch
 
-from hodiff.checks.audit.operator import audit_sample
+from hodiff.checks.audit.audit_sample import audit_sample
 from hodiff.checks.audit.samples import ILL_POSED, database, samples
 from hodiff.checks.audit.verdicts import Verdict, everywhere, worst
 from hodiff.errors import HodiffError

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hodiff.checks.attempts import first_line
 from hodiff.checks.command.expressions import CALLS, CONSTANTS, Reader
 from hodiff.checks.command.targets import load_target
-from hodiff.checks.comparisons.judgement import first_line
 from hodiff.errors import InputError
 
 OUTPUT = "output"

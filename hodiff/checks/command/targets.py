@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hodiff.checks.comparisons.judgement import first_line
+from hodiff.checks.attempts import first_line
 from hodiff.errors import InputError
 
 _FORMS = "package.module:Name or path/to/file.py:Name"

@@ -5,14 +5,15 @@ from typing import Any
 
 import torch
 
-from hodiff.checks.comparisons.judgement import Failure, attempt, exact, judge
-from hodiff.checks.comparisons.scalarize import Problem, draw
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.comparisons.judgement import exact, judge
+from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
 from hodiff.checks.oracles.compositions import derivative, route_names
 from hodiff.checks.report.report import Entry
 
 
 def compile_checks(
-    problem: Problem, order: int, size: float, backend: str, generator: torch.Generator
+    problem: ScalarProblem, order: int, size: float, backend: str, generator: torch.Generator
 ) -> Iterator[Entry]:
     """Compile the value and each first and second derivative; ``size`` is as in `batching_checks`."""
     direction = draw((len(problem.point),), generator).to(problem.point)

@@ -1,42 +1,16 @@
 """How two values of one derivative are compared, and what the comparison is called."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from hodiff.checks.attempts import Failure, Outcome
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate
 from hodiff.checks.report.report import Entry
 
 # An error estimate is an estimate: ten times it is allowed before a derivative is called wrong.
 SAFETY = 10.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What is left of a computation that raised: the exception's type and first line."""
-
-    message: str
-
-
-Outcome = Tensor | Failure
-
-
-def attempt(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function; an exception becomes a `Failure`, because it is a finding and not the end."""
-    try:
-        return function(*args)
-    except Exception as error:
-        return Failure(first_line(error))
-
-
-def first_line(error: BaseException) -> str:
-    """Name an exception in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
 
 
 def exact(value: Tensor) -> DifferenceEstimate:

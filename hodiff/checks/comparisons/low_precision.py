@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from hodiff.checks.arguments import dtypes_of
-from hodiff.checks.comparisons.judgement import Failure, attempt, exact, judge
-from hodiff.checks.comparisons.routes import Level, climb, evaluate
-from hodiff.checks.comparisons.scalarize import Problem, UnrepeatableError, build
-from hodiff.checks.probes import Call
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.comparisons.judgement import exact, judge
+from hodiff.checks.comparisons.orders import Level, climb, evaluate
+from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, scalarize
+from hodiff.checks.probes.function_calls import FunctionCall
 from hodiff.checks.report.report import Entry
 from hodiff.errors import InputError
 
@@ -25,8 +26,8 @@ _NEAR = 4.0
 
 
 def reference_problem(
-    own: Problem, reference: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator
-) -> Problem:
+    own: ScalarProblem, reference: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator
+) -> ScalarProblem:
     """The reference at the same point, contracted in the same way.
 
     Args:
@@ -42,7 +43,7 @@ def reference_problem(
         InputError: If the reference does not run, or returns other shapes.
     """
     try:
-        double = build(reference, tree_map_only(Tensor, _double, args), generator).in_double()
+        double = scalarize(reference, tree_map_only(Tensor, _double, args), generator).in_double()
     except InputError as error:
         # The reference meets the same conditions as f, in the same words.
         raise InputError(str(error).replace("check: f", "check: reference", 1)) from error.__cause__
@@ -64,14 +65,19 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def with_truth(calls: list[Call], f: Any, reference: Callable[..., Any]) -> list[Call]:
+def with_truth(calls: list[FunctionCall], f: Any, reference: Callable[..., Any]) -> list[FunctionCall]:
     """Give the reference to the call of f itself, if f is a custom Function: they have the same arguments."""
     function = f if isinstance(f, type) else getattr(f, "__self__", None)
     return [replace(call, truth=reference) if call.function is function else call for call in calls]
 
 
 def against_reference(
-    own: Problem, truth: Problem, levels: list[Level], order: int, ulps: float | None, generator: torch.Generator
+    own: ScalarProblem,
+    truth: ScalarProblem,
+    levels: list[Level],
+    order: int,
+    ulps: float | None,
+    generator: torch.Generator,
 ) -> list[Entry]:
     """Compare value and derivatives by every route with the reference.
 
@@ -95,21 +101,21 @@ def against_reference(
     return entries
 
 
-def noise_note(own: Problem, truth: Problem) -> Iterator[str]:
+def noise_note(own: ScalarProblem, truth: ScalarProblem) -> Iterator[str]:
     """How far the value is off near the point, in a sentence."""
     noise = attempt(_noise, own, truth)
     if not isinstance(noise, Failure):
         yield f"the value is off by {noise:.1f} ulps {dtypes_of(own)} near the inputs, by the reference"
 
 
-def _value(own: Problem, truth: Problem, ulps: float | None) -> Entry:
-    outcome = attempt(lambda: own.outputs(own.point).detach())
-    reference = exact(truth.outputs(truth.point))
+def _value(own: ScalarProblem, truth: ScalarProblem, ulps: float | None) -> Entry:
+    outcome = attempt(lambda: own.joined_outputs(own.point).detach())
+    reference = exact(truth.joined_outputs(truth.point))
     entry = judge("f", 0, "vs reference", outcome, reference, lower=0.0, eps=own.eps, wrong="imprecise")
     return _in_ulps(entry, own.eps, ulps)
 
 
-def _routes(own: Problem, loss: Callable[[Tensor], Tensor], level: Level, quantity: str) -> Iterator[Entry]:
+def _routes(own: ScalarProblem, loss: Callable[[Tensor], Tensor], level: Level, quantity: str) -> Iterator[Entry]:
     for route in level.outcomes:
         outcome: Any = attempt(evaluate, loss, route, own.point, level.tuples, level.free)
         yield level.compare(route, quantity, outcome, level.truth, eps=own.eps)
@@ -124,7 +130,7 @@ def _in_ulps(entry: Entry, eps: float, ulps: float | None) -> Entry:
     return replace(entry, tolerance=allowed, status=status)
 
 
-def _noise(own: Problem, truth: Problem) -> float:
+def _noise(own: ScalarProblem, truth: ScalarProblem) -> float:
     """The largest error of a value near the point, in ulps of its own dtype."""
     worst = 0.0
     for k in range(_POINTS):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
-from hodiff.checks.comparisons.judgement import Failure, attempt, first_line
+from hodiff.checks.attempts import Failure, attempt, first_line
 from hodiff.errors import InputError
 
 # Up to this many numbers V is the identity; beyond, a few random directions see every number at once.
@@ -30,7 +30,7 @@ _ROUNDINGS = 1000
 
 
 @dataclass(frozen=True)
-class Problem:
+class ScalarProblem:
     """A function at a point.
 
     Attributes:
@@ -69,7 +69,7 @@ class Problem:
             for leaf, block in zip(self.leaves, self.directions, strict=True)
         )
 
-    def outputs(self, t: Tensor) -> Tensor:
+    def joined_outputs(self, t: Tensor) -> Tensor:
         """Join all outputs at x + V t in one vector."""
         return torch.cat([_real(y).reshape(-1).to(t.device) for y in self.function(*self.at(t))])
 
@@ -86,11 +86,11 @@ class Problem:
     def is_coarse(self) -> bool:
         """Whether f rounds its inputs inside: it sees a change of 1e-5, but none of 1e-10 that it ought to see."""
         with torch.no_grad():
-            here, far, near = (self.outputs(self.point + h * self.step) for h in (0.0, 1e-5, 1e-10))
+            here, far, near = (self.joined_outputs(self.point + h * self.step) for h in (0.0, 1e-5, 1e-10))
         visible = 1e-5 * (far - here).abs() > 100 * self.eps * here.abs()
         return bool(visible.any()) and not bool((near - here)[visible].any())
 
-    def in_double(self) -> "Problem":
+    def in_double(self) -> "ScalarProblem":
         """Take the same problem with float64 inputs; the numbers are the same."""
         leaves = tuple(leaf.double() for leaf in self.leaves)
         return replace(
@@ -102,7 +102,9 @@ class UnrepeatableError(Exception):
     """Two calls with the same inputs gave different outputs."""
 
 
-def build(f: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator, method: str = "auto") -> Problem:
+def scalarize(
+    f: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator, method: str = "auto"
+) -> ScalarProblem:
     """Validate a function and its inputs, and draw cotangent and directions.
 
     Args:
@@ -125,7 +127,7 @@ def build(f: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generat
     reals = [_real(y) for y in outputs]
     cotangents = tuple(draw(y.shape, generator).to(y.device) for y in reals)
     weights = tuple(draw(y.shape, generator).to(y.device) / (1 + y.abs()).where(y.isfinite(), 1.0) for y in reals)
-    problem = Problem(function, leaves, directions, cotangents, weights, _coarsest((*leaves, *outputs)))
+    problem = ScalarProblem(function, leaves, directions, cotangents, weights, _coarsest((*leaves, *outputs)))
     _require_dependence(problem, outputs)
     return problem
 
@@ -227,7 +229,7 @@ def _largest(a: Tensor) -> float:
     return float(a.detach().abs().nan_to_num(0.0, posinf=0.0, neginf=0.0).max()) if a.numel() else 0.0
 
 
-def _require_dependence(problem: Problem, outputs: tuple[Tensor, ...]) -> None:
+def _require_dependence(problem: ScalarProblem, outputs: tuple[Tensor, ...]) -> None:
     """A function that is cut off from its inputs in the graph and in its values has nothing to check."""
     tracked = [leaf.clone().requires_grad_() for leaf in problem.leaves]
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparisons.judgement import Failure, attempt, exact, judge
-from hodiff.checks.comparisons.scalarize import Problem, draw
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.comparisons.judgement import exact, judge
+from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
 from hodiff.checks.oracles.compositions import along_directions, route_names
-from hodiff.checks.probes.cause import Cause, nothing
+from hodiff.checks.probes.cause import Cause, no_entry
 from hodiff.checks.report.report import Entry
 from hodiff.functions.gradients.straight_through import StraightThrough
 from hodiff.graphs import nodes_of
@@ -37,7 +38,7 @@ def declares_surrogate(f: Any, function: Callable[..., tuple[Tensor, ...]], leav
     return any(function_of(node) is StraightThrough for node in nodes)
 
 
-def between_claims(problem: Problem, order: int, generator: torch.Generator) -> Iterator[Entry]:
+def between_claims(problem: ScalarProblem, order: int, generator: torch.Generator) -> Iterator[Entry]:
     """Compare the routes of each order with the first that works."""
     lower = float(problem.loss(problem.point).detach().abs())
     for k in range(1, order + 1):
@@ -52,7 +53,7 @@ def between_claims(problem: Problem, order: int, generator: torch.Generator) -> 
         lower = max([lower, *(float(y.abs().max()) for y in works[:1])])
 
 
-def _evaluate(problem: Problem, route: str, tuples: Tensor) -> Tensor:
+def _evaluate(problem: ScalarProblem, route: str, tuples: Tensor) -> Tensor:
     function = along_directions(problem.loss, route)
     return torch.stack([function(problem.point, *directions) for directions in tuples]).detach()
 
@@ -71,9 +72,9 @@ def gap(entries: Iterable[Entry]) -> Cause:
         if entry.quantity == "vs differences" and entry.status == "gap" and entry.error is not None:
             worst[entry.order] = max(worst.get(entry.order, 0.0), entry.error)
     if not worst:
-        return Cause("HD902", ("the declared derivatives agree with differences",), nothing)
+        return Cause("HD902", ("the declared derivatives agree with differences",), no_entry)
     texts = "; ".join(f"order {order}: {size:.1e} of the scale" for order, size in sorted(worst.items()))
-    return Cause("HD902", (f"the gap between declared and numerical derivatives is, at {texts}",), nothing)
+    return Cause("HD902", (f"the gap between declared and numerical derivatives is, at {texts}",), no_entry)
 
 
 def stated_errors(f: Any, args: tuple[Any, ...], order: int) -> Iterator[str]:

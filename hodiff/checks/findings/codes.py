@@ -6,14 +6,11 @@ A code never changes its meaning. Hundreds group what belongs together: 1 number
 
 from __future__ import annotations
 
-from hodiff.checks.findings.code import Code
-from hodiff.checks.findings.judgements import JUDGEMENTS
-from hodiff.checks.findings.lacks import MISSING, WASTE
-from hodiff.checks.findings.numbers import NUMBERS
-from hodiff.checks.findings.rules import RETURNS, SURROUNDINGS
+from hodiff.checks.findings.missing_and_wasted import MISSING, WASTE
+from hodiff.checks.findings.not_defects import JUDGEMENTS
+from hodiff.checks.findings.rule_conduct import RETURNS, SURROUNDINGS
+from hodiff.checks.findings.wrong_numbers import NUMBERS
 
 _TABLES = (NUMBERS, RETURNS, SURROUNDINGS, MISSING, WASTE, JUDGEMENTS)
 
 CODES = {each.code: each for table in _TABLES for each in table}
-
-__all__ = ["CODES", "Code"]

@@ -16,7 +16,7 @@ from hodiff.checks.report.report import Entry, Finding
 
 
 @dataclass(frozen=True)
-class Rule:
+class CodePattern:
     """A code and the patterns of the entries that have it.
 
     All but `detail` are matched at the start.
@@ -43,35 +43,37 @@ class Rule:
 
 
 # What torch itself says is missing; the special ones come first.
-MESSAGES: tuple[Rule, ...] = (
-    Rule("HD107", detail="once_differentiable"),
-    Rule("HD405", detail="setup_context", fact="custom"),
-    Rule("HD406", detail="setup_context", fact="plain"),
-    Rule("HD106", detail="Cannot access data pointer|doesn't have storage|Can't call numpy"),
-    Rule("HD403", detail="generate_vmap_rule|vmap staticmethod"),
-    Rule("HD406", detail="Trying to use forward AD with|derivative for .* is not implemented|no autograd formula"),
-    Rule("HD401", detail="implement the jvp|jvp function|jvp.*NotImplemented"),
-    Rule("HD406", detail=r"forward[- ](mode )?(AD|differentiation)|forward AD"),
+MESSAGES: tuple[CodePattern, ...] = (
+    CodePattern("HD107", detail="once_differentiable"),
+    CodePattern("HD405", detail="setup_context", fact="custom"),
+    CodePattern("HD406", detail="setup_context", fact="plain"),
+    CodePattern("HD106", detail="Cannot access data pointer|doesn't have storage|Can't call numpy"),
+    CodePattern("HD403", detail="generate_vmap_rule|vmap staticmethod"),
+    CodePattern(
+        "HD406", detail="Trying to use forward AD with|derivative for .* is not implemented|no autograd formula"
+    ),
+    CodePattern("HD401", detail="implement the jvp|jvp function|jvp.*NotImplemented"),
+    CodePattern("HD406", detail=r"forward[- ](mode )?(AD|differentiation)|forward AD"),
 )
 
 # What an entry is that nothing else explains.
-LEFT_OVER: tuple[Rule, ...] = (
-    Rule("HD306", kind="float64"),
-    Rule("HD113", kind="imprecise"),
-    Rule("HD901", kind="non-smooth"),
-    Rule("HD112", kind="non-finite"),
-    Rule("HD404", route="compile"),
-    Rule("HD402", route="vmap", detail="^vmap gives shape"),
-    Rule("HD402", route="vmap of values", kind="raises", fact="batching"),
-    Rule("HD407", route="vmap", kind="raises"),
-    Rule("HD402", route="vmap"),
-    Rule("HD407", quantity="batched", detail="vmap|batched"),
-    Rule("HD408", kind="raises"),
-    Rule("HD408", kind="fails", detail="^(?!GradcheckError)"),
-    Rule("HD406", fact="plain"),
-    Rule("HD101", route="reverse$|gradcheck", order="1", quantity="(?!forward)"),
-    Rule("HD102", route="forward$|gradcheck", order="1"),
-    Rule("HD115"),
+LEFT_OVER: tuple[CodePattern, ...] = (
+    CodePattern("HD306", kind="float64"),
+    CodePattern("HD113", kind="imprecise"),
+    CodePattern("HD901", kind="non-smooth"),
+    CodePattern("HD112", kind="non-finite"),
+    CodePattern("HD404", route="compile"),
+    CodePattern("HD402", route="vmap", detail="^vmap gives shape"),
+    CodePattern("HD402", route="vmap of values", kind="raises", fact="batching"),
+    CodePattern("HD407", route="vmap", kind="raises"),
+    CodePattern("HD402", route="vmap"),
+    CodePattern("HD407", quantity="batched", detail="vmap|batched"),
+    CodePattern("HD408", kind="raises"),
+    CodePattern("HD408", kind="fails", detail="^(?!GradcheckError)"),
+    CodePattern("HD406", fact="plain"),
+    CodePattern("HD101", route="reverse$|gradcheck", order="1", quantity="(?!forward)"),
+    CodePattern("HD102", route="forward$|gradcheck", order="1"),
+    CodePattern("HD115"),
 )
 
 # Defects after which batched and single evaluations differ, or a batched one raises.
@@ -119,7 +121,7 @@ def diagnose(
     return tuple(sorted(findings, key=lambda finding: (_SEVERITIES.index(finding.severity), finding.code)))
 
 
-def _code(rules: Sequence[Rule], entry: Entry, facts: frozenset[str]) -> str:
+def _code(rules: Sequence[CodePattern], entry: Entry, facts: frozenset[str]) -> str:
     return next((rule.code for rule in rules if rule.holds(entry, facts)), "")
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hodiff.checks.comparisons.judgement import first_line
-from hodiff.checks.modules.calls import Call, CallFailed, unsteady
-from hodiff.checks.modules.findings import Inquiry, coarse_findings, count_numbers, unsteady_finding
-from hodiff.checks.modules.problems import Subject, compare, failures, of_call
+from hodiff.checks.attempts import first_line
+from hodiff.checks.modules.faults import Inquiry, coarse_findings, count_numbers, unsteady_finding
+from hodiff.checks.modules.module_calls import CallFailed, ModuleCall, unsteady_call
 from hodiff.checks.modules.search import Search
+from hodiff.checks.modules.subjects import Subject, compare_routes, failures, subject_of_call
 from hodiff.checks.report.report import Finding, Report
-from hodiff.checks.torch_warnings import quiet
+from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.corrections import corrected
 from hodiff.errors import InputError
 
@@ -80,10 +80,10 @@ def check_module(
     _require(module, order, loss, options)
     mode: Callable[[], Any] = corrected if correct else nullcontext
     args = tree_map_only(Tensor, _in_double, inputs if type(inputs) is tuple else (inputs,))
-    with quiet():
+    with silence_torch_warnings():
         own = _copy_of(module)
         try:
-            root, blamed, reason = unsteady(own, args)
+            root, blamed, reason = unsteady_call(own, args)
         except CallFailed as failure:
             raise InputError(
                 f"check_module: module: expected {type(module).__name__}(*inputs) to run in float64, but "
@@ -94,9 +94,9 @@ def check_module(
         if blamed is not None:
             return Report(title, (), (unsteady_finding(blamed, reason),))
         _require_scalar(loss, root)
-        subject = of_call(root, loss)
+        subject = subject_of_call(root, loss)
         with mode():
-            entries = compare(subject, order, seed, curved=loss is None)
+            entries = compare_routes(subject, order, seed, curved=loss is None)
 
         def failures_of(subject: Subject) -> tuple[Any, ...]:
             with mode():
@@ -173,7 +173,7 @@ def _require(module: Any, order: Any, loss: Any, options: dict[str, Any]) -> Non
         )
 
 
-def _require_scalar(loss: Callable[[Any], Tensor] | None, root: Call) -> None:
+def _require_scalar(loss: Callable[[Any], Tensor] | None, root: ModuleCall) -> None:
     if loss is None:
         return
     try:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hodiff.checks.modules.calls import Call
-from hodiff.checks.modules.problems import Subject, of_call
+from hodiff.checks.modules.module_calls import ModuleCall
+from hodiff.checks.modules.subjects import Subject, subject_of_call
 from hodiff.checks.report.report import Entry
 
 
@@ -24,7 +24,7 @@ class Guilty:
         loss: The loss, if that is at fault and the module is not.
     """
 
-    call: Call
+    call: ModuleCall
     failed: tuple[Entry, ...]
     alike: tuple[str, ...] = ()
     loss: Callable[[Any], Tensor] | None = None
@@ -39,9 +39,11 @@ class Search:
 
     def __init__(self, failures: Callable[[Subject], tuple[Entry, ...]]):
         self._failures = failures
-        self._known: dict[Call, tuple[Entry, ...]] = {}
+        self._known: dict[ModuleCall, tuple[Entry, ...]] = {}
 
-    def run(self, root: Call, failed: tuple[Entry, ...], loss: Callable[[Any], Tensor] | None) -> Iterator[Guilty]:
+    def run(
+        self, root: ModuleCall, failed: tuple[Entry, ...], loss: Callable[[Any], Tensor] | None
+    ) -> Iterator[Guilty]:
         """Find what is at fault: first from the outside inwards, then among all leaves that differ from it.
 
         Args:
@@ -64,19 +66,19 @@ class Search:
                 if self.failures(call):
                     yield self._with_alike(root, call, self.failures(call))
 
-    def failures(self, call: Call) -> tuple[Entry, ...]:
+    def failures(self, call: ModuleCall) -> tuple[Entry, ...]:
         """The failed comparisons of a call alone."""
         if call not in self._known:
-            self._known[call] = self._failures(of_call(call))
+            self._known[call] = self._failures(subject_of_call(call))
         return self._known[call]
 
-    def _descend(self, root: Call, failed: tuple[Entry, ...]) -> Guilty:
+    def _descend(self, root: ModuleCall, failed: tuple[Entry, ...]) -> Guilty:
         call = root
         while guilty := next((child for child in call.children if self.failures(child)), None):
             call, failed = guilty, self.failures(guilty)
         return self._with_alike(root, call, failed)
 
     @staticmethod
-    def _with_alike(root: Call, call: Call, failed: tuple[Entry, ...]) -> Guilty:
+    def _with_alike(root: ModuleCall, call: ModuleCall, failed: tuple[Entry, ...]) -> Guilty:
         names = [each.name for each in root.post_order() if each.signature == call.signature]
         return Guilty(call, failed, tuple(dict.fromkeys(name for name in names if name != call.name)))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
-from hodiff.checks.preflight.custom_functions import CustomFunction, custom_functions
+from hodiff.checks.preflight.function_defects import FunctionDefect, function_defects
 from hodiff.corrections import Corrections
 from hodiff.corrections.registry import CORRECTIONS, Correction
 from hodiff.errors import InputError
@@ -66,7 +66,7 @@ class Preflight:
     """
 
     operators: tuple[OperatorUse, ...]
-    functions: tuple[CustomFunction, ...]
+    functions: tuple[FunctionDefect, ...]
     remarks: tuple[str, ...]
     routes: Mapping[str, str]
 
@@ -136,7 +136,7 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
     worst = {
         route: max((use.routes[route] for use in operators), key=_RANKS.index, default="right") for route in ROUTES
     }
-    found = tuple(custom_functions(pytree.tree_leaves(outputs)))
+    found = tuple(function_defects(pytree.tree_leaves(outputs)))
     for each in found:
         worst = {
             route: "wrong" if route in each.wrong else "raises" if route in each.missing else word

@@ -56,7 +56,7 @@ def about_batches(entry: Entry) -> bool:
     return entry.route.startswith("vmap") or (batched and re.search("vmap|batch", entry.detail) is not None)
 
 
-def nothing(entry: Entry) -> bool:
+def no_entry(entry: Entry) -> bool:
     """For a defect that shows in no comparison."""
     del entry
     return False
@@ -72,7 +72,7 @@ def by_forward(entry: Entry) -> bool:
     return "forward" in modes_of(entry)
 
 
-def anything(entry: Entry) -> bool:
+def every_entry(entry: Entry) -> bool:
     """For a defect after which no comparison is to be trusted."""
     del entry
     return True

@@ -11,7 +11,7 @@ from torch import Tensor
 _OWN = {"needs_input_grad", "for_backward", "for_forward", "dirty", "constant_outputs", "reading", "materializes"}
 
 
-class Context:
+class StandInContext:
     """What `ctx` is to the rules of a Function, without a graph behind it."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]):
@@ -67,9 +67,9 @@ class Context:
             found |= {f"ctx.{name}{path}": t for path, t in _within(value)}
         return found
 
-    def replaced(self, change: Callable[[str, Tensor], Tensor], reading: str) -> Context:
+    def replaced(self, change: Callable[[str, Tensor], Tensor], reading: str) -> StandInContext:
         """A copy in which every tensor is another, as `change(name, tensor)` says."""
-        copy = Context(self.needs_input_grad)
+        copy = StandInContext(self.needs_input_grad)
         copy.__dict__.update(vars(self))
         copy.reading = reading
 

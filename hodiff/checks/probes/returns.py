@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparisons.judgement import Failure, attempt
-from hodiff.checks.probes.calls import Call
-from hodiff.checks.probes.cause import Cause, by_reverse, nothing
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.probes.cause import Cause, by_reverse, no_entry
+from hodiff.checks.probes.function_calls import FunctionCall
 from hodiff.checks.source_lines import rule_location
 
 
-def returned(call: Call, generator: torch.Generator) -> list[Cause]:
+def returned_gradients(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Look at the gradients before torch does."""
     ran = call.fresh().run()
     with torch.no_grad():
@@ -47,7 +47,7 @@ def returned(call: Call, generator: torch.Generator) -> list[Cause]:
     return causes
 
 
-def unneeded(call: Call, generator: torch.Generator) -> list[Cause]:
+def unneeded_gradients(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Ask for one gradient at a time, and see what else comes."""
     places = call.moves()
     extra: dict[int, int] = {}
@@ -69,14 +69,14 @@ def unneeded(call: Call, generator: torch.Generator) -> list[Cause]:
     with torch.no_grad():
         whole: Any = attempt(works.pull, works.cotangents(generator)) if raised else None
     if raised and not isinstance(whole, Failure):
-        return [Cause("HD408", (raised,), nothing, location)]
+        return [Cause("HD408", (raised,), no_entry, location)]
     if not extra:
         return []
     evidence = tuple(
         f"backward of {call.name} computes the gradient of {call.argument(j)} when only {call.argument(i)} needs one"
         for j, i in extra.items()
     )
-    return [Cause("HD501", evidence, nothing, location)]
+    return [Cause("HD501", evidence, no_entry, location)]
 
 
 def _is_work(gradient: Any, incoming: tuple[Any, ...]) -> bool:

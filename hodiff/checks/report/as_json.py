@@ -37,7 +37,7 @@ def report_to_json(report: Report, *, indent: int | None = None) -> str:
         "ok": report.ok,
         "codes": report.codes,
         "findings": [asdict(finding) for finding in report.findings],
-        "entries": [{key: _plain(value) for key, value in asdict(entry).items()} for entry in report.entries],
+        "entries": [{key: _strict(value) for key, value in asdict(entry).items()} for entry in report.entries],
         "notes": report.notes,
     }
     return json.dumps(content, indent=indent, allow_nan=False, ensure_ascii=False)
@@ -83,7 +83,7 @@ def _content(text: str) -> dict[str, Any]:
     return content
 
 
-def _plain(value: Any) -> Any:
+def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return _NAMES.get(value, "nan")
     return value

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparisons.judgement import attempt
-from hodiff.checks.probes.calls import Call, Ran
-from hodiff.checks.probes.cause import Cause, nothing
-from hodiff.checks.probes.context import Context
-from hodiff.checks.probes.trace import Trace
+from hodiff.checks.attempts import attempt
+from hodiff.checks.probes.cause import Cause, no_entry
+from hodiff.checks.probes.context import StandInContext
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
+from hodiff.checks.probes.torch_calls import TorchCalls
 from hodiff.checks.source_lines import rule_location
 
 # Scale and shift of inputs: other signs, beyond usual bounds, within usual bounds.
@@ -20,7 +20,7 @@ _ELSEWHERE = ((-1.0, 0.3), (40.0, 1.0), (0.03, 0.0))
 _SEVERAL = 2
 
 
-def wasted(call: Call, generator: torch.Generator) -> list[Cause]:
+def wasted_memory(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Count which saved tensors take part in backward, and their bytes."""
     ran = call.fresh().run()
     saved = [t for t in ran.context.for_backward if isinstance(t, Tensor)]
@@ -29,13 +29,13 @@ def wasted(call: Call, generator: torch.Generator) -> list[Cause]:
     evidence = [*unread.values(), *_larger_than_needed(call, ran, set(unread)), *_too_large(ran, saved)]
     if not evidence:
         return []
-    return [Cause("HD502", tuple(evidence), nothing, rule_location(call.function, "setup_context", "forward"))]
+    return [Cause("HD502", tuple(evidence), no_entry, rule_location(call.function, "setup_context", "forward"))]
 
 
-def _unread(ran: Ran, generator: torch.Generator) -> dict[int, str]:
+def _unread(ran: ForwardRun, generator: torch.Generator) -> dict[int, str]:
     """By place, what backward does not read, or little of."""
     context = ran.context.replaced(lambda name, t: t.clone(), "backward")
-    with torch.no_grad(), Trace() as trace:
+    with torch.no_grad(), TorchCalls() as trace:
         # A rule that raises has not shown what it reads.
         if not isinstance(attempt(ran.pull, ran.cotangents(generator), context), tuple):
             return {}
@@ -56,7 +56,7 @@ def _unread(ran: Ran, generator: torch.Generator) -> dict[int, str]:
     return found
 
 
-def _matters(ran: Ran, i: int) -> bool:
+def _matters(ran: ForwardRun, i: int) -> bool:
     """Whether NaN in a saved tensor comes out."""
 
     def poisoned(name: str, t: Tensor) -> Tensor:
@@ -69,17 +69,17 @@ def _matters(ran: Ran, i: int) -> bool:
     return not (isinstance(plain, list) and isinstance(spoilt, list) and all(map(torch.equal, plain, spoilt)))
 
 
-def _gradients(ran: Ran, context: Context) -> list[Tensor]:
+def _gradients(ran: ForwardRun, context: StandInContext) -> list[Tensor]:
     results = ran.pull(ran.cotangents(torch.Generator().manual_seed(0)), context)
     return [g for g in results if isinstance(g, Tensor)]
 
 
-def _given(ran: Ran, i: int) -> bool:
+def _given(ran: ForwardRun, i: int) -> bool:
     tensor = ran.context.for_backward[i]
     return tensor.dtype == torch.bool or any(tensor is each for each in (*ran.call.args, *ran.outputs))
 
 
-def _larger_than_needed(call: Call, ran: Ran, unread: set[int]) -> Iterator[str]:
+def _larger_than_needed(call: FunctionCall, ran: ForwardRun, unread: set[int]) -> Iterator[str]:
     """Masks of whole numbers; copies and repetitions of constants: those of what is differentiated have other codes."""
     runs = [ran, *_elsewhere(call)]
     if len(runs) == 1 or len({len(each.context.for_backward) for each in runs}) > 1:
@@ -101,11 +101,15 @@ def _larger_than_needed(call: Call, ran: Ran, unread: set[int]) -> Iterator[str]
             yield f"{name} repeats itself along dimension {repeated[0]}; one of the rows would do"
 
 
-def _elsewhere(call: Call) -> Iterator[Ran]:
+def _elsewhere(call: FunctionCall) -> Iterator[ForwardRun]:
     """At other points, so that equal numbers are no accident; none if forward refuses one."""
     points = [{i: scale * call.args[i] + shift for i in call.moves()} for scale, shift in _ELSEWHERE]
     found = [attempt(call.fresh().at(point).run) for point in points]
-    return iter([each for each in found if isinstance(each, Ran)] if all(isinstance(r, Ran) for r in found) else [])
+    return iter(
+        [each for each in found if isinstance(each, ForwardRun)]
+        if all(isinstance(r, ForwardRun) for r in found)
+        else []
+    )
 
 
 def _is_copy(tensor: Tensor, given: Tensor) -> bool:
@@ -122,12 +126,12 @@ def _repeats(tensor: Tensor, dim: int) -> bool:
     return torch.equal(tensor, tensor.narrow(dim, 0, 1).expand_as(tensor))
 
 
-def _is_view(ran: Ran, tensor: Tensor) -> bool:
+def _is_view(ran: ForwardRun, tensor: Tensor) -> bool:
     given = (*ran.call.args, *ran.outputs)
     return any(isinstance(each, Tensor) and _same_storage(tensor, each) for each in given)
 
 
-def _too_large(ran: Ran, saved: list[Tensor]) -> list[str]:
+def _too_large(ran: ForwardRun, saved: list[Tensor]) -> list[str]:
     """Inputs and outputs are there anyway; what else is saved should not be larger than they are."""
     given = [t for t in (*ran.call.args, *ran.outputs) if isinstance(t, Tensor)]
     own = [t for t in saved if not any(_same_storage(t, each) for each in given)]

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparisons.judgement import Failure, Outcome, attempt, exact, is_settled, judge, scale_of
-from hodiff.checks.comparisons.scalarize import Problem, draw
+from hodiff.checks.attempts import Failure, Outcome, attempt
+from hodiff.checks.comparisons.judgement import exact, is_settled, judge, scale_of
+from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
 from hodiff.checks.oracles.compositions import along_directions, derivative, route_names
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
 from hodiff.checks.oracles.scipy_hessian import scipy_hessian
@@ -77,7 +78,7 @@ class Level:
 
 
 def climb(
-    problem: Problem,
+    problem: ScalarProblem,
     loss: Loss,
     order: int,
     generator: torch.Generator,
@@ -109,7 +110,7 @@ def climb(
     return levels
 
 
-def _size(loss: Loss, problem: Problem) -> float:
+def _size(loss: Loss, problem: ScalarProblem) -> float:
     """The loss at the point or, where it vanishes, a step away: zero tells nothing of how large its derivatives are."""
     here = float(loss(problem.point).detach().abs())
     if here:
@@ -158,7 +159,9 @@ def between_routes(levels: list[Level]) -> Iterator[Entry]:
                 yield level.compare(route, "vs routes", outcome, level.truth)
 
 
-def against_scipy(problem: Problem, loss: Loss, levels: list[Level], generator: torch.Generator) -> Iterator[Entry]:
+def against_scipy(
+    problem: ScalarProblem, loss: Loss, levels: list[Level], generator: torch.Generator
+) -> Iterator[Entry]:
     """Compare each route's Hessian with SciPy's, along the same directions."""
     for level in levels[1:2]:
         W = level.free.T
@@ -172,7 +175,7 @@ def against_scipy(problem: Problem, loss: Loss, levels: list[Level], generator: 
             yield judge(route, 2, "vs SciPy", product, estimate, lower=level.lower, eps=level.eps)
 
 
-def in_own_dtype(problem: Problem, loss: Loss, levels: list[Level], quantity: str) -> Iterator[Entry]:
+def in_own_dtype(problem: ScalarProblem, loss: Loss, levels: list[Level], quantity: str) -> Iterator[Entry]:
     """Compare each route in the inputs' own dtypes with the float64 truth, where it is right in float64."""
     for level in levels:
         for route, double in level.outcomes.items():
@@ -192,7 +195,7 @@ class _Directions:
     free: Tensor
 
     @staticmethod
-    def of(problem: Problem, order: int, generator: torch.Generator) -> _Directions:
+    def of(problem: ScalarProblem, order: int, generator: torch.Generator) -> _Directions:
         m, device = len(problem.point), problem.point.device
         basis = torch.eye(m, dtype=torch.float64, device=device)
         few = basis if m <= DIRECTIONS else _short(draw((DIRECTIONS, m), generator)).to(device)
@@ -209,7 +212,7 @@ def _short(directions: Tensor) -> Tensor:
     return directions * torch.exp2(-directions.norm(dim=1, keepdim=True).log2().round())
 
 
-def _level(problem: Problem, loss: Loss, below: Trusted, at: _Directions, lower: float) -> Level:
+def _level(problem: ScalarProblem, loss: Loss, below: Trusted, at: _Directions, lower: float) -> Level:
     point, eps, k = problem.point, problem.eps, at.order
     outcomes = {route: attempt(evaluate, loss, route, point, at.tuples, at.free) for route in route_names(k)}
     basis = torch.eye(len(point), dtype=point.dtype, device=point.device)
@@ -239,7 +242,7 @@ def _differences(
     )
 
 
-def _scipy_estimate(problem: Problem, loss: Loss, W: Tensor, scale: float) -> DifferenceEstimate:
+def _scipy_estimate(problem: ScalarProblem, loss: Loss, W: Tensor, scale: float) -> DifferenceEstimate:
     """Take SciPy's Hessian of s -> loss(W s), from smaller steps if the first ones leave the domain."""
     origin = torch.zeros(W.shape[1], dtype=torch.float64, device=W.device)
     found = []

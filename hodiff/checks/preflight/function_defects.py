@@ -15,7 +15,7 @@ from hodiff.torch_internals.graph_nodes import function_of
 
 
 @dataclass(frozen=True)
-class CustomFunction:
+class FunctionDefect:
     """A custom Function with a defect that can be seen from outside.
 
     Attributes:
@@ -33,7 +33,7 @@ class CustomFunction:
     missing: tuple[str, ...] = ()
 
 
-def custom_functions(outputs: Iterable[Any]) -> Iterator[CustomFunction]:
+def function_defects(outputs: Iterable[Any]) -> Iterator[FunctionDefect]:
     """Look for Functions with a defect among everything that computed some tensors; hodiff's own are passed over.
 
     Args:
@@ -52,31 +52,31 @@ def custom_functions(outputs: Iterable[Any]) -> Iterator[CustomFunction]:
             yield from _defects(function)
 
 
-def _defects(function: type[Function]) -> Iterator[CustomFunction]:
+def _defects(function: type[Function]) -> Iterator[FunctionDefect]:
     name = function.__name__
     if is_once_differentiable(function):
-        yield CustomFunction(
+        yield FunctionDefect(
             name,
             "backward is marked once_differentiable, and is a constant to a second derivative",
             "write it with torch operators or other Functions, and remove the mark",
             wrong=ROUTES[:2],
         )
     if function.setup_context is Function.setup_context:
-        yield CustomFunction(
+        yield FunctionDefect(
             name,
             "forward takes ctx, which torch.func refuses",
             "split it into forward and setup_context",
             missing=ROUTES[1:],
         )
     if function.jvp is Function.jvp:
-        yield CustomFunction(
+        yield FunctionDefect(
             name,
             "it has no jvp, so that forward mode raises",
             "add one, of saved inputs and torch operators",
             missing=ROUTES[1:],
         )
     if function.vmap is Function.vmap and not function.generate_vmap_rule:
-        yield CustomFunction(
+        yield FunctionDefect(
             name,
             "it has no batching rule, so that dense derivatives take one direction at a time, or raise",
             "set generate_vmap_rule = True if all its rules are torch operators, else write vmap",

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from hodiff.checks.findings.code import Code
+from hodiff.checks.findings.defect import Defect
 
 RETURNS = (
-    Code(
+    Defect(
         "HD201",
         "error",
         "a gradient of the wrong shape",
         "backward returns a gradient whose shape is not that of the input.",
         "Return it in the input's shape: `g.reshape(x.shape)`.",
     ),
-    Code(
+    Defect(
         "HD202",
         "error",
         "a broadcast gradient is not reduced",
         "an input was broadcast in forward, and backward returns its gradient in the shape of the output.",
         "Sum over what was broadcast: `g.sum_to_size(x.shape)`.",
     ),
-    Code(
+    Defect(
         "HD203",
         "error",
         "too few or too many gradients",
         "backward must return one value for each argument of forward.",
         "Return None for what has no gradient: `return g_x, None`.",
     ),
-    Code(
+    Defect(
         "HD204",
         "error",
         "a gradient for what is no tensor",
@@ -36,28 +36,28 @@ RETURNS = (
 )
 
 SURROUNDINGS = (
-    Code(
+    Defect(
         "HD301",
         "error",
         "the incoming gradient is changed in place",
         "backward or jvp writes into the gradient it was given, which others read, too.",
         "Compute a new tensor: `g * 2`, not `g.mul_(2)`.",
     ),
-    Code(
+    Defect(
         "HD302",
         "error",
         "a saved tensor is changed in place",
         "backward or jvp writes into a saved tensor, so that a second pass gives another result.",
         "Compute a new tensor: `x = x.exp()`, not `x.exp_()`.",
     ),
-    Code(
+    Defect(
         "HD303",
         "error",
         "an input is changed in place without mark_dirty",
         "forward writes into its input and does not say so.",
         "Call `ctx.mark_dirty(x)` in setup_context and return x, or write `x = x.clone()` first.",
     ),
-    Code(
+    Defect(
         "HD304",
         "error",
         "a tensor is kept as an attribute of ctx",
@@ -65,35 +65,35 @@ SURROUNDINGS = (
         "is lost.",
         "Save it: `ctx.save_for_backward(x)`.",
     ),
-    Code(
+    Defect(
         "HD305",
         "error",
         "backward is not deterministic",
         "two backward passes from the same graph differ.",
         "Draw random numbers in forward and save them: `ctx.save_for_backward(x, noise)`.",
     ),
-    Code(
+    Defect(
         "HD306",
         "error",
         "a buffer of a fixed dtype",
         "a tensor made inside is float32 whatever the inputs are.",
         "Make it like the input: `torch.zeros_like(x)` or `dtype=x.dtype`; a module: `module.double()`.",
     ),
-    Code(
+    Defect(
         "HD307",
         "warning",
         "a buffer on a fixed device",
         "a tensor made inside, or closed over, is on one device whatever the inputs are.",
         "Make it like the input: `torch.zeros_like(x)` or `device=x.device`.",
     ),
-    Code(
+    Defect(
         "HD308",
         "error",
         "memory that was never written",
         "a result depends on what an uninitialised tensor happened to hold.",
         "Fill it: `torch.zeros_like(x)`, not `torch.empty_like(x)`.",
     ),
-    Code(
+    Defect(
         "HD309",
         "error",
         "strides matter",

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from hodiff.checks.comparisons.judgement import Failure, attempt
+from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.findings.codes import CODES
-from hodiff.checks.modules.calls import Call
-from hodiff.checks.modules.operators import Culprit, culprits, custom_classes
-from hodiff.checks.modules.problems import Subject, of_call, of_loss, tensors_of
+from hodiff.checks.modules.module_calls import ModuleCall
 from hodiff.checks.modules.search import Guilty
+from hodiff.checks.modules.subjects import Subject, subject_of_call, subject_of_loss, tensors_of
+from hodiff.checks.modules.torch_functions import Culprit, culprits, custom_classes
 from hodiff.checks.preflight.preflight import preflight
 from hodiff.checks.report.report import Entry, Finding, Report
 from hodiff.corrections.registry import CORRECTIONS
@@ -48,11 +48,11 @@ class Inquiry:
     def findings(self, guilty: Guilty) -> tuple[Finding, ...]:
         """Name the torch function at fault, else what a check of the submodule alone says, else the routes."""
         if guilty.loss is not None:
-            return self._alone(guilty, of_loss(guilty.loss, guilty.call), "the loss", "")
-        torchs = [] if _statuses(guilty.failed) == {"non-smooth"} else list(self._culprits(guilty.call))
-        if torchs:
-            return tuple(self._of_culprit(guilty, culprit) for culprit in torchs)
-        return self._alone(guilty, of_call(guilty.call), guilty.call.label, guilty.call.location)
+            return self._alone(guilty, subject_of_loss(guilty.loss, guilty.call), "the loss", "")
+        culprits_inside = [] if _statuses(guilty.failed) == {"non-smooth"} else list(self._culprits(guilty.call))
+        if culprits_inside:
+            return tuple(self._of_culprit(guilty, culprit) for culprit in culprits_inside)
+        return self._alone(guilty, subject_of_call(guilty.call), guilty.call.label, guilty.call.location)
 
     def _alone(self, guilty: Guilty, subject: Subject, label: str, location: str) -> tuple[Finding, ...]:
         """What a check says; if it says nothing, which routes disagree."""
@@ -68,7 +68,7 @@ class Inquiry:
             for each in errors
         ) or (_by_routes(guilty, label, location),)
 
-    def _culprits(self, call: Call) -> Iterator[Culprit]:
+    def _culprits(self, call: ModuleCall) -> Iterator[Culprit]:
         return culprits(call, self.mode, self.order, self.seed)
 
     def _check_alone(self, subject: Subject) -> Report:
@@ -95,14 +95,14 @@ class Inquiry:
             code=code.code,
             severity=code.severity,
             title="the graph is cut in forward" if cut else code.title,
-            cause=f"in {guilty.call.label}: a derivative of {culprit.name} {_said(culprit.failed)} "
+            cause=f"in {guilty.call.label}: a derivative of {culprit.name} {_in_words(culprit.failed)} "
             f"by {', '.join(routes)}.",
             evidence=(*_evidence(guilty), f"torch function {culprit.name}", *_numbers(culprit.failed)),
             location=culprit.location or guilty.call.location,
         )
 
 
-def unsteady_finding(call: Call, reason: str) -> Finding:
+def unsteady_finding(call: ModuleCall, reason: str) -> Finding:
     """Say which module makes two calls with the same inputs differ, and by what."""
     code = CODES["HD903"]
     seen = attempt(preflight, lambda *args: call.module(*args, **call.kwargs), *call.args)
@@ -125,7 +125,7 @@ def unsteady_finding(call: Call, reason: str) -> Finding:
     )
 
 
-def coarse_findings(root: Call) -> tuple[Finding, ...]:
+def coarse_findings(root: ModuleCall) -> tuple[Finding, ...]:
     """Name the first module that returns a lower precision than the float64 that it got."""
     for call in root.post_order():
         dtypes = {each.dtype for each in tensors_of(call.output) if each.is_floating_point()}
@@ -155,7 +155,7 @@ def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
         code=code.code,
         severity=code.severity,
         title=code.title,
-        cause=f"in {label}: a derivative {_said(failed)} by {routes}.",
+        cause=f"in {label}: a derivative {_in_words(failed)} by {routes}.",
         evidence=(*_evidence(guilty), *(f"custom Function {name}" for name in classes), *_numbers(failed)),
         location=location,
     )
@@ -168,7 +168,7 @@ def _evidence(guilty: Guilty) -> tuple[str, ...]:
     return tuple(filter(None, (_submodule(guilty.call), alike)))
 
 
-def _submodule(call: Call) -> str:
+def _submodule(call: ModuleCall) -> str:
     return f"submodule {call.label}" if call.name else f"the module itself, {call.label}"
 
 
@@ -192,7 +192,7 @@ def _measured(failed: Sequence[Entry]) -> str:
     return f"relative error {worst.error:.1e}, tolerance {worst.tolerance:.1e}"
 
 
-def _said(failed: Sequence[Entry]) -> str:
+def _in_words(failed: Sequence[Entry]) -> str:
     return ", ".join(dict.fromkeys(_WORDS.get(entry.status, f"is {entry.status}") for entry in failed))
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from hodiff.checks.comparisons.routes import against_differences, between_routes, climb
-from hodiff.checks.comparisons.scalarize import Problem, build, draw
-from hodiff.checks.modules.calls import Call
+from hodiff.checks.comparisons.orders import against_differences, between_routes, climb
+from hodiff.checks.comparisons.scalarize import ScalarProblem, draw, scalarize
+from hodiff.checks.modules.module_calls import ModuleCall
 from hodiff.checks.report.report import Entry
 from hodiff.errors import InputError
 
@@ -35,7 +35,7 @@ class Subject:
     inputs: tuple[Any, ...]
 
 
-def of_call(call: Call, loss: Callable[[Any], Tensor] | None = None) -> Subject:
+def subject_of_call(call: ModuleCall, loss: Callable[[Any], Tensor] | None = None) -> Subject:
     """A call as a function of the parameters that require grad and of the floating inputs.
 
     Args:
@@ -58,17 +58,17 @@ def of_call(call: Call, loss: Callable[[Any], Tensor] | None = None) -> Subject:
     return _split(run, free, (call.args, call.kwargs))
 
 
-def of_loss(loss: Callable[[Any], Tensor], call: Call) -> Subject:
+def subject_of_loss(loss: Callable[[Any], Tensor], call: ModuleCall) -> Subject:
     """A loss as a function of the floating tensors in a call's output."""
     return _split(lambda _, output, kwargs: loss(output), {}, (call.output, {}))
 
 
-def of_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Subject:
+def subject_of_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Subject:
     """A torch function as a function of its floating arguments."""
     return _split(lambda _, args, kwargs: tensors_of(function(*args, **kwargs)), {}, (args, kwargs))
 
 
-def compare(subject: Subject, order: int, seed: int, *, curved: bool) -> tuple[Entry, ...]:
+def compare_routes(subject: Subject, order: int, seed: int, *, curved: bool) -> tuple[Entry, ...]:
     """Compare all routes along random directions with differences and with each other.
 
     Args:
@@ -89,7 +89,7 @@ def compare(subject: Subject, order: int, seed: int, *, curved: bool) -> tuple[E
             "got neither. Call module.requires_grad_()."
         )
     generator = torch.Generator().manual_seed(seed)
-    problem = _in_proportion(build(subject.function, subject.inputs, generator), generator)
+    problem = _in_proportion(scalarize(subject.function, subject.inputs, generator), generator)
     loss = problem.curved_loss if curved else problem.loss
     levels = climb(problem, loss, order, generator, by_differences=False)
     return (*against_differences(levels, order), *between_routes(levels))
@@ -98,7 +98,7 @@ def compare(subject: Subject, order: int, seed: int, *, curved: bool) -> tuple[E
 def failures(subject: Subject, order: int, seed: int) -> tuple[Entry, ...]:
     """The comparisons that fail; none where there is nothing to differentiate."""
     try:
-        return tuple(entry for entry in compare(subject, order, seed, curved=True) if entry.failed)
+        return tuple(entry for entry in compare_routes(subject, order, seed, curved=True) if entry.failed)
     except InputError:
         return ()
 
@@ -127,7 +127,7 @@ def _split(run: Callable[[Any, Any, Any], Any], parameters: dict[str, Tensor], i
     return Subject(function, (parameters, *(leaves[i] for i in places)))
 
 
-def _in_proportion(problem: Problem, generator: torch.Generator) -> Problem:
+def _in_proportion(problem: ScalarProblem, generator: torch.Generator) -> ScalarProblem:
     """Move every leaf in proportion to its size: a step that suits inputs of size one would throw weights far off."""
     everything = max(1.0, problem.step / 0.1)
 

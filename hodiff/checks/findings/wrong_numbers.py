@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from hodiff.checks.findings.code import Code
+from hodiff.checks.findings.defect import Defect
 
 NUMBERS = (
-    Code(
+    Defect(
         "HD101",
         "error",
         "wrong gradient",
         "backward computes something else than the derivative: a sign, a factor, a term or a transpose.",
         "Derive the formula again and compare the elements listed: `return g * 2 * x`, not `return g * x`.",
     ),
-    Code(
+    Defect(
         "HD102",
         "error",
         "wrong tangent",
         "jvp computes something else than the derivative, while backward is right.",
         "Make jvp the transpose of backward: where that returns `g * slope`, `return tangent * slope`.",
     ),
-    Code(
+    Defect(
         "HD103",
         "error",
         "an intermediate of forward is a constant at second order",
@@ -27,35 +27,35 @@ NUMBERS = (
         "on the inputs is lost.",
         "Recompute it in backward from `ctx.saved_tensors`, or return it as an output and add its incoming gradient.",
     ),
-    Code(
+    Defect(
         "HD104",
         "error",
         "the graph is cut in backward",
         "backward detaches what it differentiates with: .data, .detach(), .item() or torch.no_grad().",
         "Remove it: `(x,) = ctx.saved_tensors` and `return g * 2 * x`.",
     ),
-    Code(
+    Defect(
         "HD105",
         "error",
         "the gradient of an auxiliary output is ignored",
         "an output that exists for backward's sake depends on the inputs, and backward ignores what comes in for it.",
         "Add it: `def backward(ctx, g, g_aux): return g * aux + g_aux * d_aux`.",
     ),
-    Code(
+    Defect(
         "HD106",
         "error",
         "a kernel in backward loses the second derivative",
         "backward calls NumPy, Triton, C++ or another thing that autograd cannot see into.",
         "Make that call a Function of its own, with backward and jvp: `return Kernel.apply(g, x)`.",
     ),
-    Code(
+    Defect(
         "HD107",
         "error",
         "once_differentiable",
         "the mark makes the gradient a constant, in silence where the incoming gradient is one.",
         "Remove `@once_differentiable` and write backward with torch operators or other Functions.",
     ),
-    Code(
+    Defect(
         "HD108",
         "error",
         "the tangent's slope is a constant",
@@ -63,56 +63,56 @@ NUMBERS = (
         "reverse-over-forward sees a constant.",
         "Save the inputs, `ctx.save_for_forward(x)`, and compute the slope in jvp: `return tangent * 2 * x`.",
     ),
-    Code(
+    Defect(
         "HD109",
         "error",
         "the gradient goes through unchanged",
         "backward returns the incoming gradient as it is, though the function is not the identity.",
         "Multiply by the derivative, or declare the surrogate: `hodiff.straight_through(forward, surrogate)`.",
     ),
-    Code(
+    Defect(
         "HD110",
         "error",
         "a mask is ignored",
         "the gradient passes where the function does not depend on its input.",
         "Save the mask and apply it: `return g * mask`.",
     ),
-    Code(
+    Defect(
         "HD111",
         "warning",
         "unstable at large arguments",
         "the formula is right where it was checked, and loses its digits or overflows for large arguments.",
         "Rearrange it: `torch.nn.functional.logsigmoid(x)`, not `torch.log(torch.sigmoid(x))`.",
     ),
-    Code(
+    Defect(
         "HD112",
         "error",
         "NaN or infinity at an edge",
         "a derivative is not finite where the function's own is, often 0 * inf in a branch that is not taken.",
         "Make the argument safe before the operation: `torch.where(x > 0, x, 1).log()`.",
     ),
-    Code(
+    Defect(
         "HD113",
         "error",
         "imprecise in low precision",
         "the derivative is right in float64, and loses more than half of its digits in the inputs' own dtype.",
         "Rearrange the formula against cancellation, or compute it in a wider dtype: `x.float()`.",
     ),
-    Code(
+    Defect(
         "HD114",
         "error",
         "forward mode does not nest",
         "torch runs jvp with forward mode off, so that an outer forward pass sees constants in it.",
         "Put `@hodiff.functions.nestable_jvp` under `@staticmethod` of jvp.",
     ),
-    Code(
+    Defect(
         "HD115",
         "error",
         "wrong from some order on",
         "a rule is right to a lower order and made of something whose own derivative is wrong.",
         "Write every rule with torch operators that are themselves differentiable to this order.",
     ),
-    Code(
+    Defect(
         "HD116",
         "error",
         "the incoming gradient is taken for a constant",

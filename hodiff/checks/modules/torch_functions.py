@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hodiff.checks.modules.calls import Call
-from hodiff.checks.modules.problems import failures, is_free, of_function, tensors_of
+from hodiff.checks.modules.module_calls import ModuleCall
+from hodiff.checks.modules.subjects import failures, is_free, subject_of_function, tensors_of
 from hodiff.checks.report.report import Entry
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.graph_nodes import function_of
@@ -77,7 +77,9 @@ class _Recorder(TorchFunctionMode):
         return result
 
 
-def culprits(call: Call, mode: Callable[[], AbstractContextManager[Any]], order: int, seed: int) -> Iterator[Culprit]:
+def culprits(
+    call: ModuleCall, mode: Callable[[], AbstractContextManager[Any]], order: int, seed: int
+) -> Iterator[Culprit]:
     """Check every torch function that a module calls, alone, at what it was called with.
 
     Args:
@@ -99,14 +101,14 @@ def culprits(call: Call, mode: Callable[[], AbstractContextManager[Any]], order:
             continue
         checked.add(use.key)
         with mode():
-            failed = failures(of_function(use.function, use.args, use.kwargs), order, seed)
+            failed = failures(subject_of_function(use.function, use.args, use.kwargs), order, seed)
         if failed:
             found.add(use.function)
             name = resolve_name(use.function) or getattr(use.function, "__name__", str(use.function))
             yield Culprit(name, use.function, failed, use.location)
 
 
-def custom_classes(call: Call) -> tuple[str, ...]:
+def custom_classes(call: ModuleCall) -> tuple[str, ...]:
     """The names of the custom Functions that took part in a call."""
     args, kwargs = tree_map_only(Tensor, torch.clone, (call.args, call.kwargs))
     args, kwargs = tree_map_only(Tensor, lambda x: x.requires_grad_() if is_free(x) else x, (args, kwargs))
@@ -117,7 +119,7 @@ def custom_classes(call: Call) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.__name__ for each in own))
 
 
-def _buffers(call: Call) -> dict[str, Tensor]:
+def _buffers(call: ModuleCall) -> dict[str, Tensor]:
     return {name: buffer.detach().clone() for name, buffer in call.module.named_buffers()}
 
 

@@ -10,11 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from hodiff.checks.attempts import Failure, Outcome, attempt
 from hodiff.checks.audit.samples import Sample
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, THIRD, Verdict, Verdicts, everywhere
-from hodiff.checks.comparisons.judgement import Failure, Outcome, attempt, judge
-from hodiff.checks.comparisons.routes import Level, climb, evaluate
-from hodiff.checks.comparisons.scalarize import Problem, UnrepeatableError, build, draw
+from hodiff.checks.comparisons.judgement import judge
+from hodiff.checks.comparisons.orders import Level, climb, evaluate
+from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, draw, scalarize
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
 from hodiff.checks.report.report import Entry
 from hodiff.errors import InputError
@@ -56,7 +57,7 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
         values, *again = (attempt(f, *point) for _ in range(_EVALUATIONS))
         # A sampler may draw the same several times, so that torch's own has to begin where the first one began.
         torch.manual_seed(seed)
-        torchs = attempt(sample.function(correct=False), *point) if correct else values
+        uncorrected = attempt(sample.function(correct=False), *point) if correct else values
     if isinstance(values, Failure):
         return everywhere(Verdict("raises", None, values.message))
     obstacle = _obstacle(values)
@@ -64,7 +65,7 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
         return everywhere(Verdict("not differentiable", None, obstacle))
     if not all(_same(values, each) for each in again):
         return _with_fixed_seed(sample, correct, seed)
-    if _differs(values, torchs):
+    if _differs(values, uncorrected):
         return everywhere(Verdict("wrong", None, "the value is not torch's"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -90,7 +91,7 @@ def audit_function(f: Function, point: tuple[Tensor, ...], seed: int = 0) -> Ver
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated operators announce themselves
         try:
-            problem = _narrow(build(f, point, generator), generator)
+            problem = _narrow(scalarize(f, point, generator), generator)
         except InputError as error:
             return everywhere(Verdict("not differentiable", None, str(error).removeprefix("check: ")))
         first = climb(problem, problem.curved_loss, 1, generator)[0]
@@ -147,7 +148,7 @@ def _differs(values: tuple[Tensor, ...], own: tuple[Tensor, ...] | Failure) -> b
     )
 
 
-def _narrow(problem: Problem, generator: torch.Generator) -> Problem:
+def _narrow(problem: ScalarProblem, generator: torch.Generator) -> ScalarProblem:
     sizes = [leaf.numel() for leaf in problem.leaves]
     count = sum(sizes)
     if count <= _DIRECTIONS:
@@ -159,7 +160,7 @@ def _entry(level: Level, route: str) -> Entry:
     return _judge(route, level.order, level.outcomes[route], level.differences, level.lower, level.eps)
 
 
-def _third(problem: Problem, level: Level, generator: torch.Generator) -> Verdict:
+def _third(problem: ScalarProblem, level: Level, generator: torch.Generator) -> Verdict:
     """Compare reverse mode, three times, with differences of a second derivative that agreed with differences."""
     if not level.settled:
         return _unjudged(problem, THIRD, _KINK)
@@ -183,7 +184,7 @@ def _judge(
     return lenient if lenient.status == "ok" and strict.status in {"wrong", "zero"} else strict
 
 
-def _unjudged(problem: Problem, route: str, otherwise: Verdict) -> Verdict:
+def _unjudged(problem: ScalarProblem, route: str, otherwise: Verdict) -> Verdict:
     """Where there is nothing to compare with, a route may still raise."""
     along = torch.ones_like(problem.point)
     third = route == THIRD

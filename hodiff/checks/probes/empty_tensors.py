@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from hodiff.checks.comparisons.judgement import Failure, attempt
-from hodiff.checks.probes.cause import Cause, nothing
-from hodiff.checks.probes.edges import bad_gradient, gradients_of, values_of
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.probes.cause import Cause, no_entry
+from hodiff.checks.probes.domain_edges import bad_gradient, gradients_of, values_of
+from hodiff.checks.probes.function_calls import LeavesFunction
 
-Many = Callable[..., tuple[Tensor, ...]]
 # What is tried: a rule's name, and what it gives for a function and its leaves.
-Trial = tuple[str, Callable[[Many, tuple[Tensor, ...]], Any]]
+Trial = tuple[str, Callable[[LeavesFunction, tuple[Tensor, ...]], Any]]
 
 _BATCH = 2
 
 
-def empties(
+def empty_tensors(
     f: Callable[..., Any], args: tuple[Any, ...], leaves: tuple[Tensor, ...], location: str, *, vmap: bool = True
 ) -> list[Cause]:
     """Take out all elements along one size after the other, in all tensors at once, as one name for it would.
@@ -51,10 +51,10 @@ def empties(
             # What fails at the point itself has findings of its own.
             if isinstance(outcome, Failure) and not isinstance(attempt(trial, *_of_leaves(f, args)), Failure):
                 evidence = (f"{rule} fails {where}, which forward accepts: {outcome.message}",)
-                return [Cause("HD409", evidence, nothing, location)]
+                return [Cause("HD409", evidence, no_entry, location)]
         outcome = attempt(bad_gradient, function, empty)
         if isinstance(outcome, str) and outcome:
-            return [Cause("HD112", (f"{outcome} {where}",), nothing, location, severity="warning")]
+            return [Cause("HD112", (f"{outcome} {where}",), no_entry, location, severity="warning")]
     return []
 
 
@@ -72,7 +72,7 @@ def _with_leaves(args: tuple[Any, ...], leaves: tuple[Tensor, ...]) -> tuple[Any
     return tree_map_only(Tensor, lambda t: next(taken) if t.is_floating_point() else t, args)
 
 
-def _of_leaves(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Many, tuple[Tensor, ...]]:
+def _of_leaves(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[LeavesFunction, tuple[Tensor, ...]]:
     """As a function of floating leaves, which may have no elements."""
     apply = getattr(f, "apply", f) if isinstance(f, type) else f
     flat, structure = tree_flatten(args)
@@ -88,14 +88,14 @@ def _of_leaves(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Many, tupl
     return function, tuple(flat[i].detach().clone() for i in places)
 
 
-def _tangents(function: Many, leaves: tuple[Tensor, ...]) -> Any:
+def _tangents(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> Any:
     """Forward mode takes tangents of another shape than the output's without a word."""
     pushed: Any = torch.func.jvp(function, leaves, tuple(torch.ones_like(leaf) for leaf in leaves))
     outputs, tangents = pushed
     return _require_shapes(tangents, outputs)
 
 
-def _batched(function: Many, leaves: tuple[Tensor, ...]) -> Any:
+def _batched(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> Any:
     expected = [y.expand(_BATCH, *y.shape) for y in function(*leaves)]
     stacked = tuple(torch.stack([leaf] * _BATCH) for leaf in leaves)
     return _require_shapes(torch.func.vmap(function)(*stacked), expected)

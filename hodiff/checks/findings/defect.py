@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Code:
+class Defect:
     """A kind of defect.
 
     Attributes:

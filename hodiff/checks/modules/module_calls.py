@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 @dataclass(eq=False)
-class Call:
+class ModuleCall:
     """One call of a module.
 
     Attributes:
@@ -32,7 +32,7 @@ class Call:
     args: Any
     kwargs: Any
     output: Any = None
-    children: list[Call] = field(default_factory=list)
+    children: list[ModuleCall] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -59,14 +59,14 @@ class Call:
         shapes = [f"{each.dtype}{tuple(each.shape)}" for each in (*self.module.parameters(), *tensors)]
         return (f"{type(self.module).__module__}.{type(self.module).__qualname__}", repr(self.module), *shapes)
 
-    def leaves(self) -> Iterator[Call]:
+    def leaves(self) -> Iterator[ModuleCall]:
         """The calls within it that call no other module."""
         for child in self.children:
             yield from child.leaves()
         if not self.children:
             yield self
 
-    def post_order(self) -> Iterator[Call]:
+    def post_order(self) -> Iterator[ModuleCall]:
         """All calls, as they returned."""
         for child in self.children:
             yield from child.post_order()
@@ -81,13 +81,13 @@ class CallFailed(Exception):  # noqa: N818 (what failed is the user's code)
         error: What it raised.
     """
 
-    def __init__(self, call: Call, error: Exception):
+    def __init__(self, call: ModuleCall, error: Exception):
         super().__init__(str(error))
         self.call = call
         self.error = error
 
 
-def record(module: nn.Module, args: tuple[Any, ...]) -> Call:
+def record_calls(module: nn.Module, args: tuple[Any, ...]) -> ModuleCall:
     """Call a module once and note the calls of its submodules.
 
     Args:
@@ -100,11 +100,11 @@ def record(module: nn.Module, args: tuple[Any, ...]) -> Call:
     Raises:
         CallFailed: If it raises.
     """
-    stack: list[Call] = []
-    roots: list[Call] = []
+    stack: list[ModuleCall] = []
+    roots: list[ModuleCall] = []
 
     def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        call = Call(name, module, _copies(args), _copies(kwargs))
+        call = ModuleCall(name, module, _copies(args), _copies(kwargs))
         (stack[-1].children if stack else roots).append(call)
         stack.append(call)
 
@@ -121,14 +121,14 @@ def record(module: nn.Module, args: tuple[Any, ...]) -> Call:
         with torch.no_grad():
             module(*_copies(args))
     except Exception as error:
-        raise CallFailed(stack[-1] if stack else Call("", module, args, {}), error) from error
+        raise CallFailed(stack[-1] if stack else ModuleCall("", module, args, {}), error) from error
     finally:
         for handle in handles:
             handle.remove()
     return roots[0]
 
 
-def unsteady(module: nn.Module, args: tuple[Any, ...]) -> tuple[Call, Call | None, str]:
+def unsteady_call(module: nn.Module, args: tuple[Any, ...]) -> tuple[ModuleCall, ModuleCall | None, str]:
     """Look for what makes two calls with the same inputs differ: random numbers, or a state that each call changes.
 
     Args:
@@ -141,9 +141,9 @@ def unsteady(module: nn.Module, args: tuple[Any, ...]) -> tuple[Call, Call | Non
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     # The same seed twice would hide random numbers, and the caller's generators must not notice.
     with torch.random.fork_rng():
-        first = record(module, args)
+        first = record_calls(module, args)
         changed = [name for name, buffer in module.named_buffers() if not _same(buffer, before[name])]
-        second = record(module, args)
+        second = record_calls(module, args)
     if changed:
         owner, _, buffer = changed[0].rpartition(".")
         called = next((call for call in first.post_order() if call.name == owner), first)

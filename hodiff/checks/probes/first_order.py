@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparisons.judgement import Failure, attempt
-from hodiff.checks.probes.calls import Call, Ran, as_tuple
+from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, by_forward, by_reverse
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall, as_tuple
 from hodiff.checks.source_lines import rule_location
 
 # Differences of two steps, extrapolated, know some ten digits; what differs more than this is wrong.
@@ -60,7 +60,7 @@ class Block:
         return self.claimed is not None and self.error > self.tolerance
 
 
-def first_order(call: Call, generator: torch.Generator) -> list[Cause]:
+def first_order(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Compare backward and jvp with differences of forward."""
     ran = call.fresh().run()
     blocks = blocks_of(call, generator)
@@ -77,7 +77,7 @@ def first_order(call: Call, generator: torch.Generator) -> list[Cause]:
     return causes
 
 
-def blocks_of(call: Call, generator: torch.Generator) -> list[Block]:
+def blocks_of(call: FunctionCall, generator: torch.Generator) -> list[Block]:
     """Every output by every differentiated argument."""
     ran = call.fresh().run()
     found = []
@@ -106,12 +106,14 @@ def blocks_of(call: Call, generator: torch.Generator) -> list[Block]:
     return found
 
 
-def tolerance_of(call: Call) -> float:
+def tolerance_of(call: FunctionCall) -> float:
     """What a rule may be off by: a rule of low precision, half of its digits."""
     return max(WRONG, call.eps**0.5)
 
 
-def differences(call: Call, output: int, argument: int, cotangent: Tensor, basis: Tensor | None) -> Tensor | None:
+def differences(
+    call: FunctionCall, output: int, argument: int, cotangent: Tensor, basis: Tensor | None
+) -> Tensor | None:
     """Differentiate one output, contracted, along a basis; None where forward, or its float64 twin, cannot say."""
     value = call.args[argument]
     if (value.dtype != torch.float64 and call.truth is None) or not value.numel():
@@ -138,7 +140,7 @@ def differences(call: Call, output: int, argument: int, cotangent: Tensor, basis
     return result if bool(result.isfinite().all()) else None
 
 
-def _outputs(call: Call, argument: int, move: Tensor) -> tuple[Any, ...]:
+def _outputs(call: FunctionCall, argument: int, move: Tensor) -> tuple[Any, ...]:
     moved = call.args[argument].double() + move.reshape(call.args[argument].shape)
     if call.truth is None:
         return call.fresh().at({argument: moved}).run().outputs
@@ -174,7 +176,7 @@ def _projected(gradient: Any, value: Tensor, basis: Tensor | None) -> Tensor | N
     return flat if basis is None else basis @ flat
 
 
-def _tangent_errors(call: Call, generator: torch.Generator) -> tuple[float, float]:
+def _tangent_errors(call: FunctionCall, generator: torch.Generator) -> tuple[float, float]:
     """How far jvp is from differences, and how far from being backward's transpose, both relative."""
     ran = call.fresh().run()
     tangents = ran.tangents(generator)
@@ -203,10 +205,10 @@ def _tangent_errors(call: Call, generator: torch.Generator) -> tuple[float, floa
     return worst / max(size, 1e-300), transposed / max(size, 1e-300)
 
 
-Test = Callable[[Call, Ran, list[Block], Block], str]
+Test = Callable[[FunctionCall, ForwardRun, list[Block], Block], str]
 
 
-def _goes_through(call: Call, ran: Ran, blocks: list[Block], block: Block) -> str:
+def _goes_through(call: FunctionCall, ran: ForwardRun, blocks: list[Block], block: Block) -> str:
     if not isinstance(block.gradient, Tensor) or block.gradient.shape != block.incoming.shape:
         return ""
     if not torch.equal(block.gradient, block.incoming):
@@ -214,7 +216,7 @@ def _goes_through(call: Call, ran: Ran, blocks: list[Block], block: Block) -> st
     return f"backward returns the incoming gradient itself for {call.argument(block.argument)}"
 
 
-def _ignores_mask(call: Call, ran: Ran, blocks: list[Block], block: Block) -> str:
+def _ignores_mask(call: FunctionCall, ran: ForwardRun, blocks: list[Block], block: Block) -> str:
     """Right wherever forward depends on the element, and not zero where it does not."""
     if block.claimed is None or block.truth.numel() != call.args[block.argument].numel():
         return ""
@@ -233,7 +235,7 @@ def _ignores_mask(call: Call, ran: Ran, blocks: list[Block], block: Block) -> st
     )
 
 
-def _ignores_output(call: Call, ran: Ran, blocks: list[Block], block: Block) -> str:
+def _ignores_output(call: FunctionCall, ran: ForwardRun, blocks: list[Block], block: Block) -> str:
     """No argument gets anything for this output, while another output is served."""
     mine = [b for b in blocks if b.output == block.output]
     others = [b for b in blocks if b.output != block.output]
@@ -254,7 +256,9 @@ _SPECIAL: tuple[tuple[str, Test], ...] = (
 )
 
 
-def _backward_causes(call: Call, ran: Ran, blocks: list[Block], bad: list[Block], consistent: bool) -> list[Cause]:
+def _backward_causes(
+    call: FunctionCall, ran: ForwardRun, blocks: list[Block], bad: list[Block], consistent: bool
+) -> list[Cause]:
     named: dict[str, list[str]] = {}
     for block in bad:
         for code, test in _SPECIAL:
@@ -274,7 +278,7 @@ def _backward_causes(call: Call, ran: Ran, blocks: list[Block], bad: list[Block]
     ]
 
 
-def _ratio(call: Call, block: Block) -> str:
+def _ratio(call: FunctionCall, block: Block) -> str:
     assert block.claimed is not None
     name = f"the gradient of {call.argument(block.argument)} in {call.name}"
     if not bool(block.claimed.any()):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from hodiff.checks.comparisons.judgement import first_line
-from hodiff.checks.comparisons.scalarize import Problem
+from hodiff.checks.attempts import first_line
+from hodiff.checks.comparisons.scalarize import ScalarProblem
 from hodiff.checks.report.report import Entry
 
 # Both checks are off unless asked for, and a wrong rule passes all but its own switch.
@@ -36,7 +36,7 @@ _SWITCHES: tuple[tuple[Callable[..., bool], int, str, dict[str, bool], bool], ..
 _DENSE = 400
 
 
-def torch_checks(problem: Problem, order: int, vmap: bool, seed: int) -> Iterator[Entry]:
+def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int) -> Iterator[Entry]:
     """Run all switches together and, if that fails, each on its own, so that each failure has its own name."""
     sizes = [float(y.detach().abs().max()) if y.numel() else 0.0 for y in problem.function(*problem.leaves)]
     size = max((s for s in sizes if 0 < s < float("inf")), default=1.0)
@@ -59,7 +59,7 @@ def torch_checks(problem: Problem, order: int, vmap: bool, seed: int) -> Iterato
 
 
 def _run(
-    check: Callable[..., Any], f: Callable[..., Any], problem: Problem, switches: dict[str, bool], seed: int
+    check: Callable[..., Any], f: Callable[..., Any], problem: ScalarProblem, switches: dict[str, bool], seed: int
 ) -> str:
     """Return the first line of what the check said, empty if it passed. Its random numbers stay its own."""
     leaves = tuple(leaf.clone().requires_grad_() for leaf in problem.leaves)

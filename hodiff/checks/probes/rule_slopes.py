@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparisons.judgement import Failure, attempt
-from hodiff.checks.probes.calls import Call, Ran, as_tuple
+from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, forward_differentiated, reverse_differentiated
-from hodiff.checks.probes.trace import Trace
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall, as_tuple
+from hodiff.checks.probes.torch_calls import TorchCalls
 from hodiff.checks.source_lines import mentions, rule_location
 from hodiff.graphs import is_once_differentiable
 
@@ -92,7 +92,7 @@ class Slope:
         return abs(self.by_differences - self.by_autograd) > self.precision.cut * larger + self.noise
 
 
-def slopes_of(ran: Ran, reading: str, incoming: tuple[Any, ...], generator: torch.Generator) -> list[Slope]:
+def slopes_of(ran: ForwardRun, reading: str, incoming: tuple[Any, ...], generator: torch.Generator) -> list[Slope]:
     """Differentiate a rule by everything that it reads."""
     rule = inspect.unwrap(ran.call.backward) if reading == "backward" else ran.call.function.jvp
     ran.context.reading = reading
@@ -141,7 +141,7 @@ def slopes_of(ran: Ran, reading: str, incoming: tuple[Any, ...], generator: torc
     return slopes
 
 
-def backward_slopes(call: Call, generator: torch.Generator) -> list[Cause]:
+def backward_slopes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """HD103, HD104, HD106, HD107, HD115, HD116, and HD304's share in wrong second derivatives."""
     location = rule_location(call.function, "backward", "vjp")
     once = is_once_differentiable(call.function)
@@ -159,7 +159,7 @@ def backward_slopes(call: Call, generator: torch.Generator) -> list[Cause]:
     return causes
 
 
-def forward_slopes(call: Call, generator: torch.Generator) -> list[Cause]:
+def forward_slopes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """HD108, however the constant came about."""
     if not call.has_jvp:
         return []
@@ -196,12 +196,12 @@ def _hides(slope: Slope) -> bool:
     return slope.cut and (certain or not slope.precision.is_low)
 
 
-def _cuts(call: Call, ran: Ran, incoming: tuple[Any, ...], cut: list[Slope]) -> list[Cause]:
+def _cuts(call: FunctionCall, ran: ForwardRun, incoming: tuple[Any, ...], cut: list[Slope]) -> list[Cause]:
     """Which call in backward cuts the graph decides what the defect is."""
     location = rule_location(call.function, "backward", "vjp")
     context = ran.context.replaced(lambda name, t: t.clone().requires_grad_(t.is_floating_point()), "backward")
     given = tuple(g.clone().requires_grad_() if isinstance(g, Tensor) else g for g in incoming)
-    with torch.enable_grad(), Trace() as trace:
+    with torch.enable_grad(), TorchCalls() as trace:
         attempt(call.backward, context, *given)
     foreign, off, detached = trace.of("foreign"), trace.of("no_grad"), trace.of("detach")
     names = ", ".join(_spoken(slope.name) for slope in cut)
@@ -232,7 +232,7 @@ def _cuts(call: Call, ran: Ran, incoming: tuple[Any, ...], cut: list[Slope]) -> 
     return causes
 
 
-def _lost(call: Call, ran: Ran, read: list[Slope]) -> list[Cause]:
+def _lost(call: FunctionCall, ran: ForwardRun, read: list[Slope]) -> list[Cause]:
     """What backward reads that depends on the inputs outside of the graph."""
     lost = [s for s in read if not s.name.startswith("incoming") and not _is_given(ran, s.tensor)]
     saved = [s for s in lost if s.name.startswith("saved") and _depends_on_inputs(call, s.name, "backward")]
@@ -242,7 +242,7 @@ def _lost(call: Call, ran: Ran, read: list[Slope]) -> list[Cause]:
     aliases = [s for s in saved if any(_same_memory(s.tensor, a) for a in call_tensors(ran))]
     causes = []
     if aliases:
-        with Trace() as trace:
+        with TorchCalls() as trace:
             call.fresh().run()
         detached = trace.of("detach")
         if detached:
@@ -260,12 +260,12 @@ def _lost(call: Call, ran: Ran, read: list[Slope]) -> list[Cause]:
     return causes
 
 
-def call_tensors(ran: Ran) -> list[Tensor]:
+def call_tensors(ran: ForwardRun) -> list[Tensor]:
     """Inputs and outputs."""
     return [t for t in (*ran.call.args, *ran.outputs) if isinstance(t, Tensor)]
 
 
-def _is_given(ran: Ran, tensor: Tensor) -> bool:
+def _is_given(ran: ForwardRun, tensor: Tensor) -> bool:
     given = [t for t in call_tensors(ran) if not any(t is constant for constant in ran.context.constant_outputs)]
     return any(tensor is each for each in given)
 
@@ -274,7 +274,7 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
-def _depends_on_inputs(call: Call, name: str, reading: str) -> bool:
+def _depends_on_inputs(call: FunctionCall, name: str, reading: str) -> bool:
     """Whether a saved tensor changes with the arguments that are differentiated."""
     change = max(1e-3, 4 * call.eps)
     moved = {i: call.args[i] * (1 + change) + change for i in call.moves()}
@@ -292,4 +292,4 @@ def _spoken(name: str) -> str:
     return "the incoming gradient" if name.startswith("incoming") else name
 
 
-Probe = Callable[[Call, torch.Generator], list[Cause]]
+Probe = Callable[[FunctionCall, torch.Generator], list[Cause]]

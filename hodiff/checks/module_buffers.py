@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 
 @contextmanager
-def restored_buffers() -> Iterator[None]:
+def buffers_put_back() -> Iterator[None]:
     """Put back the buffers of every module that is called, however it is reached: running statistics become NaN.
 
     The first call of each module within has to be outside of transforms.

@@ -9,10 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparisons.judgement import Failure, attempt
-from hodiff.checks.probes.cause import Cause, nothing
-
-Many = Callable[..., tuple[Tensor, ...]]
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.probes.cause import Cause, no_entry
+from hodiff.checks.probes.function_calls import LeavesFunction
 
 SCALES = (10.0, -10.0, 100.0, -100.0, 1000.0, -1000.0)
 # Below this a float32 result has no correct digit; a right one loses a few at most.
@@ -22,7 +21,7 @@ _TOWARDS_INFINITY = (1e2, 1e4, 1e8)
 
 
 def large_arguments(
-    function: Many, leaves: tuple[Tensor, ...], location: str, truth: Many | None = None
+    function: LeavesFunction, leaves: tuple[Tensor, ...], location: str, truth: LeavesFunction | None = None
 ) -> list[Cause]:
     """Run in low precision and in float64 at large arguments; what the low precision can hold, it has to get right.
 
@@ -49,10 +48,12 @@ def large_arguments(
             for what, seen in _disagreements(*pair, moved):
                 bad.setdefault(what, []).append(f"{what} {seen} where input {i} is {scale:g} times as large")
     evidence = [texts[0] for what, texts in bad.items() if len(texts) > 1 or "not finite" in texts[0]]
-    return [Cause("HD111", tuple(evidence), nothing, location, severity="warning")] if evidence else []
+    return [Cause("HD111", tuple(evidence), no_entry, location, severity="warning")] if evidence else []
 
 
-def _disagreements(function: Many, exact: Many, single: tuple[Tensor, ...]) -> Iterator[tuple[str, str]]:
+def _disagreements(
+    function: LeavesFunction, exact: LeavesFunction, single: tuple[Tensor, ...]
+) -> Iterator[tuple[str, str]]:
     double = tuple(each.double() for each in single)
     nearby = tuple(x * (1 + torch.finfo(each.dtype).eps) for x, each in zip(double, single, strict=True))
     dtype = str(min((each.dtype for each in single), key=lambda dtype: -torch.finfo(dtype).eps)).split(".")[-1]
@@ -88,13 +89,13 @@ def _disagreements(function: Many, exact: Many, single: tuple[Tensor, ...]) -> I
                 return
 
 
-def values_of(function: Many, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def values_of(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The outputs, complex ones as pairs of real numbers."""
     with torch.no_grad():
         return tuple(_real(y) for y in function(*(leaf.clone() for leaf in leaves)))
 
 
-def gradients_of(function: Many, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def gradients_of(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The gradients of a weighted sum of all outputs."""
     tracked = [leaf.clone().requires_grad_() for leaf in leaves]
     with torch.enable_grad():
@@ -113,8 +114,13 @@ def _real(y: Tensor) -> Tensor:
     return torch.view_as_real(y) if y.is_complex() else y
 
 
-def edges(
-    function: Many, leaves: tuple[Tensor, ...], location: str, truth: Many | None = None, *, infinite: bool = True
+def domain_edges(
+    function: LeavesFunction,
+    leaves: tuple[Tensor, ...],
+    location: str,
+    truth: LeavesFunction | None = None,
+    *,
+    infinite: bool = True,
 ) -> list[Cause]:
     """Go to zeros, ties and infinities; where the function has slopes there, its derivatives have to be finite.
 
@@ -134,7 +140,7 @@ def edges(
     for name, point, only in points:
         outcome = attempt(bad_gradient, function, point, truth, only)
         if isinstance(outcome, str) and outcome:
-            return [Cause("HD112", (f"{outcome} {name}",), nothing, location, severity="warning")]
+            return [Cause("HD112", (f"{outcome} {name}",), no_entry, location, severity="warning")]
     return []
 
 
@@ -166,7 +172,9 @@ def _infinities(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor,
             yield f"where an element of input {i} is {infinity}", (*leaves[:i], outside, *leaves[i + 1 :]), i
 
 
-def bad_gradient(function: Many, point: tuple[Tensor, ...], truth: Many | None = None, only: int | None = None) -> str:
+def bad_gradient(
+    function: LeavesFunction, point: tuple[Tensor, ...], truth: LeavesFunction | None = None, only: int | None = None
+) -> str:
     """Say which gradient is not finite though the function has slopes.
 
     Args:
@@ -191,7 +199,7 @@ def bad_gradient(function: Many, point: tuple[Tensor, ...], truth: Many | None =
     return ""
 
 
-def _has_slopes(function: Many, point: tuple[Tensor, ...], i: int, element: int) -> bool:
+def _has_slopes(function: LeavesFunction, point: tuple[Tensor, ...], i: int, element: int) -> bool:
     """Whether differences from both sides stay bounded as the step shrinks; at infinity, whether they vanish."""
 
     def at(h: float, x: float | None = None) -> Tensor:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparisons.judgement import attempt
+from hodiff.checks.attempts import attempt
 from hodiff.checks.probes.cause import Cause, of_derivatives
-from hodiff.checks.probes.trace import Trace
+from hodiff.checks.probes.function_calls import LeavesFunction
+from hodiff.checks.probes.torch_calls import TorchCalls
 
 _KINDS = (("HD106", "foreign"), ("HD104", "detach"), ("HD104", "no_grad"))
 
 
-def detached(function: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> list[Cause]:
+def left_graph(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cause]:
     """Name the first call that leaves the graph, if derivatives are wrong."""
     tracked = [leaf.clone().requires_grad_() for leaf in leaves]
-    with torch.enable_grad(), Trace() as trace:
+    with torch.enable_grad(), TorchCalls() as trace:
         attempt(function, *tracked)
     for code, kind in _KINDS:
         # An operator of torch.library says itself what it lacks.

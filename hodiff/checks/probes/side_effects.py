@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils import deterministic as _deterministic
 
-from hodiff.checks.comparisons.judgement import Failure, attempt
-from hodiff.checks.probes.calls import Call, Ran
-from hodiff.checks.probes.cause import Cause, anything, by_forward, by_reverse, nothing, of_second_order
-from hodiff.checks.probes.trace import Trace
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.probes.cause import Cause, by_forward, by_reverse, every_entry, no_entry, of_second_order
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
+from hodiff.checks.probes.torch_calls import TorchCalls
 from hodiff.checks.source_lines import mentions, rule_location
 from hodiff.torch_internals.tensors import version_of
 
@@ -24,19 +24,19 @@ _MEMORY: Any = _deterministic
 LAYOUT = 1e-9
 
 
-def writes(call: Call, generator: torch.Generator) -> list[Cause]:
+def in_place_writes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Compare what went into each rule with what is there afterwards."""
     causes = []
     fresh = call.fresh()
     before = _copies(fresh.args)
-    with Trace() as trace:
+    with TorchCalls() as trace:
         ran = fresh.run()
     marked = [t for t in ran.context.dirty if isinstance(t, Tensor)]
     for i, (argument, copy) in enumerate(zip(fresh.args, before, strict=True)):
         if _changed(argument, copy) and not any(argument is t for t in marked):
             where = _line(trace, [argument]) or rule_location(call.function, "forward")
             evidence = (f"forward of {call.name} changes {call.argument(i)}",)
-            causes.append(Cause("HD303", evidence, anything, where))
+            causes.append(Cause("HD303", evidence, every_entry, where))
     for rule, reading, explains in (("backward", "backward", by_reverse), ("jvp", "forward", by_forward)):
         if rule == "jvp" and not call.has_jvp:
             continue
@@ -46,7 +46,7 @@ def writes(call: Call, generator: torch.Generator) -> list[Cause]:
 
 
 def _written(
-    call: Call, rule: str, reading: str, explains: Callable[..., bool], generator: torch.Generator
+    call: FunctionCall, rule: str, reading: str, explains: Callable[..., bool], generator: torch.Generator
 ) -> list[Cause]:
     ran = call.fresh().run()
     incoming = ran.cotangents(generator) if rule == "backward" else ran.tangents(generator)
@@ -54,7 +54,7 @@ def _written(
     saved = ran.context.tensors()
     copies = {name: (t.clone(), version_of(t)) for name, t in saved.items()}
     given = _copies(incoming)
-    with torch.no_grad(), Trace() as trace:
+    with torch.no_grad(), TorchCalls() as trace:
         attempt(ran.pull if rule == "backward" else ran.push, incoming)
     causes = []
     location = rule_location(call.function, rule)
@@ -72,7 +72,7 @@ def _written(
     return causes
 
 
-def kept(call: Call, generator: torch.Generator) -> list[Cause]:
+def tensors_on_context(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Tensors on ctx itself, whether or not numbers show it."""
     ran = call.fresh().run()
     ran.context.reading = "backward"
@@ -83,10 +83,10 @@ def kept(call: Call, generator: torch.Generator) -> list[Cause]:
     attribute = names[0].removeprefix("ctx.").split("[")[0]
     where = mentions(rule, attribute) or rule_location(call.function, "setup_context", "forward")
     evidence = (f"{call.name} keeps {', '.join(names)}",)
-    return [Cause("HD304", evidence, of_second_order if _differentiable(ran, names) else nothing, where)]
+    return [Cause("HD304", evidence, of_second_order if _differentiable(ran, names) else no_entry, where)]
 
 
-def repeats(call: Call, generator: torch.Generator) -> list[Cause]:
+def unrepeatable_backward(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Run backward twice with the same memory, each from a state of its own."""
     results = []
     for _ in range(2):
@@ -100,11 +100,11 @@ def repeats(call: Call, generator: torch.Generator) -> list[Cause]:
     return [Cause("HD305", evidence, by_reverse, rule_location(call.function, "backward", "vjp"))]
 
 
-def uninitialised(call: Call, generator: torch.Generator) -> list[Cause]:
+def uninitialised_memory(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Poison memory that was never written, and see where it comes out."""
     causes = []
-    rules: tuple[tuple[str, Callable[[Ran], tuple[Any, ...]], Callable[..., bool]], ...] = (
-        ("forward", lambda ran: ran.outputs, anything),
+    rules: tuple[tuple[str, Callable[[ForwardRun], tuple[Any, ...]], Callable[..., bool]], ...] = (
+        ("forward", lambda ran: ran.outputs, every_entry),
         ("backward", lambda ran: ran.pull(ran.cotangents(torch.Generator().manual_seed(0))), by_reverse),
         ("jvp", lambda ran: ran.push(ran.tangents(torch.Generator().manual_seed(0))), by_forward),
     )
@@ -112,7 +112,7 @@ def uninitialised(call: Call, generator: torch.Generator) -> list[Cause]:
         if name == "jvp" and not call.has_jvp:
             continue
 
-        def run(rule: Callable[[Ran], tuple[Any, ...]] = rule) -> tuple[Any, ...]:
+        def run(rule: Callable[[ForwardRun], tuple[Any, ...]] = rule) -> tuple[Any, ...]:
             with torch.no_grad():
                 return rule(call.fresh().run())
 
@@ -133,11 +133,11 @@ def uninitialised(call: Call, generator: torch.Generator) -> list[Cause]:
     return causes
 
 
-def layouts(call: Call, generator: torch.Generator) -> list[Cause]:
+def memory_layouts(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Give the same numbers in another memory layout: first the inputs, then what comes in."""
     plain = _laid_out(call, _as_it_is, _as_it_is)
     for what, rule, explains, inputs, incoming in (
-        ("inputs", "forward", anything, _strided, _as_it_is),
+        ("inputs", "forward", every_entry, _strided, _as_it_is),
         ("incoming gradients", "backward", by_reverse, _as_it_is, _strided),
     ):
         moved: Any = attempt(_laid_out, call, inputs, incoming)
@@ -152,7 +152,7 @@ def layouts(call: Call, generator: torch.Generator) -> list[Cause]:
 
 
 def _laid_out(
-    call: Call, inputs: Callable[[Any], Any], incoming: Callable[[Any], Any]
+    call: FunctionCall, inputs: Callable[[Any], Any], incoming: Callable[[Any], Any]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Outputs and gradients."""
     fresh = call.fresh()
@@ -178,7 +178,7 @@ def _strided(a: Any) -> Any:
     return a.transpose(0, -1).contiguous().transpose(0, -1)
 
 
-def _differentiable(ran: Ran, names: list[str]) -> bool:
+def _differentiable(ran: ForwardRun, names: list[str]) -> bool:
     tensors = ran.context.tensors()
     return any(tensors[name].is_floating_point() for name in names)
 
@@ -214,7 +214,7 @@ def _has_nan(y: Any) -> bool:
     return isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex()) and bool(y.isnan().any())
 
 
-def _line(trace: Trace, tensors: list[Any]) -> str:
+def _line(trace: TorchCalls, tensors: list[Any]) -> str:
     steps = [step for step in trace.of("in place") if step.tensors and any(step.tensors[0] is t for t in tensors)]
     return steps[0].location if steps else ""
 

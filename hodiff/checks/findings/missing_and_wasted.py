@@ -2,66 +2,66 @@
 
 from __future__ import annotations
 
-from hodiff.checks.findings.code import Code
+from hodiff.checks.findings.defect import Defect
 
 MISSING = (
-    Code(
+    Defect(
         "HD401",
         "error",
         "no jvp",
         "forward mode, and with it three of the four second-order routes, is missing.",
         "Add `@staticmethod def jvp(ctx, tangent)` of saved inputs (`ctx.save_for_forward(x)`) and torch operators.",
     ),
-    Code(
+    Defect(
         "HD402",
         "error",
         "wrong batching rule",
         "vmap gives something else than a loop.",
         "Honour each entry of in_dims (None and negative ones, too), or set `generate_vmap_rule = True`.",
     ),
-    Code(
+    Defect(
         "HD403",
         "error",
         "no batching rule",
         "vmap, and with it Jacobians and Hessians of torch.func, raises.",
         "Set `generate_vmap_rule = True` if all rules are torch operators, else write `vmap`.",
     ),
-    Code(
+    Defect(
         "HD404",
         "error",
         "compiled code differs",
         "torch.compile gives something else than eager code; it ignores a custom jvp.",
         "Build on hodiff.authoring, which compiles, or keep it out of graphs: `torch.compiler.disable(f)`.",
     ),
-    Code(
+    Defect(
         "HD405",
         "error",
         "forward takes ctx",
         "torch.func transforms need forward and setup_context apart.",
         "Split it: `def forward(x)` and `def setup_context(ctx, inputs, output)`.",
     ),
-    Code(
+    Defect(
         "HD406",
         "error",
         "an operator's derivative is missing or wrong",
         "a torch operator or torch.library.custom_op inside has no rule for this route, or a wrong one.",
         "Write it in elementary operators, or call it within `hodiff.corrected()`.",
     ),
-    Code(
+    Defect(
         "HD407",
         "error",
         "data-dependent Python",
         "the function branches on, or writes in place, values that a transform does not have.",
         "Use `torch.where` and out-of-place operations.",
     ),
-    Code(
+    Defect(
         "HD408",
         "error",
         "a rule raises",
         "a rule of the function raises where it is needed.",
         "Mend what the message says.",
     ),
-    Code(
+    Defect(
         "HD409",
         "warning",
         "empty tensors fail",
@@ -71,14 +71,14 @@ MISSING = (
 )
 
 WASTE = (
-    Code(
+    Defect(
         "HD501",
         "warning",
         "gradients that nobody needs",
         "backward computes gradients of arguments that require none.",
         "Ask first: `g @ w if ctx.needs_input_grad[0] else None`.",
     ),
-    Code(
+    Defect(
         "HD502",
         "warning",
         "more is saved than needed",

@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hodiff.checks.probes.context import Context
+from hodiff.checks.probes.context import StandInContext
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.graph_nodes import function_of
 
+# Takes the floating leaves of a point, returns the floating outputs.
+LeavesFunction = Callable[..., tuple[Tensor, ...]]
+
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """One call of a custom Function.
 
     Attributes:
@@ -65,11 +68,11 @@ class Call:
         names = list(inspect.signature(self.function.forward).parameters)[int(self.takes_context) :]
         return names[index] if index < len(names) else f"argument {index}"
 
-    def fresh(self) -> Call:
+    def fresh(self) -> FunctionCall:
         """The same with tensors of its own, since a Function may write into them."""
         return replace(self, args=tuple(a.clone() if isinstance(a, Tensor) else a for a in self.args))
 
-    def at(self, values: dict[int, Tensor]) -> Call:
+    def at(self, values: dict[int, Tensor]) -> FunctionCall:
         """The same with some arguments replaced."""
         return replace(self, args=tuple(values.get(i, a) for i, a in enumerate(self.args)))
 
@@ -77,9 +80,9 @@ class Call:
         """The places of the arguments that are differentiated."""
         return [i for i, moving in enumerate(self.moving) if moving]
 
-    def run(self) -> Ran:
+    def run(self) -> ForwardRun:
         """Run forward and set up a context, as torch does without a graph."""
-        context = Context(self.moving)
+        context = StandInContext(self.moving)
         with torch.no_grad():
             if self.takes_context:
                 output = self.function.forward(context, *self.args)
@@ -87,11 +90,11 @@ class Call:
                 output = self.function.forward(*self.args)
                 self.function.setup_context(context, self.args, output)
         outputs = output if isinstance(output, tuple | list) else (output,)
-        return Ran(self, context, tuple(outputs))
+        return ForwardRun(self, context, tuple(outputs))
 
 
 @dataclass(frozen=True)
-class Ran:
+class ForwardRun:
     """A call after its forward.
 
     Attributes:
@@ -100,8 +103,8 @@ class Ran:
         outputs: What it returned.
     """
 
-    call: Call
-    context: Context
+    call: FunctionCall
+    context: StandInContext
     outputs: tuple[Any, ...]
 
     def differentiable(self, k: int) -> bool:
@@ -130,13 +133,13 @@ class Ran:
             for a, moving in zip(self.call.args, self.call.moving, strict=True)
         )
 
-    def pull(self, cotangents: tuple[Any, ...], context: Context | None = None) -> tuple[Any, ...]:
+    def pull(self, cotangents: tuple[Any, ...], context: StandInContext | None = None) -> tuple[Any, ...]:
         """Call backward by hand."""
         context = self.context if context is None else context
         context.reading = "backward"
         return as_tuple(self.call.backward(context, *cotangents))
 
-    def push(self, tangents: tuple[Any, ...], context: Context | None = None) -> tuple[Any, ...]:
+    def push(self, tangents: tuple[Any, ...], context: StandInContext | None = None) -> tuple[Any, ...]:
         """Call jvp by hand."""
         context = self.context if context is None else context
         context.reading = "forward"
@@ -152,7 +155,7 @@ def as_tuple(result: Any) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
-def calls_of(function: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...], own: Any) -> list[Call]:
+def function_calls(function: LeavesFunction, leaves: tuple[Tensor, ...], own: Any) -> list[FunctionCall]:
     """One call of each custom Function that a function makes; hodiff's own are passed over, unless asked for.
 
     Args:
@@ -173,14 +176,14 @@ def calls_of(function: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, 
             if cls is None or cls in found or (cls.__module__.startswith(("torch.", "hodiff.")) and cls is not own):
                 continue
             found.append(cls)
-    calls: dict[type[Function], Call] = {}
+    calls: dict[type[Function], FunctionCall] = {}
     with _recorded(found, calls), torch.enable_grad():
         function(*(leaf.clone() for leaf in tracked))
     return [calls[cls] for cls in found if cls in calls]
 
 
 @contextmanager
-def _recorded(functions: list[type[Function]], calls: dict[type[Function], Call]) -> Iterator[None]:
+def _recorded(functions: list[type[Function]], calls: dict[type[Function], FunctionCall]) -> Iterator[None]:
     """Note the arguments of each Function's first call; the classes are as before afterwards."""
     before = {cls: vars(cls).get("forward") for cls in functions}
     try:
@@ -197,7 +200,7 @@ def _recorded(functions: list[type[Function]], calls: dict[type[Function], Call]
                 cls.forward = forward  # type: ignore[method-assign]
 
 
-def _recording(cls: type[Function], calls: dict[type[Function], Call]) -> Callable[..., Any]:
+def _recording(cls: type[Function], calls: dict[type[Function], FunctionCall]) -> Callable[..., Any]:
     forward = cls.forward
     takes_context = cls.setup_context is Function.setup_context
 
@@ -207,7 +210,7 @@ def _recording(cls: type[Function], calls: dict[type[Function], Call]) -> Callab
         if cls not in calls:
             needs = args[0].needs_input_grad if takes_context else tuple(_moves(a) for a in given)
             held = tuple(a.detach().clone() if isinstance(a, Tensor) else a for a in given)
-            calls[cls] = Call(cls, held, tuple(needs))
+            calls[cls] = FunctionCall(cls, held, tuple(needs))
         return forward(*args)
 
     return recording

@@ -55,7 +55,7 @@ _COMPARING = {
 
 
 @dataclass(frozen=True)
-class Step:
+class TorchCall:
     """One call into torch.
 
     Attributes:
@@ -80,22 +80,22 @@ def _shares(a: Tensor, b: Tensor) -> bool:
     return a.numel() == b.numel() > 0 and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() != 0
 
 
-class Trace(TorchFunctionMode):
+class TorchCalls(TorchFunctionMode):
     """Records every call into torch while it is entered."""
 
     def __init__(self) -> None:
         """Start empty."""
         super().__init__()
-        self.steps: list[Step] = []
+        self.steps: list[TorchCall] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note the call, and make it."""
         name = _name(func)
         tensors = tuple(a for a in tree_leaves((args, kwargs or {})) if isinstance(a, Tensor))
-        self.steps.append(Step(name, tensors, kind_of(func, args), _caller()))
+        self.steps.append(TorchCall(name, tensors, kind_of(func, args), _caller()))
         return func(*args, **(kwargs or {}))
 
-    def of(self, *kinds: str) -> list[Step]:
+    def of(self, *kinds: str) -> list[TorchCall]:
         """The steps of some kinds."""
         return [step for step in self.steps if step.kind in kinds]
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hodiff.checks.comparisons.judgement import attempt, first_line
-from hodiff.checks.probes.calls import Call, Ran
-from hodiff.checks.probes.cause import Cause, Explains, anything, by_forward, by_reverse, nothing
-from hodiff.checks.probes.trace import Trace, kind_of
+from hodiff.checks.attempts import attempt, first_line
+from hodiff.checks.probes.cause import Cause, Explains, by_forward, by_reverse, every_entry, no_entry
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
+from hodiff.checks.probes.torch_calls import TorchCalls, kind_of
 from hodiff.checks.source_lines import rule_location
 
 # A device on which nothing is computed, and which every build of torch has.
@@ -22,12 +22,12 @@ _MISMATCH = ("same device", "two devices", "different devices", "expected device
 _COPY = "out of meta tensor"
 
 
-def dtypes(call: Call, generator: torch.Generator) -> list[Cause]:
+def fixed_dtypes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Look at the dtypes of what rules return, and at whether they notice small changes."""
     if not all(a.dtype == torch.float64 for i, a in enumerate(call.args) if call.moving[i]):
         return []
-    rules: tuple[tuple[str, Callable[[Ran, float], tuple[Any, ...]], Explains], ...] = (
-        ("forward", lambda ran, h: ran.outputs, anything),
+    rules: tuple[tuple[str, Callable[[ForwardRun, float], tuple[Any, ...]], Explains], ...] = (
+        ("forward", lambda ran, h: ran.outputs, every_entry),
         ("backward", lambda ran, h: ran.pull(ran.cotangents(torch.Generator().manual_seed(0))), by_reverse),
         ("jvp", lambda ran, h: ran.push(ran.tangents(torch.Generator().manual_seed(0))), by_forward),
     )
@@ -44,7 +44,7 @@ def dtypes(call: Call, generator: torch.Generator) -> list[Cause]:
     return causes
 
 
-def _fixed(call: Call, rule: Callable[[Ran, float], tuple[Any, ...]]) -> str:
+def _fixed(call: FunctionCall, rule: Callable[[ForwardRun, float], tuple[Any, ...]]) -> str:
     def at(h: float) -> list[Tensor]:
         moved = {i: call.args[i] * (1 + h) for i in call.moves()}
         with torch.no_grad():
@@ -61,23 +61,23 @@ def _fixed(call: Call, rule: Callable[[Ran, float], tuple[Any, ...]]) -> str:
     return ""
 
 
-def devices(call: Call, generator: torch.Generator) -> list[Cause]:
+def fixed_devices(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Run all rules on a device that does not exist, where only shapes and devices are known."""
     fake = _Elsewhere()
     if _enters_extensions(lambda: _all_rules(call, generator)):
         return []
 
-    def forward() -> Ran:
+    def forward() -> ForwardRun:
         return call.at({i: fake.put(a) for i, a in enumerate(call.args) if isinstance(a, Tensor)}).run()
 
     def incoming(values: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(torch.ones_like(y) if isinstance(y, Tensor) and y.is_floating_point() else None for y in values)
 
-    def tangents(ran: Ran) -> tuple[Any, ...]:
+    def tangents(ran: ForwardRun) -> tuple[Any, ...]:
         return tuple(torch.ones_like(a) if m else None for a, m in zip(ran.call.args, call.moving, strict=True))
 
     rules: tuple[tuple[str, Callable[[], tuple[Any, ...]], Explains], ...] = (
-        ("forward", lambda: forward().outputs, anything),
+        ("forward", lambda: forward().outputs, every_entry),
         ("backward", lambda: (ran := forward()).pull(incoming(ran.outputs)), by_reverse),
         ("jvp", lambda: (ran := forward()).push(tangents(ran)), by_forward),
     )
@@ -87,11 +87,11 @@ def devices(call: Call, generator: torch.Generator) -> list[Cause]:
         seen, where = fake.look(rule)
         if seen:
             location = where or rule_location(call.function, name)
-            return [Cause("HD307", (f"{name} of {call.name} on another device: {seen}",), nothing, location)]
+            return [Cause("HD307", (f"{name} of {call.name} on another device: {seen}",), no_entry, location)]
     return []
 
 
-def _all_rules(call: Call, generator: torch.Generator) -> None:
+def _all_rules(call: FunctionCall, generator: torch.Generator) -> None:
     ran = call.fresh().run()
     with torch.no_grad():
         attempt(ran.pull, ran.cotangents(generator))
@@ -99,7 +99,7 @@ def _all_rules(call: Call, generator: torch.Generator) -> None:
             attempt(ran.push, ran.tangents(generator))
 
 
-def device_of_plain(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Cause]:
+def device_of_function(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Cause]:
     """The same for a plain function; what it closes over counts as made inside."""
     fake = _Elsewhere()
     own = tree_map(lambda a: a.clone() if isinstance(a, Tensor) else a, args)
@@ -107,10 +107,10 @@ def device_of_plain(function: Callable[..., Any], args: tuple[Any, ...]) -> list
         return []
     placed = tree_map(lambda a: fake.put(a) if isinstance(a, Tensor) else a, args)
     seen, where = fake.look(lambda: tuple(tree_leaves(function(*placed))))
-    return [Cause("HD307", (f"on another device: {seen}",), nothing, where)] if seen else []
+    return [Cause("HD307", (f"on another device: {seen}",), no_entry, where)] if seen else []
 
 
-class _Guard(Trace):
+class _Guard(TorchCalls):
     """Stops what would follow a pointer to no memory, and knows which tensors were made from nothing inside."""
 
     def __init__(self) -> None:

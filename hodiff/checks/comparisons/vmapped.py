@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.checks.comparisons.judgement import Failure, attempt, exact, judge
-from hodiff.checks.comparisons.scalarize import Problem, draw
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.comparisons.judgement import exact, judge
+from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
 from hodiff.checks.oracles.compositions import derivative
 from hodiff.checks.report.report import Entry
 
@@ -17,7 +18,7 @@ BATCH = 3
 SPREAD = 0.01
 
 
-def batching_checks(problem: Problem, order: int, size: float, generator: torch.Generator) -> Iterator[Entry]:
+def vmap_checks(problem: ScalarProblem, order: int, size: float, generator: torch.Generator) -> Iterator[Entry]:
     """Compare values for each way to batch the inputs, then derivatives for each sample and each direction.
 
     ``size`` is the largest of the derivatives at the point; one that vanishes is compared at its rounding level.
@@ -40,7 +41,7 @@ def batching_checks(problem: Problem, order: int, size: float, generator: torch.
         yield compare(f"vmap of {name}", k, "directions", function, (t, t), [points, directions], (None, 0))
 
 
-def _derivatives(problem: Problem, order: int) -> Iterator[tuple[int, str, Callable[[Tensor, Tensor], Tensor]]]:
+def _derivatives(problem: ScalarProblem, order: int) -> Iterator[tuple[int, str, Callable[[Tensor, Tensor], Tensor]]]:
     """Derivatives as functions of a point and a direction: batched points are samples, directions make Jacobians."""
     yield 1, "tangents", lambda t, v: torch.func.jvp(problem.loss, (t,), (v,))[1]
     yield 1, "gradients", lambda t, v: torch.func.grad(problem.loss)(t) * v

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from hodiff.checks.findings.code import Code
+from hodiff.checks.findings.defect import Defect
 
 JUDGEMENTS = (
-    Code(
+    Defect(
         "HD901",
         "error",
         "not smooth here",
         "the point is a kink, a jump or the edge of the domain, where derivatives depend on the side.",
         "Check at another point, or state which derivative is meant.",
     ),
-    Code(
+    Defect(
         "HD902",
         "note",
         "derivatives of a surrogate",
         "the function declares derivatives that are not its own; the gap is measured and no defect.",
         "Nothing to do: `approximate=True` says so.",
     ),
-    Code(
+    Defect(
         "HD903",
         "error",
         "the function is not deterministic",

@@ -1,0 +1,33 @@
+"""Calls that may raise: what a checked function raises is a finding, and not the end of the check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is left of a computation that raised: the exception's type and first line."""
+
+    message: str
+
+
+Outcome = Tensor | Failure
+
+
+def attempt(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function; return a `Failure` if it raises."""
+    try:
+        return function(*args)
+    except Exception as error:
+        return Failure(first_line(error))
+
+
+def first_line(error: BaseException) -> str:
+    """Name an exception in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__

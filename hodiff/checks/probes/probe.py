@@ -1,0 +1,140 @@
+"""Probes: defects of custom Functions that are seen by calling their rules by hand."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.module_buffers import buffers_put_back
+from hodiff.checks.probes.cause import Cause
+from hodiff.checks.probes.domain_edges import domain_edges, large_arguments
+from hodiff.checks.probes.empty_tensors import empty_tensors
+from hodiff.checks.probes.first_order import first_order
+from hodiff.checks.probes.fixed_tensors import device_of_function, fixed_devices, fixed_dtypes
+from hodiff.checks.probes.function_calls import FunctionCall, LeavesFunction
+from hodiff.checks.probes.left_graph import left_graph
+from hodiff.checks.probes.returns import returned_gradients, unneeded_gradients
+from hodiff.checks.probes.rule_slopes import backward_slopes, forward_slopes
+from hodiff.checks.probes.saved_tensors import wasted_memory
+from hodiff.checks.probes.side_effects import (
+    in_place_writes,
+    memory_layouts,
+    tensors_on_context,
+    uninitialised_memory,
+    unrepeatable_backward,
+)
+from hodiff.checks.source_lines import class_location
+
+Probe = Callable[[FunctionCall, torch.Generator], list[Cause]]
+
+# After one of these no number of a rule means anything, so that nothing is compared with it.
+_UNRELIABLE = {"HD303", "HD305", "HD308", "HD309"}
+# What the numbers of a surrogate would be blamed for.
+_OF_FORMULAS = {"HD101", "HD102", "HD105", "HD109", "HD110", "HD111", "HD112"}
+
+# Code that takes numbers out of tensors seldom has an idea of none.
+_OFF_GRAPH = {"HD104", "HD106"}
+
+_ROUNDED = {"HD306"}
+_FORMULA = {"HD101", "HD105", "HD109", "HD110"}
+
+# Probe, and the codes after which it has nothing to say.
+PROBES: tuple[tuple[Probe, set[str]], ...] = (
+    (uninitialised_memory, set()),
+    (unrepeatable_backward, {"HD308"}),
+    (in_place_writes, set()),
+    (memory_layouts, _UNRELIABLE),
+    (tensors_on_context, set()),
+    (returned_gradients, set()),
+    (unneeded_gradients, {"HD203"}),
+    (fixed_dtypes, _UNRELIABLE),
+    (fixed_devices, set()),
+    (first_order, _UNRELIABLE | _ROUNDED),
+    # A wrong formula need not read what the right one would.
+    (wasted_memory, _FORMULA),
+    (backward_slopes, _UNRELIABLE | _ROUNDED),
+    (forward_slopes, _UNRELIABLE | _ROUNDED),
+)
+
+
+def probe(
+    f: Any,
+    args: tuple[Any, ...],
+    function: LeavesFunction,
+    leaves: tuple[Tensor, ...],
+    calls: list[FunctionCall],
+    *,
+    approximate: bool,
+    seed: int,
+    vmap: bool = True,
+    truth: LeavesFunction | None = None,
+) -> list[Cause]:
+    """Run every probe that makes sense; one that cannot run says nothing.
+
+    Args:
+        f: What is checked.
+        args: Its arguments.
+        function: Maps floating leaves to floating outputs.
+        leaves: The point, float64 if f can compute in it.
+        calls: The custom Functions that f calls.
+        approximate: Whether f declares the derivatives of a surrogate.
+        seed: Of the random numbers.
+        vmap: Whether batching is asked for.
+        truth: The same as function for float64, for one that knows no float64.
+
+    Returns:
+        The defects.
+    """
+    with warnings.catch_warnings():
+        # Of points and dtypes at which nobody asked f to run.
+        warnings.simplefilter("ignore")
+        causes = [cause for call in calls for cause in _of_call(call, seed)]
+        causes += _of_whole(f, args, function, leaves, {cause.code for cause in causes}, truth, vmap=vmap)
+        if not calls:
+            causes += _causes_of(left_graph, function, leaves)
+    return [cause for cause in causes if not (approximate and cause.code in _OF_FORMULAS)]
+
+
+def _of_call(call: FunctionCall, seed: int) -> list[Cause]:
+    causes: list[Cause] = []
+    for each, after in PROBES:
+        if not after & {cause.code for cause in causes}:
+            causes += _causes_of(each, call, torch.Generator().manual_seed(seed))
+    return causes
+
+
+def _of_whole(
+    f: Any,
+    args: tuple[Any, ...],
+    function: LeavesFunction,
+    leaves: tuple[Tensor, ...],
+    codes: set[str],
+    truth: LeavesFunction | None,
+    *,
+    vmap: bool,
+) -> list[Cause]:
+    location = class_location(f)
+    found: list[Cause] = []
+    if not _UNRELIABLE & codes:
+        with buffers_put_back():
+            found += _causes_of(large_arguments, function, leaves, location, truth)
+            # What overflows at large arguments does so at infinite ones, and a wrong formula has no limit to keep.
+            found += _causes_of(
+                partial(domain_edges, infinite=not found and not _FORMULA & codes), function, leaves, location, truth
+            )
+            if not _OFF_GRAPH & codes:
+                found += _causes_of(partial(empty_tensors, vmap=vmap), f, args, leaves, location)
+    if not isinstance(f, type) and "HD307" not in codes:
+        found += _causes_of(device_of_function, f, args)
+    return found
+
+
+def _causes_of(each: Callable[..., list[Cause]], *arguments: Any) -> list[Cause]:
+    found = attempt(each, *arguments)
+    return [] if isinstance(found, Failure) else found
