@@ -12,6 +12,6 @@ from hodiff.checks.oracles.finite_differences import central_differences as cent
 from hodiff.checks.oracles.finite_differences import hvp_differences as hvp_differences
 from hodiff.checks.oracles.scipy_hessian import HessianEstimate as HessianEstimate
 from hodiff.checks.oracles.scipy_hessian import scipy_hessian as scipy_hessian
-from hodiff.checks.report.report import Entry as Entry
+from hodiff.checks.report.data import Entry as Entry
 from hodiff.checks.report.report import Finding as Finding
 from hodiff.checks.report.report import Report as Report

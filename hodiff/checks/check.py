@@ -38,7 +38,8 @@ from hodiff.checks.findings.diagnosis import diagnose
 from hodiff.checks.probes.cause import Cause, no_entry
 from hodiff.checks.probes.function_calls import FunctionCall, function_calls
 from hodiff.checks.probes.probe import probe
-from hodiff.checks.report.report import Entry, Report
+from hodiff.checks.report.data import Entry
+from hodiff.checks.report.report import Report
 from hodiff.checks.source_lines import class_location
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.errors import InputError

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from function_defects import Square
+from custom_functions import Square
 from torch import nn
 from torch.autograd.function import once_differentiable
 

@@ -17,7 +17,7 @@ from hodiff.checks.comparisons.judgement import judge
 from hodiff.checks.comparisons.orders import Level, climb, evaluate
 from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, draw, scalarize
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
-from hodiff.checks.report.report import Entry
+from hodiff.checks.report.data import Entry
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 

@@ -9,7 +9,7 @@ from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import exact, judge
 from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
 from hodiff.checks.oracles.compositions import derivative, route_names
-from hodiff.checks.report.report import Entry
+from hodiff.checks.report.data import Entry
 
 
 def compile_checks(

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from hodiff.checks.attempts import first_line
 from hodiff.checks.comparisons.scalarize import ScalarProblem
-from hodiff.checks.report.report import Entry
+from hodiff.checks.report.data import Entry
 
 # Both checks are off unless asked for, and a wrong rule passes all but its own switch.
 _OFF = {

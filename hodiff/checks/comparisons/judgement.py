@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, Outcome
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate
-from hodiff.checks.report.report import Entry
+from hodiff.checks.report.data import Entry
 
 # An error estimate is an estimate: ten times it is allowed before a derivative is called wrong.
 SAFETY = 10.0

@@ -17,7 +17,7 @@ from hodiff.checks.comparisons.judgement import exact, judge
 from hodiff.checks.comparisons.orders import Level, climb, evaluate
 from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, scalarize
 from hodiff.checks.probes.function_calls import FunctionCall
-from hodiff.checks.report.report import Entry
+from hodiff.checks.report.data import Entry
 from hodiff.errors import InputError
 
 _POINTS = 5

@@ -16,7 +16,7 @@ from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
 from hodiff.checks.oracles.compositions import along_directions, derivative, route_names
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
 from hodiff.checks.oracles.scipy_hessian import scipy_hessian
-from hodiff.checks.report.report import Entry
+from hodiff.checks.report.data import Entry
 
 Loss = Callable[[Tensor], Tensor]
 # (t, v_1, ..., v_{k-1}) -> D^k loss(t)[v_1, ..., v_{k-1}, .], or the loss itself at k = 0

@@ -15,7 +15,7 @@ from hodiff.checks.comparisons.judgement import exact, judge
 from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
 from hodiff.checks.oracles.compositions import along_directions, route_names
 from hodiff.checks.probes.cause import Cause, no_entry
-from hodiff.checks.report.report import Entry
+from hodiff.checks.report.data import Entry
 from hodiff.functions.gradients.straight_through import StraightThrough
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.graph_nodes import function_of

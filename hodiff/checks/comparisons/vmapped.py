@@ -11,7 +11,7 @@ from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import exact, judge
 from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
 from hodiff.checks.oracles.compositions import derivative
-from hodiff.checks.report.report import Entry
+from hodiff.checks.report.data import Entry
 
 BATCH = 3
 # Relative and small, so that a point inside a domain stays there, yet far above the tolerance.

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from hodiff.checks.findings.codes import CODES
 from hodiff.checks.probes.cause import Cause, about_batches, modes_of
-from hodiff.checks.report.report import Entry, Finding
+from hodiff.checks.report.data import Entry
+from hodiff.checks.report.report import Finding
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from hodiff.checks.modules.search import Guilty
 from hodiff.checks.modules.subjects import Subject, subject_of_call, subject_of_loss, tensors_of
 from hodiff.checks.modules.torch_functions import Culprit, culprits, custom_classes
 from hodiff.checks.preflight.preflight import preflight
-from hodiff.checks.report.report import Entry, Finding, Report
+from hodiff.checks.report.data import Entry
+from hodiff.checks.report.report import Finding, Report
 from hodiff.corrections.registry import CORRECTIONS
 
 # What a failed comparison says by itself; the first status that occurs decides.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.checks.modules.module_calls import ModuleCall
 from hodiff.checks.modules.subjects import Subject, subject_of_call
-from hodiff.checks.report.report import Entry
+from hodiff.checks.report.data import Entry
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from hodiff.checks.comparisons.orders import against_differences, between_routes, climb
 from hodiff.checks.comparisons.scalarize import ScalarProblem, draw, scalarize
 from hodiff.checks.modules.module_calls import ModuleCall
-from hodiff.checks.report.report import Entry
+from hodiff.checks.report.data import Entry
 from hodiff.errors import InputError
 
 # Each sees every number, so few do.

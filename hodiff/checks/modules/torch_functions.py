@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hodiff.checks.modules.module_calls import ModuleCall
 from hodiff.checks.modules.subjects import failures, is_free, subject_of_function, tensors_of
-from hodiff.checks.report.report import Entry
+from hodiff.checks.report.data import Entry
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.graph_nodes import function_of
 from hodiff.torch_internals.interception import MODULES_BETWEEN

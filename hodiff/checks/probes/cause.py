@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hodiff.checks.report.report import Entry
+from hodiff.checks.report.data import Entry
 
 Explains = Callable[[Entry], bool]
 

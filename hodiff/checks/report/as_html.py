@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
-from hodiff.checks.report.as_text import SEVERITIES, Cell, Table, by_severity, facts, tables, verdict
-
-if TYPE_CHECKING:
-    from hodiff.checks.report.report import Finding, Report
+from hodiff.checks.report.data import FindingData, ReportData
+from hodiff.checks.report.layout import SEVERITIES, Cell, Table, by_severity, facts, tables, verdict
 
 # Text keeps the notebook's own colour, and these tints let the background through: both read in light and in dark.
 _TINTS = {"error": "220, 50, 47", "warning": "203, 145, 0", "note": "38, 139, 210", "ok": "70, 150, 40"}
@@ -17,7 +14,7 @@ _CELL = "padding: 0.1em 0.7em; text-align: left; white-space: nowrap"
 _MONO = "font-family: monospace; font-size: 0.9em"
 
 
-def report_html(report: Report) -> str:
+def report_html(report: ReportData) -> str:
     """Write a whole report: verdict, findings, then the tables, folded if every comparison agreed."""
     worst = next((severity for severity, _ in by_severity(report.findings)), "ok")
     parts = [f"<p><b>check of {escape(report.title)}</b>: {_badge(verdict(report), worst)}</p>"]
@@ -31,8 +28,8 @@ def report_html(report: Report) -> str:
     return f'<div style="color: inherit; line-height: 1.4">{"".join(parts)}</div>'
 
 
-def _finding(finding: Finding, severity: str) -> str:
-    heading = escape(f"{finding.code} {finding.title}".strip() or SEVERITIES[severity][0])
+def _finding(finding: FindingData, severity: str) -> str:
+    heading = escape(f"{finding.code} {finding.title}".strip() or SEVERITIES[severity])
     rows = "".join(
         f'<tr style="background: none"><td style="{_CELL}; vertical-align: top; opacity: 0.7">{escape(label)}</td>'
         f'<td style="padding: 0.1em 0.7em; text-align: left">{_fact(label, text)}</td></tr>'

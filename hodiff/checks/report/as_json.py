@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hodiff.checks.report.data import Entry, FindingData, ReportData
 from hodiff.errors import InputError
-
-if TYPE_CHECKING:
-    from hodiff.checks.report.report import Report
 
 SCHEMA = "hodiff.report"
 VERSION = 1
@@ -19,7 +17,7 @@ VERSION = 1
 _NAMES = {math.inf: "inf", -math.inf: "-inf"}
 
 
-def report_to_json(report: Report, *, indent: int | None = None) -> str:
+def report_to_json(report: ReportData, *, indent: int | None = None) -> str:
     """Write a report.
 
     Args:
@@ -43,7 +41,7 @@ def report_to_json(report: Report, *, indent: int | None = None) -> str:
     return json.dumps(content, indent=indent, allow_nan=False, ensure_ascii=False)
 
 
-def report_from_json(text: str) -> Report:
+def report_from_json(text: str) -> ReportData:
     """Read what `report_to_json` wrote.
 
     Args:
@@ -55,14 +53,12 @@ def report_from_json(text: str) -> Report:
     Raises:
         InputError: If it is no such JSON, or of a version that this hodiff does not know.
     """
-    from hodiff.checks.report.report import Entry, Finding, Report
-
     content = _content(text)
     try:
-        return Report(
+        return ReportData(
             title=content["title"],
             entries=tuple(Entry(**_known(Entry, each, _entry_value)) for each in content["entries"]),
-            findings=tuple(Finding(**_known(Finding, each, _finding_value)) for each in content["findings"]),
+            findings=tuple(FindingData(**_known(FindingData, each, _finding_value)) for each in content["findings"]),
             notes=tuple(content["notes"]),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:

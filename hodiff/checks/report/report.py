@@ -1,4 +1,4 @@
-"""What a check found: rows of numbers, findings with remedies, one readable report."""
+"""What a check gives its user: findings and a report that show themselves as text, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -9,40 +9,12 @@ from typing import TextIO
 from hodiff.checks.report.as_html import report_html
 from hodiff.checks.report.as_json import report_from_json, report_to_json
 from hodiff.checks.report.as_text import WIDTH, finding_text, print_report, report_text
+from hodiff.checks.report.data import FindingData, ReportData
 from hodiff.errors import CheckError
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One comparison.
-
-    Attributes:
-        route: The route or check that was compared, such as ``"forward-over-reverse"`` or ``"vmap"``.
-        order: Order of the derivative; 0 is the value.
-        quantity: What it was compared in, such as ``"vs differences"``.
-        error: Largest absolute difference over the scale of the derivative; None for pass-or-fail checks.
-        tolerance: The relative error allowed; None for pass-or-fail checks.
-        status: ``"ok"``, ``"skipped"``, ``"gap"`` (a surrogate's derivative, which is measured and not judged), or the
-            kind of the finding that it leads to.
-        detail: First line of the exception, or why an entry was skipped.
-    """
-
-    route: str
-    order: int
-    quantity: str
-    error: float | None
-    tolerance: float | None
-    status: str
-    detail: str = ""
-
-    @property
-    def failed(self) -> bool:
-        """Whether this entry leads to a finding."""
-        return self.status not in {"ok", "skipped", "gap"}
-
-
-@dataclass(frozen=True)
-class Finding:
+class Finding(FindingData):
     """One defect.
 
     Attributes:
@@ -52,7 +24,7 @@ class Finding:
             ``"float64"`` or ``"fails"`` for what comparisons show, ``"seen"`` for what a probe shows alone.
         message: What was measured.
         remedy: What to do about it.
-        code: Which defect it is, a key of `hodiff.checks.codes.CODES`.
+        code: Which defect it is, a key of `hodiff.checks.findings.codes.CODES`.
         severity: ``"error"``, ``"warning"`` (it works here, and wastes or fails elsewhere) or ``"note"``.
         title: What it is, in a few words.
         cause: Why derivatives go wrong here, in one sentence with the evidence.
@@ -65,25 +37,13 @@ class Finding:
             remedy: Compare jvp with backward.
     """
 
-    route: str
-    order: int
-    kind: str
-    message: str
-    remedy: str
-    code: str = ""
-    severity: str = "error"
-    title: str = ""
-    cause: str = ""
-    evidence: tuple[str, ...] = ()
-    location: str = ""
-
     def __str__(self) -> str:
         """What it is, what was measured, and what to do."""
         return finding_text(self)
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(ReportData):
     """Everything that `hodiff.check` measured.
 
     Attributes:
@@ -93,6 +53,7 @@ class Report:
         notes: What is no defect and yet good to know, a sentence each.
 
     Example:
+        >>> from hodiff.checks import Entry
         >>> entry = Entry("reverse", 1, "vs differences", 1e-12, 1e-8, "ok")
         >>> report = Report("sin", (entry,), ())
         >>> report.ok
@@ -103,15 +64,7 @@ class Report:
         1      reverse  1.0e-12
     """
 
-    title: str
-    entries: tuple[Entry, ...]
     findings: tuple[Finding, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether there is no finding of severity "error"."""
-        return not self.errors
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -122,11 +75,6 @@ class Report:
     def warnings(self) -> tuple[Finding, ...]:
         """The findings that say that something works here, and wastes or fails elsewhere."""
         return self._of_severity("warning")
-
-    @property
-    def codes(self) -> tuple[str, ...]:
-        """The codes of the findings, in order."""
-        return tuple(finding.code for finding in self.findings)
 
     def _of_severity(self, severity: str) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.severity == severity)
@@ -186,11 +134,13 @@ class Report:
             InputError: If it is no such JSON, or of another version.
 
         Example:
+            >>> from hodiff.checks import Entry
             >>> report = Report("sin", (Entry("reverse", 1, "vs differences", 1e-12, 1e-8, "ok"),), ())
             >>> Report.from_json(report.to_json()) == report
             True
         """
-        return report_from_json(text)
+        read = report_from_json(text)
+        return cls(read.title, read.entries, tuple(Finding(**vars(each)) for each in read.findings), read.notes)
 
     def __str__(self) -> str:
         """A table of relative errors, route by quantity, followed by the findings and the notes."""
