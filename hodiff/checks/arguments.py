@@ -1,4 +1,4 @@
-"""What `check` asks of its arguments, and how it names them."""
+"""What `check` asks of its arguments."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from hodiff.checks.comparisons.scalarize import ScalarProblem
 from hodiff.errors import InputError
 
 METHODS = ("auto", "directions", "matrices")
 
 
-def dtypes_of(problem: ScalarProblem) -> str:
-    """The dtypes of a problem's inputs, for the head of a column."""
-    return "in " + "/".join(sorted({str(leaf.dtype).removeprefix("torch.") for leaf in problem.leaves}))
-
-
-def require_callable(f: Any) -> Callable[..., Any]:
-    """Take a function, or a Function's apply."""
-    if isinstance(f, type) and issubclass(f, torch.autograd.Function):
-        return f.apply
+def require_callable(f: Any) -> None:
+    """Refuse what is neither a function nor a Function."""
     if not callable(f):
         raise InputError(
             "check: f: expected a callable or a torch.autograd.Function subclass, "
             f"got {type(f).__name__}. Pass the function itself, not its result."
+        )
+
+
+def require_module(f: Any) -> torch.nn.Module:
+    """Take a module, as a loss of its output needs one."""
+    if not isinstance(f, torch.nn.Module):
+        raise InputError(
+            f"check: loss: expected None unless f is a torch.nn.Module, got a loss for {type(f).__name__}. "
+            "Compose loss and f, and check the composition."
         )
     return f
 
@@ -74,22 +74,3 @@ def require_reference(reference: Any, approximate: bool) -> Callable[..., Any] |
             "reference's values: check with one of the two."
         )
     return reference
-
-
-def devices_of(args: tuple[Any, ...]) -> list[int]:
-    """Whose random state has to be put back."""
-    return sorted({
-        leaf.device.index or 0 for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.is_cuda
-    })
-
-
-def name_of(f: Any) -> str:
-    """What a function is called."""
-    return str(getattr(f, "__name__", type(f).__name__))
-
-
-def title_of(f: Any, problem: ScalarProblem) -> str:
-    """One line: what is checked, and where."""
-    name = name_of(f)
-    shapes = ", ".join(f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" for a in problem.leaves)
-    return f"{name} at {shapes}"

@@ -1,3 +1,5 @@
+"""The audit: its verdicts on functions with a known defect, its worker processes, its table and its page."""
+
 import json
 import math
 import sys
@@ -8,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_flatten
 
-import hodiff.checks
 from hodiff.__main__ import main
 from hodiff.checks import AuditTable, Verdict, audit
 from hodiff.checks.audit.audit_sample import audit_function, audit_sample
+from hodiff.checks.audit.page import markdown_page
 from hodiff.checks.audit.pool import DiedError, Worker, serve
 from hodiff.checks.audit.samples import Sample, database
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, THIRD, everywhere, worst
+from hodiff.checks.command import audit_command
 from hodiff.errors import HodiffError, InputError
 from hodiff.routes import ROUTES
 
@@ -272,11 +275,16 @@ def test_json_has_one_entry_an_operator_run_and_route():
 
 
 def test_markdown_shows_both_runs_side_by_side():
-    page = str(MIXED)
+    page = markdown_page(MIXED)
     assert "| `det` | right | right | right | raises | wrong 5e-01 → right |" in page
     assert "| `det` | forward-over-forward | raises: no \\| rule |" in page
     assert "`sin`" not in page
     assert "| forward-over-forward | 0 | 1 | 1 |" in page  # wrong, raises, right
+
+
+def test_text_names_what_has_a_defect_in_each_run():
+    lines = str(MIXED).splitlines()
+    assert lines[1:] == ["torch alone: 1 with a defect: det", "inside hodiff.corrected(): 1 with a defect: det"]
 
 
 def test_only_what_got_worse_is_named():
@@ -292,7 +300,7 @@ def test_only_what_got_worse_is_named():
 )
 def test_the_exit_status_says_whether_all_is_right(monkeypatch, tmp_path, capsys, status, code):
     entry = {"torch": everywhere(Verdict("wrong", 1.0)), "corrected": everywhere(Verdict(status))}
-    monkeypatch.setattr(hodiff.checks, "audit", lambda *_, **__: AuditTable("2.13.0", {"sin": entry}))
+    monkeypatch.setattr(audit_command, "audit", lambda *_, **__: AuditTable("2.13.0", {"sin": entry}))
     written, page = tmp_path / "audit.json", tmp_path / "audit.md"
     assert main(["audit", "--json", str(written), "--markdown", str(page)]) == code
     assert AuditTable.from_json(written.read_text()).operators["sin"] == entry
@@ -332,7 +340,7 @@ def test_the_committed_table_has_both_runs_of_every_operator(committed):
 
 
 def test_the_page_shows_the_committed_table(committed):
-    assert (ROOT / "docs" / "audit.md").read_text(encoding="utf-8") == str(committed)
+    assert (ROOT / "docs" / "audit.md").read_text(encoding="utf-8") == markdown_page(committed)
 
 
 @pytest.mark.slow

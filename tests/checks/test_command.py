@@ -15,6 +15,7 @@ import hodiff
 from hodiff.__main__ import main
 from hodiff.checks import Report
 from hodiff.checks.arguments import METHODS
+from hodiff.checks.command import check_command
 from hodiff.checks.command.expressions import CALLS, Reader
 from hodiff.checks.command.loss_expressions import read_loss
 from hodiff.checks.command.targets import load_target
@@ -176,7 +177,7 @@ def test_options_reach_the_check(file, capsys):
 def test_every_option_is_passed_on(file, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        sys.modules["hodiff.checks.check"],
+        check_command,
         "check",
         lambda *args, **options: calls.append((args, options)) or Report("f", (), ()),
     )

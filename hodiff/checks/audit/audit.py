@@ -48,7 +48,8 @@ def audit(
         progress: Whether to show a progress bar.
 
     Returns:
-        A table of verdicts; its ``str`` is Markdown.
+        A table of verdicts; its ``str`` names the operators with a defect, and
+        `hodiff.checks.audit.page.markdown_page` makes a page of it.
 
     Raises:
         HodiffError: If this build of torch lacks the database.

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from hodiff.checks.audit.table import TITLES, AuditTable
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, Verdict
 
-if TYPE_CHECKING:
-    from hodiff.checks.audit.table import AuditTable
-
-_TITLES = {"torch": "torch alone", "corrected": "inside hodiff.corrected()"}
 _MESSAGE = 110
 
 _HOW = """\
@@ -47,7 +43,7 @@ def _counts(table: AuditTable) -> Iterator[str]:
         counts = table.counts(run)
         seen = [status for status in reversed(STATUSES) if any(counts[route][status] for route in AUDITED_ROUTES)]
         rows = [(route, *(str(counts[route][status]) for status in seen)) for route in AUDITED_ROUTES]
-        yield f"{len(table.operators)} operators, {_TITLES[run]}:"
+        yield f"{len(table.operators)} operators, {TITLES[run]}:"
         yield _grid(("route", *seen), rows)
 
 
@@ -81,7 +77,7 @@ def _messages(table: AuditTable) -> Iterator[str]:
             if verdict.detail:
                 by_message.setdefault(f"{verdict.status}: {verdict.detail[:_MESSAGE]}", []).append(route)
         rows += [(f"`{name}`", _listed(routes), message.replace("|", "\\|")) for message, routes in by_message.items()]
-    yield f"Of the run {_TITLES[run]}." if rows else "Nothing."
+    yield f"Of the run {TITLES[run]}." if rows else "Nothing."
     if rows:
         yield _grid(("operator", "routes", "detail"), rows)
 

@@ -1,4 +1,4 @@
-"""The audit's result: by operator, run and route; as JSON, as a page of Markdown, and compared with an older one."""
+"""The audit's result: by operator, run and route; as JSON, and compared with an older one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hodiff.checks.audit.verdicts import AUDITED_ROUTES, Verdict, Verdicts
 from hodiff.errors import InputError
 
 TORCH, CORRECTED = RUNS = ("torch", "corrected")
+TITLES = {TORCH: "torch alone", CORRECTED: "inside hodiff.corrected()"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class AuditTable:
         {}
         >>> AuditTable.from_json(table.to_json()) == table
         True
+        >>> print(table)
+        operators of torch 2.13.0 audited: 1
+        torch alone: 0 with a defect
     """
 
     torch: str
@@ -95,7 +99,9 @@ class AuditTable:
             raise InputError(f"AuditTable.from_json: text: expected an audit's JSON, got {error}.") from error
 
     def __str__(self) -> str:
-        """The page of Markdown."""
-        from hodiff.checks.audit.page import markdown_page
-
-        return markdown_page(self)
+        """Of each run, how many operators have a defect, and which."""
+        lines = [f"operators of torch {self.torch} audited: {len(self.operators)}"]
+        for run in self.runs:
+            bad = sorted(self.defects(run))
+            lines.append(f"{TITLES[run]}: {len(bad)} with a defect{': ' * bool(bad)}{', '.join(bad)}")
+        return "\n".join(lines)

@@ -7,6 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from hodiff.checks.check import check
+from hodiff.checks.command.expressions import Reader, dtype_named
+from hodiff.checks.command.loss_expressions import read_loss
+from hodiff.checks.command.targets import load_target
+from hodiff.checks.report.report import Report
+from hodiff.errors import InputError
+
 EXAMPLES = """\
 examples:
   python -m hodiff check my_package.losses:Focal --inputs "randn(4, 3), randint(0, 3, (4,)), 2.0"
@@ -82,12 +91,6 @@ def run_check(options: argparse.Namespace) -> int:
     Raises:
         InputError: If the check could not be run.
     """
-    # Imported here, because --help and other commands need none of it.
-    import torch
-
-    from hodiff.checks.command.expressions import Reader, dtype_named
-    from hodiff.checks.command.targets import load_target
-
     dtype = dtype_named(options.dtype)
     torch.manual_seed(options.seed)
     function = load_target(options.target)
@@ -105,13 +108,7 @@ def run_check(options: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _check(function: Any, inputs: Any, options: argparse.Namespace, generator: Any) -> Any:
-    import torch
-
-    from hodiff.checks.check import check
-    from hodiff.checks.command.loss_expressions import read_loss
-    from hodiff.checks.command.targets import load_target
-
+def _check(function: Any, inputs: Any, options: argparse.Namespace, generator: torch.Generator) -> Report:
     reference = None if options.reference is None else load_target(options.reference, what="--reference")
     if isinstance(reference, torch.nn.Module):
         reference = reference.double()
@@ -132,8 +129,6 @@ def _check(function: Any, inputs: Any, options: argparse.Namespace, generator: A
 
 
 def _write(path: Path, text: str) -> None:
-    from hodiff.errors import InputError
-
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

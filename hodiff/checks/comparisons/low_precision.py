@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from hodiff.checks.arguments import dtypes_of
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import exact, judge
 from hodiff.checks.comparisons.orders import Level, climb, evaluate
@@ -105,7 +104,7 @@ def noise_note(own: ScalarProblem, truth: ScalarProblem) -> Iterator[str]:
     """How far the value is off near the point, in a sentence."""
     noise = attempt(_noise, own, truth)
     if not isinstance(noise, Failure):
-        yield f"the value is off by {noise:.1f} ulps {dtypes_of(own)} near the inputs, by the reference"
+        yield f"the value is off by {noise:.1f} ulps in {own.dtypes} near the inputs, by the reference"
 
 
 def _value(own: ScalarProblem, truth: ScalarProblem, ulps: float | None) -> Entry:

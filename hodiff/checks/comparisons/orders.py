@@ -15,7 +15,6 @@ from hodiff.checks.comparisons.judgement import exact, is_settled, judge, scale_
 from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
 from hodiff.checks.oracles.compositions import along_directions, derivative, route_names
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
-from hodiff.checks.oracles.scipy_hessian import scipy_hessian
 from hodiff.checks.report.data import Entry
 
 Loss = Callable[[Tensor], Tensor]
@@ -159,22 +158,6 @@ def between_routes(levels: list[Level]) -> Iterator[Entry]:
                 yield level.compare(route, "vs routes", outcome, level.truth)
 
 
-def against_scipy(
-    problem: ScalarProblem, loss: Loss, levels: list[Level], generator: torch.Generator
-) -> Iterator[Entry]:
-    """Compare each route's Hessian with SciPy's, along the same directions."""
-    for level in levels[1:2]:
-        W = level.free.T
-        estimate = attempt(_scipy_estimate, problem, loss, W, level.scale)
-        doubt = _doubt(level, estimate)
-        for route, outcome in level.outcomes.items():
-            if doubt:
-                yield Entry(route, 2, "vs SciPy", None, None, "skipped", doubt)
-                continue
-            product = outcome @ W if isinstance(outcome, Tensor) and "reverse" in route else outcome
-            yield judge(route, 2, "vs SciPy", product, estimate, lower=level.lower, eps=level.eps)
-
-
 def in_own_dtype(problem: ScalarProblem, loss: Loss, levels: list[Level], quantity: str) -> Iterator[Entry]:
     """Compare each route in the inputs' own dtypes with the float64 truth, where it is right in float64."""
     for level in levels:
@@ -240,37 +223,3 @@ def _differences(
         step,
         eps,
     )
-
-
-def _scipy_estimate(problem: ScalarProblem, loss: Loss, W: Tensor, scale: float) -> DifferenceEstimate:
-    """Take SciPy's Hessian of s -> loss(W s), from smaller steps if the first ones leave the domain."""
-    origin = torch.zeros(W.shape[1], dtype=torch.float64, device=W.device)
-    found = []
-
-    def value(s: Tensor) -> Tensor | float:
-        outcome = attempt(loss, W @ s)
-        return math.nan if isinstance(outcome, Failure) else outcome
-
-    for step in (5 * problem.step, 0.5 * problem.step, 0.05 * problem.step):
-        estimate = scipy_hessian(
-            value,
-            origin,
-            initial_step=step,
-            order=4,
-            maxiter=8,
-            tolerances={"atol": 1e-9 * scale},
-        )
-        error = float(estimate.error.max()) if bool(estimate.matrix.isfinite().all()) else math.inf
-        found.append(DifferenceEstimate(estimate.matrix.to(W), error, step, smooth=True))
-        if error <= 1e-6 * scale:
-            break
-    return min(found, key=lambda estimate: estimate.error)
-
-
-def _doubt(level: Level, estimate: DifferenceEstimate | Failure) -> str:
-    """Why SciPy's estimate cannot judge; empty if it can. At a kink it may settle on a wrong value."""
-    if isinstance(estimate, Failure):
-        return estimate.message
-    if not level.settled:
-        return "the point is not smooth"
-    return "" if is_settled(estimate, level.lower, level.eps) else "SciPy's differences do not settle"

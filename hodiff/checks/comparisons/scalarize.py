@@ -62,6 +62,11 @@ class ScalarProblem:
         square = sum(float(leaf.double().square().sum()) for leaf in self.leaves)
         return 0.1 * max(1.0, (square / count) ** 0.5)
 
+    @property
+    def dtypes(self) -> str:
+        """Those of the inputs, as ``"float32/float64"``."""
+        return "/".join(sorted({str(leaf.dtype).removeprefix("torch.") for leaf in self.leaves}))
+
     def at(self, t: Tensor) -> tuple[Tensor, ...]:
         """Place the leaves at x + V t."""
         return tuple(

@@ -105,17 +105,10 @@ def check_module(
         found: list[Finding] = [*coarse_findings(root)]
         failed = tuple(entry for entry in entries if entry.failed)
         if failed:
-            inquiry = Inquiry(mode, correct, order, seed, _check)
+            inquiry = Inquiry(mode, correct, order, seed)
             for guilty in Search(failures_of).run(root, failed, loss):
                 found += inquiry.findings(guilty)
     return Report(title, entries, tuple(found), (_note(own, subject),))
-
-
-def _check(*args: Any, **options: Any) -> Report:
-    # `check` hands modules over to this file.
-    from hodiff.checks.check import check
-
-    return check(*args, **options)
 
 
 def _copy_of(module: nn.Module) -> nn.Module:

@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.findings.codes import CODES
+from hodiff.checks.functions.check_function import check_function
+from hodiff.checks.functions.switches import Switches
 from hodiff.checks.modules.module_calls import ModuleCall
 from hodiff.checks.modules.search import Guilty
 from hodiff.checks.modules.subjects import Subject, subject_of_call, subject_of_loss, tensors_of
@@ -37,14 +39,12 @@ class Inquiry:
         correct: Whether that context corrects torch's functions.
         order: The highest order.
         seed: The seed.
-        check: Checks a function, as `hodiff.check` does.
     """
 
     mode: Callable[[], AbstractContextManager[Any]]
     correct: bool
     order: int
     seed: int
-    check: Callable[..., Report]
 
     def findings(self, guilty: Guilty) -> tuple[Finding, ...]:
         """Name the torch function at fault, else what a check of the submodule alone says, else the routes."""
@@ -73,10 +73,9 @@ class Inquiry:
         return culprits(call, self.mode, self.order, self.seed)
 
     def _check_alone(self, subject: Subject) -> Report:
+        switches = Switches(order=self.order, vmap=False, scipy=False, seed=self.seed)
         with self.mode():
-            return self.check(
-                subject.function, subject.inputs, order=self.order, vmap=False, scipy=False, seed=self.seed
-            )
+            return check_function(subject.function, subject.inputs, switches)
 
     def _of_culprit(self, guilty: Guilty, culprit: Culprit) -> Finding:
         routes = tuple(dict.fromkeys(entry.route for entry in culprit.failed))

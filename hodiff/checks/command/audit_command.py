@@ -1,0 +1,55 @@
+"""The command ``python -m hodiff audit``, which prints the audit as a page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hodiff.checks.audit.audit import audit
+from hodiff.checks.audit.page import markdown_page
+
+
+def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser's others."""
+    parser = commands.add_parser(
+        "audit",
+        help="which operators of torch have right second derivatives",
+        description="Audit torch's operators by every route, by torch alone and with hodiff's corrections.",
+        epilog="Exit status 1 if an entry is wrong, raises, is not finite or timed out (with corrections, if on).",
+    )
+    parser.add_argument("--op", action="append", metavar="NAME", help="only this operator; may be repeated")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--uncorrected", action="store_true", help="torch alone")
+    which.add_argument("--corrected", action="store_true", help="with hodiff's corrections alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole table here")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page here; else to standard output")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=6, metavar="N", help="most samples of an operator (%(default)s)")
+    parser.add_argument(
+        "--time-limit", type=float, default=120.0, metavar="S", help="seconds an operator (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random directions (%(default)s)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=run_audit)
+
+
+def run_audit(options: argparse.Namespace) -> int:
+    """Run the command; the exit status is 0 without defects and 1 with."""
+    table = audit(
+        options.op,
+        correct=False if options.uncorrected else True if options.corrected else "both",
+        samples=options.samples,
+        jobs=options.jobs,
+        time_limit=options.time_limit,
+        seed=options.seed,
+        progress=not options.quiet,
+    )
+    page = markdown_page(table)
+    if options.json:
+        options.json.write_text(table.to_json(), encoding="utf-8")
+    if options.markdown:
+        options.markdown.write_text(page, encoding="utf-8")
+    else:
+        sys.stdout.write(page)
+    return 1 if table.defects(table.runs[-1]) else 0

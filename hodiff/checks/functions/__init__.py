@@ -1,0 +1,1 @@
+"""The check of a function at a point: comparisons, then probes, then the diagnosis."""

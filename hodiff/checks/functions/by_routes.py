@@ -1,0 +1,118 @@
+"""A function whose truth is in its own float64 values: every route against differences and the other routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.comparisons.compiled import compile_checks
+from hodiff.checks.comparisons.gradchecks import gradchecks
+from hodiff.checks.comparisons.orders import Level, against_differences, between_routes, climb, in_own_dtype
+from hodiff.checks.comparisons.scalarize import ScalarProblem
+from hodiff.checks.comparisons.scipy_differences import against_scipy
+from hodiff.checks.comparisons.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
+from hodiff.checks.comparisons.vmapped import vmap_checks
+from hodiff.checks.functions.conclusion import calls_within, conclude
+from hodiff.checks.functions.switches import Switches
+from hodiff.checks.probes.probe import probe
+from hodiff.checks.report.data import Entry
+from hodiff.checks.report.report import Report
+
+_DOUBLE = torch.finfo(torch.float64).eps
+
+
+def check_by_routes(
+    f: Any,
+    args: tuple[Any, ...],
+    own: ScalarProblem,
+    switches: Switches,
+    *,
+    approximate: bool,
+    generator: torch.Generator,
+) -> Report:
+    """Check a function in float64, and in its inputs' own dtypes."""
+    problem, trouble = _in_double(own)
+    surrogate = approximate or declares_surrogate(f, problem.function, problem.leaves)
+    levels = climb(problem, problem.loss, switches.order, generator)
+    comparisons = _surrogate_entries if surrogate else _entries
+    entries = [*_trouble(trouble), *comparisons(own, problem, levels, switches, generator, in_double=not trouble)]
+    calls = calls_within(problem, f)
+    causes = probe(
+        *(f, args, problem.function, problem.leaves, calls),
+        approximate=surrogate,
+        seed=switches.seed,
+        vmap=switches.vmap,
+    )
+    if surrogate:
+        entries = list(unjudged(entries))
+        causes.append(gap(entries))
+    return conclude(f, own, entries, causes, calls, levels, stated_errors(f, args, switches.order))
+
+
+def _in_double(own: ScalarProblem) -> tuple[ScalarProblem, str]:
+    """Fall back to a coarser rounding, and say so, where f cannot compute in float64."""
+    double = attempt(own.in_double)
+    if isinstance(double, Failure):
+        return own, f"f raises for float64 inputs: {double.message}"
+    if double.eps > _DOUBLE:
+        return own, "f returns a lower precision than float64 for float64 inputs"
+    if attempt(double.is_coarse) is True:
+        coarse = replace(double, eps=max(own.eps, torch.finfo(torch.float32).eps))
+        return coarse, "f returns float64, but does not notice changes that float64 can hold"
+    return double, ""
+
+
+def _trouble(trouble: str) -> Iterator[Entry]:
+    if trouble:
+        yield Entry("f", 0, "float64", None, None, "float64", trouble)
+
+
+def _entries(
+    own: ScalarProblem,
+    problem: ScalarProblem,
+    levels: list[Level],
+    switches: Switches,
+    generator: torch.Generator,
+    *,
+    in_double: bool,
+) -> Iterator[Entry]:
+    order = switches.order
+    yield from against_differences(levels, order)
+    yield from between_routes(levels)
+    if switches.scipy:
+        yield from against_scipy(problem, problem.loss, levels, generator)
+    yield from against_differences(climb(problem, problem.curved_loss, order, generator), order, "curved loss")
+    if own.eps > problem.eps:
+        yield from in_own_dtype(own, own.loss, levels, f"in {own.dtypes}")
+    if in_double:
+        yield from gradchecks(problem, order, switches.vmap, switches.seed)
+    yield from _transformed(problem, levels, switches, generator)
+
+
+def _surrogate_entries(
+    own: ScalarProblem,
+    problem: ScalarProblem,
+    levels: list[Level],
+    switches: Switches,
+    generator: torch.Generator,
+    *,
+    in_double: bool,
+) -> Iterator[Entry]:
+    """The routes to a claimed derivative are compared with each other; differences do not judge it."""
+    yield from against_differences(levels, switches.order)
+    yield from between_claims(problem, switches.order, generator)
+    yield from _transformed(problem, levels, switches, generator)
+
+
+def _transformed(
+    problem: ScalarProblem, levels: list[Level], switches: Switches, generator: torch.Generator
+) -> Iterator[Entry]:
+    size = max(level.scale for level in levels)
+    if switches.vmap:
+        yield from vmap_checks(problem, switches.order, size, generator)
+    if switches.backend:
+        yield from compile_checks(problem, switches.order, size, switches.backend, generator)

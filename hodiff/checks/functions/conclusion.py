@@ -1,0 +1,57 @@
+"""From comparisons and what probes saw to the report of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.comparisons.orders import Level
+from hodiff.checks.comparisons.scalarize import ScalarProblem
+from hodiff.checks.findings.diagnosis import diagnose
+from hodiff.checks.probes.cause import Cause, no_entry
+from hodiff.checks.probes.function_calls import FunctionCall, function_calls
+from hodiff.checks.report.data import Entry
+from hodiff.checks.report.report import Report
+from hodiff.checks.source_lines import class_location
+
+
+def calls_within(problem: ScalarProblem, f: Any) -> list[FunctionCall]:
+    """The custom Functions that a function calls; none if they cannot be told."""
+    calls = attempt(function_calls, problem.function, problem.leaves, f)
+    return [] if isinstance(calls, Failure) else calls
+
+
+def conclude(
+    f: Any,
+    problem: ScalarProblem,
+    entries: Sequence[Entry],
+    causes: Sequence[Cause],
+    calls: list[FunctionCall],
+    levels: list[Level],
+    notes: Iterable[str],
+) -> Report:
+    """Diagnose, and write the report."""
+    settled = frozenset(level.order for level in levels if level.settled)
+    findings = diagnose(entries, causes, facts=_facts(f, calls), settled=settled, location=class_location(f))
+    shapes = ", ".join(f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" for a in problem.leaves)
+    return Report(f"{_name_of(f)} at {shapes}", tuple(entries), findings, tuple(notes))
+
+
+def unrepeatable(f: Any, reason: str) -> Report:
+    """Of a function that gives another output in every call, nothing else can be said."""
+    cause = Cause("HD903", (reason,), no_entry, class_location(f))
+    return Report(_name_of(f), (), diagnose((), [cause]))
+
+
+def _name_of(f: Any) -> str:
+    return str(getattr(f, "__name__", type(f).__name__))
+
+
+def _facts(f: Any, calls: list[FunctionCall]) -> frozenset[str]:
+    """What decides between codes, where comparisons alone do not."""
+    functions = [call.function for call in calls] + ([f] if isinstance(f, type) else [])
+    batching = any(function.vmap is not torch.autograd.Function.vmap for function in functions)
+    return frozenset({"custom" if functions else "plain", *(["batching"] if batching else [])})
