@@ -69,7 +69,7 @@ def audit(
             raise InputError(f"audit: {name}: expected a positive number, got {value!r}.")
     first = Worker()
     try:
-        names = _select(operators, first.operators)
+        names = select_operators(operators, first.operators)
     except BaseException:
         first.close()
         raise
@@ -102,7 +102,8 @@ def _runs(correct: bool | str) -> tuple[str, ...]:
     return choices[correct]
 
 
-def _select(wanted: str | Iterable[str] | None, known: Sequence[str]) -> list[str]:
+def select_operators(wanted: str | Iterable[str] | None, known: Sequence[str]) -> list[str]:
+    """The operators that some names stand for, with or without variant and module; all of them for None."""
     if wanted is None:
         return list(known)
     picked: dict[str, None] = {}
