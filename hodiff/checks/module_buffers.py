@@ -1,4 +1,4 @@
-"""What calls at infinite and empty arguments must not leave behind."""
+"""Buffers of modules, such as running statistics, that a check must leave as they were."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 
 @contextmanager
-def buffers_put_back() -> Iterator[None]:
-    """Put back the buffers of every module that is called, however it is reached: running statistics become NaN.
+def buffers_put_back(*known: nn.Module) -> Iterator[None]:
+    """Put back the buffers of some modules, and of every other one that is called, however it is reached.
 
-    The first call of each module within has to be outside of transforms.
+    The first call of each module that is not known has to be outside of transforms.
     """
     before: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
 
-    def note(module: nn.Module, args: Any) -> None:
+    def note(module: nn.Module, args: Any = ()) -> None:
         del args
         if module not in before:
             buffers = list(module.buffers(recurse=False))
             before[module] = [(buffer, buffer.detach().clone()) for buffer in buffers]
 
+    for module in known:
+        module.apply(note)
     handle = register_module_forward_pre_hook(note)
     try:
         yield

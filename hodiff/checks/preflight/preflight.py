@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
+from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.preflight.function_defects import FunctionDefect, function_defects
 from hodiff.corrections import Corrections
 from hodiff.corrections.registry import CORRECTIONS, Correction
@@ -125,12 +125,17 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         )
     inputs = pytree.tree_map_only(Tensor, _recording, inputs)
     held = {id(each) for each in pytree.tree_leaves(inputs) if isinstance(each, Tensor)}
-    buffers: list[Tensor] = []
-    if isinstance(model_or_function, torch.nn.Module):
-        buffers = list(model_or_function.buffers())
-        held |= {id(each) for each in (*model_or_function.parameters(), *buffers)}
+    modules = [model_or_function] if isinstance(model_or_function, torch.nn.Module) else []
+    held |= {id(each) for module in modules for each in (*module.parameters(), *module.buffers())}
     listener, remarks = _Listener(correct), _Remarks(held)
-    with _as_it_was(buffers), torch.enable_grad(), remarks, Corrections(), listener:
+    with (
+        buffers_put_back(*modules),
+        torch.random.fork_rng(),
+        torch.enable_grad(),
+        remarks,
+        Corrections(),
+        listener,
+    ):
         outputs = model_or_function(*inputs)
     operators = sorted(listener.uses.values(), key=lambda use: -_RANKS.index(use.worst))
     worst = {
@@ -147,19 +152,6 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
 
 def _recording(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_() if tensor.is_floating_point() else tensor
-
-
-@contextmanager
-def _as_it_was(buffers: list[Tensor]) -> Iterator[None]:
-    """Put buffers and the states of random generators back in the end."""
-    saved = [buffer.detach().clone() for buffer in buffers]
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in zip(buffers, saved, strict=True):
-                buffer.copy_(before)
 
 
 class _Listener(TorchFunctionMode):
