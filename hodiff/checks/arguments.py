@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from hodiff.common.options import require_number
 from hodiff.errors import InputError
 
-METHODS = ("auto", "directions", "matrices")
 
-
-def require_callable(f: Any) -> None:
+def require_function(f: Any) -> None:
     """Refuse what is neither a function nor a Function."""
     if not callable(f):
         raise InputError(
@@ -32,25 +30,10 @@ def require_module(f: Any) -> torch.nn.Module:
     return f
 
 
-def require_order(order: Any) -> None:
-    """Refuse what is no positive integer."""
-    if not isinstance(order, int) or isinstance(order, bool) or order < 1:
-        raise InputError(f"check: order: expected a positive integer, got {order!r}.")
-
-
-def require_method(method: Any) -> None:
-    """Refuse an unknown method."""
-    if method not in METHODS:
-        raise InputError(f"check: method: expected one of {', '.join(map(repr, METHODS))}, got {method!r}.")
-
-
 def require_ulps(ulps: Any, reference: Any) -> None:
     """Refuse what is no positive number, and one that nothing would be measured by."""
-    if ulps is None:
-        return
-    if not isinstance(ulps, int | float) or isinstance(ulps, bool) or not 0 < ulps < math.inf:
-        raise InputError(f"check: ulps: expected a positive number, got {ulps!r}.")
-    if reference is None:
+    require_number("check", "ulps", ulps, positive=True, finite=True, optional=True)
+    if ulps is not None and reference is None:
         raise InputError(
             f"check: ulps: expected None without a reference, got {ulps!r}. Give the same function in float64 as "
             "`reference`."

@@ -7,18 +7,12 @@ from typing import Any
 
 import torch
 
-from hodiff.checks.arguments import (
-    require_callable,
-    require_method,
-    require_module,
-    require_order,
-    require_reference,
-    require_ulps,
-)
+from hodiff.checks.arguments import require_function, require_module, require_reference, require_ulps
 from hodiff.checks.functions.check_function import check_function
-from hodiff.checks.functions.switches import Switches
+from hodiff.checks.functions.switches import METHODS, Switches
 from hodiff.checks.modules.check_module import check_module
 from hodiff.checks.report.report import Report
+from hodiff.common.options import require_choice, require_int
 
 
 def check(
@@ -120,9 +114,9 @@ def check(
         A. Griewank & A. Walther, Evaluating Derivatives, 2nd ed., 2008; C. J. F. Ridders (1982) for the
         differences.
     """
-    require_callable(f)
-    require_order(order)
-    require_method(method)
+    require_function(f)
+    require_int("check", "order", order, 1)
+    require_choice("check", "method", method, METHODS)
     require_ulps(ulps, reference)
     if loss is not None:
         options: dict[str, Any] = {"vmap": vmap, "compile": compile, "scipy": scipy, "method": method, "ulps": ulps}

@@ -153,8 +153,8 @@ def test_the_reference_gets_float64_alone():
         ({"reference": lambda x: x / {}}, "check: reference: expected <lambda>.*TypeError"),
         ({"reference": lambda x: x + torch.rand(3)}, "check: reference: expected a deterministic function"),
         ({"reference": cube, "approximate": True}, "check: approximate: expected False with a reference"),
-        ({"reference": cube, "ulps": 0}, "check: ulps: expected a positive number, got 0"),
-        ({"reference": cube, "ulps": "2"}, "check: ulps: expected a positive number, got '2'"),
+        ({"reference": cube, "ulps": 0}, "check: ulps: expected a positive finite number or None, got 0"),
+        ({"reference": cube, "ulps": "2"}, "check: ulps: expected a positive finite number or None, got '2'"),
         ({"ulps": 2}, "check: ulps: expected None without a reference, got 2"),
     ],
 )

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from hodiff.checks.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
 from hodiff.checks.audit.table import CORRECTED, RUNS, TORCH, AuditTable
 from hodiff.checks.audit.verdicts import Verdict, Verdicts, everywhere
+from hodiff.common.options import require_number
 from hodiff.errors import InputError
 
 
@@ -65,8 +66,7 @@ def audit(
     """
     runs = _runs(correct)
     for name, value in (("samples", samples), ("jobs", jobs), ("time_limit", time_limit)):
-        if not isinstance(value, int | float) or value <= 0:
-            raise InputError(f"audit: {name}: expected a positive number, got {value!r}.")
+        require_number("audit", name, value, positive=True)
     first = Worker()
     try:
         names = select_operators(operators, first.operators)

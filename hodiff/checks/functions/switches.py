@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+METHODS = ("auto", "directions", "matrices")
+
 
 @dataclass(frozen=True)
 class Switches:
@@ -15,7 +17,7 @@ class Switches:
         backend: Of `torch.compile`; empty to leave that out.
         scipy: Whether to run SciPy's differences.
         seed: Of everything random.
-        method: How the input is moved, as `check` names it.
+        method: How the input is moved: one of `METHODS`.
     """
 
     order: int = 2

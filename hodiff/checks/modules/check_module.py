@@ -18,6 +18,7 @@ from hodiff.checks.modules.search import Search
 from hodiff.checks.modules.subjects import Subject, compare_routes, failures, subject_of_call
 from hodiff.checks.report.report import Finding, Report
 from hodiff.checks.torch_warnings import silence_torch_warnings
+from hodiff.common.options import require_int
 from hodiff.corrections import corrected
 from hodiff.errors import InputError
 
@@ -146,8 +147,7 @@ def _require(module: Any, order: Any, loss: Any, options: dict[str, Any]) -> Non
             f"check_module: module: expected a torch.nn.Module, got {type(module).__name__}. Use hodiff.check for "
             "functions."
         )
-    if not isinstance(order, int) or isinstance(order, bool) or order < 1:
-        raise InputError(f"check_module: order: expected a positive integer, got {order!r}.")
+    require_int("check_module", "order", order, 1)
     if loss is not None and not callable(loss):
         raise InputError(
             f"check_module: loss: expected a function of the module's output, got {type(loss).__name__}. "

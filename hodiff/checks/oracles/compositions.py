@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_int
 from hodiff.errors import InputError
 
 MODES = ("reverse", "forward")
@@ -37,8 +38,7 @@ def route_names(order: int) -> tuple[str, ...]:
         >>> route_names(2)
         ('reverse-over-reverse', 'forward-over-reverse', 'reverse-over-forward', 'forward-over-forward')
     """
-    if not isinstance(order, int) or isinstance(order, bool) or order < 1:
-        raise InputError(f"route_names: order: expected a positive integer, got {order!r}.")
+    require_int("route_names", "order", order, 1)
     return tuple("-over-".join(reversed(modes)) for modes in product(MODES, repeat=order))
 
 
