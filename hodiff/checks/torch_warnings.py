@@ -18,11 +18,7 @@ _OF_TORCH = (
 
 @contextmanager
 def silence_torch_warnings() -> Iterator[None]:
-    """Silence these warnings and no others.
-
-    Yields:
-        None.
-    """
+    """Silence these warnings and no others."""
     with warnings.catch_warnings():
         for message in _OF_TORCH:
             warnings.filterwarnings("ignore", message=message)

@@ -62,22 +62,7 @@ class Reader:
         self.hint = hint or _ALLOWED
 
     def read(self, text: str) -> Any:
-        """Read one expression.
-
-        Args:
-            text: Calls of constructors of torch (those in `CALLS`), numbers, strings, True, False, None, dtypes,
-                inf, nan, pi, and tuples, lists and dicts of them.
-
-        Returns:
-            What it stands for; a tuple if there are commas on the outside.
-
-        Raises:
-            InputError: If there is something else in it, or a constructor refuses its arguments.
-
-        Example:
-            >>> Reader().read("zeros(2), 3, 'mean'")
-            (tensor([0., 0.], dtype=torch.float64), 3, 'mean')
-        """
+        """Read one expression, as messages describe it; commas on the outside make a tuple."""
         try:
             tree = ast.parse(text.strip(), mode="eval")
         except (SyntaxError, ValueError) as error:
@@ -85,14 +70,7 @@ class Reader:
         return self.value(tree.body, text)
 
     def value(self, node: ast.expr, text: str) -> Any:
-        """Read a part of an expression.
-
-        Returns:
-            What it stands for.
-
-        Raises:
-            InputError: As `read` does.
-        """
+        """Read a part of an expression."""
         reader = self._READERS.get(type(node))
         if reader is None:
             raise InputError(self._refusal(text, f"holds {ast.unparse(node)!r}"))
@@ -170,14 +148,7 @@ class Reader:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """Look up a floating-point dtype.
-
-    Returns:
-        What ``torch`` calls by this name.
-
-    Raises:
-        InputError: If it is none.
-    """
+    """The floating-point dtype that torch calls by this name."""
     found = CONSTANTS.get(name.removeprefix("torch."))
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         floating = ", ".join(each for each in _DTYPES if CONSTANTS[each].is_floating_point)

@@ -42,25 +42,7 @@ Loss = Callable[[Any], Any]
 
 
 def read_loss(text: str, generator: torch.Generator) -> Loss:
-    """Read a loss.
-
-    Args:
-        text: An expression in `output`: the losses of torch.nn.functional, methods of tensors, indices, + - * / ** @,
-            and what `Reader` knows; or ``package.module:Name`` or ``path/to/file.py:Name`` of a function.
-        generator: Of random tensors in it, which are made once, in float64, as modules are checked.
-
-    Returns:
-        A function of the output.
-
-    Raises:
-        InputError: If there is something else in it. What the function raises for an output it cannot take is an
-            InputError, too.
-
-    Example:
-        >>> loss = read_loss("(output ** 2).mean()", torch.Generator())
-        >>> loss(torch.tensor([1.0, 3.0]))
-        tensor(5.)
-    """
+    """Read a loss of `output`, or the name of a function; random tensors in it are made once, in float64."""
     if _TARGET.fullmatch(text.strip()):
         return _named(text.strip())
     try:

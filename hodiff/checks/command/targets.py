@@ -19,18 +19,7 @@ _FORMS = "package.module:Name or path/to/file.py:Name"
 
 
 def load_target(text: str, what: str = "target") -> Any:
-    """Import what a target names, ready to be checked.
-
-    Args:
-        text: ``package.module:Name`` or ``path/to/file.py:Name``; Name may have dots.
-        what: The argument that names it, as messages call it.
-
-    Returns:
-        A callable or a ``torch.autograd.Function`` subclass; a ``torch.nn.Module`` class is called for an instance.
-
-    Raises:
-        InputError: If the module or the name is not there, or cannot be checked.
-    """
+    """Import what ``package.module:Name`` or ``path/to/file.py:Name`` names; a module class becomes an instance."""
     try:
         return _load(text)
     except InputError as error:

@@ -24,26 +24,16 @@ def tolerance(order: int, eps: float) -> float:
 
 
 def is_settled(estimate: DifferenceEstimate, lower: float, eps: float) -> bool:
-    """Whether differences know the derivative well enough to judge.
-
-    That is to a quarter of its digits or, where it vanishes, to half of the digits of the lower orders.
-
-    Returns:
-        True if so; False at a kink or outside of the domain.
-    """
+    """Whether differences know the derivative well enough to judge."""
+    # To a quarter of its digits or, where it vanishes, to half of the digits of the lower orders.
     size = float(estimate.value.abs().max())
     return estimate.smooth and estimate.error <= eps**0.25 * size + math.sqrt(eps) * lower
 
 
 def scale_of(value: Tensor, lower: float, eps: float) -> float:
-    """Size against which errors of a derivative count.
-
-    A derivative that vanishes is compared at the rounding level of the lower orders, whose largest element is
-    ``lower``: an error of 1e-17 in the Hessian of a linear function is none.
-
-    Returns:
-        A positive number.
-    """
+    """The size against which errors count."""
+    # One that vanishes counts at the rounding level of the lower orders: 1e-17 in the Hessian of a linear function is
+    # no error.
     size = float(value.abs().max())
     return max(size if math.isfinite(size) else 0.0, math.sqrt(eps) * lower, torch.finfo(torch.float64).tiny)
 

@@ -78,19 +78,7 @@ def against_reference(
     ulps: float | None,
     generator: torch.Generator,
 ) -> list[Entry]:
-    """Compare value and derivatives by every route with the reference.
-
-    Args:
-        own: f, in its own dtype.
-        truth: The reference, in float64.
-        levels: The derivatives of its loss.
-        order: Highest order.
-        ulps: Error allowed, in units of own rounding; by default half of the digits for each order.
-        generator: Of directions.
-
-    Returns:
-        The comparisons.
-    """
+    """Compare value and derivatives by every route with the reference; ulps replace the usual tolerance."""
     entries = [_value(own, truth, ulps)]
     for level in levels:
         entries += (_in_ulps(entry, own.eps, ulps) for entry in _routes(own, own.loss, level, "vs reference"))

@@ -84,25 +84,14 @@ def climb(
     *,
     by_differences: bool = True,
 ) -> list[Level]:
-    """Differentiate a loss at the origin to an order, and stop early where no truth is left to climb on.
-
-    Args:
-        problem: The function at its point.
-        loss: The loss.
-        order: The order.
-        generator: Draws directions.
-        by_differences: Whether to climb on differences where no route agrees with them, at the cost of differences of
-            differences; else it stops there.
-
-    Returns:
-        A level an order.
-    """
+    """Differentiate a loss at the origin to an order, a level each, as far as there is a truth to climb on."""
     levels: list[Level] = []
     trusted: Trusted = loss
     lower = _size(loss, problem)
     for k in range(1, order + 1):
         level = _level(problem, loss, trusted, _Directions.of(problem, k, generator), lower)
         levels.append(level)
+        # Differences of differences can be climbed on where no route agrees with them, at their cost.
         if not level.settled or (level.truth is level.differences and not by_differences):
             break
         trusted, lower = level.trusted, max(lower, level.scale)
@@ -124,13 +113,8 @@ def _size(loss: Loss, problem: ScalarProblem) -> float:
 def evaluate(
     loss: Loss, route: str, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...], free: Tensor | None = None
 ) -> Tensor:
-    """Take one route's derivative at all tuples of directions, stacked.
-
-    A route without a reverse pass takes the last index along the rows of ``free``, by default along the basis.
-
-    Returns:
-        Shape (len(tuples), m), or (len(tuples), len(free)).
-    """
+    """One route's derivative at all tuples of directions, stacked."""
+    # A route without a reverse pass has no index of its own: its last one runs along the rows of `free`.
     if free is None or "reverse" in route:
         function = derivative(loss, route)
         return torch.stack([function(point, *directions) for directions in tuples]).detach()

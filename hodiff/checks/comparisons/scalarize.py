@@ -110,22 +110,7 @@ class UnrepeatableError(Exception):
 def scalarize(
     f: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator, method: str = "auto"
 ) -> ScalarProblem:
-    """Validate a function and its inputs, and draw cotangent and directions.
-
-    Args:
-        f: The function.
-        args: Its arguments.
-        generator: Of cotangents and directions.
-        method: ``"matrices"`` moves the input along every element, ``"directions"`` along a few random directions,
-            ``"auto"`` decides by the size of the input.
-
-    Returns:
-        The problem, in the inputs' own dtypes.
-
-    Raises:
-        InputError: If there is nothing to differentiate, in the inputs or in the output.
-        UnrepeatableError: If f is not deterministic.
-    """
+    """Validate a function and its inputs, and draw cotangent and directions."""
     function, leaves = _flatten(f, args)
     outputs = _require_outputs(f, args, function, leaves)
     directions = _draw_directions(leaves, generator, method)

@@ -69,20 +69,7 @@ def subject_of_function(function: Callable[..., Any], args: Any, kwargs: Any) ->
 
 
 def compare_routes(subject: Subject, order: int, seed: int, *, curved: bool) -> tuple[Entry, ...]:
-    """Compare all routes along random directions with differences and with each other.
-
-    Args:
-        subject: What is differentiated.
-        order: The highest order.
-        seed: Seed of cotangents and directions.
-        curved: Whether the loss is curved in the outputs, so that incoming gradients vary.
-
-    Returns:
-        The comparisons.
-
-    Raises:
-        InputError: If there is nothing to differentiate.
-    """
+    """Compare all routes along random directions with differences and with each other."""
     if not tensors_of(subject.inputs):
         raise InputError(
             "check_module: inputs: expected a parameter that requires grad or a floating tensor among the inputs, "

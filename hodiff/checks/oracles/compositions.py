@@ -84,25 +84,7 @@ def derivative(f: TensorFunction, route: str) -> TensorFunction:
 
 
 def along_directions(f: TensorFunction, route: str) -> TensorFunction:
-    r"""Compose passes into one derivative of a scalar function of a vector, without a free index.
-
-    .. math:: (x, v_1, \dots, v_k) \mapsto D^k f(x)[v_1, \dots, v_k]
-
-    The innermost pass takes the first direction.
-
-    Args:
-        f: Maps a tensor of shape (n,) to a tensor of shape ().
-        route: One of `route_names`; its words count the order k.
-
-    Returns:
-        A function of x, shape (n,), and k directions, each of shape (n,); it returns shape ().
-
-    Example:
-        >>> import torch
-        >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])
-        >>> along_directions(lambda x: x[0] ** 2 * x[1], "forward-over-forward")(x, v, v)
-        tensor(4.)
-    """
+    """Compose passes into (x, v_1, ..., v_k) -> D^k f(x)[v_1, ..., v_k]; the innermost takes the first direction."""
     modes = route.split("-over-")[::-1]
 
     def evaluate(x: Tensor, *directions: Tensor) -> Tensor:

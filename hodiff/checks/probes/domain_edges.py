@@ -122,18 +122,7 @@ def domain_edges(
     *,
     infinite: bool = True,
 ) -> list[Cause]:
-    """Go to zeros, ties and infinities; where the function has slopes there, its derivatives have to be finite.
-
-    Args:
-        function: What is checked.
-        leaves: The point.
-        location: Where the function is written.
-        truth: The same function for float64, whose slopes are known better.
-        infinite: Whether to go to infinities.
-
-    Returns:
-        The defects.
-    """
+    """Go to zeros, ties and infinities; where the function has slopes there, its derivatives have to be finite."""
     points: list[tuple[str, tuple[Tensor, ...], int | None]] = [(*each, None) for each in _edges(leaves)]
     if infinite:
         points += _infinities(leaves)

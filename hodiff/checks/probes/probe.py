@@ -38,7 +38,7 @@ _UNRELIABLE = {"HD303", "HD305", "HD308", "HD309"}
 # What the numbers of a surrogate would be blamed for.
 _OF_FORMULAS = {"HD101", "HD102", "HD105", "HD109", "HD110", "HD111", "HD112"}
 
-# Code that takes numbers out of tensors seldom has an idea of none.
+# Code that takes numbers out of tensors rarely handles empty ones.
 _OFF_GRAPH = {"HD104", "HD106"}
 
 _ROUNDED = {"HD306"}
@@ -75,22 +75,7 @@ def probe(
     vmap: bool = True,
     truth: LeavesFunction | None = None,
 ) -> list[Cause]:
-    """Run every probe that makes sense; one that cannot run says nothing.
-
-    Args:
-        f: What is checked.
-        args: Its arguments.
-        function: Maps floating leaves to floating outputs.
-        leaves: The point, float64 if f can compute in it.
-        calls: The custom Functions that f calls.
-        approximate: Whether f declares the derivatives of a surrogate.
-        seed: Of the random numbers.
-        vmap: Whether batching is asked for.
-        truth: The same as function for float64, for one that knows no float64.
-
-    Returns:
-        The defects.
-    """
+    """Run every probe that makes sense for a function and the calls within it; one that cannot run says nothing."""
     with warnings.catch_warnings():
         # Of points and dtypes at which nobody asked f to run.
         warnings.simplefilter("ignore")

@@ -42,17 +42,7 @@ def report_to_json(report: ReportData, *, indent: int | None = None) -> str:
 
 
 def report_from_json(text: str) -> ReportData:
-    """Read what `report_to_json` wrote.
-
-    Args:
-        text: The JSON.
-
-    Returns:
-        An equal report.
-
-    Raises:
-        InputError: If it is no such JSON, or of a version that this hodiff does not know.
-    """
+    """Read what `report_to_json` wrote; later versions may add fields."""
     content = _content(text)
     try:
         return ReportData(
