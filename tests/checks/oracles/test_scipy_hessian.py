@@ -1,3 +1,5 @@
+"""SciPy's Hessian, against the closed form."""
+
 import subprocess
 import sys
 

@@ -1,7 +1,6 @@
-import pytest
+"""Which finding failed comparisons and causes become, against the codes that they were made for."""
 
-from hodiff import CheckError
-from hodiff.checks import Entry, Finding, Report
+from hodiff.checks import Entry, Report
 from hodiff.checks.findings.codes import CODES
 from hodiff.checks.findings.diagnosis import LEFT_OVER, MESSAGES, diagnose
 from hodiff.checks.probes.cause import Cause, by_reverse, no_entry
@@ -9,35 +8,6 @@ from hodiff.checks.probes.cause import Cause, by_reverse, no_entry
 
 def entry(route, order, quantity, error, status="ok", detail=""):
     return Entry(route, order, quantity, error, 1e-8, status, detail)
-
-
-def test_table_is_aligned():
-    rows = (
-        entry("reverse", 1, "vs differences", 1e-12),
-        entry("reverse", 1, "vs routes", 0.0),
-        entry("forward", 1, "vs differences", 1.0, "wrong"),
-        entry("forward", 1, "vs routes", None, "skipped"),
-        entry("vmap", 0, "values", 0.0),
-    )
-    expected = """\
-check of f: ok
-order  route    vs differences  vs routes
-1      reverse  1.0e-12         0.0e+00
-1      forward  1.0e+00 wrong   skipped
-order  route    values
-0      vmap     0.0e+00"""
-    assert str(Report("f", rows, ())) == expected
-
-
-def test_failure_carries_the_whole_text():
-    finding = Finding("forward", 1, "wrong", "relative error 1", "mend jvp")
-    report = Report("f", (), (finding,))
-    assert not report.ok
-    assert str(report).startswith("check of f: 1 error\n")
-    assert "[wrong] forward, order 1: relative error 1" in str(report)
-    with pytest.raises(CheckError) as caught:
-        report.raise_on_failure()
-    assert str(caught.value) == str(report)
 
 
 def test_one_message_is_one_finding():

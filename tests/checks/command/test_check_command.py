@@ -107,7 +107,7 @@ def layer_kernel(x):
     return torch.tanh(x @ weight.T + bias)
 """
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 QUICK = ["--no-vmap", "--no-scipy", "--order", "1"]
 

@@ -14,7 +14,7 @@ from hodiff import InputError
 from hodiff.checks import Entry, Finding, Report
 from hodiff.checks.findings.codes import CODES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 ENTRIES = (
     Entry("reverse", 1, "vs differences", 1e-12, 1e-8, "ok"),

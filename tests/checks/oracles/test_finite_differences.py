@@ -1,3 +1,5 @@
+"""Differences and their own error estimates, against closed forms."""
+
 import math
 
 import pytest

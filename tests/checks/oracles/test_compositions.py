@@ -1,3 +1,5 @@
+"""Every composition of passes, against closed forms and against the rules that it calls."""
+
 import pytest
 import torch
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_flatten
 
 import hodiff
-from hodiff.__main__ import main
 from hodiff.checks import AuditTable, Verdict, audit
 from hodiff.checks.audit.audit import select_operators
 from hodiff.checks.audit.audit_sample import audit_function, audit_sample
@@ -19,11 +18,10 @@ from hodiff.checks.audit.page import markdown_page
 from hodiff.checks.audit.pool import DiedError, Worker, serve
 from hodiff.checks.audit.samples import Sample, database
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, THIRD, everywhere, worst
-from hodiff.checks.command import audit_command
 from hodiff.errors import HodiffError, InputError
 from hodiff.routes import ROUTES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMITTED = ROOT / "hodiff" / "checks" / "audit" / "data" / "torch-2.13.json"
 
 
@@ -294,31 +292,6 @@ def test_only_what_got_worse_is_named():
     worse = MIXED.worsened(better)
     assert len(worse) == 2
     assert "det, torch, third-order reverse: was right, is wrong" in worse
-
-
-@pytest.mark.parametrize(
-    ("status", "code"), [("right", 0), ("random", 0), ("not smooth", 0), ("wrong", 1), ("raises", 1), ("timed out", 1)]
-)
-def test_the_exit_status_says_whether_all_is_right(monkeypatch, tmp_path, capsys, status, code):
-    entry = {"torch": everywhere(Verdict("wrong", 1.0)), "corrected": everywhere(Verdict(status))}
-    monkeypatch.setattr(audit_command, "audit", lambda *_, **__: AuditTable("2.13.0", {"sin": entry}))
-    written, page = tmp_path / "audit.json", tmp_path / "audit.md"
-    assert main(["audit", "--json", str(written), "--markdown", str(page)]) == code
-    assert AuditTable.from_json(written.read_text()).operators["sin"] == entry
-    assert page.read_text().startswith("# ")
-    assert not capsys.readouterr().out
-
-
-def test_the_command_line_audits_one_operator(capsys):
-    assert (
-        main(["audit", "--op", "native_layer_norm", "--uncorrected", "--quiet", "--jobs", "1", "--samples", "1"]) == 1
-    )
-    assert "| `native_layer_norm` | right | right | wrong" in capsys.readouterr().out
-    assert main(["audit", "--samples", "0"]) == 2
-    assert "samples: expected a positive number" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stop:
-        main([])
-    assert stop.value.code == 2
 
 
 # What is committed.

@@ -1,0 +1,33 @@
+"""`python -m hodiff audit`: its page, its JSON and its exit status."""
+
+import pytest
+
+from hodiff.__main__ import main
+from hodiff.checks import AuditTable, Verdict
+from hodiff.checks.audit.verdicts import everywhere
+from hodiff.checks.command import audit_command
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("right", 0), ("random", 0), ("not smooth", 0), ("wrong", 1), ("raises", 1), ("timed out", 1)]
+)
+def test_the_exit_status_says_whether_all_is_right(monkeypatch, tmp_path, capsys, status, code):
+    entry = {"torch": everywhere(Verdict("wrong", 1.0)), "corrected": everywhere(Verdict(status))}
+    monkeypatch.setattr(audit_command, "audit", lambda *_, **__: AuditTable("2.13.0", {"sin": entry}))
+    written, page = tmp_path / "audit.json", tmp_path / "audit.md"
+    assert main(["audit", "--json", str(written), "--markdown", str(page)]) == code
+    assert AuditTable.from_json(written.read_text()).operators["sin"] == entry
+    assert page.read_text().startswith("# ")
+    assert not capsys.readouterr().out
+
+
+def test_the_command_line_audits_one_operator(capsys):
+    assert (
+        main(["audit", "--op", "native_layer_norm", "--uncorrected", "--quiet", "--jobs", "1", "--samples", "1"]) == 1
+    )
+    assert "| `native_layer_norm` | right | right | wrong" in capsys.readouterr().out
+    assert main(["audit", "--samples", "0"]) == 2
+    assert "samples: expected a positive number" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 2

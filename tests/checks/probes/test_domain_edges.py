@@ -1,0 +1,66 @@
+"""Gradients at edges of the domain, at infinity and at large arguments, against limits in closed form."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hodiff.checks import check
+from hodiff.checks.probes.domain_edges import bad_gradient, domain_edges, large_arguments
+
+X = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)
+M = torch.tensor([[0.5, -1.2, 2.0], [0.3, 0.9, -0.6]], dtype=torch.float64)
+
+
+def gaussian(x):
+    return torch.exp(-(x**2))
+
+
+@pytest.mark.parametrize("f", [torch.tanh, torch.sigmoid, F.softplus, F.logsigmoid, torch.atan, torch.erf, torch.exp])
+def test_finite_slopes_at_infinity(f):
+    assert domain_edges(lambda x: (f(x),), (X,), "") == []
+
+
+@pytest.mark.parametrize("f", [torch.sin, torch.square, lambda x: x, F.silu, lambda x: x.softmax(0), torch.abs])
+def test_no_limit_and_no_defect(f):
+    assert domain_edges(lambda x: (f(x),), (X,), "") == []
+
+
+def test_nan_at_infinity_by_closed_form():
+    (cause,) = domain_edges(lambda x: (gaussian(x),), (X,), "here")
+    assert (cause.code, cause.severity, cause.location) == ("HD112", "warning", "here")
+    assert "an element of input 0 is inf" in cause.evidence[0]
+    assert domain_edges(lambda x: (gaussian(x),), (X,), "", infinite=False) == []
+
+
+def test_a_value_that_is_no_limit():
+    """0 at infinity by decree, and the identity elsewhere: its derivative there is anything."""
+    f = lambda x: (torch.where(x.isinf(), 0.0, x) + 0 * gaussian(x),)  # noqa: E731
+    point = torch.tensor([torch.inf, 1.0], dtype=torch.float64)
+    assert torch.autograd.functional.jacobian(lambda x: f(x)[0].sum(), point)[0].isnan()
+    assert bad_gradient(f, (point,)) == ""
+    assert bad_gradient(lambda x: (gaussian(x),), (point,)) != ""
+
+
+def test_only_the_infinite_input_counts():
+    """The weight of an infinite input has it for a factor: 0 * inf, as in every layer."""
+    f = lambda x, w: ((x * w).tanh(),)  # noqa: E731
+    gradients = torch.autograd.grad(f(torch.tensor(torch.inf), w := torch.ones((), requires_grad=True))[0], w)
+    assert gradients[0].isnan()
+    assert domain_edges(f, (X, X.flip(0)), "") == []
+
+
+def test_infinity_is_a_consequence_of_overflow():
+    report = check(lambda x: 1 / (1 + torch.exp(-x)), X, scipy=False)
+    assert report.codes == ("HD111",)
+
+
+def test_large_arguments():
+    assert large_arguments(lambda x: (torch.nn.functional.logsigmoid(x),), (X,), "") == []
+    (cause,) = large_arguments(lambda x: (torch.log(torch.sigmoid(x)),), (X,), "here")
+    assert (cause.code, cause.location) == ("HD111", "here")
+
+
+def test_edges():
+    assert domain_edges(lambda x: (x.abs().sqrt(),), (X,), "") == []
+    (cause,) = domain_edges(lambda x: (torch.where(x > 0, x * x.log(), 0.0) * x,), (X,), "")
+    assert "an element of input 0 is 0" in cause.evidence[0]
