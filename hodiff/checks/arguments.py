@@ -31,7 +31,7 @@ def require_module(f: Any) -> torch.nn.Module:
 
 
 def require_ulps(ulps: Any, reference: Any) -> None:
-    """Refuse what is no positive number, and one that nothing would be measured by."""
+    """Refuse what is no positive number, and a number without a reference to measure by."""
     require_number("check", "ulps", ulps, positive=True, finite=True, optional=True)
     if ulps is not None and reference is None:
         raise InputError(
@@ -41,7 +41,7 @@ def require_ulps(ulps: Any, reference: Any) -> None:
 
 
 def require_reference(reference: Any, approximate: bool) -> Callable[..., Any] | None:
-    """Take a function, or a Function's apply; its values are the truth, so that it declares no other derivatives."""
+    """Take a function, or a Function's apply; it excludes `approximate`, as its values are the truth."""
     if reference is None:
         return None
     if isinstance(reference, type) and issubclass(reference, torch.autograd.Function):

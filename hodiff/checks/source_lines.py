@@ -81,4 +81,4 @@ def mentions(rule: Callable[..., Any], *names: str) -> str:
 
 
 def _nothing() -> None:
-    """Has no rule to speak of."""
+    """Stands for a rule that is missing."""

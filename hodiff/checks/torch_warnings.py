@@ -1,4 +1,4 @@
-"""Warnings in which torch speaks of itself: under ``-W error`` they would pass for defects of the checked code."""
+"""Warnings of torch about itself, which under ``-W error`` would look like defects of the checked code."""
 
 import warnings
 from collections.abc import Iterator

@@ -31,9 +31,9 @@ _KINK = Verdict("not smooth", None, "differences of the order below do not settl
 _RANDOM = Verdict("random", None, "two evaluations differ")
 GRADIENT = "the gradient itself is wrong"
 _ROUNDINGS = 300.0
-# A coin shows the same side twice half of the time.
+# A sampler of two values draws the same twice half of the time.
 _EVALUATIONS = 6
-# Torch's value to rounding, which ill-conditioned samples magnify.
+# How far a corrected value may be from torch's: rounding, which ill-conditioned samples magnify.
 _ROUNDING = 1e-8
 
 
@@ -55,7 +55,7 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         values, *again = (attempt(f, *point) for _ in range(_EVALUATIONS))
-        # A sampler may draw the same several times, so that torch's own has to begin where the first one began.
+        # Both start from the same random state, as a sampler is compared with itself.
         torch.manual_seed(seed)
         uncorrected = attempt(sample.function(correct=False), *point) if correct else values
     if isinstance(values, Failure):
@@ -72,7 +72,7 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
         try:
             return audit_function(f, point, seed)
         except UnrepeatableError:
-            # A coin that nearly always shows one side has shown the other one now.
+            # A sampler that nearly always draws the same has drawn something else now.
             return _with_fixed_seed(sample, correct, seed)
 
 
@@ -107,7 +107,7 @@ def audit_function(f: Function, point: tuple[Tensor, ...], seed: int = 0) -> Ver
 
 
 def _with_fixed_seed(sample: Sample, correct: bool, seed: int) -> Verdicts:
-    """With the same random numbers in every call an operator such as dropout has derivatives, unlike a sampler."""
+    """With the same random numbers in every call, dropout and its like have derivatives; samplers have none."""
     with torch.random.fork_rng(devices=[]):
         verdicts = audit_function(sample.function(correct=correct, seed=seed), sample.point, seed)
     if any(verdict.detail == GRADIENT for verdict in verdicts.values()):

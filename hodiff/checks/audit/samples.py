@@ -30,7 +30,7 @@ _LISTED = 200
 # Larger samples are taken only where there are no others.
 _ELEMENTS = 10_000
 
-# Samples of the database that are not functions to be differentiated, and why.
+# Samples of the database whose derivatives are not well defined, and why.
 ILL_POSED = dict.fromkeys(
     (f"nn.functional.max_unpool{n}d" for n in (1, 2, 3)),
     "indices repeat, and then the result depends on the order of writing; the variant 'grad' has distinct ones",

@@ -11,7 +11,7 @@ from hodiff.routes import ROUTES
 THIRD = "third-order reverse"
 AUDITED_ROUTES = (*ROUTES, THIRD)
 
-# From what says least to the worst. One wrong sample makes an operator wrong, and one right sample shows that an
+# From the least telling to the worst. One wrong sample makes an operator wrong, and one right sample shows that an
 # operator whose other samples lie on a kink is right where it is smooth.
 STATUSES = (
     "not differentiable",
@@ -42,7 +42,7 @@ class Verdict:
 
     @property
     def is_defect(self) -> bool:
-        """Whether a derivative that exists is not there."""
+        """Whether a derivative that exists is wrong or missing."""
         return self.status in DEFECTS
 
     def is_worse_than(self, other: Verdict) -> bool:

@@ -1,4 +1,4 @@
-"""A process that audits operators one by one: it may hang or crash without taking the audit along.
+"""A process that audits operators one by one; if it hangs or crashes, the audit goes on.
 
 It reads requests and writes replies as lines of JSON. First it says which operators there are.
 """

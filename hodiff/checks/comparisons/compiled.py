@@ -15,7 +15,7 @@ from hodiff.checks.report.data import Entry
 def compile_checks(
     problem: ScalarProblem, order: int, size: float, backend: str, generator: torch.Generator
 ) -> Iterator[Entry]:
-    """Compile the value and each first and second derivative; ``size`` is as in `batching_checks`."""
+    """Compile the value and each first and second derivative; ``size`` is as in `vmap_checks`."""
     direction = draw((len(problem.point),), generator).to(problem.point)
     cases = [(0, "value", problem.loss)]
     for k in range(1, min(order, 2) + 1):

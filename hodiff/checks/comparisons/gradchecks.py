@@ -61,7 +61,7 @@ def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int) -> Ite
 def _run(
     check: Callable[..., Any], f: Callable[..., Any], problem: ScalarProblem, switches: dict[str, bool], seed: int
 ) -> str:
-    """Return the first line of what the check said, empty if it passed. Its random numbers stay its own."""
+    """Return the first line of what the check said, empty if it passed; random states are put back."""
     leaves = tuple(leaf.clone().requires_grad_() for leaf in problem.leaves)
     devices = sorted({leaf.device.index or 0 for leaf in leaves if leaf.is_cuda})
     with torch.random.fork_rng(devices):

@@ -20,7 +20,7 @@ from hodiff.checks.report.data import Entry
 from hodiff.errors import InputError
 
 _POINTS = 5
-# Near a point; the smallest changes that every dtype resolves.
+# How far the points around the given one lie, in units of the square root of the rounding.
 _NEAR = 4.0
 
 
@@ -44,7 +44,7 @@ def reference_problem(
     try:
         double = scalarize(reference, tree_map_only(Tensor, _double, args), generator).in_double()
     except InputError as error:
-        # The reference meets the same conditions as f, in the same words.
+        # The reference has to meet the conditions of f; the message names it instead of f.
         raise InputError(str(error).replace("check: f", "check: reference", 1)) from error.__cause__
     except UnrepeatableError as error:
         raise InputError(
@@ -82,7 +82,7 @@ def against_reference(
     entries = [_value(own, truth, ulps)]
     for level in levels:
         entries += (_in_ulps(entry, own.eps, ulps) for entry in _routes(own, own.loss, level, "vs reference"))
-    # At first order a curved loss shows nothing new. Its terms may cancel, so that the stated error is not for it.
+    # At first order a curved loss shows nothing new. Its terms may cancel, so that ulps say nothing of it.
     for level in climb(truth, truth.curved_loss, order, generator)[1:]:
         entries += _routes(own, own.curved_loss, level, "curved loss")
     return entries

@@ -64,7 +64,7 @@ class Level:
         return scale_of(self.truth.value, self.lower, self.eps)
 
     def compare(self, route: str, quantity: str, outcome: Outcome, reference: DifferenceEstimate, **how: Any) -> Entry:
-        """Judge what a route gives; where one of both has the last index along `free` alone, so is the other taken."""
+        """Judge what a route gives; where one side is along `free` alone, the other is projected onto it."""
         how = {"lower": self.lower, "eps": self.eps} | how
         if isinstance(outcome, Tensor) and outcome.shape != reference.value.shape:
             if outcome.shape[-1] == self.free.shape[1]:
@@ -103,7 +103,7 @@ def _size(loss: Loss, problem: ScalarProblem) -> float:
     here = float(loss(problem.point).detach().abs())
     if here:
         return here
-    # Steps all alike would stay among singular matrices, equal vectors and other places where much vanishes.
+    # Equal steps everywhere would stay where much vanishes: at singular matrices or equal vectors.
     steps = torch.rand(problem.point.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     beside = attempt(loss, problem.point + problem.step * steps.to(problem.point.device))
     size = 0.0 if isinstance(beside, Failure) else float(beside.detach().abs())
@@ -175,7 +175,7 @@ class _Directions:
 
 
 def _short(directions: Tensor) -> Tensor:
-    """Scale each to a length near one, or it would stretch rounding; by powers of two, as `draw` has its reasons."""
+    """Scale each to a length near one, so that rounding is not stretched; by powers of two, which every dtype holds."""
     return directions * torch.exp2(-directions.norm(dim=1, keepdim=True).log2().round())
 
 

@@ -151,7 +151,7 @@ def _flatten(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[...
 
 
 def _floating(output: Any) -> tuple[Tensor, ...]:
-    """Integer and boolean outputs have no derivative; None is how functions say that there is no output."""
+    """The floating-point outputs; integers, booleans and None have no derivative."""
     tensors = [leaf for leaf in tree_leaves(output) if leaf is not None]
     for tensor in tensors:
         if not isinstance(tensor, Tensor):

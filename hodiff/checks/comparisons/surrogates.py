@@ -1,4 +1,4 @@
-"""Functions that declare derivatives which are not their own: the mechanics are judged, the gap is measured."""
+"""Functions that declare derivatives which are not their own: their routes are compared, their gap is measured."""
 
 from __future__ import annotations
 

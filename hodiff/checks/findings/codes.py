@@ -7,10 +7,10 @@ A code never changes its meaning. Hundreds group what belongs together: 1 number
 from __future__ import annotations
 
 from hodiff.checks.findings.missing_and_wasted import MISSING, WASTE
-from hodiff.checks.findings.not_defects import JUDGEMENTS
+from hodiff.checks.findings.not_defects import NOT_DEFECTS
 from hodiff.checks.findings.rule_conduct import RETURNS, SURROUNDINGS
 from hodiff.checks.findings.wrong_numbers import NUMBERS
 
-_TABLES = (NUMBERS, RETURNS, SURROUNDINGS, MISSING, WASTE, JUDGEMENTS)
+_TABLES = (NUMBERS, RETURNS, SURROUNDINGS, MISSING, WASTE, NOT_DEFECTS)
 
 CODES = {each.code: each for table in _TABLES for each in table}

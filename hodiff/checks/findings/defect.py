@@ -1,4 +1,4 @@
-"""What is known of a kind of defect."""
+"""A kind of defect, with its cause and remedy."""
 
 from __future__ import annotations
 

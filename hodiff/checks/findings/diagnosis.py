@@ -1,4 +1,4 @@
-"""From failed comparisons and what probes saw to findings: a code each, with evidence, and no consequence twice.
+"""From failed comparisons and what probes saw to findings: each defect once, with its code and evidence.
 
 A cause that a probe saw explains the comparisons that follow from it; a message of torch that says what is missing
 explains its own; a table names what is left.
@@ -105,7 +105,7 @@ def diagnose(
     """
     failed = [entry for entry in entries if entry.failed]
     messages = {id(entry): _code(MESSAGES, entry, facts) for entry in failed}
-    edges = _edges(failed, causes, settled)
+    edges = _not_smooth(failed, causes, settled)
     # Where the function itself is not smooth, no comparison is a symptom of anything else.
     telling = [entry for entry in failed if not any(edge.explains(entry) for edge in edges)]
     causes = [*causes, *edges]
@@ -149,7 +149,7 @@ def _first_of(entry: Entry, codes: set[str]) -> str:
     return "HD102" if "HD102" in codes and "forward" in modes else "HD115"
 
 
-def _edges(failed: list[Entry], causes: Sequence[Cause], settled: frozenset[int]) -> list[Cause]:
+def _not_smooth(failed: list[Entry], causes: Sequence[Cause], settled: frozenset[int]) -> list[Cause]:
     """The lowest order without a number decides; nothing above it can be compared."""
     noise = [cause for cause in causes if cause.code in _UPSET_BATCHES]
     broken = [

@@ -1,10 +1,10 @@
-"""HD9..: what is no defect of the function."""
+"""HD9..: what a check says of a function that has no defect, or cannot be judged."""
 
 from __future__ import annotations
 
 from hodiff.checks.findings.defect import Defect
 
-JUDGEMENTS = (
+NOT_DEFECTS = (
     Defect(
         "HD901",
         "error",

@@ -1,4 +1,4 @@
-"""HD2.. and HD3..: what a rule returns, and what it does to its surroundings."""
+"""HD2.. and HD3..: what a rule returns, and what it writes, keeps and reads besides."""
 
 from __future__ import annotations
 

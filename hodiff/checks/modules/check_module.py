@@ -22,9 +22,9 @@ from hodiff.common.options import require_int
 from hodiff.corrections import corrected
 from hodiff.errors import InputError
 
-# Options of `check` for comparisons that are not made of a whole module, and those that must not be passed over.
-_WITHOUT_MEANING = frozenset({"vmap", "compile", "scipy", "method", "ulps"})
-_FOR_FUNCTIONS = frozenset({"approximate", "reference"})
+# Options of `check` that are ignored for a module, and options that are refused.
+_IGNORED = frozenset({"vmap", "compile", "scipy", "method", "ulps"})
+_REFUSED = frozenset({"approximate", "reference"})
 
 
 def check_module(
@@ -153,13 +153,13 @@ def _require(module: Any, order: Any, loss: Any, options: dict[str, Any]) -> Non
             f"check_module: loss: expected a function of the module's output, got {type(loss).__name__}. "
             "Bind the target: `loss=lambda output: F.mse_loss(output, target)`."
         )
-    for name in sorted(_FOR_FUNCTIONS.intersection(options)):
+    for name in sorted(_REFUSED.intersection(options)):
         if options[name]:
             raise InputError(
                 f"check_module: {name}: expected nothing, got {options[name]!r}. It is for functions; check what the "
                 "module calls by itself."
             )
-    unknown = sorted(set(options) - _WITHOUT_MEANING - _FOR_FUNCTIONS)
+    unknown = sorted(set(options) - _IGNORED - _REFUSED)
     if unknown:
         raise InputError(
             f"check_module: {unknown[0]}: expected an option of hodiff.check, got {options[unknown[0]]!r}."
@@ -173,7 +173,7 @@ def _require_scalar(loss: Callable[[Any], Tensor] | None, root: ModuleCall) -> N
         with torch.no_grad():
             value = loss(root.output)
     except InputError:
-        # A loss that says itself what it expects.
+        # This loss has its own message.
         raise
     except Exception as error:
         raise InputError(

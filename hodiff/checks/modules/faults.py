@@ -23,7 +23,7 @@ from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
 from hodiff.corrections.registry import CORRECTIONS
 
-# What a failed comparison says by itself; the first status that occurs decides.
+# The code of a failed comparison that nothing else explains; the first status that occurs decides.
 _BY_STATUS = {"non-smooth": "HD901", "non-finite": "HD112", "raises": "HD408", "zero": "HD115", "wrong": "HD115"}
 # What takes a tensor out of the graph.
 _CUTS = (torch.Tensor.detach, torch.Tensor.detach_, torch.detach, torch.Tensor.numpy, torch.Tensor.item)

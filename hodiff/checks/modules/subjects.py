@@ -18,7 +18,7 @@ from hodiff.checks.modules.module_calls import ModuleCall
 from hodiff.checks.report.data import Entry
 from hodiff.errors import InputError
 
-# Each sees every number, so few do.
+# Each direction moves every number, so that two are enough.
 DIRECTIONS = 2
 
 

@@ -16,7 +16,7 @@ class Cause:
     """A defect that a probe saw.
 
     Attributes:
-        code: A key of `hodiff.checks.codes.CODES`.
+        code: A key of `hodiff.checks.findings.codes.CODES`.
         evidence: What was seen, a phrase each.
         explains: Whether a failed comparison follows from the defect.
         location: Where in the source, as ``"file.py:123"``, or empty.

@@ -23,7 +23,7 @@ _TOWARDS_INFINITY = (1e2, 1e4, 1e8)
 def large_arguments(
     function: LeavesFunction, leaves: tuple[Tensor, ...], location: str, truth: LeavesFunction | None = None
 ) -> list[Cause]:
-    """Run in low precision and in float64 at large arguments; what the low precision can hold, it has to get right.
+    """Compare low precision with float64 at large arguments, where low precision can hold the result.
 
     Args:
         function: What is checked.
@@ -106,7 +106,7 @@ def gradients_of(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> tuple[
 
 
 def _weights(y: Tensor) -> Tensor:
-    """Different ones: many functions have outputs whose sum is a constant."""
+    """Unequal weights, as many functions have outputs whose sum is a constant."""
     return torch.cos(torch.arange(y.numel(), dtype=torch.float64)).reshape(y.shape).to(y)
 
 
@@ -153,7 +153,7 @@ def _edges(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor, ...]
 
 
 def _infinities(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor, ...], int]]:
-    """With the input whose gradient counts: those of others may have the infinite one for a factor."""
+    """With the index of the infinite input, whose gradient alone counts: the others may have it for a factor."""
     for i, leaf in enumerate(leaves):
         for infinity in ("inf", "-inf") if leaf.numel() else ():
             outside = leaf.clone()

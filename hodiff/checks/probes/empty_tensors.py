@@ -1,4 +1,4 @@
-"""Tensors with a dimension of 0, as the last batch of a filtered data set may be: HD409, and HD112's share."""
+"""Tensors with a dimension of 0, as the last batch of a filtered data set may be: HD409, and some of HD112."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BATCH = 2
 def empty_tensors(
     f: Callable[..., Any], args: tuple[Any, ...], leaves: tuple[Tensor, ...], location: str, *, vmap: bool = True
 ) -> list[Cause]:
-    """Take out all elements along one size after the other, in all tensors at once, as one name for it would.
+    """Take out all elements along one size after the other, in all tensors at once, as where one size has one name.
 
     Where forward refuses that, nothing is asked; where it does not, what works at the point has to work there.
 
@@ -89,7 +89,7 @@ def _of_leaves(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[LeavesFunc
 
 
 def _tangents(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> Any:
-    """Forward mode takes tangents of another shape than the output's without a word."""
+    """Forward mode accepts tangents of another shape than the output's silently."""
     pushed: Any = torch.func.jvp(function, leaves, tuple(torch.ones_like(leaf) for leaf in leaves))
     outputs, tangents = pushed
     return _require_shapes(tangents, outputs)

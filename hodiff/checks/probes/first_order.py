@@ -94,7 +94,7 @@ def blocks_of(call: FunctionCall, generator: torch.Generator) -> list[Block]:
             truth = differences(call, k, i, cotangents[k], basis)
             if truth is None:
                 continue
-            # One that is missing has a finding of its own.
+            # A missing gradient has a finding of its own.
             gradient = gradients[i] if i < len(gradients) else None
             claimed = _projected(gradient, call.args[i], basis) if i < len(gradients) else None
             group.append((i, truth, claimed, gradient))
@@ -217,7 +217,7 @@ def _goes_through(call: FunctionCall, ran: ForwardRun, blocks: list[Block], bloc
 
 
 def _ignores_mask(call: FunctionCall, ran: ForwardRun, blocks: list[Block], block: Block) -> str:
-    """Right wherever forward depends on the element, and not zero where it does not."""
+    """Whether the gradient is right where forward depends on the element, and not zero where it does not."""
     if block.claimed is None or block.truth.numel() != call.args[block.argument].numel():
         return ""
     dead = block.truth.abs() <= 1e-9 * block.size
@@ -236,7 +236,7 @@ def _ignores_mask(call: FunctionCall, ran: ForwardRun, blocks: list[Block], bloc
 
 
 def _ignores_output(call: FunctionCall, ran: ForwardRun, blocks: list[Block], block: Block) -> str:
-    """No argument gets anything for this output, while another output is served."""
+    """Whether backward uses the gradient of another output, and not of this one."""
     mine = [b for b in blocks if b.output == block.output]
     others = [b for b in blocks if b.output != block.output]
     unserved = all(b.claimed is not None and not bool(b.claimed.any()) for b in mine)
@@ -248,7 +248,7 @@ def _ignores_output(call: FunctionCall, ran: ForwardRun, blocks: list[Block], bl
     )
 
 
-# The first that has something to say names the defect.
+# The first test that holds names the defect.
 _SPECIAL: tuple[tuple[str, Test], ...] = (
     ("HD105", _ignores_output),
     ("HD110", _ignores_mask),

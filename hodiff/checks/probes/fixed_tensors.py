@@ -111,14 +111,14 @@ def device_of_function(function: Callable[..., Any], args: tuple[Any, ...]) -> l
 
 
 class _Guard(TorchCalls):
-    """Stops what would follow a pointer to no memory, and knows which tensors were made from nothing inside."""
+    """Refuses calls that would read memory that is not there, and notes which tensors the rule itself makes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.made: list[Tensor] = []
 
     def holds_made(self, tensors: tuple[Tensor, ...]) -> bool:
-        """Whether some are of here and made inside; what a function closes over is its user's to place."""
+        """Whether one of them is on a real device and was made inside."""
         here = [t for t in tensors if t.device.type != _ELSEWHERE]
         return any(t is each for t in here for each in self.made)
 
@@ -133,7 +133,7 @@ class _Guard(TorchCalls):
 
 
 def _enters_extensions(rule: Callable[[], Any]) -> bool:
-    """Whether compiled code of others runs, which may not look at devices and crash; told by a real run."""
+    """Whether a real run enters compiled extensions, which might crash on tensors without memory."""
     found = []
 
     def note(frame: Any, event: str, argument: Any) -> None:

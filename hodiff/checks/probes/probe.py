@@ -33,9 +33,9 @@ from hodiff.checks.source_lines import class_location
 
 Probe = Callable[[FunctionCall, torch.Generator], list[Cause]]
 
-# After one of these no number of a rule means anything, so that nothing is compared with it.
+# After one of these the numbers of a rule mean nothing, and are not compared.
 _UNRELIABLE = {"HD303", "HD305", "HD308", "HD309"}
-# What the numbers of a surrogate would be blamed for.
+# Codes of wrong formulas, which a surrogate has on purpose.
 _OF_FORMULAS = {"HD101", "HD102", "HD105", "HD109", "HD110", "HD111", "HD112"}
 
 # Code that takes numbers out of tensors rarely handles empty ones.
@@ -77,7 +77,7 @@ def probe(
 ) -> list[Cause]:
     """Run every probe that makes sense for a function and the calls within it; one that cannot run says nothing."""
     with warnings.catch_warnings():
-        # Of points and dtypes at which nobody asked f to run.
+        # Probes run f at points and in dtypes that the user did not ask for.
         warnings.simplefilter("ignore")
         causes = [cause for call in calls for cause in _of_call(call, seed)]
         causes += _of_whole(f, args, function, leaves, {cause.code for cause in causes}, truth, vmap=vmap)
@@ -109,7 +109,7 @@ def _of_whole(
     if not _UNRELIABLE & codes:
         with buffers_put_back():
             found += _causes_of(large_arguments, function, leaves, location, truth)
-            # What overflows at large arguments does so at infinite ones, and a wrong formula has no limit to keep.
+            # Infinities are left out where large arguments overflow already, or the formula is wrong.
             found += _causes_of(
                 partial(domain_edges, infinite=not found and not _FORMULA & codes), function, leaves, location, truth
             )

@@ -15,7 +15,7 @@ from hodiff.checks.source_lines import rule_location
 
 
 def returned_gradients(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Look at the gradients before torch does."""
+    """Compare the number, types and shapes of the gradients with those of the arguments."""
     ran = call.fresh().run()
     with torch.no_grad():
         gradients = ran.pull(ran.cotangents(generator))
@@ -48,7 +48,7 @@ def returned_gradients(call: FunctionCall, generator: torch.Generator) -> list[C
 
 
 def unneeded_gradients(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Ask for one gradient at a time, and see what else comes."""
+    """Ask for one gradient at a time, and see which others backward computes."""
     places = call.moves()
     extra: dict[int, int] = {}
     raised = ""

@@ -126,7 +126,7 @@ def slopes_of(ran: ForwardRun, reading: str, incoming: tuple[Any, ...], generato
         if isinstance(outcome, Tensor) and outcome.requires_grad:
             found = attempt(lambda: torch.autograd.grad(outcome, list(variables.values()), allow_unused=True))
             if isinstance(found, Failure):
-                # It says so itself, and the routes have it.
+                # It raises, which the comparisons of routes report.
                 return []
             grads = found
     slopes = []
@@ -142,7 +142,7 @@ def slopes_of(ran: ForwardRun, reading: str, incoming: tuple[Any, ...], generato
 
 
 def backward_slopes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """HD103, HD104, HD106, HD107, HD115, HD116, and HD304's share in wrong second derivatives."""
+    """Where backward cannot be differentiated: HD103, HD104, HD106, HD107, HD115, HD116."""
     location = rule_location(call.function, "backward", "vjp")
     once = is_once_differentiable(call.function)
     if once:
@@ -160,7 +160,7 @@ def backward_slopes(call: FunctionCall, generator: torch.Generator) -> list[Caus
 
 
 def forward_slopes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """HD108, however the constant came about."""
+    """Where jvp cannot be differentiated: HD108."""
     if not call.has_jvp:
         return []
     ran = call.fresh().run()
@@ -180,7 +180,7 @@ def forward_slopes(call: FunctionCall, generator: torch.Generator) -> list[Cause
         and not _is_given(ran, s.tensor)
         and _depends_on_inputs(call, s.name, "forward")
     ]
-    # No loss makes the tangent depend on the inputs; another function before this one does.
+    # No loss shows this: the tangent depends on the inputs only if another function comes before this one.
     hidden = [f"jvp detaches the tangent of {call.argument(int(s.name.split()[1]))}" for s in slopes if _hides(s)]
     if not evidence and not hidden:
         return []
@@ -189,7 +189,7 @@ def forward_slopes(call: FunctionCall, generator: torch.Generator) -> list[Cause
 
 
 def _hides(slope: Slope) -> bool:
-    """No failed comparison supports it, so that only digits that are certain count."""
+    """Whether jvp surely detaches its tangent; no failed comparison has to support that."""
     if not slope.name.startswith("incoming"):
         return False
     certain = slope.by_autograd == 0 and abs(slope.by_differences) > 100 * slope.noise
@@ -197,7 +197,7 @@ def _hides(slope: Slope) -> bool:
 
 
 def _cuts(call: FunctionCall, ran: ForwardRun, incoming: tuple[Any, ...], cut: list[Slope]) -> list[Cause]:
-    """Which call in backward cuts the graph decides what the defect is."""
+    """The call in backward that cuts the graph decides the code."""
     location = rule_location(call.function, "backward", "vjp")
     context = ran.context.replaced(lambda name, t: t.clone().requires_grad_(t.is_floating_point()), "backward")
     given = tuple(g.clone().requires_grad_() if isinstance(g, Tensor) else g for g in incoming)

@@ -25,7 +25,7 @@ def wasted_memory(call: FunctionCall, generator: torch.Generator) -> list[Cause]
     ran = call.fresh().run()
     saved = [t for t in ran.context.for_backward if isinstance(t, Tensor)]
     unread = _unread(ran, generator)
-    # What nobody reads need not be small.
+    # A tensor that is never read is named once, and not for its size.
     evidence = [*unread.values(), *_larger_than_needed(call, ran, set(unread)), *_too_large(ran, saved)]
     if not evidence:
         return []
@@ -33,7 +33,7 @@ def wasted_memory(call: FunctionCall, generator: torch.Generator) -> list[Cause]
 
 
 def _unread(ran: ForwardRun, generator: torch.Generator) -> dict[int, str]:
-    """By place, what backward does not read, or little of."""
+    """By place, the saved tensors of which backward reads nothing, or little."""
     context = ran.context.replaced(lambda name, t: t.clone(), "backward")
     with torch.no_grad(), TorchCalls() as trace:
         # A rule that raises has not shown what it reads.
@@ -80,7 +80,7 @@ def _given(ran: ForwardRun, i: int) -> bool:
 
 
 def _larger_than_needed(call: FunctionCall, ran: ForwardRun, unread: set[int]) -> Iterator[str]:
-    """Masks of whole numbers; copies and repetitions of constants: those of what is differentiated have other codes."""
+    """Find masks stored as numbers, and copies or repetitions of constants."""
     runs = [ran, *_elsewhere(call)]
     if len(runs) == 1 or len({len(each.context.for_backward) for each in runs}) > 1:
         return
@@ -132,7 +132,7 @@ def _is_view(ran: ForwardRun, tensor: Tensor) -> bool:
 
 
 def _too_large(ran: ForwardRun, saved: list[Tensor]) -> list[str]:
-    """Inputs and outputs are there anyway; what else is saved should not be larger than they are."""
+    """Inputs and outputs are kept anyway; what else is saved should not be larger than they are."""
     given = [t for t in (*ran.call.args, *ran.outputs) if isinstance(t, Tensor)]
     own = [t for t in saved if not any(_same_storage(t, each) for each in given)]
     extra, bound = sum(map(_bytes, own)), sum(map(_bytes, given))

@@ -1,4 +1,4 @@
-"""What a Function does to what is not its own, and what it keeps: HD301 to HD305, HD308, HD309."""
+"""What a Function writes into, keeps, or reads by accident: HD301 to HD305, HD308, HD309."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYOUT = 1e-9
 
 
 def in_place_writes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Compare what went into each rule with what is there afterwards."""
+    """Compare the arguments of each rule, and what it saved, before and after its call."""
     causes = []
     fresh = call.fresh()
     before = _copies(fresh.args)
@@ -73,7 +73,7 @@ def _written(
 
 
 def tensors_on_context(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Tensors on ctx itself, whether or not numbers show it."""
+    """Find tensors that are kept as attributes of ctx, whether or not they make a number wrong."""
     ran = call.fresh().run()
     ran.context.reading = "backward"
     names = [name for name in ran.context.tensors() if name.startswith("ctx.")]
@@ -87,7 +87,7 @@ def tensors_on_context(call: FunctionCall, generator: torch.Generator) -> list[C
 
 
 def unrepeatable_backward(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Run backward twice with the same memory, each from a state of its own."""
+    """Run forward and backward twice, from copies of the same inputs."""
     results = []
     for _ in range(2):
         ran = call.fresh().run()
@@ -118,7 +118,7 @@ def uninitialised_memory(call: FunctionCall, generator: torch.Generator) -> list
 
         with _poisoned():
             poisoned: Any = attempt(run)
-        # NaN without poison is the formula's own.
+        # NaN without poison comes from the formula.
         if isinstance(poisoned, Failure) or not any(_has_nan(y) for y in poisoned):
             continue
         plain: Any = attempt(run)
@@ -134,7 +134,7 @@ def uninitialised_memory(call: FunctionCall, generator: torch.Generator) -> list
 
 
 def memory_layouts(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Give the same numbers in another memory layout: first the inputs, then what comes in."""
+    """Give the same numbers in another memory layout: first as inputs, then as incoming gradients."""
     plain = _laid_out(call, _as_it_is, _as_it_is)
     for what, rule, explains, inputs, incoming in (
         ("inputs", "forward", every_entry, _strided, _as_it_is),

@@ -108,7 +108,7 @@ def _name(func: Any) -> str:
 
 
 def kind_of(func: Any, args: Any) -> str:
-    """What a call does, in a word of `Step`."""
+    """What a call does, in a word of `TorchCall`."""
     name = _name(func)
     getter = getattr(func, "__name__", "") == "__get__"
     if name in _FOREIGN or _is_foreign_operator(func):

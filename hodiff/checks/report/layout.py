@@ -64,7 +64,7 @@ def verdict(report: ReportData) -> str:
 
 
 def by_severity(findings: Iterable[FindingData]) -> Iterator[tuple[str, tuple[FindingData, ...]]]:
-    """Sort findings by severity, the worst first, and leave out what there is none of.
+    """Sort findings by severity, the worst first; severities without findings are left out.
 
     Yields:
         A severity and its findings.
