@@ -1,32 +1,71 @@
-"""One draw of random numbers for a function that is evaluated several times."""
+"""torch's random number generators: their states kept, drawn from again, and seeded for a while."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
+# How to read a generator's state, how to set it, and what it was.
+_Kept = tuple[Callable[[], Tensor], Callable[[Tensor], object], Tensor]
 
-class Replay:
-    """The state of the random number generators, to return to before each evaluation.
 
-    `torch.compile` cannot trace generator states; there nothing is replayed, and a random operation under a
+class RandomState:
+    """The states of torch's generators, on the CPU and on the tensors' devices, and of others that are given.
+
+    `torch.compile` cannot trace generator states; there nothing is kept, and a random operation under a
     `torch.func.vmap` raises as usual.
     """
 
-    def __init__(self, tensors: Iterable[Tensor]):
-        self._states: list[tuple[torch.device, Tensor]] = []
+    def __init__(self, tensors: Iterable[Tensor], generators: Iterable[torch.Generator] = ()):
+        self._kept: list[_Kept] = []
         if torch.compiler.is_compiling():
             return
-        devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
-        self._states = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
-        self._states.append((torch.device("cpu"), torch.get_rng_state()))
+        self._keep(torch.get_rng_state, torch.set_rng_state)
+        for device in accelerators(tensors):
+            module = torch.get_device_module(device)
+            self._keep(partial(module.get_rng_state, device), partial(module.set_rng_state, device=device))
+        for generator in generators:
+            self._keep(generator.get_state, generator.set_state)
+
+    def _keep(self, get: Callable[[], Tensor], put: Callable[[Tensor], object]) -> None:
+        self._kept.append((get, put, get()))
 
     def rewind(self) -> None:
         """Put every generator back to where it was."""
-        for device, state in self._states:
-            if device.type == "cpu":
-                torch.set_rng_state(state)
-            else:
-                torch.get_device_module(device).set_rng_state(state, device)
+        for _, put, state in self._kept:
+            put(state)
+
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        """Put every generator back for a while; afterwards they go on from where they are now."""
+        now = [(put, get()) for get, put, _ in self._kept]
+        self.rewind()
+        try:
+            yield
+        finally:
+            for put, state in now:
+                put(state)
+
+
+@contextmanager
+def seeded(seed: int, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
+    """Seed torch's generators for a while; afterwards those of the CPU and the tensors' devices are as they were."""
+    devices = accelerators(tensors)
+    kind = devices[0].type if devices else "cuda"
+    with torch.random.fork_rng([device.index or 0 for device in devices], device_type=kind):
+        torch.manual_seed(seed)
+        yield
+
+
+def drawn_seed(generator: torch.Generator) -> int:
+    """A seed drawn from a generator."""
+    return int(torch.randint(2**62, (), generator=generator, device=generator.device))
+
+
+def accelerators(tensors: Iterable[Tensor]) -> list[torch.device]:
+    """The tensors' devices that have generators of their own."""
+    return list({tensor.device for tensor in tensors if tensor.device.type not in {"cpu", "meta"}})

@@ -12,7 +12,7 @@ from torch.func import vmap
 from tqdm.auto import tqdm
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
-from hodiff.common.randomness import Replay
+from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import RecordedGradient
@@ -45,7 +45,7 @@ class RoutedRows:
     def __init__(self, function: BoundFunction, route: str, randomness: str):
         self.leaves = function.leaves
         self.randomness = randomness
-        self._draw = Replay(self.leaves)
+        self._draw = RandomState(self.leaves)
         self.aux: PyTree = ()
         if route == ROUTES[0]:
             _, pullback, self.aux = pull(gradient(guard_reverse(function)), self.leaves)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
-from hodiff.common.randomness import Replay
+from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, describe, leaf_names, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction, bind, leave_inference_mode
 from hodiff.derivatives.dense import validate_options
@@ -99,7 +99,7 @@ class _Linearized:
 
     def __init__(self, function: BoundFunction):
         self.function = function
-        self.draw = Replay(function.leaves)
+        self.draw = RandomState(function.leaves)
         self.traced = torch.compiler.is_compiling()
         specs: list[pytree.TreeSpec] = []
 

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.func import vmap
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
-from hodiff.common.randomness import Replay
+from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.transforms import gradient, pull, push
@@ -59,7 +59,7 @@ def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
 
         return along
 
-    draw = Replay(primals)
+    draw = RandomState(primals)
     bytes_each, aux = _size_of_tangents(slope, primals)
     product = []
     for index, leaf in enumerate(primals):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
+from hodiff.common.randomness import drawn_seed, seeded
 from hodiff.common.trees import PyTree, describe, flatten_primals, recordable
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
@@ -26,7 +27,6 @@ from hodiff.meta.gradients import (
 from hodiff.meta.loop import Loop, Point, segments
 from hodiff.meta.nonfinite import all_finite, explain
 from hodiff.meta.optimizer import Optimizer, OptimizerState
-from hodiff.meta.randomness import seeded
 from hodiff.meta.tasks import batch_source
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.differentiation import only_reverse_mode
@@ -148,8 +148,8 @@ def adapt(
     constant = 0 if truncate is None else max(0, steps - truncate)
     # torch.compile traces no progress bars.
     bar = tqdm(total=steps, unit=" steps") if progress else None
-    with nullcontext() if generator is None else seeded(generator, leaves):
-        replay = Surroundings(leaves, []) if check_finite and not torch.compiler.is_compiling() else None
+    with nullcontext() if generator is None else seeded(drawn_seed(generator), leaves):
+        replay = Surroundings(leaves) if check_finite and not torch.compiler.is_compiling() else None
         for first, stop, method in segments(steps, constant, checkpoint):
             segment = [pytree.tree_map_only(Tensor, recordable, source(step)) for step in range(first, stop)]
             point, values = getattr(loop, method)(point, segment)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.buffers import untouched_buffers
 from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
 from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.options import require_choice
@@ -21,7 +22,7 @@ from hodiff.errors import InputError
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.batches import Batches
 from hodiff.operators.compiled.products import CapturedProducts
-from hodiff.operators.determinism import modules_in, require_deterministic, untouched_buffers
+from hodiff.operators.determinism import modules_in, require_deterministic
 from hodiff.operators.distributed import require_group, sum_over_ranks
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.spaces import Space

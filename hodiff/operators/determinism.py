@@ -1,49 +1,22 @@
-"""Whether a function gives the same value twice, and if not, why; and buffers that stay as they were."""
+"""Whether a function gives the same value twice, and if not, why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hodiff.common.randomness import Replay
+from hodiff.common.randomness import RandomState
 from hodiff.errors import InputError
 from hodiff.recompute.closed_over import reachable
-from hodiff.torch_internals.modules import Dropout, RunningNorm, buffers_by_name
+from hodiff.torch_internals.modules import Dropout, RunningNorm
 
 
 def modules_in(*roots: Any) -> list[nn.Module]:
     """The modules that callables close over, outermost first."""
     return [value for value in reachable(*roots) if isinstance(value, nn.Module)]
-
-
-@contextmanager
-def untouched_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Give modules in training mode back the buffers that they had before.
-
-    Args:
-        modules: The modules.
-
-    Yields:
-        Nothing.
-    """
-    held = [
-        (buffers_by_name(module), name, buffer)
-        for module in modules
-        if module.training
-        for name, buffer in buffers_by_name(module).items()
-        if isinstance(buffer, Tensor)
-    ]
-    try:
-        for buffers, name, buffer in held:
-            buffers[name] = buffer.clone()
-        yield
-    finally:
-        for buffers, name, buffer in held:
-            buffers[name] = buffer
 
 
 def require_deterministic(
@@ -60,7 +33,7 @@ def require_deterministic(
     Raises:
         InputError: If two evaluations differ; the message names the cause.
     """
-    state = Replay(leaves)
+    state = RandomState(leaves)
     first, second = value(), value()
     if _same(first, second):
         state.rewind()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from hodiff.common.buffers import untouched_buffers
 from hodiff.common.keyword_options import shows
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
@@ -17,7 +18,6 @@ from hodiff.derivatives.hessian_rows import LinearizedHessian
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.second_order import PRODUCTS, ROUTES, follow, validate_route
 from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
-from hodiff.operators.determinism import untouched_buffers
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.recorded_model import lacks_derivatives
 from hodiff.operators.restriction import restrict

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.buffers import untouched_buffers
 from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.curvature import require_constant
-from hodiff.operators.determinism import modules_in, untouched_buffers
+from hodiff.operators.determinism import modules_in
 from hodiff.operators.recorded_model import RecordedModel, refused
 from hodiff.operators.spaces import Space
 

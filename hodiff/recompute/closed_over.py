@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hodiff.common.buffers import exchanged_buffers
 from hodiff.torch_internals.forward_mode import has_tangent
 from hodiff.torch_internals.modules import RunningNorm, buffers_by_name
 from hodiff.torch_internals.tensors import version_of
@@ -118,7 +119,7 @@ class ClosedOver:
             if first:
                 yield
             else:
-                with self._buffers_as_before():
+                with exchanged_buffers([(each.owner, each.name, each.before.clone()) for each in self._buffers]):
                     yield
         finally:
             for slot, held, placed in reversed(replaced):
@@ -128,17 +129,6 @@ class ClosedOver:
                 self._buffers = [buffer for buffer in self._buffers if buffer.changed]
                 for buffer in self._buffers:
                     del buffer.tensor
-
-    @contextmanager
-    def _buffers_as_before(self) -> Iterator[None]:
-        held = [buffer.owner[buffer.name] for buffer in self._buffers]
-        try:
-            for buffer in self._buffers:
-                buffer.owner[buffer.name] = buffer.before.clone()
-            yield
-        finally:
-            for buffer, tensor in zip(self._buffers, held, strict=True):
-                buffer.owner[buffer.name] = tensor
 
     def _walk(self, roots: Sequence[Any]) -> None:
         for value in reachable(*roots):

@@ -1,0 +1,37 @@
+"""Buffers during and after a run that changes them, against copies made before."""
+
+import pytest
+import torch
+
+from hodiff.common.buffers import exchanged_buffers, untouched_buffers
+
+
+def test_training_updates_copies_and_the_buffers_stay_the_same_tensors():
+    norm = torch.nn.BatchNorm1d(3)
+    held, before = norm.running_mean, norm.running_mean.clone()
+    with untouched_buffers([norm]):
+        norm(torch.randn(5, 3) + 7)
+        assert not torch.allclose(norm.running_mean, before)
+    assert norm.running_mean is held
+    assert torch.equal(held, before)
+
+
+def test_evaluation_sees_the_buffers_themselves():
+    norm = torch.nn.BatchNorm1d(3).eval()
+    held = norm.running_mean
+    with untouched_buffers([norm]):
+        assert norm.running_mean is held
+
+
+def test_buffers_come_back_after_an_error():
+    norm = torch.nn.BatchNorm1d(3)
+    held, other = norm.running_var, torch.zeros(3)
+
+    def fail():
+        with exchanged_buffers([(norm._buffers, "running_var", other)]):
+            assert norm.running_var is other
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert norm.running_var is held
