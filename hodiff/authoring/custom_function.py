@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hodiff.authoring.closures import watched
-from hodiff.authoring.rule_trees import Layout, differentiable, flatten, flatten_like, kind
+from hodiff.authoring.rule_trees import TreeLayout, differentiable, flatten, flatten_like, kind
 from hodiff.authoring.signatures import Signature
 from hodiff.errors import InputError
 from hodiff.rules.nesting import nestable_jvp
@@ -24,7 +24,7 @@ from hodiff.torch_internals.wrapped_tensors import without_ended_wrappers
 Tensors = Sequence[Any]
 
 
-class Call(ABC):
+class RuleCall(ABC):
     """One call of a function with a rule: what is not a tensor, and how tensors become arguments and results.
 
     Attributes:
@@ -41,14 +41,14 @@ class Call(ABC):
 
     __slots__ = ("extra", "kept", "layout", "like", "name", "output", "signature", "static", "transformed")
 
-    def __init__(self, signature: Signature, static: tuple[Any, ...], layout: Layout | None, transformed: bool):
+    def __init__(self, signature: Signature, static: tuple[Any, ...], layout: TreeLayout | None, transformed: bool):
         self.signature = signature
         self.name = signature.name
         self.static = static
         self.layout = layout
         self.transformed = transformed
         self.extra = 0
-        self.output: Layout | None = None
+        self.output: TreeLayout | None = None
         self.kept: Sequence[int] = ()
         self.like: list[tuple[torch.Size, torch.dtype]] = []
 
@@ -122,10 +122,10 @@ class Call(ABC):
 
 
 class CustomFunction(Function):
-    """Runs a `Call` under autograd. Saves the tensors among the arguments, and the residuals that the call names."""
+    """Runs a `RuleCall` under autograd; saves the tensors among the arguments and the residuals that the call names."""
 
     @staticmethod
-    def forward(call: Call, *leaves: Any) -> tuple[Tensor, ...]:
+    def forward(call: RuleCall, *leaves: Any) -> tuple[Tensor, ...]:
         """Run the call on constants."""
         constants = tuple([each.detach() for each in leaves])
         results = call.forward(constants) if not call.transformed else watched(call.name, call.forward, constants)
@@ -178,16 +178,16 @@ class CustomFunction(Function):
         return (*dense, *(None,) * call.extra)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], call: Call, *leaves: Any) -> tuple[Any, int]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], call: RuleCall, *leaves: Any) -> tuple[Any, int]:
         """Make one call of the batch, with the batch of the outputs in front."""
-        return CustomFunction.apply(Batched(call, in_dims[1:], info.randomness), *leaves), 0
+        return CustomFunction.apply(BatchedRuleCall(call, in_dims[1:], info.randomness), *leaves), 0
 
 
 # Function.apply binds the arguments to forward's signature anew at each call, which costs more than a small operator.
 _apply = super(Function, CustomFunction).apply
 
 
-def apply(call: Call, leaves: Tensors) -> tuple[Tensor, ...]:
+def apply(call: RuleCall, leaves: Tensors) -> tuple[Tensor, ...]:
     """Results of a call, differentiable.
 
     Args:
@@ -202,12 +202,12 @@ def apply(call: Call, leaves: Tensors) -> tuple[Tensor, ...]:
     return _apply(call, *[_alive(each) for each in leaves])
 
 
-class Batched(Call):
+class BatchedRuleCall(RuleCall):
     """The same call of every element of a batch."""
 
     __slots__ = ("in_dims", "inner", "over")
 
-    def __init__(self, inner: Call, in_dims: tuple[int | None, ...], randomness: str):
+    def __init__(self, inner: RuleCall, in_dims: tuple[int | None, ...], randomness: str):
         super().__init__(inner.signature, inner.static, inner.layout, inner.transformed)
         self.inner = inner
         self.in_dims = in_dims

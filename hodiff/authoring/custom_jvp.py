@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hodiff.authoring.closures import recorded
-from hodiff.authoring.custom_function import Call, Tensors
+from hodiff.authoring.custom_function import RuleCall, Tensors
 from hodiff.authoring.custom_rule import CustomRule
-from hodiff.authoring.rule_trees import Layout, differentiable, kind
+from hodiff.authoring.rule_trees import TreeLayout, differentiable, kind
 from hodiff.authoring.transposition import transpose
 from hodiff.authoring.verification import require_linear, require_same_value
 from hodiff.errors import InputError
@@ -78,16 +78,16 @@ class CustomJVP(CustomRule):
         require_same_value(f"{self.__name__}: primal_out", call.flatten_output_like(primals, "primal_out"), values)
         require_linear(f"{self.__name__}: tangent_out", lambda t: call.pushforward(leaves, t), leaves, seed)
 
-    def _call(self, static: tuple[Any, ...], layout: Layout | None, transformed: bool) -> Call:
+    def _call(self, static: tuple[Any, ...], layout: TreeLayout | None, transformed: bool) -> RuleCall:
         return JVPCall(self, static, layout, transformed)
 
 
-class JVPCall(Call):
+class JVPCall(RuleCall):
     """A call whose pushforward is the user's rule and whose pullback is the transpose."""
 
     __slots__ = ("owner",)
 
-    def __init__(self, owner: CustomJVP, static: tuple[Any, ...], layout: Layout | None, transformed: bool):
+    def __init__(self, owner: CustomJVP, static: tuple[Any, ...], layout: TreeLayout | None, transformed: bool):
         super().__init__(owner.signature, static, layout, transformed)
         self.owner = owner
 

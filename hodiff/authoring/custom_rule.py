@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hodiff.authoring.closures import closes_over_something, recorded, refuse_captured_by
-from hodiff.authoring.custom_function import Call, apply
-from hodiff.authoring.rule_trees import Layout, flatten, plain_tensors
+from hodiff.authoring.custom_function import RuleCall, apply
+from hodiff.authoring.rule_trees import TreeLayout, flatten, plain_tensors
 from hodiff.authoring.signatures import Signature
 from hodiff.errors import InputError
 from hodiff.torch_internals.differentiation import are_differentiated
@@ -81,7 +81,7 @@ class CustomRule(ABC):
         self.symbolic_zeros = symbolic_zeros
         self.ready = True
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Sequence[Tensor]]:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RuleCall, Sequence[Tensor]]:
         if not self.ready:
             raise InputError(
                 f"{self.decorator}: {self.__name__}: expected a rule, got none; define it by "
@@ -101,10 +101,10 @@ class CustomRule(ABC):
         return self._call(static, layout, transformed), leaves
 
     @abstractmethod
-    def _call(self, static: tuple[Any, ...], layout: Layout | None, transformed: bool) -> Call:
+    def _call(self, static: tuple[Any, ...], layout: TreeLayout | None, transformed: bool) -> RuleCall:
         """What one call of the function is to torch: its value and both its rules."""
 
-    def _evaluate(self, call: Call, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _evaluate(self, call: RuleCall, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
         if are_differentiated(leaves):
             return apply(call, leaves)[: len(call.like)]
         arguments = call.all_arguments(leaves)

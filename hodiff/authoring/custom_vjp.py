@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.authoring.closures import recorded
-from hodiff.authoring.custom_function import Call, Tensors
+from hodiff.authoring.custom_function import RuleCall, Tensors
 from hodiff.authoring.custom_rule import CustomRule
-from hodiff.authoring.rule_trees import Layout, differentiable, flatten_like, kind
+from hodiff.authoring.rule_trees import TreeLayout, differentiable, flatten_like, kind
 from hodiff.authoring.transposition import transpose
 from hodiff.authoring.verification import require_linear, require_same_value
 from hodiff.errors import InputError
@@ -46,16 +46,16 @@ class CustomVJP(CustomRule):
         everything = [differentiable(each) for each in leaves]
         require_linear(f"{self.__name__}: backward", lambda c: call.pullback(leaves, None, everything, c), values, seed)
 
-    def _call(self, static: tuple[Any, ...], layout: Layout | None, transformed: bool) -> Call:
+    def _call(self, static: tuple[Any, ...], layout: TreeLayout | None, transformed: bool) -> RuleCall:
         return VJPCall(self, static, layout, transformed)
 
 
-class VJPCall(Call):
+class VJPCall(RuleCall):
     """A call whose pullback is the user's rule and whose pushforward is the transpose."""
 
     __slots__ = ("owner", "plan", "where")
 
-    def __init__(self, owner: CustomVJP, static: tuple[Any, ...], layout: Layout | None, transformed: bool):
+    def __init__(self, owner: CustomVJP, static: tuple[Any, ...], layout: TreeLayout | None, transformed: bool):
         super().__init__(owner.signature, static, layout, transformed)
         self.owner = owner
 

@@ -15,7 +15,7 @@ from hodiff.errors import InputError
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-class Layout:
+class TreeLayout:
     """The structure of a pytree, and its leaves that are no tensors.
 
     Attributes:
@@ -60,11 +60,11 @@ def plain_tensors(values: Sequence[Any]) -> bool:
     return all(type(each) in _PLAIN for each in values)
 
 
-def flatten(tree: Any) -> tuple[list[Tensor], Layout]:
+def flatten(tree: Any) -> tuple[list[Tensor], TreeLayout]:
     """The tensors of a tree and what puts them back."""
     leaves, spec = pytree.tree_flatten(tree)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    return tensors, Layout(spec, [Layout.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+    return tensors, TreeLayout(spec, [TreeLayout.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves])
 
 
 def flatten_like(tree: Any, spec: pytree.TreeSpec, where: str) -> list[Any]:

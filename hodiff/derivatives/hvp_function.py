@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.options import require_callable
 from hodiff.derivatives.hvp import hvp
 from hodiff.errors import InputError
-from hodiff.recompute.checkpoint import Call
+from hodiff.recompute.checkpoint import CallProgram
 from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.transforms import in_transform
@@ -61,7 +61,7 @@ def hvp_function(f: Callable[..., Any]) -> Callable[..., Any]:
             return hvp(f, x, v, *args)
         points, spec = _flatten(x)
         directions = _flatten_direction(v, points, spec)
-        call = Call("hvp_function", f, (x, *args), {})
+        call = CallProgram("hvp_function", f, (x, *args), {})
         # The leaves of x come first among the operands.
         moving = list(range(len(points)))
         program = _SymmetricDerivative(call, [moving], moving)
@@ -79,7 +79,7 @@ class _SymmetricDerivative(Program):
         wanted: The positions in z of the outputs.
     """
 
-    def __init__(self, call: Call, moving: Sequence[Sequence[int]], wanted: Sequence[int]):
+    def __init__(self, call: CallProgram, moving: Sequence[Sequence[int]], wanted: Sequence[int]):
         self.call, self.moving, self.wanted, self.name = call, [list(each) for each in moving], list(wanted), call.name
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:

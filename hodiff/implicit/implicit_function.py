@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.authoring.custom_function import Call
+from hodiff.authoring.custom_function import RuleCall
 from hodiff.authoring.custom_rule import CustomRule
-from hodiff.authoring.rule_trees import Layout, differentiable, flatten
+from hodiff.authoring.rule_trees import TreeLayout, differentiable, flatten
 from hodiff.authoring.verification import require_linear
 from hodiff.common.trees import PyTree
 from hodiff.implicit.linear_maps import Pair
@@ -44,7 +44,7 @@ class Implicit(CustomRule):
         super().__init__(_known, 0, "implicit", "rule")
         self.ready = True
 
-    def _call(self, static: tuple[Any, ...], layout: Layout | None, transformed: bool) -> Call:
+    def _call(self, static: tuple[Any, ...], layout: TreeLayout | None, transformed: bool) -> RuleCall:
         return ImplicitCall(self.signature, static, layout, transformed)
 
     def _check(self, call: Any, leaves: list[Tensor], seed: int) -> None:
@@ -60,7 +60,7 @@ def _known(equation: Equation, x: PyTree, params: tuple[Any, ...]) -> PyTree:
 attach = Implicit()
 
 
-class ImplicitCall(Call):
+class ImplicitCall(RuleCall):
     """The theorem at one solution, for tangents and for cotangents; both take one solve.
 
     Attached itself, the solution in the rules moves with the parameters, so that higher derivatives are right.

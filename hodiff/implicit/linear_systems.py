@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.authoring.closures import recorded
-from hodiff.authoring.rule_trees import Layout
+from hodiff.authoring.rule_trees import TreeLayout
 from hodiff.common.trees import PyTree
 from hodiff.implicit.diagnostics import Reporter
 from hodiff.implicit.linear_maps import Map, Pair
@@ -63,8 +63,8 @@ class LinearJob:
 
     pair: Pair
     options: LinearOptions
-    rhs_layout: Layout
-    layout: Layout
+    rhs_layout: TreeLayout
+    layout: TreeLayout
     sides: int
     batch: int
 

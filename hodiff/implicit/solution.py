@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.authoring.closures import refuse_captured_by
-from hodiff.authoring.rule_trees import Layout, flatten
+from hodiff.authoring.rule_trees import TreeLayout, flatten
 from hodiff.common.options import require_int, require_number
 from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.corrections import corrected
@@ -166,7 +166,7 @@ class SolverJob:
     given: Callable[..., Any]
     target: Callable[..., Any]
     residual: Callable[..., PyTree]
-    layout: Layout
+    layout: TreeLayout
     residual_tol: float | None
     report: Reporter
     refuse: bool

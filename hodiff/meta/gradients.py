@@ -17,7 +17,7 @@ from hodiff.derivatives.hvp import hvp
 from hodiff.errors import InputError, RouteError
 from hodiff.graphs import inspect_graph
 from hodiff.meta.optimizer import root
-from hodiff.recompute.checkpoint import Call
+from hodiff.recompute.checkpoint import CallProgram
 from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.differentiation import only_reverse_mode
@@ -112,7 +112,7 @@ def mixed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) 
     def kept(leaves: Sequence[Tensor], batch: PyTree, buffers: PyTree) -> tuple[Tensor, PyTree]:
         return loss(leaves, batch, copied(buffers))
 
-    call = Call("adapt", kept, (list(leaves), batch, buffers), {})
+    call = CallProgram("adapt", kept, (list(leaves), batch, buffers), {})
     program = _GradientProgram(call, len(leaves))
     value, *rest = Checkpoint.call(program, *call.take_inputs())
     return value, rest[: len(leaves)], pytree.tree_unflatten(rest[len(leaves) :], pytree.tree_flatten(buffers)[1])
@@ -125,7 +125,7 @@ class _GradientProgram(Program):
     derivatives one forward pass over one reverse pass gives it for all operands, and nothing is stored between.
     """
 
-    def __init__(self, call: Call, count: int):
+    def __init__(self, call: CallProgram, count: int):
         self.call, self.count, self.name = call, count, call.name
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -20,7 +20,7 @@ from hodiff.torch_internals.differentiation import may_be_differentiated
 from hodiff.torch_internals.transforms import in_transform
 
 
-class Call(Program):
+class CallProgram(Program):
     """A call of a function, seen as a program of the tensors it was given and of those it closes over.
 
     The first run sees the world as it is; each later run sees the same random numbers, autocast and buffers again.
@@ -171,5 +171,5 @@ def _checkpoint(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs:
     require_callable(name, f=f)
     if torch.compiler.is_compiling() or not may_be_differentiated():
         return f(*args, **kwargs)
-    call = Call(name, f, args, kwargs)
+    call = CallProgram(name, f, args, kwargs)
     return call.structured(Checkpoint.call(call, *call.take_inputs()))

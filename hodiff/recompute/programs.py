@@ -60,7 +60,7 @@ class Checkpoint(AnyOrderFunction):
         """Run the program without a graph."""
         if any_legacy_batched(inputs):
             plain, dims = without_batches(inputs)
-            return with_batches(Checkpoint.forward(Batched(program, dims, "same"), *plain))
+            return with_batches(Checkpoint.forward(BatchedProgram(program, dims, "same"), *plain))
         constants = [each.detach() for each in inputs]
         # Recording is on, yet nothing that is known requires a gradient: what is recorded was overlooked.
         with torch.enable_grad(), set_tangents(True):
@@ -99,11 +99,11 @@ class Checkpoint(AnyOrderFunction):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], program: Program, *inputs: Tensor) -> tuple[Any, Any]:
         """Run the program under `torch.func.vmap`."""
-        outputs = Checkpoint.call(Batched(program, in_dims[1:], info.randomness), *inputs)
+        outputs = Checkpoint.call(BatchedProgram(program, in_dims[1:], info.randomness), *inputs)
         return outputs, (0,) * len(outputs)
 
 
-class Batched(Program):
+class BatchedProgram(Program):
     """A program for a batch of operands."""
 
     def __init__(self, base: Program, in_dims: Sequence[int | None], randomness: str):

@@ -23,7 +23,7 @@ from torch import Tensor
 from hodiff.rules.any_order import in_dtype
 
 
-class Layout(NamedTuple):
+class StatisticsLayout(NamedTuple):
     """Which numbers share statistics and parameters. Dimensions count from the end: batches may stand in front.
 
     Attributes:
@@ -44,13 +44,13 @@ class Layout(NamedTuple):
     parameter_dtype: torch.dtype
 
 
-def normalized(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: Layout) -> Tensor:
+def normalized(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: StatisticsLayout) -> Tensor:
     r"""$y = \hat x w + b$."""
     standardized, _ = standardize(x, layout)
     return in_dtype(affine(merge(standardized, layout), weight, bias, layout), x.dtype)
 
 
-def affine(standardized: Tensor, weight: Tensor | None, bias: Tensor | None, layout: Layout) -> Tensor:
+def affine(standardized: Tensor, weight: Tensor | None, bias: Tensor | None, layout: StatisticsLayout) -> Tensor:
     """Weight and bias, aligned with their dimensions."""
     y = standardized
     if weight is not None:
@@ -61,7 +61,7 @@ def affine(standardized: Tensor, weight: Tensor | None, bias: Tensor | None, lay
 
 
 def gradient(
-    cotangent: Tensor, x: Tensor, weight: Tensor | None, layout: Layout, wanted: tuple[bool, ...]
+    cotangent: Tensor, x: Tensor, weight: Tensor | None, layout: StatisticsLayout, wanted: tuple[bool, ...]
 ) -> tuple[Tensor, ...]:
     """Gradients by input, weight and bias, as far as wanted."""
     g = wide(cotangent)
@@ -78,7 +78,7 @@ def gradient(
     return tuple(found)
 
 
-def standardize(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+def standardize(x: Tensor, layout: StatisticsLayout) -> tuple[Tensor, Tensor]:
     r"""$\hat x$ and $r$, in the split view."""
     x = split(wide(x), layout)
     if layout.centered:
@@ -87,13 +87,13 @@ def standardize(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     return x * r, r
 
 
-def project(t: Tensor, standardized: Tensor, layout: Layout) -> Tensor:
+def project(t: Tensor, standardized: Tensor, layout: StatisticsLayout) -> Tensor:
     r"""$P t$; split views."""
     projected = t - standardized * mean(t * standardized, layout)
     return projected - mean(t, layout) if layout.centered else projected
 
 
-def curvature(u: Tensor, p: Tensor, standardized: Tensor, r: Tensor, layout: Layout) -> Tensor:
+def curvature(u: Tensor, p: Tensor, standardized: Tensor, r: Tensor, layout: StatisticsLayout) -> Tensor:
     r"""$\partial_x \langle u, D p \rangle$; split views."""
     pu, pp = project(u, standardized, layout), project(p, standardized, layout)
     shift = standardized * mean(u * pp, layout)
@@ -106,7 +106,7 @@ def wide(t: Tensor) -> Tensor:
     return t.float() if t.dtype in {torch.float16, torch.bfloat16} else t
 
 
-def split(t: Tensor, layout: Layout) -> Tensor:
+def split(t: Tensor, layout: StatisticsLayout) -> Tensor:
     """View channels as (groups, channels of a group), where statistics are shared by group."""
     if layout.kind != "groups":
         return t
@@ -115,7 +115,7 @@ def split(t: Tensor, layout: Layout) -> Tensor:
     return t.reshape(*batch, samples, layout.size, channels // layout.size, *spatial)
 
 
-def merge(t: Tensor, layout: Layout) -> Tensor:
+def merge(t: Tensor, layout: StatisticsLayout) -> Tensor:
     """The inverse of `split`."""
     if layout.kind != "groups":
         return t
@@ -124,12 +124,12 @@ def merge(t: Tensor, layout: Layout) -> Tensor:
     return t.reshape(*batch, groups * channels, *spatial)
 
 
-def mean(t: Tensor, layout: Layout) -> Tensor:
+def mean(t: Tensor, layout: StatisticsLayout) -> Tensor:
     """Mean over the numbers that share statistics, kept as dimensions of size 1; split view."""
     return t.mean(statistics_dims(layout), keepdim=True)
 
 
-def statistics_dims(layout: Layout) -> list[int]:
+def statistics_dims(layout: StatisticsLayout) -> list[int]:
     """The dimensions of the split view over which statistics are taken."""
     rank = layout.rank
     if layout.kind == "trailing":
@@ -139,7 +139,7 @@ def statistics_dims(layout: Layout) -> list[int]:
     return [-rank, *range(2 - rank, 0)]
 
 
-def aligned(parameter: Tensor, layout: Layout) -> Tensor:
+def aligned(parameter: Tensor, layout: StatisticsLayout) -> Tensor:
     """A parameter, with any batch dimensions in front, shaped to broadcast with the input."""
     own = layout.size if layout.kind == "trailing" else 1
     batch, shape = parameter.shape[: parameter.dim() - own], parameter.shape[parameter.dim() - own :]
@@ -148,14 +148,14 @@ def aligned(parameter: Tensor, layout: Layout) -> Tensor:
     return parameter.reshape(*batch, 1, *shape, *[1] * (layout.rank - 2))
 
 
-def reduced(t: Tensor, layout: Layout) -> Tensor:
+def reduced(t: Tensor, layout: StatisticsLayout) -> Tensor:
     """Sum over the dimensions that share a parameter."""
     rank = layout.rank
     dims = list(range(-rank, -layout.size)) if layout.kind == "trailing" else [-rank, *range(2 - rank, 0)]
     return t.sum(dims) if dims else t
 
 
-def weighted(t: Tensor, weight: Tensor | None, layout: Layout) -> Tensor:
+def weighted(t: Tensor, weight: Tensor | None, layout: StatisticsLayout) -> Tensor:
     """Multiply by the weight, where there is one."""
     return t if weight is None else t * aligned(weight, layout)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hodiff.functions.normalization import formulas
 from hodiff.functions.normalization.formulas import (
-    Layout,
+    StatisticsLayout,
     aligned,
     curvature,
     merge,
@@ -35,7 +35,7 @@ class Normalization(AnyOrderFunction):
     """Standardize, scale and shift. Saves the input, the weight and the statistics (two or three numbers a group)."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: Layout) -> tuple[Tensor, ...]:
+    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: StatisticsLayout) -> tuple[Tensor, ...]:
         """The value, and the statistics where a kernel computes them."""
         # Compiled forward mode ignores `jvp` and differentiates what stands here; the compiler fuses it anyway.
         if torch.compiler.is_compiling() or not layout.centered:
@@ -85,7 +85,7 @@ class Normalization(AnyOrderFunction):
         return (tangent.to(x.dtype), *[None] * ctx.statistics)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, weight: Any, bias: Any, layout: Layout) -> Any:
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, weight: Any, bias: Any, layout: StatisticsLayout) -> Any:
         """The kernel where the batch can be more samples, else the formula."""
         x_dim, weight_dim, bias_dim, _ = in_dims
         samples = x_dim is not None and weight_dim is None and bias_dim is None
@@ -109,7 +109,7 @@ class NormalizationGradient(AnyOrderFunction):
         cotangent: Tensor,
         x: Tensor,
         weight: Tensor | None,
-        layout: Layout,
+        layout: StatisticsLayout,
         wanted: tuple[bool, ...],
         *statistics: Tensor,
     ) -> tuple[Tensor, ...]:
@@ -211,7 +211,7 @@ class NormalizationGradient(AnyOrderFunction):
         cotangent: Tensor,
         x: Tensor,
         weight: Tensor | None,
-        layout: Layout,
+        layout: StatisticsLayout,
         wanted: tuple[bool, ...],
         *_: Tensor,
     ) -> Any:

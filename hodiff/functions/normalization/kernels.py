@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.functions.normalization.formulas import Layout, reduced, wide
+from hodiff.functions.normalization.formulas import StatisticsLayout, reduced, wide
 from hodiff.kernels import fused
 from hodiff.torch_internals.operators import normalized_by_batches
 from hodiff.torch_internals.tensors import is_zero_without_memory
@@ -15,7 +15,7 @@ from hodiff.torch_internals.tensors import is_zero_without_memory
 _aten = torch.ops.aten
 
 
-def value_kernel(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: Layout) -> tuple[Tensor, ...]:
+def value_kernel(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: StatisticsLayout) -> tuple[Tensor, ...]:
     r"""The value, mean and $1 / \sqrt{\operatorname{var} + \varepsilon}$; for channels also the unbiased variance."""
     if layout.kind == "trailing":
         return torch.native_layer_norm(x, x.shape[-layout.size :], weight, bias, layout.eps)
@@ -32,7 +32,12 @@ def value_kernel(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: 
 
 
 def gradient_kernel(
-    cotangent: Tensor, x: Tensor, weight: Tensor | None, layout: Layout, wanted: tuple[bool, ...], *statistics: Tensor
+    cotangent: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    layout: StatisticsLayout,
+    wanted: tuple[bool, ...],
+    *statistics: Tensor,
 ) -> tuple[Tensor, ...]:
     """Gradients by input, weight and bias, as far as wanted."""
     mean, rstd = statistics[:2]
@@ -59,7 +64,13 @@ def gradient_kernel(
 
 
 def curvature_kernel(
-    cotangent: Tensor, x: Tensor, weight: Tensor | None, u: Tensor, a: Tensor | None, c: Tensor | None, layout: Layout
+    cotangent: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    u: Tensor,
+    a: Tensor | None,
+    c: Tensor | None,
+    layout: StatisticsLayout,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """What pulls the cotangents u, a and c of the gradients back, in one pass; None where there is no kernel for them.
 

@@ -18,7 +18,7 @@ from hodiff.functions.normalization.arguments import (
     require_running,
     require_several,
 )
-from hodiff.functions.normalization.formulas import Layout, wide
+from hodiff.functions.normalization.formulas import StatisticsLayout, wide
 from hodiff.functions.normalization.function import Normalization
 from hodiff.functions.normalization.function import NormalizationGradient as NormalizationGradient
 from hodiff.functions.normalization.running_statistics import by_running_statistics, update_running
@@ -250,4 +250,4 @@ def _normalization(
 ) -> Any:
     parameter = weight if weight is not None else bias
     dtype = x.dtype if parameter is None else parameter.dtype
-    return Normalization.call(x, weight, bias, Layout(kind, size, x.dim(), float(eps), centered, dtype))
+    return Normalization.call(x, weight, bias, StatisticsLayout(kind, size, x.dim(), float(eps), centered, dtype))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.functions.normalization.formulas import Layout, aligned, wide
+from hodiff.functions.normalization.formulas import StatisticsLayout, aligned, wide
 from hodiff.rules.any_order import AnyOrderFunction
 
 
@@ -28,7 +28,7 @@ def by_running_statistics(
     Returns:
         Tensor of the shape and dtype of x.
     """
-    layout = Layout("channels", x.shape[1], x.dim(), eps, True, x.dtype)
+    layout = StatisticsLayout("channels", x.shape[1], x.dim(), eps, True, x.dtype)
     scale = torch.rsqrt(wide(variance) + eps)
     scale = scale if weight is None else scale * weight
     shift = -mean * scale if bias is None else bias - mean * scale
