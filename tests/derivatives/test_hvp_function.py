@@ -5,7 +5,7 @@ import torch
 from functions.held import Meter
 
 import hodiff
-from hodiff.derivatives.hvp_function import hvp_function
+from hodiff import hvp_function
 from hodiff.errors import InputError
 
 D = torch.float64

@@ -4,7 +4,7 @@ import torch
 from functions.case import FunctionCase, normal
 
 import hodiff
-from hodiff.derivatives.hvp_function import hvp_function
+from hodiff import hvp_function
 from hodiff.recompute.programs import Checkpoint
 
 
