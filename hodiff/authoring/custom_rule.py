@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.authoring.closures import closes_over_something, recorded, refuse_captured_by
+from hodiff.authoring.closures import recorded, refuse_captured_by
 from hodiff.authoring.custom_function import RuleCall, apply
 from hodiff.authoring.rule_trees import TreeLayout, flatten, plain_tensors
 from hodiff.authoring.signatures import Signature
 from hodiff.errors import InputError
+from hodiff.recompute.reachable import names_tensors
 from hodiff.torch_internals.differentiation import are_differentiated
 from hodiff.torch_internals.dynamo import as_one_node
 from hodiff.torch_internals.transforms import in_transform
@@ -77,7 +78,7 @@ class CustomRule(ABC):
                 raise InputError(
                     f"{self.decorator}: {self.__name__}.{self.definer}: expected a function, got {type(each).__name__}."
                 )
-        self._outer = [each for each in (self.f, *functions) if closes_over_something(each)]
+        self._outer = [each for each in (self.f, *functions) if names_tensors(each)]
         self.symbolic_zeros = symbolic_zeros
         self.ready = True
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.authoring.closures import closes_over_something, recorded, refuse_captured_by
+from hodiff.authoring.closures import recorded, refuse_captured_by
 from hodiff.authoring.signatures import parameter_count, parameter_names
 from hodiff.errors import InputError
+from hodiff.recompute.reachable import names_tensors
 from hodiff.rules.arguments import require_broadcastable, require_number_or_floating
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.dynamo import as_one_node
@@ -68,7 +69,7 @@ def elementwise(
     title = name or getattr(f, "__name__", "elementwise").replace("<lambda>", "elementwise")
     partials = _Partials(title, f, derivative)
     Function = _function(title, f, partials)
-    outer = [each for each in (f, *partials.rules) if closes_over_something(each)]
+    outer = [each for each in (f, *partials.rules) if names_tensors(each)]
 
     def run(*inputs: Any) -> Tensor:
         return Function.apply(*inputs)

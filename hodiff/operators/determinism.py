@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hodiff.common.randomness import RandomState
 from hodiff.errors import InputError
-from hodiff.recompute.closed_over import reachable
+from hodiff.recompute.reachable import reachable
 from hodiff.torch_internals.modules import Dropout, RunningNorm
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_callable, require_int
 from hodiff.recompute.closed_over import ClosedOver
-from hodiff.recompute.hidden_tensors import RefuseForeign
+from hodiff.recompute.hidden_tensors import RefuseForeign, hidden_tensor
 from hodiff.recompute.programs import Checkpoint, Program
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.differentiation import may_be_differentiated
@@ -38,7 +39,9 @@ class CallProgram(Program):
         self._count = len(given)
         self._inputs = [*given, *self._closed_over.take()]
         self._surroundings = Surroundings(self._inputs, self._closed_over.generators)
-        self._guard: AbstractContextManager[Any] = RefuseForeign(name) if in_transform() else nullcontext()
+        self._guard: AbstractContextManager[Any] = (
+            RefuseForeign(partial(hidden_tensor, name)) if in_transform() else nullcontext()
+        )
         self._ran = False
         self.name, self._f = name, f
 

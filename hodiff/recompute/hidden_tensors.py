@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -13,23 +14,23 @@ from hodiff.torch_internals.wrapped_tensors import is_of_no_running_transform
 
 
 class RefuseForeign(TorchFunctionMode):
-    """Raises where an operator meets a tensor of a `torch.func` transform that does not run at that point.
+    """Raises where an operator meets a tensor of a transform that does not run there: torch may crash, or be wrong."""
 
-    torch takes such a tensor for a constant, or crashes.
-    """
-
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, error: Callable[[Tensor], Exception]):
+        super().__init__()
+        self.error = error
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for value in pytree.tree_leaves((args, kwargs)):
+        kwargs = kwargs or {}
+        for value in pytree.arg_tree_leaves(*args, **kwargs):
             if isinstance(value, Tensor) and is_of_no_running_transform(value):
-                raise hidden_tensor(self.name, f"one of shape {tuple(value.shape)}")
-        return function(*args, **(kwargs or {}))
+                raise self.error(value)
+        return function(*args, **kwargs)
 
 
-def hidden_tensor(name: str, what: str) -> InputError:
+def hidden_tensor(name: str, what: Tensor | str) -> InputError:
     """The error for a tensor whose derivative would be lost."""
+    what = f"one of shape {tuple(what.shape)}" if isinstance(what, Tensor) else what
     return InputError(
         f"{name}: f: expected every tensor that f differentiates to be an argument, a parameter of its module or "
         f"closed over, got {what} that f reaches otherwise; pass it as an argument."

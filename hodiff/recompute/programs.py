@@ -203,4 +203,4 @@ def _require_operands(program: Program, outputs: Tensors, operands: Tensors) -> 
             raise hidden_tensor(program.name, "a dual number")
         for leaf in inspect_graph(output)[0]:
             if id(leaf) not in known:
-                raise hidden_tensor(program.name, f"one of shape {tuple(leaf.shape)}")
+                raise hidden_tensor(program.name, leaf)

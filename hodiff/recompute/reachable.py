@@ -1,0 +1,164 @@
+"""What a callable closes over: the objects that it can reach, and the places in them where tensors sit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+# Globals of their functions hold nothing of the user's.
+_LIBRARIES = {"torch", "hodiff", "numpy", "scipy", "functools", "builtins"}
+_ATOMS = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type(None),
+    type,
+    ModuleType,
+    BuiltinFunctionType,
+    CodeType,
+    np.ndarray,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
+_EMPTY = CellType()
+# How to read what is in a place, how to put something there, and whether it is a closure's cell.
+Place = tuple[Callable[[], Any], Callable[[Any], None], bool]
+
+
+def reachable(*roots: Any) -> Iterator[Any]:
+    """Walk what a callable closes over.
+
+    Args:
+        *roots: Where to begin.
+
+    Yields:
+        Each object that may hold a tensor, once; tensors themselves are not among them.
+    """
+    seen: dict[int, Any] = {}
+    stack = list(roots)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, (*_ATOMS, Tensor)) or id(value) in seen:
+            continue
+        # The reference keeps the identity from being used again.
+        seen[id(value)] = value
+        yield value
+        if not isinstance(value, torch.Generator):
+            stack.extend(get() for get, _, _ in places(value))
+            stack.extend(_parts(value))
+
+
+def named_tensors(value: Any, depth: int = 3) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that a callable takes by name: from cells, arguments of a partial, `self`, a module's parameters."""
+    # Not all that is reachable: this is asked at each call, and what objects and namespaces hold need not be used.
+    if depth == 0:
+        return
+    if isinstance(value, partial):
+        yield from named_tensors(value.func, depth)
+        held = {f"argument {i}": each for i, each in enumerate(value.args)} | value.keywords
+    elif isinstance(value, MethodType):
+        yield from named_tensors(value.__func__, depth)
+        held = {"self": value.__self__}
+    elif isinstance(value, nn.Module):
+        held = dict(value.named_parameters())
+    elif isinstance(value, FunctionType):
+        held = {name: cell.cell_contents for name, cell in _cells(value)}
+    else:
+        return
+    for name, each in held.items():
+        for leaf in pytree.tree_leaves(each):
+            if isinstance(leaf, Tensor):
+                yield name, leaf
+            else:
+                yield from named_tensors(leaf, depth - 1)
+
+
+def names_tensors(value: Any) -> bool:
+    """Whether `named_tensors` has anything to look at."""
+    return isinstance(value, (partial, MethodType, nn.Module)) or bool(getattr(value, "__closure__", None))
+
+
+def places(value: Any) -> Iterator[Place]:
+    """The places in an object where tensors can be exchanged, and whether each is a cell."""
+    if isinstance(value, FunctionType):
+        for _, cell in _cells(value):
+            yield partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents"), True
+        if value.__defaults__:
+            yield partial(getattr, value, "__defaults__"), partial(setattr, value, "__defaults__"), False
+        if not _is_library(value.__globals__):
+            named = _names(value.__code__)
+            yield from _entries(value.__globals__, [name for name in named if name in value.__globals__])
+    elif isinstance(value, partial):
+        yield (lambda: value.args), partial(_set_partial_arguments, value), False
+    elif isinstance(value, dict):
+        yield from _entries(value, list(value))
+    elif isinstance(value, list):
+        yield from _entries(value, range(len(value)))
+    else:
+        for name in _slot_names(type(value)):
+            if hasattr(value, name):
+                yield partial(getattr, value, name), partial(object.__setattr__, value, name), False
+
+
+def _is_library(namespace: dict[str, Any]) -> bool:
+    name = namespace.get("__name__", "")
+    return name.partition(".")[0] in _LIBRARIES and getattr(sys.modules.get(name), "__dict__", None) is namespace
+
+
+def _entries(container: Any, keys: Sequence[Any]) -> Iterator[Place]:
+    for key in keys:
+        if not isinstance(container[key], _ATOMS):
+            yield partial(container.__getitem__, key), partial(container.__setitem__, key), False
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Further objects that an object holds."""
+    if isinstance(value, FunctionType):
+        yield value.__kwdefaults__
+    elif isinstance(value, MethodType):
+        yield value.__self__
+        yield value.__func__
+    elif isinstance(value, partial):
+        yield value.func
+        yield value.keywords
+    elif isinstance(value, (tuple, set, frozenset)):
+        yield from value
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        yield attributes
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names that the code, and the functions defined in it, may look up among the globals."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _slot_names(cls: type) -> Iterator[str]:
+    for base in cls.__mro__:
+        names = base.__dict__.get("__slots__", ())
+        yield from (name for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__"))
+
+
+def _cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
+    """The variables that a function closes over, save those that are not bound yet."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if cell != _EMPTY:
+            yield name, cell
+
+
+def _set_partial_arguments(function: partial[Any], arguments: tuple[Any, ...]) -> None:
+    function.__setstate__((function.func, arguments, function.keywords, function.__dict__))  # type: ignore[attr-defined]
