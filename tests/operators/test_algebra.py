@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,18 +32,17 @@ def matrix(m: int, n: int, seed: int) -> Tensor:
     return torch.randn(m, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def _leaf(kind: str, m: int, n: int, seed: int) -> Pair:
-    """An operator (m, n) with its matrix."""
-    M = matrix(m, n, seed)
-    if kind == "jacobian":
-        return JacobianOperator(lambda x: M @ x + (x**2).sum(), torch.ones(n).double()), M + 2 * torch.ones(m, n)
-    if kind == "diagonal" and m == n:
-        return DiagonalOperator(M[0]), torch.diag(M[0])
-    if kind == "identity" and m == n:
-        return IdentityOperator(torch.empty(n).double()), torch.eye(n).double()
-    if kind == "hessian" and m == n:
-        return HessianOperator(lambda x: x @ M @ x, torch.ones(n).double()), M + M.T
-    return MatrixOperator(M), M
+# Operators with their matrices, made of a random matrix (m, n): a line here takes part in all expressions.
+LEAVES: dict[str, Callable[[Tensor], Pair]] = {
+    "matrix": lambda M: (MatrixOperator(M), M),
+    "jacobian": lambda M: (JacobianOperator(lambda x: M @ x + (x**2).sum(), torch.ones_like(M[0])), M + 2),
+}
+# The same of a square matrix.
+SQUARE_LEAVES: dict[str, Callable[[Tensor], Pair]] = {
+    "diagonal": lambda M: (DiagonalOperator(M[0]), torch.diag(M[0])),
+    "identity": lambda M: (IdentityOperator(M[0]), torch.eye(len(M)).double()),
+    "hessian": lambda M: (HessianOperator(lambda x: x @ M @ x, torch.ones_like(M[0])), M + M.T),
+}
 
 
 @st.composite
@@ -54,8 +54,8 @@ def expressions(draw: st.DrawFn, m: int = 3, n: int = 3, depth: int = 3) -> Pair
         )
     )
     if kind == "leaf":
-        kinds = ["matrix", "jacobian", "diagonal", "identity", "hessian"]
-        return _leaf(draw(st.sampled_from(kinds)), m, n, draw(st.integers(0, 99)))
+        kinds = {**LEAVES, **SQUARE_LEAVES} if m == n else LEAVES
+        return kinds[draw(st.sampled_from(sorted(kinds)))](matrix(m, n, draw(st.integers(0, 99))))
     if kind == "product":
         inner = draw(st.integers(1, 4))
         (A, a), (B, b) = draw(expressions(m, inner, depth - 1)), draw(expressions(inner, n, depth - 1))

@@ -1,0 +1,132 @@
+"""README, CONTRIBUTING and the pages of docs name what exists: files, functions, codes of findings, links, verdicts."""
+
+import importlib
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from hodiff.checks.findings.codes import CODES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = "hodiff|kernels|tests|examples|benchmarks|papers|docs"
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@cache
+def text_of(page):
+    return page.read_text(encoding="utf-8")
+
+
+def missing_paths(text):
+    named = re.findall(rf"(?<![\w./-])((?:{FOLDERS})/[\w./-]*\w/?)", text)
+    return [path for path in named if not (ROOT / path).exists()]
+
+
+def missing_names(text):
+    """Dotted names of hodiff that are neither a module nor an attribute of one."""
+    return [name for name in re.findall(r"(?<![\w./])hodiff(?:\.[A-Za-z]\w*)+(?![\w/])", text) if not resolves(name)]
+
+
+@cache
+def resolves(name):
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[length:]:
+            if not hasattr(found, attribute):
+                return False
+            found = getattr(found, attribute)
+        return True
+    return False
+
+
+def missing_links(page, text):
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    return [each for each in targets if "://" not in each and not (page.parent / each).exists()]
+
+
+def missing_sections(page, text):
+    """Links to headings that are not there, by GitHub's way of naming them."""
+    return [
+        f"{file}#{section}"
+        for file, section in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", text)
+        if section not in sections_of(page.parent / file if file else page)
+    ]
+
+
+@cache
+def sections_of(page):
+    headings = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@by_page
+def test_paths_exist(page):
+    assert not missing_paths(text_of(page))
+
+
+@by_page
+def test_names_exist(page):
+    assert not missing_names(text_of(page))
+
+
+@by_page
+def test_links_lead_somewhere(page):
+    assert not missing_links(page, text_of(page)) + missing_sections(page, text_of(page))
+
+
+@by_page
+def test_codes_of_findings_exist(page):
+    assert set(re.findall(r"\bHD\d{3}\b", text_of(page))) <= set(CODES)
+
+
+def test_what_does_not_exist_is_seen():
+    page = ROOT / "README.md"
+    assert missing_paths("see `hodiff/nowhere.py`, hodiff/errors.py") == ["hodiff/nowhere.py"]
+    assert missing_names("`hodiff.hvp`, `hodiff.nothing`, hodiff.meta.nothing") == [
+        "hodiff.nothing",
+        "hodiff.meta.nothing",
+    ]
+    assert missing_links(page, "[a](docs/nowhere.md), [b](docs/routes.md#routes)") == ["docs/nowhere.md"]
+    assert missing_sections(page, "[a](docs/routes.md#routes), [b](docs/routes.md#detours)") == [
+        "docs/routes.md#detours"
+    ]
+
+
+def test_architecture_names_files_and_functions_as_they_are():
+    """In its walks through the code: short names of files, and classes, functions and tables in backquotes."""
+    walks = "".join(text_of(ROOT / "docs" / "architecture.md").split("\n## The way of one ")[1:])
+    files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "hodiff").rglob("*.py")}
+    code = "".join(files.values())
+    for name in re.findall(r"`([\w/]+\.py)`", walks):
+        assert any(f"/{path.relative_to(ROOT)}".endswith(f"/{name}") for path in files), name
+    identifiers = re.findall(r"`([A-Z]\w+|[a-z_]+_[a-z_]+|bind|climb|follow|diagnose)(?:\.(\w+))?`", walks)
+    assert len(identifiers) > 15
+    for name in {part for pair in identifiers for part in pair if part}:
+        assert re.search(rf"^ *(def|class) {name}\b|^{name}\b.* = ", code, re.MULTILINE), name
+
+
+def test_every_section_on_an_error_names_its_finding():
+    sections = re.split(r"^### ", text_of(ROOT / "docs" / "errors.md"), flags=re.MULTILINE)[1:]
+    assert sections
+    for section in sections:
+        heading, _, body = section.partition("\n")
+        assert re.search(r"\bHD\d{3}\b|No\s+finding|InputError", body), heading
+
+
+def test_readme_says_what_the_audit_says():
+    """A row of the README's table has the audit's verdicts by the four routes for torch alone."""
+    pattern = re.compile(r"^\| `([\w.]+)` \| (.+) \|$", re.MULTILINE)
+    audit = dict(pattern.findall(text_of(ROOT / "docs" / "audit.md")))
+    rows = pattern.findall(text_of(ROOT / "README.md").split("## Where torch is wrong")[1].split("## Speed")[0])
+    assert rows
+    for operator, verdicts in rows:
+        cells = [cell.split(" → ") for cell in audit[operator].split(" | ")[:4]]
+        assert verdicts.split(" | ") == [cell[0].split()[0] for cell in cells], operator
+        assert {cell[-1] for cell in cells} == {"right"}, operator
