@@ -19,38 +19,14 @@ from hodiff.kernels.fused_library import takes as takes
 
 
 def elementwise(formula: str, x: Tensor, by: Tensor | None = None) -> Tensor:
-    """A function of each element, times another tensor if given.
-
-    Args:
-        formula: One of `formulas()`.
-        x: The argument.
-        by: Tensor of the same shape, or None.
-
-    Returns:
-        $f(x)$ or $b f(x)$.
-
-    Example:
-        >>> x = torch.zeros(2)
-        >>> elementwise("sigmoid", x) if takes(x) else torch.sigmoid(x)
-        tensor([0.5000, 0.5000])
-    """
+    """A function of each element by its name in `formulas()`, times a tensor of the same shape if given."""
     out = torch.empty_like(x)
     run("hodiff_elementwise", formulas()[formula], x.data_ptr(), _at(by), out.data_ptr(), x.numel())
     return out
 
 
 def pullback(formula: str, x: Tensor, by: Tensor, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-    r"""What pulls back through $b f(x)$: $\bar y f(x)$ to b, and $\bar y\, b f'(x)$ to x.
-
-    Args:
-        formula: One of `pullbacks()`.
-        x: The argument.
-        by: The factor, of the same shape.
-        cotangent: That of the product.
-
-    Returns:
-        The two cotangents.
-    """
+    r"""What pulls a cotangent back through $b f(x)$: $\bar y f(x)$ to b, and $\bar y\, b f'(x)$ to x."""
     by_by, by_x = torch.empty_like(x), torch.empty_like(x)
     pointers = (x.data_ptr(), by.data_ptr(), cotangent.data_ptr(), by_by.data_ptr(), by_x.data_ptr())
     run("hodiff_pullback", pullbacks()[formula], *pointers, x.numel())
@@ -58,65 +34,28 @@ def pullback(formula: str, x: Tensor, by: Tensor, cotangent: Tensor) -> tuple[Te
 
 
 def gate_curvature(u: Tensor, w: Tensor, c: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""What pulls $(u, w)$ back through $(c f(z), c x b(z))$, with b the derivative of σ and $f = (z σ)'$.
-
-    Args:
-        u: Cotangent of the first.
-        w: Cotangent of the second.
-        c: Factor of both, like all of the same shape.
-        x: Factor of the second.
-        z: The argument.
-
-    Returns:
-        The cotangents of c, x and z.
-    """
+    """What pulls $(u, w)$ back through $(c f(z), c x b(z))$ to c, x and z, with $b = σ'$ and $f = (z σ)'$."""
     by_c, by_x, by_z = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
     run("hodiff_gate_curvature", *(each.data_ptr() for each in (u, w, c, x, z, by_c, by_x, by_z)), x.numel())
     return by_c, by_x, by_z
 
 
 def logsumexp(x: Tensor) -> Tensor:
-    r"""$\log \sum e^x$ over the last dimension.
-
-    Args:
-        x: Tensor (..., columns).
-
-    Returns:
-        Tensor (..., 1).
-    """
+    r"""$\log \sum e^x$ over the last dimension, (..., columns) to (..., 1)."""
     out = x.new_empty((*x.shape[:-1], 1))
     run("hodiff_logsumexp", x.data_ptr(), out.data_ptr(), *_rows(x))
     return out
 
 
 def softmax(x: Tensor, scale: Tensor | None, *, bounded: bool) -> Tensor:
-    """Softmax over the last dimension, each row times a factor.
-
-    Args:
-        x: Tensor (..., columns).
-        scale: Tensor (..., 1), or None for 1.
-        bounded: Whether to take infinities for the largest finite numbers.
-
-    Returns:
-        Tensor of the shape of `x`.
-    """
+    """Softmax over the last dimension times `scale` (..., 1); `bounded` takes infinities for the largest numbers."""
     out = torch.empty_like(x)
     run("hodiff_softmax", x.data_ptr(), _at(scale), out.data_ptr(), *_rows(x), _bound(bounded))
     return out
 
 
 def softmax_product(x: Tensor, scale: Tensor | None, v: Tensor, *, bounded: bool) -> tuple[Tensor, Tensor]:
-    r"""$s (p \circ v - p \langle p, v \rangle)$ and $\langle p, v \rangle$ for the softmax p of each row.
-
-    Args:
-        x: Tensor (..., columns).
-        scale: Tensor (..., 1), or None for 1.
-        v: Tensor of the shape of `x`.
-        bounded: As in `softmax`.
-
-    Returns:
-        Tensors of the shape of `x`, and (..., 1).
-    """
+    r"""$s (p \circ v - p \langle p, v \rangle)$ and $\langle p, v \rangle$ for the softmax p of each row."""
     out, mean = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1))
     pointers = (x.data_ptr(), _at(scale), v.data_ptr(), out.data_ptr(), mean.data_ptr())
     run("hodiff_softmax_product", *pointers, *_rows(x), _bound(bounded))
@@ -124,31 +63,14 @@ def softmax_product(x: Tensor, scale: Tensor | None, v: Tensor, *, bounded: bool
 
 
 def weighted(p: Tensor, v: Tensor) -> Tensor:
-    r"""$p \circ (v - \langle p, v \rangle)$ along the last dimension.
-
-    Args:
-        p: Probabilities (..., columns).
-        v: Tensor of the same shape.
-
-    Returns:
-        Tensor of that shape.
-    """
+    r"""$p \circ (v - \langle p, v \rangle)$ along the last dimension."""
     out = torch.empty_like(p)
     run("hodiff_weighted", p.data_ptr(), v.data_ptr(), out.data_ptr(), *_rows(p))
     return out
 
 
 def weighted_pullback(p: Tensor, v: Tensor, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-    """What pulls a cotangent back through `weighted`.
-
-    Args:
-        p: Probabilities (..., columns).
-        v: Tensor of the same shape.
-        cotangent: That of the result.
-
-    Returns:
-        The cotangents of p and v.
-    """
+    """What pulls a cotangent back through `weighted`, to p and v."""
     by_p, by_v = torch.empty_like(p), torch.empty_like(p)
     pointers = (p.data_ptr(), v.data_ptr(), cotangent.data_ptr(), by_p.data_ptr(), by_v.data_ptr())
     run("hodiff_weighted_pullback", *pointers, *_rows(p))
@@ -156,20 +78,9 @@ def weighted_pullback(p: Tensor, v: Tensor, cotangent: Tensor) -> tuple[Tensor, 
 
 
 def softmax_curvature(p: Tensor, s: Tensor, c: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""$p \circ s'$, $p \circ c'$ and $p \circ w'$ with $x' = x - \langle p, x \rangle$ and $w = e + s' \circ c'$.
-
-    With the tangent s of the scores, the cotangent c of their softmax p and its tangent e, these are the tangent of p,
-    the cotangent of the scores, and its tangent.
-
-    Args:
-        p: Probabilities (..., columns).
-        s: Tensor of the same shape.
-        c: Tensor of the same shape.
-        e: Tensor of the same shape.
-
-    Returns:
-        Three tensors of that shape.
-    """
+    r"""$p \circ s'$, $p \circ c'$ and $p \circ w'$ with $x' = x - \langle p, x \rangle$ and $w = e + s' \circ c'$."""
+    # With the tangent s of the scores, the cotangent c of their softmax p and its tangent e, these are the tangent of
+    # p, the cotangent of the scores, and its tangent.
     found = torch.empty_like(p), torch.empty_like(p), torch.empty_like(p)
     run("hodiff_softmax_curvature", *(each.data_ptr() for each in (p, s, c, e, *found)), *_rows(p))
     return found
@@ -178,27 +89,9 @@ def softmax_curvature(p: Tensor, s: Tensor, c: Tensor, e: Tensor) -> tuple[Tenso
 def normalization_curvature(
     x: Tensor, g: Tensor, u: Tensor, w: Tensor, a: Tensor, c: Tensor, *, eps: float, centered: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""What pulls the cotangents of a normalization's gradients back, where each row has statistics of its own.
-
-    With $\hat x = r (x - m(x))$, $P t = t - m(t) - \hat x\, m(t \hat x)$ and $p = g w$ these are
-
-    $$ w\, r P u + a \hat x + c, \qquad
-       -r^2 \left( \hat x\, m(u P p) + m(p \hat x) P u + m(u \hat x) P p \right) + r P (g a), \qquad
-       \sum_\text{rows} g\, r P u. $$
-
-    Args:
-        x: The input (..., columns).
-        g: The cotangent of $\hat x w + b$, of the same shape.
-        u: The cotangent of the gradient by x, of the same shape.
-        w: The weight (columns,).
-        a: The cotangent of the gradient by w (columns,).
-        c: The cotangent of the gradient by b (columns,).
-        eps: Added to the variance.
-        centered: Whether means are subtracted.
-
-    Returns:
-        The cotangents of g, x and w.
-    """
+    """What pulls the cotangents u, a, c of a normalization's gradients by x, w, b back to g, x and w, row by row."""
+    # With xh = r (x - m(x)), P t = t - m(t) - xh m(t xh), p = g w and g the cotangent of xh w + b, these are
+    # w r P u + a xh + c,  -r² (xh m(u P p) + m(p xh) P u + m(u xh) P p) + r P (g a),  and the sum over rows of g r P u.
     rows, columns = _rows(x)
     by_g, by_x = torch.empty_like(x), torch.empty_like(x)
     by_w = torch.zeros(max(1, min(rows, torch.get_num_threads())), columns, dtype=torch.float64)
@@ -208,50 +101,22 @@ def normalization_curvature(
 
 
 def add_relu(x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    r"""$\max(x + y, 0)$ and where the sum is positive or NaN.
-
-    Args:
-        x: The one tensor.
-        y: The other, of the same shape, or None for zero.
-
-    Returns:
-        The value and a boolean mask.
-    """
+    r"""$\max(x + y, 0)$, and a boolean mask of where the sum is positive or NaN."""
     out, mask = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
     run("hodiff_add_relu", x.data_ptr(), _at(y), out.data_ptr(), mask.data_ptr(), x.numel())
     return out, mask
 
 
 def masked(v: Tensor, mask: Tensor) -> Tensor:
-    """A tensor where a mask is set, and zero elsewhere.
-
-    Args:
-        v: The tensor.
-        mask: Contiguous boolean tensor of the same shape.
-
-    Returns:
-        Tensor of that shape.
-    """
+    """A tensor where a contiguous boolean mask is set, and zero elsewhere."""
     out = torch.empty_like(v)
     run("hodiff_masked", v.data_ptr(), mask.data_ptr(), out.data_ptr(), v.numel())
     return out
 
 
 def average_with_transpose(square: Tensor) -> tuple[float, float] | None:
-    """Replace a square matrix by the mean of itself and its transpose, in place.
-
-    Args:
-        square: Matrix (n, n) in row-major order, a part of a larger one or not; float32 or float64.
-
-    Returns:
-        The largest difference of the two and the largest magnitude of either, both NaN if not all numbers are finite;
-        or None, where no kernel takes the matrix and nothing has happened.
-
-    Example:
-        >>> square = torch.tensor([[1.0, 2.0], [4.0, 3.0]], dtype=torch.float64)
-        >>> average_with_transpose(square) in ((2.0, 4.0), None)
-        True
-    """
+    """Replace a square matrix by the mean of itself and its transpose, in place, where a kernel takes it."""
+    # The result is the largest difference of the two and the largest magnitude, NaN if not all numbers are finite.
     kernel = {torch.float32: "hodiff_average_float", torch.float64: "hodiff_average_double"}.get(square.dtype)
     if not available() or kernel is None or square.device.type != "cpu" or square.stride(1) != 1:
         return None

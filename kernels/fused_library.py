@@ -64,12 +64,7 @@ def available() -> bool:
 
 
 def run(kernel: str, *arguments: int | float | None) -> None:
-    """Call a kernel.
-
-    Args:
-        kernel: Its name in the library.
-        *arguments: Addresses and numbers, as its signature has them.
-    """
+    """Call a kernel by its name, with addresses and numbers as its signature has them."""
     getattr(library(), kernel)(*arguments)
 
 
@@ -94,14 +89,7 @@ def _names(name: str, count: str) -> dict[str, int]:
 
 
 def suit(*tensors: Tensor) -> bool:
-    """Whether there are kernels for tensors of such dtypes and devices, which `takes` then may still refuse.
-
-    Args:
-        *tensors: What a kernel would read; a batch or a level of differentiation around them does not matter.
-
-    Returns:
-        Whether all are float32 on a CPU and of one shape, outside compiled code.
-    """
+    """Whether there are kernels for such dtypes, shapes and devices; `takes` may still refuse the tensors."""
     if torch.compiler.is_compiling() or not available():
         return False
     shape = tensors[0].shape
@@ -109,20 +97,7 @@ def suit(*tensors: Tensor) -> bool:
 
 
 def takes(*tensors: Tensor, mask: Tensor | None = None) -> bool:
-    """Whether the kernels may read these tensors, which then are plain memory that nothing watches.
-
-    Args:
-        *tensors: What a kernel would read.
-        mask: A boolean tensor that it would read as well.
-
-    Returns:
-        False where a tensor is not contiguous float32 on a CPU, or is differentiated, batched, traced or intercepted by
-        a dispatch mode, or where there are no kernels.
-
-    Example:
-        >>> takes(torch.ones(2, dtype=torch.float64))
-        False
-    """
+    """Whether kernels may read these tensors and boolean mask: plain contiguous float32 memory that nothing watches."""
     if torch.compiler.is_compiling() or not available():
         return False
     if dispatch_mode_count() or in_jit_trace():

@@ -78,18 +78,7 @@ def exchange_products(graph: fx.GraphModule) -> int:
 
 
 def onednn_wins(rows: int, inner: int, columns: int, a_transposed: bool, b_transposed: bool) -> bool:
-    """Whether oneDNN is the faster one for a class of sizes on this processor, measured or remembered.
-
-    Args:
-        rows: Rows of the left factor.
-        inner: Its columns.
-        columns: Columns of the right factor.
-        a_transposed: Whether the left factor lies column by column.
-        b_transposed: Whether the right factor does.
-
-    Returns:
-        Whether it is.
-    """
+    """Whether oneDNN is the faster one for a class of sizes on this processor, measured or remembered."""
     known = _remembered()
     key = f"{rows}x{inner}x{columns}{'t' if a_transposed else 'n'}{'t' if b_transposed else 'n'}"
     if key not in known:

@@ -33,22 +33,10 @@ _EXACT = (torch.float32, torch.float64)
 
 
 def batched_product(a: Tensor, b: Tensor, units: UnitRows | None = None) -> Tensor:
-    """`torch.bmm(a, b)` for `a` (k, m, p), `b` (k, p, n): as one product where `a` is shared and `b` is narrow.
-
-    Args:
-        a: Left factors; shared means expanded, with stride 0 along the batch.
-        b: Right factors.
-        units: Unit directions; where `b` is a view of them and `a` is shared, nothing is multiplied.
-
-    Returns:
-        The products (k, m, n); where the kernel is used, each in column-major order, which suits what follows: sums
-        over few classes run along the many samples.
-
-    Example:
-        >>> a, b = torch.ones(2, 3).expand(4, 2, 3), torch.ones(4, 3, 5)
-        >>> torch.equal(batched_product(a, b), torch.bmm(a, b))
-        True
-    """
+    """`torch.bmm(a, b)`, (k, m, p) and (k, p, n): as one product where `a` is shared and `b` is narrow."""
+    # `a` is shared where it is expanded, with stride 0 along the batch. There, products lie in column-major order,
+    # which suits what follows: sums over few classes run along the many samples.
+    # Views of `units` only pick columns of `a`.
     batch, inner, columns = b.shape
     if not (batch > 1 and a.stride(0) == 0 and a.device.type == "cpu"):
         return aten.bmm.default(a, b)
@@ -62,20 +50,7 @@ def batched_product(a: Tensor, b: Tensor, units: UnitRows | None = None) -> Tens
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` for matrices `a` (m, p) and `b` (p, n): by oneDNN or transposed where `b` is narrow and `a` is long.
-
-    Args:
-        a: Left factor.
-        b: Right factor.
-
-    Returns:
-        The product (m, n), contiguous.
-
-    Example:
-        >>> a, b = torch.ones(64, 3), torch.ones(3, 2)
-        >>> torch.equal(product(a, b), torch.mm(a, b))
-        True
-    """
+    """`a @ b`, (m, p) and (p, n), contiguous: by oneDNN or transposed where `b` is narrow and `a` is long."""
     suits = LEAST <= b.shape[1] < NARROW <= a.shape[0] // NARROW and a.device.type == "cpu" and a.dtype in _EXACT
     if not suits:
         return aten.mm.default(a, b)
@@ -85,46 +60,14 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def log_softmax_derivative(cotangent: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """`cotangent - exp(output) * sum(cotangent)`, the pullback of `output = log_softmax(x, dim)`.
-
-    Args:
-        cotangent: Gradient of the output.
-        output: The log-probabilities.
-        dim: The dimension of the classes.
-        dtype: The dtype of the input.
-
-    Returns:
-        The gradient of the input.
-
-    Example:
-        >>> output = torch.zeros(1, 2, dtype=torch.float64).log_softmax(1)
-        >>> cotangent = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-        >>> log_softmax_derivative(cotangent, output, 1, torch.float64)
-        tensor([[ 0.5000, -0.5000]], dtype=torch.float64)
-    """
+    """`cotangent - exp(output) * sum(cotangent)`, the pullback of `output = log_softmax(x, dim)`."""
     if not _narrow_classes(cotangent, output, dim, dtype):
         return log_softmax_gradient(cotangent, output, dim, dtype)
     return cotangent - _unexpanded(output).exp() * cotangent.sum(dim, keepdim=True)
 
 
 def softmax_derivative(cotangent: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """`output * (cotangent - sum(output * cotangent))`, the pullback of `output = softmax(x, dim)`.
-
-    Args:
-        cotangent: Gradient of the output.
-        output: The probabilities.
-        dim: The dimension of the classes.
-        dtype: The dtype of the input.
-
-    Returns:
-        The gradient of the input.
-
-    Example:
-        >>> output = torch.full((1, 2), 0.5, dtype=torch.float64)
-        >>> cotangent = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-        >>> softmax_derivative(cotangent, output, 1, torch.float64)
-        tensor([[ 0.2500, -0.2500]], dtype=torch.float64)
-    """
+    """`output * (cotangent - sum(output * cotangent))`, the pullback of `output = softmax(x, dim)`."""
     if not _narrow_classes(cotangent, output, dim, dtype):
         return softmax_gradient(cotangent, output, dim, dtype)
     weighted = output * cotangent
@@ -151,18 +94,7 @@ KERNELS: dict[Any, Callable[..., Tensor]] = {
 
 
 class NarrowKernels(EagerDispatchMode):
-    """Runs this file's kernels in place of torch's while active.
-
-    It works below autograd and `torch.func`, which therefore record and differentiate what they always do.
-
-    Args:
-        units: The unit directions that go through while it is active.
-
-    Example:
-        >>> with NarrowKernels():
-        ...     torch.bmm(torch.ones(1, 1, 2).expand(3, 1, 2), torch.ones(3, 2, 1)).flatten()
-        tensor([2., 2., 2.])
-    """
+    """Runs this file's kernels in place of torch's while active, below autograd and `torch.func`."""
 
     def __init__(self, units: UnitRows | None = None):
         super().__init__()

@@ -24,19 +24,7 @@ class UnitRows:
         self._rows, self._first, self._version = rows, first, version_of(rows)
 
     def places(self, view: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Row and column of the one in each matrix of a batch.
-
-        Args:
-            view: Tensor (k, p, n).
-
-        Returns:
-            Two int64 tensors (k,), or None where the batch is no view of all rows as matrices or their transposes.
-
-        Example:
-            >>> rows = torch.eye(6)[2:4].view(2, 2, 3)
-            >>> UnitRows(rows, 2).places(rows.mT)
-            (tensor([2, 0]), tensor([0, 1]))
-        """
+        """Row and column of the one in each matrix of a batch (k, p, n); None where it is no view of all rows."""
         k, p, n = view.shape
         rows = self._rows
         same = share_storage(view, rows) and version_of(rows) == self._version
@@ -51,22 +39,7 @@ class UnitRows:
 
 
 def picked_columns(a: Tensor, rows: Tensor, columns: Tensor, width: int, *, samples_inside: bool) -> Tensor:
-    """Products of one matrix with matrices that hold a single one each.
-
-    Args:
-        a: The matrix (m, p).
-        rows: Where the ones are, (k,), from 0 to p - 1.
-        columns: And in which column, (k,), from 0 to `width` - 1.
-        width: Columns of each factor.
-        samples_inside: Whether each product lies in column-major order.
-
-    Returns:
-        Tensor (k, m, width): column `rows[i]` of `a` in column `columns[i]` of product i, and zeros.
-
-    Example:
-        >>> picked_columns(torch.tensor([[1.0, 2.0]]), torch.tensor([1]), torch.tensor([0]), 3, samples_inside=False)
-        tensor([[[2., 0., 0.]]])
-    """
+    """Products (k, m, width) of one matrix with matrices whose only one is at `rows[i]`, `columns[i]`."""
     k, m = len(rows), len(a)
     picked = a.t()[rows]
     if samples_inside:

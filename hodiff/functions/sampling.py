@@ -65,29 +65,7 @@ def gumbel_softmax(
 def perturbed_softmax(
     logits: Tensor, noise: Tensor, temperature: Tensor | float = 1.0, hard: bool = False, dim: int = -1
 ) -> Tensor:
-    r"""`gumbel_softmax` with noise that is given: $\operatorname{softmax}((x + g)/\tau)$, a deterministic function.
-
-    Args:
-        logits: Floating-point tensor of unnormalized log-probabilities.
-        noise: Floating-point tensor of the shape of `logits`, as `sample_gumbel` draws it.
-        temperature: As for `gumbel_softmax`.
-        hard: As for `gumbel_softmax`.
-        dim: The dimension of the classes.
-
-    Returns:
-        Tensor of the shape of `logits`.
-
-    Raises:
-        InputError: If an argument is not what it should be.
-
-    Example:
-        >>> import torch
-        >>> logits, noise = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -0.5])
-        >>> perturbed_softmax(logits, noise, 0.5)
-        tensor([0.5000, 0.5000])
-
-    Source: as `gumbel_softmax`.
-    """
+    r"""`gumbel_softmax` with noise that is given: $\operatorname{softmax}((x + g)/\tau)$, a deterministic function."""
     require_floating("perturbed_softmax", logits=logits, noise=noise)
     if noise.shape != logits.shape:
         raise InputError(
@@ -97,22 +75,7 @@ def perturbed_softmax(
 
 
 def sample_gumbel(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    r"""Standard Gumbel noise, $-\log(-\log u)$ with u uniform in (0, 1).
-
-    Args:
-        like: Tensor whose shape, dtype and device the noise gets.
-        generator: Source of randomness, on that device; torch's own if None.
-
-    Returns:
-        The noise, finite and without a graph.
-
-    Example:
-        >>> import torch
-        >>> sample_gumbel(torch.zeros(3), torch.Generator().manual_seed(0)).shape
-        torch.Size([3])
-
-    Source: E. Gumbel, "Statistical theory of extreme values and some practical applications", 1954.
-    """
+    r"""Standard Gumbel noise, $-\log(-\log u)$ with u uniform in (0, 1), finite and without a graph."""
     # In single precision at least: a uniform number in half precision is zero too often.
     dtype = torch.promote_types(like.dtype, torch.float32)
     u = torch.rand(like.shape, generator=generator, dtype=dtype, device=like.device)

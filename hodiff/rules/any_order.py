@@ -71,17 +71,8 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
 
 
 def in_dtype(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a result of `forward`.
-
-    Compiled by torch 2.11, a result that `to` hands on as it is loses its gradient, without a word.
-
-    Args:
-        t: The result.
-        dtype: The dtype that it is to have.
-
-    Returns:
-        The result itself, where nothing is to be done.
-    """
+    """Convert a result of `forward`; the result itself where nothing is to be done."""
+    # Compiled by torch 2.11, a result that `to` hands on as it is loses its gradient, and nothing is said.
     return t if t.dtype == dtype else t.to(dtype)
 
 

@@ -35,15 +35,7 @@ def require_floating(function: str, **arguments: Any) -> None:
 
 
 def require_number_or_floating(function: str, **arguments: Any) -> None:
-    """Refuse what is neither a real number nor a real floating-point tensor.
-
-    Args:
-        function: The public function, for the message.
-        **arguments: Arguments by name.
-
-    Raises:
-        InputError: If one is neither.
-    """
+    """Refuse what is neither a real number nor a real floating-point tensor."""
     for name, value in arguments.items():
         if isinstance(value, Tensor):
             require_floating(function, **{name: value})
@@ -77,19 +69,7 @@ def require_broadcastable(function: str, **arguments: Any) -> None:
 
 
 def require_dims(function: str, x: Tensor, dim: Any) -> tuple[int, ...]:
-    """Normalize dimensions to a sorted tuple of non-negative ints.
-
-    Args:
-        function: The public function, for the message.
-        x: The tensor that they index.
-        dim: An int or a sequence of ints; negative ones count from the end.
-
-    Returns:
-        The dimensions.
-
-    Raises:
-        InputError: If one is no int, out of range, or given twice.
-    """
+    """Dimensions of x as a sorted tuple of non-negative ints; refuse what is no int, out of range, or given twice."""
     given = (dim,) if isinstance(dim, int) else tuple(dim)
     rank = max(x.dim(), 1)
     for each in given:

@@ -9,17 +9,9 @@ from torch import Tensor
 
 
 def autocast_like_torch(*arguments: Any) -> tuple[Any, ...]:
-    """Lower the tensors as `torch.autocast` lowers those of a matrix product or convolution.
-
-    A Function calls operators below autocast in forward and again in backward, where autocast is off; so that both see
-    the same dtype, the cast stands in front of the Function and is differentiated with it.
-
-    Args:
-        *arguments: Tensors, and other arguments that are handed through.
-
-    Returns:
-        The arguments. As in torch, float64 tensors stay.
-    """
+    """Lower the tensors among arguments as `torch.autocast` lowers those of a matrix product or convolution."""
+    # A Function calls operators below autocast in forward and again in backward, where autocast is off; so that both
+    # see the same dtype, the cast stands in front of the Function and is differentiated with it. float64 stays.
     return tuple(_lowered(each) if isinstance(each, Tensor) else each for each in arguments)
 
 

@@ -123,16 +123,7 @@ class RowBlocks(AnyOrderFunction):
 
 
 def all_batched(size: int, in_dims: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Give every tensor the batch in front: gradients by one without would come out summed over the batch.
-
-    Args:
-        size: Size of the batch.
-        in_dims: The batch dimension of each tensor, or None.
-        tensors: Tensors and Nones.
-
-    Returns:
-        The tensors; the batch is a view where there was none.
-    """
+    """Give every tensor the batch in front: gradients by one without would come out summed over the batch."""
     return tuple(
         each if each is None else each.expand(size, *each.shape) if dim is None else each.movedim(dim, 0)
         for each, dim in zip(tensors, in_dims, strict=True)

@@ -193,15 +193,7 @@ def _make_vmap(cls: type[ElementwiseFunction]) -> Callable[..., Any]:
 
 
 def batch_in_front(in_dims: Sequence[int | None], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Move each batch dimension to the front and pad shapes after it, so that broadcasting pairs batch with batch.
-
-    Args:
-        in_dims: The batch dimension of each input, or None.
-        inputs: Tensors and constants.
-
-    Returns:
-        The inputs, to be broadcast against each other.
-    """
+    """Move each batch dimension to the front and pad shapes after it, so that broadcasting pairs batch with batch."""
     pairs = list(zip(inputs, in_dims, strict=True))
     rank = max(each.dim() - (dim is not None) for each, dim in pairs if isinstance(each, Tensor))
 

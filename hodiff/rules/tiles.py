@@ -16,16 +16,7 @@ AUTO = {"cpu": 2**20, "cuda": 2**25}
 
 
 def block_size(chunk_size: int | str | None, x: Tensor, dim: int) -> int | None:
-    """Numbers in a block, from a count of samples.
-
-    Args:
-        chunk_size: Samples at once, None for all, or "auto" for what suits the device.
-        x: The tensor that is cut.
-        dim: Its dimension of classes, a sample being all else alike; it is never cut.
-
-    Returns:
-        The largest number of elements, or None.
-    """
+    """Numbers in a block, from a count of samples: what shares all indices but that of `dim` is one sample."""
     if chunk_size is None:
         return None
     if isinstance(chunk_size, str):
@@ -34,34 +25,16 @@ def block_size(chunk_size: int | str | None, x: Tensor, dim: int) -> int | None:
 
 
 def allows_in_place(*tensors: Tensor | None) -> bool:
-    """Whether `forward` may change in place what it computes from the tensors.
-
-    Not under `torch.compile`, which differentiates through it; not with the zeros without memory that forward mode
-    hands over; and not with `is_grads_batched=True`, which batches what it sees without asking for a rule.
-
-    Args:
-        *tensors: The inputs; None is passed over.
-
-    Returns:
-        Whether it may.
-    """
+    """Whether `forward` may change in place what it computes from the tensors."""
+    # Not under `torch.compile`, which differentiates through it; not with the zeros without memory that forward mode
+    # hands over; and not with `is_grads_batched=True`, which batches what it sees without asking for a rule.
     if torch.compiler.is_compiling():
         return False
     return not any(each is not None and (is_zero_without_memory(each) or is_legacy_batched(each)) for each in tensors)
 
 
 def blocks(dim: int, limit: int | None, x: Tensor, *others: Tensor) -> list[tuple[slice, ...]]:
-    """Slices of the leading dimensions that cut a tensor, in front of `dim` only.
-
-    Args:
-        dim: Negative; this dimension and those behind it stay whole.
-        limit: Largest number of elements in a block; a block with nothing left to cut may be larger.
-        x: The tensor to cut.
-        *others: The other inputs.
-
-    Returns:
-        The slices of each block; one empty tuple for everything.
-    """
+    """Slices that cut a tensor in front of the negative dimension `dim`, into blocks of at most `limit` numbers."""
     if limit is None or x.numel() <= limit or not allows_in_place(x, *others):
         return [()]
     return list(_cuts(x.shape, dim, limit))
@@ -83,30 +56,14 @@ def _cuts(shape: torch.Size, dim: int, limit: int) -> Iterator[tuple[slice, ...]
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> list[int]:
-    """What shapes that do broadcast broadcast to; torch's function of the name takes longer than a small product.
-
-    Args:
-        *shapes: The shapes.
-
-    Returns:
-        The shape.
-    """
+    """What shapes broadcast to; torch's function of the name takes longer than a small product."""
     rank = max(map(len, shapes))
     aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return [next((size for size in sizes if size != 1), 1) for sizes in zip(*aligned, strict=True)]
 
 
 def block_of(tensor: Tensor, slices: tuple[slice, ...], rank: int) -> Tensor:
-    """The part of a tensor that meets a block, where the tensor broadcasts with what was cut.
-
-    Args:
-        tensor: Tensor of any rank; dimensions are aligned at the last one.
-        slices: From `blocks`.
-        rank: Rank of the shape that was cut.
-
-    Returns:
-        A view.
-    """
+    """The part of a tensor that meets a block, where the tensor broadcasts with the shape of a rank that was cut."""
     if not slices:
         return tensor
     missing = rank - tensor.dim()

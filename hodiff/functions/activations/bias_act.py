@@ -22,16 +22,12 @@ from hodiff.rules.nesting import nestable_jvp
 
 @dataclass(frozen=True)
 class Activation:
-    """What `bias_act` needs to know of an activation.
-
-    Attributes:
-        value: The activation.
-        transport: Takes a tangent or cotangent and the output or pre-activation to its product with the derivative.
-        reads: What `transport` reads: `"output"`, `"preactivation"`, or `""` for nothing.
-    """
+    """What `bias_act` needs to know of an activation."""
 
     value: Callable[[Tensor], Tensor]
+    # Takes a tangent or cotangent and the output or pre-activation to its product with the derivative.
     transport: Callable[[Tensor, Any], Tensor]
+    # What it reads: "output", "preactivation", or "" for nothing.
     reads: str
 
 

@@ -57,15 +57,7 @@ class ReLU(AnyOrderFunction):
 
 
 def where_positive(vector: Tensor, mask: Tensor) -> Tensor:
-    """A tangent or cotangent where a tensor is positive or NaN, and zero elsewhere; differentiable by the first alone.
-
-    Args:
-        vector: The tangent or cotangent.
-        mask: Tensor of the same shape.
-
-    Returns:
-        Tensor of the same shape.
-    """
+    """`vector` where `mask` is positive or NaN, and zero elsewhere; differentiable by `vector` alone."""
     return torch.ops.aten.threshold_backward(vector, mask.detach(), 0)
 
 

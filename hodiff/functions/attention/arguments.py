@@ -13,20 +13,7 @@ from hodiff.rules.arguments import require_floating
 
 
 def grouped_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-    """(..., H, L, E) as (..., H_k, H / H_k, L, E), against one head of keys each.
-
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        mask: The mask, or None.
-
-    Returns:
-        The four, viewed so.
-
-    Raises:
-        InputError: If the heads cannot be shared.
-    """
+    """View (..., H, L, E) as (..., H_k, H / H_k, L, E), each group against one head of keys."""
     if min(q.dim(), k.dim(), v.dim()) < 3 or k.shape[-3] != v.shape[-3] or q.shape[-3] % max(k.shape[-3], 1):
         raise InputError(
             "attention: enable_gqa: expected (..., heads, length, size) with equal heads of k and v that divide "
@@ -76,17 +63,7 @@ def require_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> None:
 
 
 def require_batches(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
-    """Refuse batch dimensions that do not broadcast.
-
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        mask: The mask, or None.
-
-    Raises:
-        InputError: If it is.
-    """
+    """Refuse batch dimensions that do not broadcast."""
     named = {"q": q, "k": k, "v": v, "mask": mask}
     shapes = {name: tuple(each.shape[:-2]) for name, each in named.items() if each is not None}
     try:
@@ -97,14 +74,6 @@ def require_batches(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Non
 
 
 def require_options(scale: Any, dropout_p: Any) -> None:
-    """Refuse options out of range.
-
-    Args:
-        scale: Factor of the scores, or None.
-        dropout_p: A probability.
-
-    Raises:
-        InputError: If it is.
-    """
+    """Refuse a scale or a probability of dropout out of range."""
     require_number("attention", "scale", scale, optional=True, remedy="multiply q for a learned scale")
     require_number("attention", "dropout_p", dropout_p, within=(0, 1))

@@ -15,19 +15,7 @@ _LOW = 0xFFFFFFFF
 
 
 def kept(seed: Tensor, batch: Sequence[int], start: int, size: Sequence[int], p: float, dtype: torch.dtype) -> Tensor:
-    """Draw factors of weights: 0 with probability p, else 1 / (1 - p).
-
-    Args:
-        seed: Integers that broadcast with (*batch, 1, 1).
-        batch: Batch dimensions.
-        start: Index of the first row.
-        size: Rows and columns.
-        p: Probability of 0.
-        dtype: Dtype of the factors.
-
-    Returns:
-        Tensor (*batch, *size), with the batch dimensions of the seed in front if it has more.
-    """
+    """Draw factors (*batch, *size) of weights from row `start` on: 0 with probability p, else 1 / (1 - p)."""
     rows, columns = size
     device = seed.device
     count = 1

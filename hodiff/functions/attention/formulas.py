@@ -24,18 +24,12 @@ from hodiff.torch_internals.operators import softmax_gradient
 
 
 class Options(NamedTuple):
-    """The numbers of an attention.
-
-    Attributes:
-        scale: Factor s of the scores.
-        is_causal: Whether query i sees keys 0 to i only.
-        dropout_p: Probability that a weight is dropped.
-        batch: Batch dimensions of the weights, which number them for dropout.
-    """
+    """The numbers of an attention."""
 
     scale: float
     is_causal: bool
     dropout_p: float
+    # Of the weights: it numbers them for dropout.
     batch: tuple[int, ...]
 
 

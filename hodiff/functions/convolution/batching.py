@@ -20,16 +20,7 @@ AXES = {
 
 
 def fold_axis(*, x: bool, weight: bool, output: bool) -> str:
-    """The axis for the batch.
-
-    Args:
-        x: Whether the input of the convolution (or its gradient) is batched.
-        weight: Whether the weight (or its gradient) is.
-        output: Whether the output (or its cotangent) is.
-
-    Returns:
-        A name in `AXES`.
-    """
+    """The axis in `AXES` for the batch, given which of input, weight and output (or their gradients) have one."""
     return {
         (True, False, True): "sample",
         (False, True, True): "out",
@@ -39,18 +30,7 @@ def fold_axis(*, x: bool, weight: bool, output: bool) -> str:
 
 
 def fold(tensor: Tensor, kind: str, dim: int | None, axis: str, groups: int) -> Tensor:
-    """Make the batch dimension part of an axis.
-
-    Args:
-        tensor: The tensor.
-        kind: What it is, a key of `AXES`.
-        dim: Its batch dimension; with None the tensor is left alone.
-        axis: Where the batch goes, in front of what is there.
-        groups: Groups of the convolution without the batch.
-
-    Returns:
-        A tensor of the rank that the convolution expects.
-    """
+    """Make the batch dimension of a tensor, which is a key of `AXES`, part of an axis, in front of what is there."""
     if dim is None:
         return tensor
     at = AXES[kind].index(axis)
@@ -61,18 +41,7 @@ def fold(tensor: Tensor, kind: str, dim: int | None, axis: str, groups: int) -> 
 
 
 def unfold(tensor: Tensor, kind: str, axis: str, groups: int, batch: int) -> Tensor:
-    """Undo `fold` on a result: the batch dimension comes first.
-
-    Args:
-        tensor: The result of the folded convolution.
-        kind: What it is, a key of `AXES`.
-        axis: Where the batch went.
-        groups: Groups of the convolution without the batch.
-        batch: Its size.
-
-    Returns:
-        The batch of results.
-    """
+    """Undo `fold` on a result: the batch dimension comes first."""
     at = AXES[kind].index(axis)
     channels = AXES[kind].index("group")
     folded_groups = groups * batch if axis == "group" else groups

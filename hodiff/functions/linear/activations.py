@@ -14,19 +14,14 @@ from hodiff.functions.activations.slopes import GELUSlope, SiLUSlope
 
 
 class FusedActivation(NamedTuple):
-    """An elementwise function $a$ and its derivative times a tensor.
-
-    Attributes:
-        value: $a(z)$.
-        scaled: `scaled(t, r)` is $a'(z) t$, where r is $a(z)$ if `from_output`, and $z$ if not. It is differentiated
-            again, so it is made of operators whose derivatives are stable.
-        from_output: Whether the output says all about the derivative.
-        alone: $a(z)$ as a Function that keeps less than the output, or z, which can be computed again; None if neither.
-    """
+    """An elementwise function $a$ and its derivative times a tensor."""
 
     value: Callable[[Tensor], Tensor]
+    # `scaled(t, r)` is a'(z) t, where r is a(z) if `from_output`, and z if not. It is differentiated again, so it is
+    # made of operators whose derivatives are stable.
     scaled: Callable[[Tensor, Tensor], Tensor]
     from_output: bool
+    # a(z) as a Function that keeps less than the output, or z, which can be computed again; None if neither.
     alone: Callable[[Tensor], Tensor] | None
 
 

@@ -138,15 +138,7 @@ class CrossEntropyGradient(AnyOrderFunction):
 
 
 def class_of(target: Tensor, ignore: int) -> Tensor:
-    """The target as an index: class 0 for samples that are not counted.
-
-    Args:
-        target: Class indices.
-        ignore: The index of samples that are not counted.
-
-    Returns:
-        int64 tensor of the same shape.
-    """
+    """The target as int64 indices, with class 0 for samples that are not counted."""
     return torch.where(target == ignore, 0, target).long()
 
 

@@ -13,18 +13,7 @@ from hodiff.rules.arguments import require_floating
 
 
 def require_channels(function: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
-    """Refuse what no normalization of channels takes.
-
-    Args:
-        function: The public function, for the message.
-        x: The input, (N, C, ...).
-        weight: Its weight.
-        bias: Its bias.
-        eps: Added to the variance.
-
-    Raises:
-        InputError: If it is.
-    """
+    """Refuse what no normalization of the channels of an input (N, C, ...) takes."""
     require_floating(function, x=x)
     if x.dim() < 2:
         raise InputError(f"{function}: x: expected at least the two dimensions (N, C, ...), got {tuple(x.shape)}.")
@@ -61,18 +50,7 @@ def require_parameters(function: str, x: Tensor, shape: tuple[int, ...], *parame
 
 
 def require_running(function: str, x: Tensor, mean: Any, variance: Any, *, required: bool) -> None:
-    """Refuse running statistics that are missing, or do not fit the channels.
-
-    Args:
-        function: The public function, for the message.
-        x: The input, (N, C, ...).
-        mean: The running mean.
-        variance: The running variance.
-        required: Whether they must be there.
-
-    Raises:
-        InputError: If it is.
-    """
+    """Refuse running statistics that are missing, or do not fit the channels of x (N, C, ...)."""
     for name, each in (("running_mean", mean), ("running_var", variance)):
         if each is None:
             if required:
@@ -87,17 +65,7 @@ def require_running(function: str, x: Tensor, mean: Any, variance: Any, *, requi
 
 
 def require_several(function: str, x: Tensor, count: int, unit: str) -> None:
-    """Refuse statistics of a single value.
-
-    Args:
-        function: The public function, for the message.
-        x: The input.
-        count: How many values share statistics.
-        unit: What shares them.
-
-    Raises:
-        InputError: If it is.
-    """
+    """Refuse statistics of a single value, where `count` values share those of a `unit`."""
     if count == 1:
         raise InputError(
             f"{function}: x: expected more than one value for each {unit}, got {tuple(x.shape)}; "
@@ -106,15 +74,7 @@ def require_several(function: str, x: Tensor, count: int, unit: str) -> None:
 
 
 def require_eps(function: str, eps: float) -> None:
-    """Refuse what cannot be added to a variance.
-
-    Args:
-        function: The public function, for the message.
-        eps: The number.
-
-    Raises:
-        InputError: If it is.
-    """
+    """Refuse what cannot be added to a variance."""
     # A negative one makes sense as long as the sum is positive, and torch takes it.
     require_number(function, "eps", eps)
 

@@ -24,20 +24,13 @@ from hodiff.rules.any_order import in_dtype
 
 
 class StatisticsLayout(NamedTuple):
-    """Which numbers share statistics and parameters. Dimensions count from the end: batches may stand in front.
+    """Which numbers share statistics and parameters. Dimensions count from the end: batches may stand in front."""
 
-    Attributes:
-        kind: "trailing" (the last `size` dimensions share statistics, and have a parameter each), "groups" (`size`
-            groups of channels of each sample) or "channels" (each channel over all samples).
-        size: Number of trailing dimensions or of groups.
-        rank: Number of dimensions of the input.
-        eps: Added to the variance.
-        centered: Whether the mean is subtracted.
-        parameter_dtype: Dtype of weight and bias.
-    """
-
+    # "trailing" (the last `size` dimensions share statistics, and have a parameter each), "groups" (`size` groups of
+    # channels of each sample) or "channels" (each channel over all samples).
     kind: str
     size: int
+    # Of the input.
     rank: int
     eps: float
     centered: bool

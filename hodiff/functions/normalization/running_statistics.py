@@ -15,19 +15,7 @@ from hodiff.rules.any_order import AnyOrderFunction
 def by_running_statistics(
     x: Tensor, mean: Any, variance: Any, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Normalize channels by given statistics, which may carry a gradient.
-
-    Args:
-        x: Input (N, C, ...).
-        mean: The statistics, (C,).
-        variance: The statistics, (C,).
-        weight: Tensor (C,), or None.
-        bias: Tensor (C,), or None.
-        eps: Added to the variance.
-
-    Returns:
-        Tensor of the shape and dtype of x.
-    """
+    """Normalize channels of x (N, C, ...) by given statistics (C,), which may carry a gradient."""
     layout = StatisticsLayout("channels", x.shape[1], x.dim(), eps, True, x.dtype)
     scale = torch.rsqrt(wide(variance) + eps)
     scale = scale if weight is None else scale * weight
@@ -36,13 +24,7 @@ def by_running_statistics(
 
 
 def update_running(running: Tensor | None, new: Tensor, momentum: float) -> None:
-    """Move running statistics towards new ones, in place and without a graph.
-
-    Args:
-        running: The tensor to change, or None.
-        new: What to move to.
-        momentum: The share of the new one.
-    """
+    """Move running statistics towards new ones by the share `momentum`, in place and without a graph."""
     if running is None:
         return
     if torch.compiler.is_compiling():

@@ -160,15 +160,7 @@ class NumpyFunction:
         return error
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate.
-
-        Args:
-            *args: Tensors and constants.
-            **kwargs: Constants.
-
-        Returns:
-            A tensor, or a tuple of them.
-        """
+        """Evaluate at tensors and constants; keyword arguments are constants."""
         return _evaluate(self, args, kwargs)
 
     def as_node(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:

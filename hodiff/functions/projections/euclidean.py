@@ -262,17 +262,7 @@ def require_groups(function: str, x: Tensor, name: str, level: Any, dim: Any, *,
 
 
 def require_level(function: str, name: str, level: Any, *, zero: bool) -> None:
-    """Refuse a radius or threshold of the wrong kind or sign.
-
-    Args:
-        function: The public function, for the message.
-        name: The level's name.
-        level: The level.
-        zero: Whether it may be zero.
-
-    Raises:
-        InputError: If it is not what it should be.
-    """
+    """Refuse a radius or threshold of the wrong kind or sign."""
     require_number_or_floating(function, **{name: level})
     if not isinstance(level, Tensor) and not (level >= 0 if zero else level > 0):
         raise InputError(f"{function}: {name}: expected a {'nonnegative' if zero else 'positive'} number, got {level}.")

@@ -196,27 +196,11 @@ def _suits_rows(dim: int, x: Tensor, scale: Tensor, v: Tensor) -> bool:
 
 
 def bound(x: Tensor) -> Tensor:
-    """The same with the largest finite numbers for infinities, so that a softmax of them is the limit, not NaN.
-
-    Args:
-        x: The tensor.
-
-    Returns:
-        Tensor of the same shape.
-    """
+    """The largest finite numbers in place of infinities, so that a softmax of them is the limit, not NaN."""
     largest = torch.finfo(x.dtype).max
     return x.clamp(-largest, largest)
 
 
 def probabilities(x: Tensor, dim: int, bounded: bool) -> Tensor:
-    """The softmax, by torch's kernel: for the `forward` of Functions.
-
-    Args:
-        x: The tensor.
-        dim: The dimension.
-        bounded: Whether to take infinities for limits.
-
-    Returns:
-        Tensor of the same shape.
-    """
+    """The softmax by torch's kernel, for the `forward` of Functions; `bounded` takes infinities for limits."""
     return torch.softmax(bound(x) if bounded else x, dim)

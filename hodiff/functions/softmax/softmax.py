@@ -145,20 +145,7 @@ class LogSoftmax(AnyOrderFunction):
 
 
 def weighted_product(p: Tensor, scale: Tensor | None, v: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
-    r"""$s\,(p \circ v - p\,\langle p, v \rangle)$ in three passes over the result, one tensor of its size and no more.
-
-    Not differentiable: for the `forward` of Functions.
-
-    Args:
-        p: Probabilities along `dim`.
-        scale: Tensor of size 1 along `dim`, or None.
-        v: Tensor that broadcasts with both.
-        dim: The dimension.
-        out: Where the result goes, of its shape.
-
-    Returns:
-        The result.
-    """
+    r"""$s\,(p \circ v - p\,\langle p, v \rangle)$ in three passes; not differentiable: for `forward`."""
     p = _laid_out_like(p, v)
     weights = p if scale is None else p * scale
     if out is None and not allows_in_place(p, scale, v):
@@ -175,17 +162,7 @@ def _laid_out_like(p: Tensor, v: Tensor) -> Tensor:
 
 
 def third_derivative(p: Tensor, u: Tensor, v: Tensor, dim: int) -> Tensor:
-    """$u v - ⟨p,v⟩ u - ⟨p,u⟩ v$: the third derivative of log-sum-exp along u and v, before the Jacobian of $p$.
-
-    Args:
-        p: Probabilities along `dim`.
-        u: One vector, broadcast against the others.
-        v: The other.
-        dim: The dimension.
-
-    Returns:
-        Tensor of the broadcast shape.
-    """
+    """$u v - ⟨p,v⟩ u - ⟨p,u⟩ v$: that of log-sum-exp along u and v, before the Jacobian of $p$."""
     pu = (p * u).sum(dim, keepdim=True)
     pv = (p * v).sum(dim, keepdim=True)
     return u * (v - pv) - pu * v
