@@ -4,7 +4,7 @@
 
 The picture of the README is its figure with `--hidden 8`.
 
-A second derivative that is wrong looks just like one that is right, so this script trusts none that stands alone. It
+A second derivative that is wrong looks just like one that is right, so this script compares independent ways to it: it
 computes the whole Hessian H, products with a vector by four different routes through automatic differentiation, and a
 block of H by SciPy's finite differences, which know nothing of automatic differentiation. If any of them disagree, it
 says so and ends with exit status 1.

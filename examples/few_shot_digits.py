@@ -1,15 +1,16 @@
-"""Learn to tell five new shapes apart from one image of each: MAML and ANIL on digits they have never seen.
+"""Tell five new shapes apart after one image of each: MAML and ANIL on digits they have never seen.
 
     python examples/few_shot_digits.py --quick
     python examples/few_shot_digits.py --shots 5 --held-out 2 4 7
 
-A shape is a digit in one of its turns by a quarter. A task shows K images of each of five shapes and asks which of them
-five further images of each show. The five come in random order, so that only the images shown tell which answer means
-which shape. Tasks for training are of seven digits, tasks for test of the three others. MAML learns the weights of a
-convolutional network from which a few gradient steps on the images shown solve new tasks; ANIL lets these steps change
-the last layer only. The script prints the accuracy on test tasks before and after the steps, with 95% confidence over
-tasks. Two comparisons tell what meta-learning adds: the same steps from weights that were never trained, and the shape
-whose mean image is nearest, pixel by pixel, which on images this small is hard to beat. Accuracy is drawn by steps.
+A shape is a digit, turned by a multiple of 90 degrees. A task shows K images of each of five shapes and asks which of
+them five further images of each show. The five come in random order, so that only the images shown tell which answer
+means which shape. Tasks for training are of seven digits, tasks for test of the three others. MAML learns the weights
+of a convolutional network from which a few gradient steps on the images shown solve new tasks; ANIL lets these steps
+change the last layer only. The script prints the accuracy on test tasks before and after the steps, with 95%
+confidence over tasks. Two comparisons tell what meta-learning adds: the same steps from weights that were never
+trained, and the shape whose mean image is nearest, pixel by pixel, which on images this small is hard to beat.
+Accuracy is drawn by steps.
 
 Sources: C. Finn, P. Abbeel, S. Levine, "Model-agnostic meta-learning for fast adaptation of deep networks", ICML 2017,
 section 5.2, whose protocol for Omniglot this is (turned characters are new classes); A. Raghu, M. Raghu, S. Bengio,

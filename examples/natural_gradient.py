@@ -105,7 +105,7 @@ def descend(
     network = nn.Sequential(nn.Linear(64, options.hidden), nn.Tanh(), nn.Linear(options.hidden, 10))
     parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
     generator = torch.Generator().manual_seed(options.seed)
-    # A process's first call of a function of torch takes seconds, which are nobody's.
+    # The first call of a torch function in a process takes seconds, which belong to neither descent.
     direction(network, parameters, data.images[:1], data.labels[:1])
     start = time.perf_counter()
 

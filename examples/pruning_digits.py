@@ -1,4 +1,4 @@
-"""Optimal brain damage: which weights of a network can go, as the diagonal of the Hessian tells it.
+"""Optimal brain damage: which weights of a network can go, by the diagonal of the Hessian.
 
     python examples/pruning_digits.py
 
@@ -15,8 +15,9 @@ and prints test accuracies, once without further training, and once in rounds, w
 keeps more accuracy than magnitude, as long as there is much to keep. The rise of the loss that it foresees is several
 times too small once a third of the parameters are gone: the training stops short of a minimum, and other entries of the
 Hessian have their part in it. With `--weight-decay 0.001 --steps 400` it ends at one. Then the foreseen rise is about
-right until half of the parameters are gone; and magnitude is about as good a guide, as a weight is only as large as it
-matters. Source: Y. LeCun, J. S. Denker, S. A. Solla, "Optimal brain damage", NIPS 1989, equation 5.
+right until half of the parameters are gone; and magnitude is about as good a guide, as weight decay has
+shrunk the weights that matter little. Source: Y. LeCun, J. S. Denker, S. A. Solla, "Optimal brain damage", NIPS 1989,
+equation 5.
 """
 
 from __future__ import annotations

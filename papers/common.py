@@ -106,7 +106,7 @@ def save(results: dict[str, Any], figure: Figure, out: Path) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """Plain numbers with six digits each, as nobody compares more of them."""
+    """Plain numbers with six digits each, which is more than any comparison uses."""
     if isinstance(value, torch.Tensor):
         value = value.tolist()
     if isinstance(value, dict):

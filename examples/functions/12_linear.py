@@ -1,4 +1,4 @@
-r"""Lesson 12: a linear layer, which skips the gradients that nobody needs.
+r"""Lesson 12: a linear layer, which skips gradients that are not needed.
 
 $$ Y = X W^T + b, \qquad \bar X = \bar Y W, \quad \bar W = \bar Y^T X, \quad \bar b = \sum_i \bar Y_i, \qquad
    \dot Y = \dot X W^T + X \dot W^T + \dot b $$

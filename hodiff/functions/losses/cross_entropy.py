@@ -173,6 +173,6 @@ def _gradient(x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: floa
     if list(x.shape) != shape or not allows_in_place(x, target, g):
         y = y - smoothing / x.shape[dim] if smoothing else y
         return y.expand(shape).scatter_add(dim, index, hit) * g
-    # In place, on a tensor that nobody else has: only the product with a batch of g needs another.
+    # In place, on a tensor of our own: only the product with a batch of g needs another.
     y = (y.sub_(smoothing / x.shape[dim]) if smoothing else y).scatter_add_(dim, index, hit)
     return y.mul_(g) if broadcast_shape(shape, g.shape) == shape else y * g

@@ -73,7 +73,7 @@ def extrapolated_difference(f: Measured, step: Array | float) -> tuple[Array, Ar
 
 
 def _noise(table: list[list[Array]], widths: list[Array]) -> Array:
-    """Errors of the values that nobody stated: where steps are short, they are all that moves the third column."""
+    """Errors of the values that were not stated: where steps are short, the third column holds nothing else."""
     noise = np.zeros_like(table[0][0])
     for i in range(_ROWS // 2, _ROWS):
         moved = np.abs(table[i][2] - table[i - 1][2]) * np.abs(widths[i])
