@@ -21,7 +21,7 @@ from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mod
 from hodiff.errors import InputError
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.batches import Batches
-from hodiff.operators.compiled.products import CapturedProducts
+from hodiff.operators.compiled.linearizations import CompiledLinearizations
 from hodiff.operators.determinism import modules_in, require_deterministic
 from hodiff.operators.distributed import require_group, sum_over_ranks
 from hodiff.operators.options import CurvatureOptions
@@ -102,7 +102,7 @@ class CurvatureOperator(LinearOperator):
         self.correct = given["correct"]
         self._modules = modules_in(*functions)
         self._must_check = given["check_deterministic"]
-        self._captured = CapturedProducts(caller) if given["compile"] else None
+        self._compiled = CompiledLinearizations(caller) if given["compile"] else None
         self.relocate(tuple(dense(recordable(leaf.detach())) for leaf in leaves), self.domain)
 
     @abstractmethod
@@ -157,8 +157,8 @@ class CurvatureOperator(LinearOperator):
 
     def relocate(self, leaves: tuple[Tensor, ...], space: Space) -> None:
         """Make a fresh copy one at another point; graphs are kept for points of the same space only."""
-        if self._captured is not None and space is not self.domain:
-            self._captured = CapturedProducts(type(self).__name__)
+        if self._compiled is not None and space is not self.domain:
+            self._compiled = CompiledLinearizations(type(self).__name__)
         self.domain = self.codomain = space
         self.leaves = leaves
         self._kept: dict[int, tuple[Linearization, float]] = {}
@@ -249,11 +249,11 @@ class CurvatureOperator(LinearOperator):
                 require_deterministic(caller, lambda: self._value(args), self.leaves, self._modules)
                 self._must_check = False
             args = self._prepare(args, index)
-            if self._captured is not None:
+            if self._compiled is not None:
                 eager = partial(self._linearize, args)
-                captured = self._captured.linearize(self._functional, self.leaves, args, eager)
-                if captured is not None:
-                    return captured
+                compiled = self._compiled.linearize(self._functional, self.leaves, args, eager)
+                if compiled is not None:
+                    return compiled
             return self._linearize(args)
 
     def _keeps(self, linearization: Linearization) -> bool:

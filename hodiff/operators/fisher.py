@@ -21,8 +21,8 @@ from hodiff.operators.curvature import Leaves
 from hodiff.operators.distributed import rank_in, size_of
 from hodiff.operators.gauss_newton import GaussNewtonOperator
 from hodiff.operators.likelihoods import Likelihood, likelihood_of, require_rows
+from hodiff.operators.model_loss import ModelLossOperator, OuterProducts, OutputMatrix, pair
 from hodiff.operators.options import CurvatureOptions
-from hodiff.operators.sandwich import OuterProducts, OutputMatrix, OutputOperator, pair
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -118,7 +118,7 @@ class FisherOperator(GaussNewtonOperator):
         return OuterProducts((gradients,), factors / self.samples)
 
 
-class EmpiricalFisherOperator(OutputOperator):
+class EmpiricalFisherOperator(ModelLossOperator):
     r"""The second moment of the examples' gradients, known by its products.
 
     $$ A = \frac1N \sum_{i=1}^{N} \nabla_x \ell_i(x)\, \nabla_x \ell_i(x)^\top $$

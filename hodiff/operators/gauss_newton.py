@@ -7,10 +7,10 @@ from typing import Any
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.operators.curvature import Leaves
-from hodiff.operators.sandwich import OutputMatrix, OutputOperator
+from hodiff.operators.model_loss import ModelLossOperator, OutputMatrix
 
 
-class GaussNewtonOperator(OutputOperator):
+class GaussNewtonOperator(ModelLossOperator):
     r"""The generalized Gauss-Newton matrix of a loss on a model's outputs, known by its products.
 
     $$ A v = J^\top \nabla_z^2 \ell(z, y)\, J v, \qquad z = m(x, \cdot),\; J = \partial z / \partial x $$

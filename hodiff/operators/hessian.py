@@ -108,13 +108,13 @@ class HessianOperator(CurvatureOperator):
         function = self._bound(self.leaves, args)
 
         def attempt(name: str) -> Linearization:
-            return _Recorded(function) if name == ROUTES[0] else _Routed(function, name, self._modules)
+            return _RecordedHessian(function) if name == ROUTES[0] else _RoutedHessian(function, name, self._modules)
 
         return follow(self.route, "HessianOperator", attempt)
 
     def _dense(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
         # Blocks of 16-bit leaves would be rounded to 16 bits before they are joined.
-        if isinstance(linearization, _Recorded) and all(leaf.dtype.itemsize > 2 for leaf in self.leaves):
+        if isinstance(linearization, _RecordedHessian) and all(leaf.dtype.itemsize > 2 for leaf in self.leaves):
             # The operator's own limit holds here as it does in every product.
             return linearization.matrix(self.chunk_size if chunk_size == "auto" else chunk_size, progress)
         return super()._dense(linearization, chunk_size, progress)
@@ -126,7 +126,7 @@ class HessianOperator(CurvatureOperator):
         return PRODUCTS[self.route](function, leaves, tangents)[0]
 
 
-class _Recorded:
+class _RecordedHessian:
     """A recorded gradient, pulled back by each product."""
 
     def __init__(self, function: BoundFunction):
@@ -151,7 +151,7 @@ class _Recorded:
         return symmetric_blocks(linearized, joined=True).matrix(self._function.leaves)
 
 
-class _Routed:
+class _RoutedHessian:
     """Products by a route that has no point to stop at in eager torch."""
 
     def __init__(self, function: BoundFunction, route: str, modules: Sequence[nn.Module]):

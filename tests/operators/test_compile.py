@@ -14,7 +14,7 @@ from torch.func import functional_call
 import hodiff
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.operators import EmpiricalFisherOperator, FisherOperator, GaussNewtonOperator, HessianOperator
-from hodiff.operators.compiled import products as captured
+from hodiff.operators.compiled import linearizations
 
 KINDS = {
     "hessian": lambda p, **o: HessianOperator(p.objective(), p.x, **o),
@@ -44,9 +44,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
         graph.recompile()
         return graph
 
-    monkeypatch.setattr(captured, "compile_graph", keep)
+    monkeypatch.setattr(linearizations, "compile_graph", keep)
     # Blocks run as blocks, however long it takes.
-    monkeypatch.setattr(captured, "CLEARLY", 0.0)
+    monkeypatch.setattr(linearizations, "CLEARLY", 0.0)
     return graphs
 
 
@@ -131,19 +131,19 @@ def test_buffers_stay(compilations: list[Any]) -> None:
 def test_blocks_run_in_the_faster_way(
     clearly: float, widths: list[int], compilations: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured, "CLEARLY", clearly)
+    monkeypatch.setattr(linearizations, "CLEARLY", clearly)
     p = problem("mlp")
     A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True)
     V = torch.randn(A.shape[0], 8).double()
     close(A @ V, p.hessian() @ V)  # compiles, compares, chooses
     seen: list[int] = []
-    run = captured._Captured.run
+    run = linearizations._Graphs.run
 
     def counted(self: Any, residuals: Any, group: Any) -> Any:
         seen.append(group[0].shape[0])
         return run(self, residuals, group)
 
-    monkeypatch.setattr(captured._Captured, "run", counted)
+    monkeypatch.setattr(linearizations._Graphs, "run", counted)
     close(A @ V, p.hessian() @ V)
     assert seen == widths
 
@@ -166,7 +166,7 @@ def test_disagreement_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(1)
         return lambda *inputs: [2 * each for each in graph(*inputs)]
 
-    monkeypatch.setattr(captured, "compile_graph", wrong)
+    monkeypatch.setattr(linearizations, "compile_graph", wrong)
     p = problem("mlp")
     A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True)
     v = torch.randn(A.shape[0]).double()
@@ -181,7 +181,7 @@ def test_failing_compiler_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(graph: fx.GraphModule, inputs: Any, **_: Any) -> Any:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(captured, "compile_graph", failing)
+    monkeypatch.setattr(linearizations, "compile_graph", failing)
     p = problem("mlp")
     A = GaussNewtonOperator(p.model, F.cross_entropy, p.x, p.inputs, p.targets, compile=True)
     with pytest.warns(hodiff.HodiffWarning, match="no compiler here"):
@@ -196,7 +196,7 @@ def test_images_keep_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(relayout)
         return graph
 
-    monkeypatch.setattr(captured, "compile_graph", keep)
+    monkeypatch.setattr(linearizations, "compile_graph", keep)
     p = problem("mlp")
     A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True)
     A @ torch.ones(A.shape[0], 2, dtype=torch.float64)

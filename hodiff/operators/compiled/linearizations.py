@@ -1,4 +1,4 @@
-"""Compiled products: captured once for each form of the arguments, verified against eager, used at every point."""
+"""Compiled linearizations: graphs captured once for each form of the arguments, and compared with eager products."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Way = Callable[[Leaves, Leaves], Sequence[Tensor]]
 Product = Callable[[Leaves, Leaves, tuple[Any, ...]], Sequence[Tensor]]
 
 
-class CapturedProducts:
-    """The compiled products of one operator, one for each form of the arguments.
+class CompiledLinearizations:
+    """Linearizes one operator by compiled graphs, which are captured once for each form of the arguments.
 
     Args:
         caller: The operator, for warnings.
@@ -34,7 +34,7 @@ class CapturedProducts:
 
     def __init__(self, caller: str):
         self.caller = caller
-        self._captured: dict[Any, _Captured | None] = {}
+        self._graphs: dict[Any, _Graphs | None] = {}
 
     def linearize(
         self, product: Product, leaves: Leaves, args: tuple[Any, ...], eager: Callable[[], Any]
@@ -51,15 +51,15 @@ class CapturedProducts:
             The linearization, or None where the product cannot be captured or came out differently; a warning says so.
         """
         arguments = Arguments((leaves, args))
-        if arguments.form not in self._captured:
+        if arguments.form not in self._graphs:
 
             def of_tensors(constants: Leaves, tangents: Leaves) -> Sequence[Tensor]:
                 point, rest = arguments.filled(constants)
                 return product(point, tangents, rest)
 
-            self._captured[arguments.form] = self._capture(of_tensors, leaves, arguments.tensors, eager)
-        captured = self._captured[arguments.form]
-        return None if captured is None else captured.at(arguments.tensors)
+            self._graphs[arguments.form] = self._capture(of_tensors, leaves, arguments.tensors, eager)
+        graphs = self._graphs[arguments.form]
+        return None if graphs is None else graphs.at(arguments.tensors)
 
     def _capture(
         self,
@@ -67,14 +67,14 @@ class CapturedProducts:
         leaves: Leaves,
         constants: Leaves,
         eager: Callable[[], Any],
-    ) -> _Captured | None:
+    ) -> _Graphs | None:
         generator = torch.Generator().manual_seed(0)
         vector = tuple(
             torch.randn(1, *leaf.shape, generator=generator, dtype=torch.float64).to(leaf) for leaf in leaves
         )
         try:
-            captured = _Captured(self.caller, capture(product, constants, tuple(v[0] for v in vector)))
-            found = captured.at(constants).products(vector)
+            graphs = _Graphs(self.caller, capture(product, constants, tuple(v[0] for v in vector)))
+            found = graphs.at(constants).products(vector)
         except HodiffError:
             raise
         except Exception as error:
@@ -85,10 +85,10 @@ class CapturedProducts:
         if not same:
             warn_of_failure(f"{self.caller}: the product", gap)
             return None
-        return captured
+        return graphs
 
 
-class _Captured:
+class _Graphs:
     """The graphs of one form of the arguments."""
 
     def __init__(self, caller: str, halves: SplitGraph):
@@ -141,15 +141,15 @@ class _Captured:
 
 
 class CompiledLinearization:
-    """A linearization by compiled graphs.
+    """The residuals at a point, and the compiled graphs that make products of them.
 
     Attributes:
         bytes_each: 0, as blocks go through in groups of a fixed width.
         nbytes: Bytes of the residuals.
     """
 
-    def __init__(self, captured: _Captured, residuals: Leaves):
-        self._captured = captured
+    def __init__(self, graphs: _Graphs, residuals: Leaves):
+        self._graphs = graphs
         self._residuals = residuals
         self.bytes_each = 0
         # Views share what they look at.
@@ -163,7 +163,7 @@ class CompiledLinearization:
         while start < k:
             width = self._width(k - start, tangents[0].device)
             group = tuple(_filled_up(v[start : start + width], width) for v in tangents)
-            parts.append(self._captured.run(self._residuals, group))
+            parts.append(self._graphs.run(self._residuals, group))
             start += width
         if len(parts) == 1:
             return tuple(each[:k] for each in parts[0])

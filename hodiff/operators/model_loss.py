@@ -36,7 +36,7 @@ class OutputMatrix(Protocol):
         """Products with leaves (k, *shape)."""
 
 
-class OutputOperator(CurvatureOperator):
+class ModelLossOperator(CurvatureOperator):
     """What operators of a model and a loss share.
 
     Args:
@@ -76,9 +76,9 @@ class OutputOperator(CurvatureOperator):
         batch = (args if len(args) == 2 else args[0],) if args else ()
         super().__init__((model, loss), x, batch, **given)
 
-    def block(self, names: str | Sequence[str]) -> OutputOperator:
+    def block(self, names: str | Sequence[str]) -> ModelLossOperator:
         """See `LinearOperator.block`; here the other leaves are constants, which makes products cheaper."""
-        restricted: OutputOperator = restrict(self, names, ("model",))
+        restricted: ModelLossOperator = restrict(self, names, ("model",))
         return restricted
 
     @abstractmethod
@@ -95,7 +95,7 @@ class OutputOperator(CurvatureOperator):
 
     def _linearize(self, args: tuple[Any, ...]) -> Linearization:
         with refused(type(self).__name__):
-            return _Sandwich(*self._halves(self.leaves, args))
+            return _RecordedModelLoss(*self._halves(self.leaves, args))
 
     def _functional(self, leaves: Leaves, tangents: Leaves, args: tuple[Any, ...]) -> Leaves:
         model, matrix = self._halves(leaves, args)
@@ -114,7 +114,7 @@ class OutputOperator(CurvatureOperator):
         return bind(caller, self.loss, (outputs, targets), name="outputs", correct=self.correct)
 
 
-class _Sandwich:
+class _RecordedModelLoss:
     """The Jacobian and the matrix, recorded."""
 
     def __init__(self, model: RecordedModel, matrix: OutputMatrix):
