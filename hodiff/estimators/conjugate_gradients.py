@@ -21,18 +21,13 @@ PRECONDITIONER = "preconditioner"
 
 @dataclass(eq=False)
 class Descent:
-    """Where conjugate gradients stopped.
-
-    Attributes:
-        solution: The columns of x, (n, k).
-        norms: Norms of the residuals as the algorithm knows them, (k,).
-        iterations: Iterations that were made.
-        breakdowns: What ended a system early: `CURVATURE` that is not positive, or a `PRECONDITIONER` that is not.
-    """
+    """Where conjugate gradients stopped."""
 
     solution: Tensor
+    # Norms of the residuals (k,) as the algorithm knows them.
     norms: Tensor
     iterations: int
+    # What ended a system early: `CURVATURE` that is not positive, or a `PRECONDITIONER` that is not.
     breakdowns: dict[int, Breakdown]
 
 

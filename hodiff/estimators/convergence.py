@@ -9,16 +9,7 @@ from hodiff.errors import ConvergenceError, HodiffWarning
 
 
 def not_converged(message: str, result: Any, *, throw: bool) -> None:
-    """Raise a `ConvergenceError`, or warn where the caller asked for the result all the same.
-
-    Args:
-        message: What did not converge, why, and what to do.
-        result: What the iteration had by then.
-        throw: Whether to raise.
-
-    Raises:
-        ConvergenceError: If `throw`.
-    """
+    """Raise a `ConvergenceError`, or warn where the caller asked for the result all the same."""
     if throw:
         raise ConvergenceError(message, result)
     # From here over the public function to the user's line.

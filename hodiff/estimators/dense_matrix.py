@@ -34,14 +34,7 @@ def matrix_of(view: View) -> Tensor:
 
 
 def symmetric_matrix_of(view: View) -> Tensor:
-    """The matrix in float64 on the CPU, made exactly symmetric where it is so up to rounding, by n products.
-
-    Args:
-        view: The operator.
-
-    Returns:
-        Tensor (n, n).
-    """
+    """The matrix in float64 on the CPU by n products, made exactly symmetric where it is so up to rounding."""
     matrix = matrix_of(view).to("cpu", torch.float64)
     gap = (matrix - matrix.T).abs().max()
     if gap > view.rounding**0.5 * matrix.abs().max():
@@ -50,14 +43,7 @@ def symmetric_matrix_of(view: View) -> Tensor:
 
 
 def refuse_asymmetry(view: View) -> NoReturn:
-    """The error for an operator whose products gave it away.
-
-    Args:
-        view: The operator.
-
-    Raises:
-        InputError: Always.
-    """
+    """Raise for an operator whose products show that it is not symmetric."""
     raise InputError(
         f"{view.caller}: A: expected a symmetric operator, got one whose products differ from those of its transpose "
         "(or from each other: is there dropout, or a new batch every time?); pass A.T @ A or (A + A.T) / 2."

@@ -31,13 +31,7 @@ class Range:
     rounding: float
 
     def left_out(self) -> Tensor:
-        r"""Unit vectors $s_i$ for which $Q (I - s_i s_i^T)$ spans the products of all test vectors but the i-th.
-
-        They are the columns of $R^{-T}$, normalized: $R e_j \perp R^{-T} e_i$ for all other j.
-
-        Returns:
-            Tensor (count, count), the i-th vector as a column.
-        """
+        """Unit columns $s_i$ of $R^{-T}$: $Q (I - s_i s_i^T)$ spans the products of all test vectors but the i-th."""
         identity = torch.eye(len(self.triangle), dtype=self.triangle.dtype, device=self.triangle.device)
         inverse = torch.linalg.solve_triangular(self.triangle, identity, upper=True).T
         return inverse / torch.linalg.vector_norm(inverse, dim=0)

@@ -86,18 +86,7 @@ class _Counted:
 
 
 def transposed(system: DampedSystem, block: Tensor) -> Tensor:
-    """Products with the damped transpose.
-
-    Args:
-        system: The system.
-        block: The columns.
-
-    Returns:
-        The products.
-
-    Raises:
-        InputError: If the operator has no transpose.
-    """
+    """Products with the damped transpose, which must exist."""
     image = system.apply_transposed(block)
     if image is None:
         raise InputError(

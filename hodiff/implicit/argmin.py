@@ -76,15 +76,7 @@ def argmin(
 
 
 def gradient(caller: str, objective: Callable[..., Any]) -> Callable[..., PyTree]:
-    """The gradient in the first argument, of what must be one number.
-
-    Args:
-        caller: The public function, for the message.
-        objective: The function.
-
-    Returns:
-        The function of the same arguments.
-    """
+    """The gradient in the first argument, of an objective that must return one number."""
 
     def number(*args: Any) -> Tensor:
         value = objective(*args)

@@ -12,13 +12,7 @@ from hodiff.errors import ConvergenceError, HodiffWarning
 
 @dataclass(frozen=True)
 class Reporter:
-    """Says what went wrong, in the name of the public function.
-
-    Attributes:
-        caller: The public function.
-        check: Whether to say anything.
-        throw: Whether to raise instead of warning.
-    """
+    """Says what went wrong in the name of the public function: nothing without `check`, an error with `throw`."""
 
     caller: str
     check: bool

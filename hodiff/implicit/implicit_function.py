@@ -22,17 +22,11 @@ from hodiff.implicit.solver_call import Tensors, call_solver
 
 @dataclass(frozen=True)
 class Equation:
-    """An equation `residual(x, *params) = 0` with as many unknowns as equations.
-
-    Attributes:
-        residual: The function.
-        jacobian: Its derivative in x, and the transpose.
-        parameters: From x and params to the parameters of these maps.
-        options: How systems with the Jacobian are solved.
-    """
+    """An equation `residual(x, *params) = 0` with as many unknowns as equations."""
 
     residual: Callable[..., PyTree]
     jacobian: Pair
+    # From x and params to the parameters of the Jacobian's maps.
     parameters: Callable[[PyTree, tuple[Any, ...]], tuple[Any, ...]]
     options: LinearOptions
 

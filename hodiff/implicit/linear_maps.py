@@ -16,15 +16,11 @@ Map = Callable[[PyTree], PyTree]
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear map that depends on parameters.
+    """A linear map that depends on parameters."""
 
-    Attributes:
-        apply: `apply(u, *params)`, differentiable in all of them.
-        prepare: `prepare(like, *params)`, the map at constant parameters for many products; `like` is a tree of the
-            structure that it takes.
-    """
-
+    # apply(u, *params), differentiable in all of them.
     apply: Callable[..., PyTree]
+    # prepare(like, *params): the map of trees like that one at constant parameters, for many products.
     prepare: Callable[..., Map]
 
 
@@ -56,17 +52,8 @@ def map_of(matvec: Callable[..., PyTree], symmetric: bool) -> Pair:
 
 
 def jacobian_of(residual: Callable[..., PyTree], symmetric: bool) -> Pair:
-    """The pair of `residual(x, *params)`'s Jacobian in `x`; its parameters are `(x, *params)`.
-
-    Both maps are made of reverse passes, the route that exists and is right most often.
-
-    Args:
-        residual: The function.
-        symmetric: Whether its Jacobian is symmetric.
-
-    Returns:
-        The maps.
-    """
+    """The pair of `residual(x, *params)`'s Jacobian in `x`; its parameters are `(x, *params)`."""
+    # Both maps are made of reverse passes, the route that exists and is right most often.
 
     def pull(u: PyTree, x: PyTree, *params: Any) -> PyTree:
         return _pull(lambda x: residual(x, *params), x, u)

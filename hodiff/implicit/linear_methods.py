@@ -26,20 +26,14 @@ _RUNS = 3
 
 @dataclass
 class SquareSystem:
-    """A square linear system, known by its products.
-
-    Attributes:
-        product: The matrix times a vector.
-        transposed: Makes the transpose's product, for the methods that need it.
-        tol: Relative residual to reach.
-        max_iterations: Most iterations, or None for the method's own bound.
-        trouble: What a method wants to say about the matrix.
-    """
+    """A square linear system, known by its products."""
 
     product: VectorMap
+    # Makes the transpose's product, for the methods that need it.
     transposed: Callable[[], VectorMap]
     tol: float
     max_iterations: int | None
+    # What a method found wrong with the matrix.
     trouble: list[str] = field(default_factory=list)
 
 

@@ -23,22 +23,15 @@ from hodiff.torch_internals.forward_mode import set_tangents
 
 @dataclass(frozen=True)
 class LinearOptions:
-    """How linear systems are solved.
+    """How linear systems are solved."""
 
-    Attributes:
-        method: A name in the table of methods, a function `(matvec, rhs) -> x` of trees, or "auto".
-        symmetric: Whether the matrix is.
-        tol: Relative residual to reach; None for the method's default.
-        max_iterations: Most iterations of an iterative method; None for its default.
-        report: Where trouble is told.
-        given: The user's map, which must not close over tensors with a derivative; None where it is known not to.
-    """
-
+    # A name in the table of methods, a function (matvec, rhs) -> x of trees, or "auto".
     method: str | Callable[[Map, PyTree], PyTree]
     symmetric: bool
     tol: float | None
     max_iterations: int | None
     report: Reporter
+    # The user's map, which must not close over tensors with a derivative; None where it is known not to.
     given: Callable[..., Any] | None = None
 
     def choose(self, size: int) -> str | Callable[[Map, PyTree], PyTree]:
@@ -50,21 +43,13 @@ class LinearOptions:
 
 @dataclass(frozen=True)
 class LinearJob:
-    """The solution of linear systems with one matrix, on plain tensors.
-
-    Attributes:
-        pair: The map and its transpose.
-        options: How they are solved.
-        rhs_layout: Structure of a right-hand side.
-        layout: Structure of the parameters.
-        sides: How many tensors the right-hand side has; they come first.
-        batch: How many leading dimensions count right-hand sides.
-    """
+    """The solution of linear systems with one matrix, on plain tensors."""
 
     pair: Pair
     options: LinearOptions
     rhs_layout: TreeLayout
     layout: TreeLayout
+    # How many tensors the right-hand side has, which come first, and how many of their leading dimensions count sides.
     sides: int
     batch: int
 
@@ -142,18 +127,7 @@ class LinearJob:
 
 
 def evaluate(caller: str, f: Callable[..., Any], given: Any, arguments: Sequence[Any], refuse: bool) -> Any:
-    """Call a user's function of constants, and refuse tensors with a derivative that it closes over.
-
-    Args:
-        caller: The public function, for the message.
-        f: The function.
-        given: What the user passed, where such tensors have their names.
-        arguments: Its arguments.
-        refuse: Whether to look for such tensors.
-
-    Returns:
-        What it returns.
-    """
+    """Call a user's function of constants; with `refuse`, tensors with a derivative that `given` closes over raise."""
     if not refuse:
         return f(*arguments)
     # Forward mode is off inside of a Function, where a tangent could not be seen.

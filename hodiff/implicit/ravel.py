@@ -14,14 +14,7 @@ from hodiff.errors import InputError
 
 
 class Ravel:
-    """The structure of a tree of real tensors, between trees and vectors.
-
-    Attributes:
-        spec: Structure of the tree.
-        like: Its leaves.
-        size: Number of elements.
-        dtype: The dtype of vectors: that of the leaves, promoted.
-    """
+    """The structure of a tree of real tensors, between trees and vectors of the promoted dtype."""
 
     def __init__(self, tree: PyTree):
         self.like, self.spec = pytree.tree_flatten(tree)
@@ -44,19 +37,7 @@ class Ravel:
         ])
 
     def require_same(self, tree: PyTree, where: str, remedy: str) -> list[Tensor]:
-        """Leaves of a tree of this structure, these shapes and dtypes.
-
-        Args:
-            tree: What a user's function returned.
-            where: What it is, for the message.
-            remedy: What to do, for the message.
-
-        Returns:
-            The leaves.
-
-        Raises:
-            InputError: If it is anything else.
-        """
+        """Leaves of what a user's function returned, which must have this structure, these shapes and dtypes."""
         leaves, spec = pytree.tree_flatten(tree)
         if spec != self.spec:
             raise InputError(

@@ -30,18 +30,7 @@ from hodiff.torch_internals.transforms import in_transform
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of every public function, as they were given.
-
-    Attributes:
-        linear_solver: How systems with the Jacobian are solved.
-        tol: Relative residual of these systems.
-        max_iterations: Most iterations for one.
-        residual_tol: Residual of the solution above which to complain.
-        has_aux: Whether the user's function returns a pair.
-        check: Whether to complain at all.
-        throw: Whether to raise instead of warning.
-        correct: Whether hodiff's corrections are at work.
-    """
+    """The options of every public function, as they were given."""
 
     linear_solver: Any
     tol: float | None
@@ -62,23 +51,7 @@ def linear_options(
     max_iterations: int | None,
     report: Reporter,
 ) -> LinearOptions:
-    """Validate how linear systems are to be solved.
-
-    Args:
-        caller: The public function.
-        argument: What it calls the method.
-        method: The method.
-        symmetric: Whether the matrix is symmetric.
-        tol: Relative residual.
-        max_iterations: Most iterations.
-        report: Where trouble is told.
-
-    Returns:
-        The options.
-
-    Raises:
-        InputError: If one of them is not what it should be.
-    """
+    """Validate how linear systems are to be solved; `argument` is what the caller names the method."""
     if not callable(method) and method not in {*METHODS, "auto"}:
         raise InputError(
             f"{caller}: {argument}: expected one of {['auto', *METHODS]} or a function (matvec, rhs) -> x, "
@@ -104,19 +77,7 @@ def implicit_function(
     *,
     symmetric: bool = False,
 ) -> Callable[..., Any]:
-    """The function `(x0, *params) -> x` of a problem.
-
-    Args:
-        caller: The public function.
-        given: What the user defines the problem by.
-        solver: The solver, called with that, x0 and the parameters.
-        residual_of: From what the user gave, without aux, to the residual.
-        settings: The options.
-        symmetric: Whether the Jacobian of the residual is.
-
-    Returns:
-        The solution as a function of the parameters.
-    """
+    """The function `(x0, *params) -> x`; `symmetric` says whether the Jacobian of the residual is."""
     report = Reporter(caller, settings.check, settings.throw)
     options = linear_options(
         caller, "linear_solver", settings.linear_solver, symmetric, settings.tol, settings.max_iterations, report
@@ -147,28 +108,19 @@ def implicit_function(
 
 @dataclass(frozen=True)
 class SolverJob:
-    """One run of the user's solver on plain tensors.
-
-    Attributes:
-        caller: The public function.
-        solver: The solver.
-        given: What the user defined the problem by.
-        target: That, without aux.
-        residual: What must vanish at the solution.
-        layout: Structure of `(x0, params)`.
-        residual_tol: Norm of the residual above which to complain; None for the default.
-        report: Where.
-        refuse: Whether to refuse tensors with a derivative that the residual closes over.
-    """
+    """One run of the user's solver on plain tensors."""
 
     caller: str
     solver: Callable[..., PyTree]
+    # What the user defined the problem by, and the same without aux.
     given: Callable[..., Any]
     target: Callable[..., Any]
     residual: Callable[..., PyTree]
+    # The structure of (x0, params).
     layout: TreeLayout
     residual_tol: float | None
     report: Reporter
+    # Whether tensors with a derivative that the residual closes over are refused.
     refuse: bool
 
     def batched(self, in_dims: Sequence[int | None], size: int, leaves: Tensors) -> None:

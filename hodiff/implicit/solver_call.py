@@ -91,13 +91,5 @@ def _each(job: Job, transformed: bool, dims: Sequence[int | None], size: int, le
 
 
 def call_solver(job: Job, leaves: Tensors) -> tuple[Tensor, ...]:
-    """Results of a job, as constants.
-
-    Args:
-        job: The job.
-        leaves: Its arguments, at any level of any transform.
-
-    Returns:
-        Tensors without derivatives.
-    """
+    """Results of a job, as constants, from arguments at any level of any transform."""
     return SolverCall.apply(job, in_transform(), *leaves)

@@ -35,16 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where the inner loops of some tasks ended, and what evaluates their losses there once more.
-
-    Attributes:
-        support: What they adapted to.
-        query: What they are judged by.
-        params: The adapted parameters.
-        buffers: The buffers.
-        around_support: Random numbers of the support losses.
-        around_query: Those of the query losses.
-    """
+    """Where the inner loops of some tasks ended, and what evaluates their losses there once more."""
 
     support: Batch
     query: Batch

@@ -22,15 +22,9 @@ POWER_STEPS = 20
 
 @dataclass(eq=False)
 class InnerHessian:
-    """The inner Hessian with damping at a point, by recorded products.
+    """The inner Hessian with damping at a point, by recorded products, which are counted."""
 
-    Attributes:
-        slopes: The inner gradient, with its graph.
-        leaves: What it is the gradient by.
-        damping: Added to the diagonal.
-        products: How many products were taken.
-    """
-
+    # The inner gradient with its graph, and what it is the gradient by.
     slopes: Sequence[Tensor]
     leaves: Sequence[Tensor]
     damping: float

@@ -21,14 +21,7 @@ Point = tuple[PyTree, OptimizerState, PyTree]
 
 @dataclass(eq=False)
 class Loop:
-    """What is done in each step.
-
-    Attributes:
-        loss: The inner loss, of leaves.
-        gradient: How its gradient is computed.
-        optimizer: What makes a step of it.
-        clip: A norm, a function of gradients, or None.
-    """
+    """What is done in each step; `clip` is a norm, a function of gradients, or None."""
 
     loss: Loss
     gradient: Callable[..., Gradient]
@@ -73,16 +66,7 @@ class Loop:
 
 
 def segments(steps: int, constant: int, checkpoint: int | None) -> Iterator[tuple[int, int, str]]:
-    """Where each segment starts and stops, and the method of `Loop` that runs it.
-
-    Args:
-        steps: Number of steps.
-        constant: How many at the start are not differentiated.
-        checkpoint: Length of the segments that are recomputed, or None.
-
-    Yields:
-        Start, stop, and the name of the method.
-    """
+    """Where each segment starts and stops, and the method of `Loop` that runs it; `constant` steps come first."""
     if constant:
         yield 0, constant, "run_constant"
     length = checkpoint or 1

@@ -24,16 +24,7 @@ def all_finite(tree: PyTree) -> bool:
 
 
 def explain(step: Callable[..., Any], point: Any, batches: Sequence[PyTree]) -> None:
-    """Go through an inner loop again, without derivatives, and raise at the first number that is not finite.
-
-    Args:
-        step: From a point and a batch to the next point, the loss and the gradients; a point starts with parameters.
-        point: Where the loop started.
-        batches: Its batches.
-
-    Raises:
-        NonFiniteError: If there is such a number.
-    """
+    """Go through an inner loop again, without derivatives, and raise at the first number that is not finite."""
     where = _fault(point[0])
     if where is not None:
         raise NonFiniteError(f"adapt: params: expected finite numbers, but params{where} before the first step.")

@@ -11,16 +11,7 @@ from hodiff.errors import InputError
 
 
 def batch_source(task: Any, steps: int, caller: str) -> Callable[[int], Any]:
-    """A function from the step, counted from 0, to its batch.
-
-    Args:
-        task: A batch (tensor, tuple, list, dict, or None) for every step, a callable of the step, or an iterable.
-        steps: How many batches will be asked for.
-        caller: The public function, for the error message.
-
-    Returns:
-        The function, which raises an `InputError` where the task has no more batches.
-    """
+    """A function from the step, counted from 0, to its batch, which raises where the task has no more."""
     if callable(task):
         return task
     if isinstance(task, (Tensor, tuple, list, dict, str)) or not isinstance(task, Iterable):

@@ -209,18 +209,7 @@ class InverseOperator(LinearOperator):
 
 
 def add(left: LinearOperator, right: LinearOperator) -> SumOperator:
-    """The sum of two operators between the same spaces.
-
-    Args:
-        left: One term.
-        right: The other.
-
-    Returns:
-        Their sum; terms of sums are taken over one by one.
-
-    Raises:
-        InputError: If the spaces differ.
-    """
+    """The sum of two operators between the same spaces; terms of sums are taken over one by one."""
     if left.shape != right.shape or not _fit(left.domain, right.domain) or not _fit(left.codomain, right.codomain):
         raise InputError(
             f"A + B: expected operators between the same spaces, got {left} and {right}; "
@@ -233,18 +222,7 @@ def add(left: LinearOperator, right: LinearOperator) -> SumOperator:
 
 
 def scale(operator: LinearOperator, factor: Any) -> ScaledOperator:
-    """A multiple of an operator.
-
-    Args:
-        operator: The operator.
-        factor: A real number, or a tensor of shape ().
-
-    Returns:
-        The multiple; factors of multiples are joined.
-
-    Raises:
-        InputError: If the factor is no real number.
-    """
+    """A multiple of an operator by a real number or a tensor of shape (); factors of multiples are joined."""
     if not (isinstance(factor, Real) or (isinstance(factor, Tensor) and factor.shape == ())):
         raise InputError(
             f"c * A: c: expected a real number or a tensor of shape (), got {describe(factor)}; "
@@ -257,18 +235,7 @@ def scale(operator: LinearOperator, factor: Any) -> ScaledOperator:
 
 
 def product(left: LinearOperator, right: LinearOperator) -> ProductOperator:
-    """The product of two operators, the right one applied first.
-
-    Args:
-        left: Applied second.
-        right: Applied first.
-
-    Returns:
-        Their product; factors of products are taken over one by one.
-
-    Raises:
-        InputError: If the right one does not map to where the left one takes its vectors.
-    """
+    """The product of two operators, the right one applied first; factors of products are taken over."""
     require_operator(right, "A @ B", "B")
     if left.domain.size != right.codomain.size or not _fit(left.domain, right.codomain):
         raise InputError(

@@ -258,16 +258,7 @@ def _algebra() -> Any:
 
 
 def require_operator(value: Any, caller: str, argument: str) -> None:
-    """Refuse what is no operator.
-
-    Args:
-        value: The argument.
-        caller: The public function, for the error message.
-        argument: The argument's name, for the error message.
-
-    Raises:
-        InputError: If it is none.
-    """
+    """Refuse what is no operator."""
     if not isinstance(value, LinearOperator):
         raise InputError(
             f"{caller}: {argument}: expected a hodiff LinearOperator, got {describe(value)}; "

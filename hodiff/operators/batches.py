@@ -19,13 +19,7 @@ Fingerprint = tuple[tuple[torch.Size, float], ...]
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch.
-
-    Attributes:
-        index: Its place in the data.
-        content: What the data gave; None where there is no data.
-        weight: How much its product counts in the sum.
-    """
+    """One batch, with its place in the data; `weight` is how much its product counts in the sum."""
 
     index: int
     content: PyTree
@@ -33,7 +27,7 @@ class Batch:
 
 
 class Batches:
-    """Iterates over an operator's data, the same batches in the same order each time, or says what changed.
+    """Iterates over an operator's data: the same batches in the same order each time, or says what changed.
 
     Args:
         caller: The operator, for error messages.

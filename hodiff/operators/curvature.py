@@ -269,15 +269,7 @@ class CurvatureOperator(LinearOperator):
 
 
 def require_constant(caller: str, x: PyTree) -> None:
-    """Refuse a point that a transform of `torch.func` differentiates or batches.
-
-    Args:
-        caller: The operator, for the error message.
-        x: The point.
-
-    Raises:
-        InputError: If a leaf belongs to a transform.
-    """
+    """Refuse a point that a transform of `torch.func` differentiates or batches."""
     if any(map(is_wrapped, tensors_in(x))):
         raise InputError(
             f"{caller}: x: expected plain tensors, got one inside a torch.func transform; an operator takes its point "

@@ -12,15 +12,7 @@ from hodiff.errors import InputError
 
 
 def require_group(caller: str, process_group: Any) -> None:
-    """Refuse a process group where none was set up.
-
-    Args:
-        caller: The operator, for the error message.
-        process_group: The argument; None for one process.
-
-    Raises:
-        InputError: If `torch.distributed` is not there or not initialised.
-    """
+    """Refuse a process group where `torch.distributed` is not there or not initialised."""
     if process_group is None:
         return
     if not dist.is_available() or not dist.is_initialized():
@@ -46,16 +38,7 @@ def rank_in(process_group: Any) -> int:
 
 
 def sum_over_ranks(total: Tensor, weight: float, process_group: Any) -> tuple[Tensor, float]:
-    """Add up products and weights of all ranks.
-
-    Args:
-        total: This rank's weighted sum of products.
-        weight: The sum of its weights.
-        process_group: The group, or None.
-
-    Returns:
-        The sums over all ranks.
-    """
+    """Add up products and weights of all ranks."""
     if process_group is None:
         return total, weight
     total = total.contiguous()

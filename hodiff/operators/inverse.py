@@ -15,19 +15,7 @@ FACTORED = "dense"
 
 
 class Solutions:
-    """Solves for blocks of right-hand sides by `hodiff.estimators.solve`.
-
-    Args:
-        operator: The matrix, a `LinearOperator`.
-        method: How systems are solved.
-        options: Further options of `solve`.
-
-    Attributes:
-        last_report: What `solve` said last.
-
-    Raises:
-        InputError: If the operator is not square where it should be, or the method is unknown.
-    """
+    """Solves for blocks of right-hand sides by `hodiff.estimators.solve`, whose last word is `last_report`."""
 
     def __init__(self, operator: Any, method: str, options: dict[str, Any]):
         if method not in METHODS:

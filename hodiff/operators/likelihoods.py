@@ -91,18 +91,7 @@ LIKELIHOODS: dict[Any, tuple[Likelihood, dict[str, Any]]] = {
 
 
 def likelihood_of(caller: str, loss: Any) -> Likelihood:
-    """The distribution of a loss.
-
-    Args:
-        caller: The operator, for the error message.
-        loss: The loss.
-
-    Returns:
-        Its distribution.
-
-    Raises:
-        InputError: If it is none of those in the table, or has options that change the distribution.
-    """
+    """The distribution of a loss in the table; others, and options that change the distribution, are refused."""
     likelihood, changed = _look_up(loss)
     if likelihood is None or changed:
         known = ", ".join(f"{key.__module__}.{key.__name__}" for key in LIKELIHOODS)
@@ -115,17 +104,7 @@ def likelihood_of(caller: str, loss: Any) -> Likelihood:
 
 
 def require_rows(caller: str, loss: Any, outputs: Tensor, likelihood: Likelihood | None = None) -> None:
-    """Refuse outputs of a single example, whose first dimension counts no examples.
-
-    Args:
-        caller: The operator, for the error message.
-        loss: The loss.
-        outputs: The model's outputs.
-        likelihood: The loss's distribution, where it is known.
-
-    Raises:
-        InputError: If the first dimension does not count independent factors of the density.
-    """
+    """Refuse outputs whose first dimension does not count independent factors of the density, as a single example's."""
     likelihood = likelihood or _look_up(loss)[0]
     if outputs.dim() == 0 or (likelihood is not None and likelihood.factors(outputs) % max(outputs.shape[0], 1)):
         raise InputError(

@@ -45,15 +45,7 @@ class LinearProduct(torch.autograd.Function):
 
 
 def multiply(operator: Any, block: Tensor) -> Tensor:
-    """The product of an operator with a block of columns, which keeps its derivative in the block.
-
-    Args:
-        operator: The operator.
-        block: The columns, (n, k).
-
-    Returns:
-        The products, (m, k).
-    """
+    """The product of an operator with a block (n, k), which keeps its derivative in the block."""
     # The Function costs some microseconds, and there is nothing to differentiate for most callers.
     differentiated = torch.is_grad_enabled() and block.requires_grad
     if only_reverse_mode() and not differentiated and not any_legacy_batched([block]):

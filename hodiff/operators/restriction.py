@@ -18,18 +18,7 @@ A = TypeVar("A")
 
 
 def leaves_named(domain: Space, names: str | Sequence[str]) -> tuple[list[int], list[str]]:
-    """Which leaves of the parameters names pick.
-
-    Args:
-        domain: The space of the parameters.
-        names: Names of leaves, or leading parts of them: "0" picks "0.weight" and "0.bias".
-
-    Returns:
-        Indices of the leaves, in the order in which they were named, and the name of each leaf.
-
-    Raises:
-        InputError: If a name picks nothing.
-    """
+    """Indices and names of the leaves that names, or leading parts of them, pick: "0" picks "0.weight" and "0.bias"."""
     labels = [_label(path) for path in domain.names]
     indices: list[int] = []
     for name in [names] if isinstance(names, str) else names:
@@ -52,16 +41,7 @@ def subspace(domain: Space, indices: Sequence[int], labels: Sequence[str]) -> Sp
 
 
 def restrict(operator: Any, names: str | Sequence[str], functions: Sequence[str]) -> Any:
-    """A curvature operator of some leaves: its functions see the others as constants.
-
-    Args:
-        operator: The operator.
-        names: As in `leaves_named`.
-        functions: Attributes that hold functions of x.
-
-    Returns:
-        An operator of the same kind on a dict with these leaves.
-    """
+    """A curvature operator of some leaves; its `functions`, attributes by name, see the others as constants."""
     indices, labels = leaves_named(operator.domain, names)
     other = copy.copy(operator)
     other.relocate(tuple(operator.leaves[i] for i in indices), subspace(operator.domain, indices, labels))

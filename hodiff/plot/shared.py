@@ -14,19 +14,7 @@ if TYPE_CHECKING:
 
 
 def require_package(module: str, function: str, remedy: str) -> Any:
-    """Import an optional package.
-
-    Args:
-        module: The module to import.
-        function: The public function, for the error message.
-        remedy: How to get the package.
-
-    Returns:
-        The module.
-
-    Raises:
-        HodiffError: If it is not installed.
-    """
+    """Import an optional package, or say how to get it."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -42,18 +30,7 @@ def axes_or_new(ax: Axes | None, function: str) -> Axes:
 
 
 def one_number(function: str, y: Any) -> Tensor:
-    """The result of a drawn function as a tensor of shape ().
-
-    Args:
-        function: The public function, for the error message.
-        y: The result.
-
-    Returns:
-        The result.
-
-    Raises:
-        InputError: If it is not one real floating-point number.
-    """
+    """The result of a drawn function as a tensor of shape (), which must be one real floating-point number."""
     if isinstance(y, Tensor) and y.numel() == 1 and y.is_floating_point():
         return y.reshape(()) if y.dim() else y
     got = f"shape {tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else type(y).__name__

@@ -19,13 +19,7 @@ Leaves = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class SplitGraph:
-    """The two halves.
-
-    Attributes:
-        point: Maps the tensors that the point and the batch consist of to residuals.
-        linear: Maps residuals and tangents to products.
-        residuals: How many residuals there are.
-    """
+    """A graph in two halves: from constants to residuals, and from residuals and tangents to products."""
 
     point: fx.GraphModule
     linear: fx.GraphModule
@@ -33,33 +27,14 @@ class SplitGraph:
 
 
 def capture(product: Callable[..., Sequence[Tensor]], constants: Leaves, tangents: Leaves) -> SplitGraph:
-    """Trace a product and split it.
-
-    Tensors without data stand for the real ones, so that a function which branches on values cannot be captured, and a
-    graph that was captured holds at every point.
-
-    Args:
-        product: Maps (constants, tangents) to products, linear in the tangents.
-        constants: Everything that is no tangent.
-        tangents: The vector's leaves.
-
-    Returns:
-        The halves.
-    """
+    """Trace a product of (constants, tangents), linear in the latter, and split it."""
+    # Tensors without data stand for the real ones: what branches on values is not captured, the rest holds everywhere.
     traced = make_fx(product, tracing_mode="fake", _allow_non_fake_inputs=True)(constants, tangents)
     return split(traced, len(constants))
 
 
 def split(traced: fx.GraphModule, constants: int) -> SplitGraph:
-    """Cut a graph along the edges from what depends on its first inputs alone to what depends on the others.
-
-    Args:
-        traced: The graph.
-        constants: How many inputs are constants; the others are tangents.
-
-    Returns:
-        The halves.
-    """
+    """Cut a graph along the edges from what depends on its first inputs alone to what depends on the others."""
     traced.graph.eliminate_dead_code()
     nodes = list(traced.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -92,16 +67,7 @@ def split(traced: fx.GraphModule, constants: int) -> SplitGraph:
 
 
 def widen(linear: fx.GraphModule, residuals: Leaves, tangents: Leaves) -> fx.GraphModule:
-    """The linear half for k vectors at once.
-
-    Args:
-        linear: The half for one vector.
-        residuals: Its residuals.
-        tangents: Leaves (k, *shape).
-
-    Returns:
-        The half for leaves (k, *shape).
-    """
+    """The linear half for k vectors at once, leaves (k, *shape), from the half for one."""
     constant = len(residuals)
     # Torch's formulas write in place here and there, for which there are no batching rules.
     linear = make_fx(functionalize(linear), tracing_mode="fake")(*residuals, *(v[0] for v in tangents))

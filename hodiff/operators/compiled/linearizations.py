@@ -39,17 +39,7 @@ class CompiledLinearizations:
     def linearize(
         self, product: Product, leaves: Leaves, args: tuple[Any, ...], eager: Callable[[], Any]
     ) -> CompiledLinearization | None:
-        """Linearize by a captured graph.
-
-        Args:
-            product: Maps point, tangents and arguments to the product.
-            leaves: The point.
-            args: Further arguments.
-            eager: Makes the eager linearization that the first one is compared with.
-
-        Returns:
-            The linearization, or None where the product cannot be captured or came out differently; a warning says so.
-        """
+        """The linearization by captured graphs; None where that failed or differed from eager, which is warned of."""
         arguments = Arguments((leaves, args))
         if arguments.form not in self._graphs:
 
@@ -141,12 +131,7 @@ class _Graphs:
 
 
 class CompiledLinearization:
-    """The residuals at a point, and the compiled graphs that make products of them.
-
-    Attributes:
-        bytes_each: 0, as blocks go through in groups of a fixed width.
-        nbytes: Bytes of the residuals.
-    """
+    """The residuals at a point, and the compiled graphs that make products of them."""
 
     def __init__(self, graphs: _Graphs, residuals: Leaves):
         self._graphs = graphs
