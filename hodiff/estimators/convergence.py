@@ -1,4 +1,4 @@
-"""The error of an iteration that did not arrive."""
+"""The error, or the warning, of an iteration that did not converge."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def not_converged(message: str, result: Any, *, throw: bool) -> None:
     """Raise a `ConvergenceError`, or warn where the caller asked for the result all the same."""
     if throw:
         raise ConvergenceError(message, result)
-    # From here over the public function to the user's line.
+    # Past this function and the public one, to the user's line.
     warnings.warn(message, HodiffWarning, stacklevel=3)

@@ -67,7 +67,7 @@ class Increment:
 
 # Gives an increment for the columns of residuals, each to be reduced to its target norm.
 Solver = Callable[[DampedSystem, Tensor, Tensor], Increment]
-# Norms that must become small, of residuals.
+# Norms of residuals, which must become small.
 Measure = Callable[[DampedSystem, Tensor], Tensor]
 
 

@@ -1,4 +1,4 @@
-"""All columns of an operator, by its products with unit vectors."""
+"""The matrix of an operator, or its diagonal, by products with all unit vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The algorithms behind `eigsh`: each gives eigenvalues and eigenvectors, and leaves it to `eigsh` to judge them."""
+"""The algorithms behind `eigsh`: each gives eigenvalues and eigenvectors, which `eigsh` judges."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class EigenProblem:
 
 def _by_arpack(problem: EigenProblem) -> tuple[Tensor, Tensor]:
     if not bool(problem.matmat(problem.start).any()):
-        # ARPACK multiplies its start, and refuses what is zero then.
+        # ARPACK refuses a start whose product is zero.
         return _by_lanczos(problem)
     if problem.which != "SM":
         return _to_device(problem.view, *_arpack_end(problem, problem.which))
@@ -108,7 +108,7 @@ def _rough_norm(problem: EigenProblem) -> float:
 def complete(
     problem: EigenProblem, which: str, values: np.ndarray, vectors: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Put eigenvalues in that a single start has missed: further copies of one that occurs more than once."""
+    """Add eigenvalues that a single start has missed: further copies of one that occurs more than once."""
     for _ in range(problem.k if problem.k > 1 else 0):
         missed = _beyond(problem, which, values, vectors)
         if missed is None:
@@ -151,7 +151,7 @@ def _by_lobpcg(problem: EigenProblem) -> tuple[Tensor, Tensor]:
     operator = host_operator(problem.view, problem.matmat, problem.view.dtype)
     problem.matmat(problem.start)
     with warnings.catch_warnings():
-        # It warns where it stops early, which the residuals decide.
+        # SciPy warns where LOBPCG stops early; the residuals say whether that matters.
         warnings.simplefilter("ignore", UserWarning)
         values, vectors = lobpcg(
             operator,

@@ -77,7 +77,7 @@ class Chain:
         alpha, beta = total[j].item(), _norm(rest)
         self._scale = max(self._scale, abs(alpha), _norm(image))
         self._require_symmetry(total[:j].clone())
-        # What is left of an image within the span is rounding; the next vector would be made of nothing else.
+        # An image within the span leaves nothing but rounding, of which the next vector would be made.
         if j + 1 == self._dimension or beta <= max(2 * self._view.rounding, SUMS) * self._scale:
             beta = 0.0
         self._alphas.append(alpha)

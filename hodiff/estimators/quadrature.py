@@ -89,7 +89,7 @@ def _gauss(chain: Chain, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fewer(chain: Chain) -> int:
-    """An exhausted chain has the exact rule of its start, and no shorter one says anything of its error."""
+    """An exhausted chain gives its start's exact rule, whose error no shorter rule estimates."""
     return len(chain) if chain.exhausted else max(1, len(chain) - max(1, len(chain) // 10))
 
 

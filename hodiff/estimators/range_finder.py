@@ -11,9 +11,8 @@ from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw
 from hodiff.estimators.view import View
 
-SMALL = (
-    64  # Up to this size vectors of signs may well be dependent, which must not be taken for a range that is complete.
-)
+# Up to this size random sign vectors may be dependent, which must not be mistaken for a complete range.
+SMALL = 64
 
 
 @dataclass(frozen=True, eq=False)

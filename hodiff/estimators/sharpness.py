@@ -17,7 +17,7 @@ from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw, generator_or_default
 from hodiff.estimators.view import View, view_of
 
-# Noise in a start, of its length, and steps beyond convergence: for an eigenvector that has overtaken it to be met.
+# Noise in a start, relative to its length, and steps beyond convergence: they find an eigenvector that overtook it.
 NOISE = 0.1
 PATIENCE = 5
 

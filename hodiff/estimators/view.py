@@ -56,7 +56,7 @@ class View:
         try:
             return self._by_groups(self.apply_transposed, block, self.shape[1])
         except (NotImplementedError, InputError):
-            # SciPy's and hodiff's transposes exist before they are known to multiply.
+            # A transpose of SciPy's or hodiff's may exist without products.
             self.apply_transposed = None
             return None
 

@@ -34,7 +34,7 @@ def argmin(
     $$ \dot x = -H^{-1} \, \partial_p \nabla_x f \, \dot p, \qquad
        \bar p = -(\partial_p \nabla_x f)^\top H^{-1} \bar x. $$
 
-    Any stationary point where $H$ is regular will do; that it is a minimum is the solver's business.
+    Any stationary point where $H$ is regular will do; the solver decides whether it is a minimum.
 
     Args:
         objective: `objective(x, *params)`, a tensor of shape `()`; with `has_aux`, `(value, aux)`. What is to be

@@ -13,7 +13,7 @@ from hodiff.errors import InputError
 from hodiff.rules.arguments import require_dims, require_floating, require_number_or_floating
 from hodiff.torch_internals.differentiation import only_reverse_mode
 
-# Parts that a range of kinks is cut into at once: small problems take the time of their operators' calls.
+# Parts that a range of kinks is cut into at once: in small problems the number of operator calls is what takes time.
 WAYS = 8
 
 
@@ -106,7 +106,7 @@ def _active_set(x: Tensor, n: Tensor, level: Tensor, lower: Tensor, upper: Tenso
         left, right = ranks.gather(-1, passed), ranks.gather(-1, passed + 1)
     here, there = places.gather(-1, left), places.gather(-1, left + 1)
 
-    # What is not a number is no bound either.
+    # NaN counts as free, so that it reaches the result.
     free = (first <= here) & (there <= last) & (lower < upper) | x.isnan()
     # Past its kinks an entry with a positive normal has come down to its lower bound; a negative one starts there.
     low = torch.where(flat, x <= lower, torch.where(n > 0, last <= here, first >= there))
@@ -119,7 +119,7 @@ def _active_set(x: Tensor, n: Tensor, level: Tensor, lower: Tensor, upper: Tenso
 
 
 def _sum(n: Tensor, y: Tensor) -> Tensor:
-    """The scalar product; an entry whose normal is zero takes no part, though it be infinite."""
+    """The scalar product; an entry whose normal is zero takes no part, even where it is infinite."""
     return torch.where(n == 0, 0.0, n * torch.where(n == 0, 0.0, y)).sum(-1, keepdim=True)
 
 

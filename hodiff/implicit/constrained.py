@@ -32,8 +32,8 @@ def equality_argmin(
 
     $$ \nabla_x f(x, p) + \partial_x h(x, p)^\top y = 0, \qquad h(x, p) = 0, $$
 
-    a symmetric, indefinite system in $(x, y)$. It holds at every stationary point; that it is a minimum is the solver's
-    business, or that of convexity.
+    a symmetric, indefinite system in $(x, y)$. It holds at every stationary point; whether that is a minimum depends on
+    the solver, or follows from convexity.
 
     Args:
         objective: `objective(x, *params)`, a tensor of shape `()`.

@@ -67,7 +67,7 @@ class ImplicitCall(RuleCall):
         return tuple(self.take_output(_known(*self.all_arguments(leaves))))
 
     def pushforward(self, leaves: Tensors, tangents: Sequence[Any]) -> list[Tensor | None]:
-        r"""$\dot x = -J^{-1} \, \partial_p r \, \dot p$; where the solver's own result goes does not matter."""
+        r"""$\dot x = -J^{-1} \, \partial_p r \, \dot p$; the tangent of the solver's own result is not used."""
         equation, x, params, at = self._at_solution(leaves)
         moving = [i for i in range(len(self.like), len(leaves)) if tangents[i] is not None]
         if not moving:

@@ -73,7 +73,7 @@ def anderson(
 
         def update(x: Tensor, f: Tensor) -> Tensor:
             if len(points) > 1 and f.norm() > steps[-1].norm():
-                # At a kink of the map, what was learnt before it misleads: go back, and begin anew.
+                # Past a kink of the map the iterates before it mislead: go back, and start afresh.
                 x, f = points[-1], steps[-1]
                 points.clear()
                 steps.clear()
@@ -106,7 +106,7 @@ def _iterate(
                 following = step(ravel.tree(x), *params)
                 ravel.require_same(following, "fixed_point: step: result", remedy)
                 f = ravel.vector(following) - x
-                # Also stops at numbers that are none.
+                # Also stops where numbers are not finite.
                 if not f.norm() > bound * max(1.0, x.norm().item()):
                     break
                 x = update(x, f)

@@ -1,4 +1,4 @@
-"""Ways to solve one linear system by products, for many right-hand sides: a table of short functions of vectors."""
+"""Solvers of one linear system by products, for many right-hand sides, in a table by their names."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _refined(solve: Callable[..., Any], system: SquareSystem, b: Tensor) -> Tens
             break
         # Divided by its norm, a residual is neither too small nor too large for the method's own tests.
         scale = r.norm()
-        # Where a method breaks down, its numbers are none, and the residual says so.
+        # Where a method breaks down its numbers are not finite, which the residual shows.
         with np.errstate(all="ignore"):
             part, done = solve(
                 operator, (r / scale).cpu().to(working).numpy(), system.tol, system.max_iterations or 10 * n

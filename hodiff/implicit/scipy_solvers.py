@@ -165,7 +165,7 @@ class _Point:
 
 
 def _quietly(solve: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Without NumPy's warnings of steps that lead nowhere: what counts is the residual at the end."""
+    """Call without NumPy's warnings of steps that lead nowhere; the residual at the end is what counts."""
     with np.errstate(all="ignore"):
         return solve(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Code that nothing may look into: solvers run on plain tensors, and each element of a batch on its own."""
+"""Calls of solvers on plain tensors, below all transforms, for each element of a batch by itself."""
 
 from __future__ import annotations
 

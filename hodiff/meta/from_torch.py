@@ -69,7 +69,7 @@ def from_torch(optimizer: torch.optim.Optimizer, params: PyTree = None) -> tuple
     for leaf, initial in zip(leaves, fresh.slots, strict=True):
         held: dict[str, Any] = optimizer.state.get(leaf, {})
         held = {name: value for name, value in held.items() if isinstance(value, Tensor)}
-        # Only SGD does not count; a buffer tells that there was a step.
+        # SGD alone does not count steps; a buffer shows that there was one.
         steps.append(int(held["step"]) if "step" in held else int("momentum_buffer" in held))
         slots.append({name: held[name].detach().clone() if name in held else zero for name, zero in initial.items()})
     return rule, OptimizerState(tuple(steps), tuple(slots))

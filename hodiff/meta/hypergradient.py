@@ -142,7 +142,7 @@ def hypergradient(
     result = _implicit(
         problem, damping, lambda H: make(H, iterations or default_iterations, tolerance, step, generator)
     )
-    # A NaN is no success either.
+    # NaN fails this test, too.
     if not result.residual <= tolerance:
         warnings.warn(
             f"hypergradient: {method} left a relative residual of {result.residual:.1e}, above "
@@ -209,7 +209,7 @@ def _implicit(problem: _BilevelProblem, damping: float, make: Callable[[InnerHes
     if not any(g is not None for g in found[count:]) and not any(each.any() for each in mixed) and norm(x) > 0:
         _require_path(slopes, problem.hypers)
     result = [d - m for d, m in zip(direct, mixed, strict=True)]
-    # Conjugate gradients tell in a few steps how large the error is, whatever made it.
+    # A few steps of conjugate gradients estimate the error, whichever method left it.
     error = by_conjugate_gradients(H, ERROR_STEPS, 0.1, None, None)(left)
     scale = norm(of_params)
     outer_error = torch.stack([(s.detach() * each).sum() for s, each in zip(slopes, x, strict=True)]).sum()
@@ -247,7 +247,7 @@ def _unrolled(problem: _BilevelProblem, steps: int, optimizer: Optimizer) -> Hyp
     half, _, outer_before, slope_before = after(steps // 2)
     value = [torch.zeros_like(x) if g is None else g for g, x in zip(whole, problem.hypers, strict=True)]
     change = [v if h is None else v - h for v, h in zip(value, half, strict=True)]
-    # What shrank by a ratio on the second half of the way shrinks by it again: the rest of a geometric series.
+    # If each further half shrinks the slope by the ratio of the second one, the rest is a geometric series.
     ratio = slope_at_end / slope_before if slope_before else 0.0
     rest = ratio / (1 - ratio) if ratio < 0.5 else 1.0
     start = slope(problem.params)

@@ -135,7 +135,7 @@ class IMAML(MetaLearner):
         self.keep_statistics([each.buffers for each in minima])
         losses, self.residual = torch.cat(values), torch.cat(residuals)
         worst = float(self.residual.max())
-        # A NaN is no success either.
+        # NaN fails this test, too.
         if not worst <= self.cg_tolerance:
             warnings.warn(
                 f"IMAML: conjugate gradients stopped at a relative residual of {worst:.1e} after at most "

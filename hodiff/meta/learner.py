@@ -62,7 +62,7 @@ class MetaLearner(nn.Module):
         require_callable(caller, loss=loss)
         require_choice(caller, "batch_norm", given["batch_norm"], POLICIES)
         require_int(caller, "chunk_size", given["chunk_size"], 1, optional=True)
-        # Asked once: tangents and replaced parameters of torch.func do not say whether they require a gradient.
+        # Settled now: tangents and replaced parameters of torch.func do not say whether they require a gradient.
         self.names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         if not self.names:
             raise InputError(f"{caller}: module: expected parameters that require gradients, got none.")
@@ -118,7 +118,7 @@ class MetaLearner(nn.Module):
         return adapt(total, start, support, optimizer, steps, buffers=buffers, history=True, **self.options)
 
     def starts(self, tasks: int) -> Parameters:
-        """The same for each of some tasks, in front."""
+        """The parameters before adaptation, repeated for each task, tasks in front."""
         return {name: each.expand(tasks, *each.shape) for name, each in self.adapted_parameters().items()}
 
     def adapted_parameters(self) -> Parameters:
@@ -127,7 +127,7 @@ class MetaLearner(nn.Module):
         return {name: parameters[name] for name in self.names}
 
     def make_optimizer(self) -> Optimizer:
-        """What makes the inner steps."""
+        """The optimizer of the inner steps."""
         return self.inner_optimizer
 
     def make_inner_loss(self, start: Parameters) -> Callable[..., tuple[Tensor, Parameters]]:

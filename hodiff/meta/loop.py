@@ -50,17 +50,17 @@ class Loop:
         return point, losses
 
     def run_recomputed(self, point: Point, batches: Sequence[PyTree]) -> tuple[Point, list[Tensor]]:
-        """The same, of which only the ends are kept."""
+        """The same, with only the ends kept."""
         return recomputed(self.run, point, batches)
 
     def run_constant(self, point: Point, batches: Sequence[PyTree]) -> tuple[Point, list[Tensor]]:
-        """The same as constants, but that the parameters count as where they started plus a constant."""
+        """The same without a graph; the parameters count as their start plus a constant."""
         start, _, _ = point
         constant = Loop(self.loss, constant_gradient, self.optimizer, self.clip)
         with torch.no_grad():
             point, losses = constant.run(detached(point), batches)
         params, state, buffers = detached(point)
-        # The difference is zero in number, and one in derivative.
+        # The difference has the value zero and the derivative one.
         params = pytree.tree_map(lambda end, begin: end + (begin - begin.detach()), params, start)
         return (params, state, buffers), losses
 

@@ -1,4 +1,4 @@
-"""Finding out where an inner loop lost its numbers."""
+"""The step of an inner loop at which numbers stop being finite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NonFiniteError(HodiffError, ArithmeticError):
 
 def all_finite(tree: PyTree) -> bool:
     """Whether the numbers of a tree are finite, all elements of a batch of `torch.func.vmap` included."""
-    # A sum may overflow where no number does; who asks looks again then.
+    # A sum may overflow where no number does; `explain` then finds nothing to raise for.
     return all(math.isfinite(float(_plain(leaf).sum())) for leaf in tensors_in(tree))
 
 

@@ -123,7 +123,7 @@ class Optimizer:
         return pytree.tree_unflatten(new_leaves, spec), OptimizerState(tuple(new_steps), tuple(new_slots))
 
     def _applied(self, rule: Any, grad: Tensor, slots: Slots, leaf: Tensor, step: int) -> tuple[Tensor, Slots]:
-        """The rule, whose arguments broadcast where they should not if nobody looks."""
+        """The rule, after a look at shapes that would broadcast without an error."""
         name = type(self).__name__
         if grad.shape != leaf.shape:
             raise InputError(f"{name}: grads: expected {describe(leaf)} as in params, got {describe(grad)}.")

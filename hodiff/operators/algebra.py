@@ -196,7 +196,7 @@ class InverseOperator(LinearOperator):
 
     @property
     def last_report(self) -> Solution | None:
-        """What `solve` said about the last product."""
+        """What `solve` returned for the last product."""
         return self._solutions.last_report
 
     def multiply(self, block: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def add(left: LinearOperator, right: LinearOperator) -> SumOperator:
             "make both for parameters of the same structure."
         )
     terms = [term for each in (left, right) for term in (each.terms if isinstance(each, SumOperator) else (each,))]
-    # The sum speaks in pytrees where one of its terms does.
+    # The sum takes and gives pytrees where one of its terms does.
     terms.sort(key=lambda term: term.domain.spec.is_leaf())
     return SumOperator(terms)
 

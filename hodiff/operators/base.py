@@ -47,7 +47,7 @@ class LinearOperator(ABC):
         tensor([3., 3., 3.])
     """
 
-    # NumPy's numbers leave the product with an operator to it.
+    # So that NumPy's scalars leave a product with an operator to the operator.
     __array_ufunc__ = None
 
     def __init__(self, domain: Space, codomain: Space | None = None, *, symmetric: bool = False):

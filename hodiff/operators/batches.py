@@ -132,7 +132,7 @@ class Batches:
 
 
 def fingerprint(content: PyTree) -> Fingerprint:
-    """Shapes and sums of a batch's tensors, by which it is known again."""
+    """Shapes and sums of a batch's tensors, by which it is recognised."""
     return tuple((tensor.shape, _sum(tensor)) for tensor in tensors_in(content))
 
 

@@ -115,7 +115,7 @@ class CurvatureOperator(LinearOperator):
 
     @abstractmethod
     def _value(self, args: tuple[Any, ...]) -> Tensor:
-        """What must come out the same on each evaluation."""
+        """A value that must be the same on each evaluation."""
 
     def _evaluate(self, function: BoundFunction) -> PyTree:
         """A function at the point, which may differentiate by the point on the way."""

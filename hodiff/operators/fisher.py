@@ -99,7 +99,7 @@ class FisherOperator(GaussNewtonOperator):
         inputs, targets = pair(batch)
         outputs = _one_output("FisherOperator", self._evaluate(self._bound(self.leaves, inputs)))
         require_rows("FisherOperator", self.loss, outputs, self.likelihood)
-        # Batches of all ranks have seeds of their own, lest their errors add up.
+        # Every batch of every rank has a seed of its own, so that sampling errors are independent.
         seed = self._seed + index * size_of(self.process_group) + rank_in(self.process_group)
         drawn = self.likelihood.sample(outputs, self.samples, torch.Generator(outputs.device).manual_seed(seed))
         return ((inputs, self.likelihood.like(drawn, targets)),)
@@ -167,7 +167,7 @@ class EmpiricalFisherOperator(ModelLossOperator):
 
 
 def _gradients(loss: BoundFunction) -> tuple[Tensor | None, ...]:
-    """Those of all examples by the outputs."""
+    """Gradients of the loss by the outputs, of all examples."""
     with torch.enable_grad():
         outputs = [leaf.detach().requires_grad_() for leaf in loss.leaves]
         value, _ = loss.scalar(outputs)

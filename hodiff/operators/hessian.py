@@ -135,7 +135,7 @@ class _RecordedHessian:
         self.bytes_each = self._gradient.bytes_each
         self.nbytes = self.bytes_each // 2
         if lacks_derivatives(*self._gradient.live_edges):
-            # Another route may do where this product raises.
+            # Raise now where this product does, so that another route is tried.
             self.products(tuple(torch.zeros_like(leaf)[None] for leaf in function.leaves))
 
     def products(self, tangents: Leaves) -> Leaves:
@@ -145,14 +145,14 @@ class _RecordedHessian:
         return tuple(p[None] for p in self._gradient.product([v[0] for v in tangents], keep=True))
 
     def matrix(self, chunk_size: int | str | None, progress: bool) -> Tensor:
-        """The Hessian: half of its blocks, and what is constant in a block's rows not pulled back."""
+        """The Hessian, of which half of the blocks are computed, and rows that are constant not pulled back."""
         options: Any = {"chunk_size": chunk_size, "randomness": "same", "progress": progress}
         linearized = LinearizedHessian(self._function, ROUTES[0], recorded=self._gradient, **options)
         return symmetric_blocks(linearized, joined=True).matrix(self._function.leaves)
 
 
 class _RoutedHessian:
-    """Products by a route that has no point to stop at in eager torch."""
+    """Products by a route that shares no work between them in eager torch."""
 
     def __init__(self, function: BoundFunction, route: str, modules: Sequence[nn.Module]):
         self._function = function

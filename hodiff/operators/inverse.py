@@ -15,7 +15,7 @@ FACTORED = "dense"
 
 
 class Solutions:
-    """Solves for blocks of right-hand sides by `hodiff.estimators.solve`, whose last word is `last_report`."""
+    """Solves for blocks of right-hand sides by `hodiff.estimators.solve`, whose last result is `last_report`."""
 
     def __init__(self, operator: Any, method: str, options: dict[str, Any]):
         if method not in METHODS:
@@ -68,7 +68,7 @@ class _Columns:
 
 
 class _Factored:
-    """A matrix with its triangular factors, from which `solve` starts, and where they are good also ends."""
+    """A matrix with its triangular factors, whose solutions `solve` starts from and returns where they are good."""
 
     def __init__(self, matrix: Tensor, damping: float):
         self._matrix = matrix

@@ -153,7 +153,7 @@ def module_call(module: nn.Module) -> Callable[[PyTree, Any], Any]:
 
 
 def declared_reduction(loss: Any) -> str | None:
-    """The reduction that a loss of torch says it makes: a module's, a partial's, or a function's default."""
+    """The reduction that a loss of torch declares: a module's, a partial's, or a function's default."""
     if isinstance(loss, nn.Module):
         return getattr(loss, "reduction", None)
     try:
@@ -164,7 +164,7 @@ def declared_reduction(loss: Any) -> str | None:
 
 
 def _require_reduction(caller: str, loss: Any, reduction: str) -> None:
-    """Refuse a loss that says it does otherwise than what its batches are weighted for."""
+    """Refuse a loss that declares another reduction than its batches are weighted for."""
     declared = declared_reduction(loss)
     if declared in REDUCTIONS and reduction in REDUCTIONS and declared != reduction:
         raise InputError(

@@ -100,7 +100,7 @@ def _differences(f: Callable[[Tensor], Tensor], order: int, dots: np.ndarray, st
     def before(x: np.ndarray) -> np.ndarray:
         return _tower(f, torch.from_numpy(x.reshape(-1)), order - 1)[-1].numpy().reshape(x.shape)
 
-    with np.errstate(all="ignore"):  # at a pole the dot is missing, and that says enough
+    with np.errstate(all="ignore"):  # at a pole the dot is missing, which is enough
         return np.asarray(derivative(before, dots, initial_step=step).df)
 
 

@@ -104,7 +104,7 @@ def _roots(
 
 
 class _Drawing:
-    """Nodes as they are drawn. It holds them, as their identity lasts only as long as somebody does."""
+    """Draws nodes, and keeps them alive, as their identity lasts no longer than they do."""
 
     def __init__(self, picture: Digraph, names: dict[int, str], saved: bool):
         self._picture = picture

@@ -69,7 +69,7 @@ def split(traced: fx.GraphModule, constants: int) -> SplitGraph:
 def widen(linear: fx.GraphModule, residuals: Leaves, tangents: Leaves) -> fx.GraphModule:
     """The linear half for k vectors at once, leaves (k, *shape), from the half for one."""
     constant = len(residuals)
-    # Torch's formulas write in place here and there, for which there are no batching rules.
+    # Some of torch's formulas write in place, for which there are no batching rules.
     linear = make_fx(functionalize(linear), tracing_mode="fake")(*residuals, *(v[0] for v in tangents))
 
     def wide(*inputs: Any) -> Any:
@@ -97,7 +97,7 @@ def _fold_shared_factors(graph: fx.GraphModule) -> None:
             matrix = call(aten.permute.default, (call(aten.select.int, (left, 0, 0)), [1, 0]))
             product = call(aten.reshape.default, (call(aten.mm.default, (rows, matrix)), [k, columns, -1]))
             back = call(aten.permute.default, (product, [0, 2, 1]))
-            # What follows was traced for a result that lies in order.
+            # Later nodes were traced for a contiguous result.
             result = call(aten.clone.default, (back,), {"memory_format": torch.contiguous_format})
         node.replace_all_uses_with(result)
     graph.graph.eliminate_dead_code()

@@ -68,7 +68,7 @@ class CompiledLinearizations:
         except HodiffError:
             raise
         except Exception as error:
-            # Whatever the compiler could not do, eager products can.
+            # Eager products work, whatever the compiler could not do.
             warn_of_failure(f"{self.caller}: the product", error)
             return None
         same, gap = agree(found, eager().products(vector))
@@ -98,7 +98,7 @@ class _Graphs:
         return self._ways[width](residuals, group)
 
     def _narrow(self, residuals: Leaves, group: Leaves) -> Way:
-        # What is compiled is changed, and the wide graphs are made of the narrow one.
+        # Compiling changes a graph, and wide graphs are made from this one: a copy is compiled.
         graph = fx.GraphModule({}, copy.deepcopy(self._halves.linear.graph))
         compiled = _compile(graph, [*residuals, *(v[0] for v in group)])
         return lambda residuals, group: [each[None] for each in compiled(*residuals, *(v[0] for v in group))]
@@ -137,7 +137,7 @@ class CompiledLinearization:
         self._graphs = graphs
         self._residuals = residuals
         self.bytes_each = 0
-        # Views share what they look at.
+        # Views share storages, each of which counts once.
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in residuals}
         self.nbytes = sum(storages.values())
 
@@ -155,7 +155,7 @@ class CompiledLinearization:
         return tuple(torch.cat(columns)[:k] for columns in zip(*parts, strict=True))
 
     def _width(self, left: int, device: torch.device) -> int:
-        # A vector in flight takes about what the residuals take, and as much again.
+        # A product with one vector takes about twice the memory of the residuals.
         most = resolve_chunk_size("auto", left, 2 * self.nbytes, device)
         wanted = next(width for width, upto in WIDTHS if left <= upto)
         return wanted if wanted <= max(most, WIDTHS[1][0]) else WIDTHS[1][0]
