@@ -30,6 +30,11 @@ class Descent:
     # What ended a system early: `CURVATURE` that is not positive, or a `PRECONDITIONER` that is not.
     breakdowns: dict[int, Breakdown]
 
+    def end(self, columns: Tensor, kind: str) -> None:
+        """Note that these systems break down in the coming iteration."""
+        for column in columns.tolist():
+            self.breakdowns[column] = kind, self.iterations + 1
+
 
 def conjugate_gradients(
     product: Product,
@@ -65,32 +70,33 @@ def conjugate_gradients(
     z = r if precondition is None else precondition(r)
     p, rz = z, _dots(r, z)
     while True:
-        unusable = (rz <= 0) | ~torch.isfinite(rz)
-        for column in columns[unusable].tolist():
-            found.breakdowns[column] = PRECONDITIONER, found.iterations + 1
-        columns, r, p, rz, targets = _keep(~unusable, columns, r, p, rz, targets)
+        usable = (rz > 0) & torch.isfinite(rz)
+        if not bool(usable.all()):
+            found.end(columns[~usable], PRECONDITIONER)
+            columns, r, p, rz, targets = _keep(usable, columns, r, p, rz, targets)
         if not len(columns) or found.iterations >= max_iterations:
             return found
 
         image = product(p, columns)
         curvature = _dots(p, image)
-        flat = ~(curvature > 0)
-        for column in columns[flat].tolist():
-            found.breakdowns[column] = CURVATURE, found.iterations + 1
-        columns, r, p, rz, targets, image, curvature = _keep(~flat, columns, r, p, rz, targets, image, curvature)
+        curved = curvature > 0
+        if not bool(curved.all()):
+            found.end(columns[~curved], CURVATURE)
+            columns, r, p, rz, targets, image, curvature = _keep(curved, columns, r, p, rz, targets, image, curvature)
         length = (rz / curvature).to(r.dtype)
         solution[:, columns] += length * p
         r = r - length * image
         found.iterations += 1
-        sizes = norms_of(r)
+        squares = _dots(r, r)
+        sizes = squares.sqrt()
         norms[columns] = sizes
         if watch is not None:
             watch(found.iterations, sizes)
-        columns, r, p, rz, targets = _keep(sizes > targets, columns, r, p, rz, targets)
+        columns, r, p, rz, targets, squares = _keep(sizes > targets, columns, r, p, rz, targets, squares)
         if not len(columns):
             return found
         z = r if precondition is None else precondition(r)
-        ahead = _dots(r, z)
+        ahead = squares if precondition is None else _dots(r, z)
         p = z + (ahead / rz).to(r.dtype) * p
         rz = ahead
 
@@ -119,7 +125,7 @@ REASONS = {
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:
-    return (precise(a) * precise(b)).sum(0)
+    return (precise(a) * b).sum(0)
 
 
 def _keep(mask: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:

@@ -45,17 +45,19 @@ def neumann_series(
     """
     total, residual = torch.zeros_like(b), b
     limit = growth * norms_of(b)
-    diverged = torch.zeros_like(limit, dtype=torch.bool)
+    within = torch.ones_like(limit, dtype=torch.bool)
     for terms in range(1, max_terms + 1):
-        total += step_size * residual
-        residual = residual - step_size * product(residual)
+        total.add_(residual, alpha=step_size)
+        residual = torch.sub(residual, product(residual), alpha=step_size)
         norms = norms_of(residual)
         if watch is not None:
             watch(terms, norms)
-        diverged = (norms > limit) | ~torch.isfinite(norms)
-        if bool((norms <= targets).all()) or bool(diverged.any()):
+        if bool((norms <= targets).all()):
             break
-    return total, diverged
+        within = norms <= limit  # NaN is not
+        if not bool(within.all()):
+            break
+    return total, ~within
 
 
 def safe_step_size(product: Callable[[Tensor], Tensor], vector: Tensor, power_steps: int) -> float:

@@ -13,4 +13,4 @@ def precise(block: Tensor) -> Tensor:
 
 def norms_of(block: Tensor) -> Tensor:
     """Norms of columns, in high precision on the operator's device."""
-    return torch.linalg.vector_norm(precise(block), dim=0)
+    return torch.linalg.vector_norm(block, dim=0, dtype=block.dtype if block.device.type == "mps" else torch.float64)

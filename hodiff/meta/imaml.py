@@ -22,8 +22,8 @@ from hodiff.errors import HodiffWarning, InputError, RouteError
 from hodiff.graphs import inspect_graph
 from hodiff.implicit.argmin import argmin
 from hodiff.meta.batch_norms import moving_statistics, stacked
+from hodiff.meta.columns import solve_tasks
 from hodiff.meta.gradients import copied
-from hodiff.meta.leafwise_systems import solve_tasks
 from hodiff.meta.learner import Batch, MetaLearner, Parameters
 from hodiff.meta.options import LearnerOptions
 from hodiff.recompute.surroundings import Surroundings

@@ -11,9 +11,8 @@ from torch import Tensor
 from hodiff.estimators.conjugate_gradients import conjugate_gradients
 from hodiff.estimators.neumann import neumann_series, safe_step_size
 from hodiff.estimators.precision import norms_of
-from hodiff.operators.spaces import Space
+from hodiff.meta.columns import Columns, Vector
 
-Vector = list[Tensor]
 # From a right-hand side to an approximate solution.
 Inverse = Callable[[Sequence[Tensor]], Vector]
 # Power iterations that the largest eigenvalue is estimated by.
@@ -31,7 +30,7 @@ class InnerHessian:
     products: int = 0
 
     def __post_init__(self) -> None:
-        self._space = Space.of(list(self.leaves))
+        self._layout = Columns(self.leaves, 1)
 
     def __call__(self, v: Sequence[Tensor]) -> Vector:
         """Multiply."""
@@ -44,11 +43,11 @@ class InnerHessian:
 
     def column(self, v: Sequence[Tensor]) -> Tensor:
         """All numbers of a vector, (n, 1)."""
-        return self._space.join([each[None] for each in v], 1)
+        return self._layout.join(v)
 
     def vector(self, column: Tensor) -> Vector:
         """The inverse of `column`."""
-        return [each[0] for each in self._space.split(column)]
+        return self._layout.split(column)
 
 
 def pulled(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Vector:
