@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge
 
-from hodiff.torch_internals.graph_nodes import function_of, results_of
+from hodiff.torch_internals.graph_nodes import function_name, function_of, results_of
 
 # Every Function marked once_differentiable runs the same wrapper, so its code identifies the mark.
 _ONCE = once_differentiable(lambda ctx: None).__code__
@@ -39,7 +39,7 @@ def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
             leaves.append(leaf)
         function = function_of(node)
         if once is None and function is not None and is_once_differentiable(function):
-            once = node.name().removesuffix("Backward").removesuffix("Generated")
+            once = function_name(node)
     return leaves, once
 
 

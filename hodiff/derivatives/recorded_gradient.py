@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,9 +14,9 @@ from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.graphs import coarsest_eps, cotangent_bytes
 from hodiff.recompute.recording import Recording
+from hodiff.torch_internals.wording import Wording, says
 
 # How torch words that an operator or a Function has no batching rule.
-_BATCHING = re.compile("vmap|batching rule", re.IGNORECASE)
 
 
 class RecordedGradient:
@@ -142,7 +141,7 @@ def pull_batch(pull: Callable[..., Sequence[Tensor | None]], cotangents: Sequenc
     try:
         found = vmap(present)(*cotangents)
     except RuntimeError as error:
-        if not _BATCHING.search(str(error)):
+        if not says(error, Wording.BATCHING):
             raise
         found = [torch.stack(column) for column in zip(*map(present, *cotangents), strict=True)]
     result: list[Tensor | None] = [None] * number

@@ -7,7 +7,6 @@ Y computes.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -26,6 +25,7 @@ from hodiff.errors import HodiffError, HodiffWarning, InputError, RouteError
 from hodiff.graphs import inspect_graph
 from hodiff.routes import FORWARD_INSIDE as FORWARD_INSIDE
 from hodiff.routes import ROUTES as ROUTES
+from hodiff.torch_internals.wording import UNAVAILABLE, Wording, says
 
 Leaves = tuple[Tensor, ...]
 T = TypeVar("T")
@@ -141,22 +141,14 @@ def validate_route(route: str, caller: str) -> None:
         raise InputError(f"{caller}: unknown route {route!r}; expected one of {known}.")
 
 
-# How torch words that a derivative does not exist by some route, as opposed to a mistake in the user's function.
-_UNAVAILABLE = re.compile(
-    r"not implemented|not yet implemented|not (currently )?support|n't (yet )?support|once_differentiable"
-    r"|must override the setup_context|must implement the (jvp|backward|vjp)|vmap support|atching rule"
-    r"|inplace arithmetic|not possible because there exists a Tensor",
-    re.IGNORECASE,
-)
-
-# The same, where a user can do more about it than torch's words say.
+# Where a derivative is unavailable, and a user can do more about it than torch's words say.
 _EXPLAINED = {
-    "randomness error mode": "the function draws random numbers, and this way would draw anew for each group of "
+    Wording.RANDOM: "the function draws random numbers, and this way would draw anew for each group of "
     "directions; call model.eval(), pass randomness='same' to share one draw, or use the route "
     "'reverse-over-reverse' (for a Jacobian, the mode 'reverse'), which draws once",
-    "Inference tensors cannot be saved": "the function closes over a tensor made under torch.inference_mode; clone it "
+    Wording.INFERENCE_TENSOR: "the function closes over a tensor made under torch.inference_mode; clone it "
     "outside of that mode",
-    "mutate a captured Tensor": "the function changes a tensor in place, which torch.func refuses (batch norm updates "
+    Wording.CHANGES_CAPTURED: "the function changes a tensor in place, which torch.func refuses (batch norm updates "
     "its buffers so in training mode); call model.eval(), pass copies of the buffers through functional_call, or use "
     "the route 'reverse-over-reverse'",
 }
@@ -167,14 +159,13 @@ def unavailable(error: Exception) -> bool:
     if isinstance(error, HodiffError):
         return False
     return isinstance(error, NotImplementedError) or (
-        isinstance(error, RuntimeError)
-        and (_UNAVAILABLE.search(str(error)) is not None or any(words in str(error) for words in _EXPLAINED))
+        isinstance(error, RuntimeError) and says(error, *UNAVAILABLE, *_EXPLAINED)
     )
 
 
 def _reason(error: Exception) -> str:
     for words, explanation in _EXPLAINED.items():
-        if words in str(error):
+        if says(error, words):
             return explanation
     return str(error).strip().split("\n")[0]
 

@@ -18,6 +18,7 @@ from hodiff.derivatives.second_order import unavailable
 from hodiff.errors import InputError, RouteError
 from hodiff.graphs import cotangent_bytes, nodes_of
 from hodiff.recompute.recording import Recording
+from hodiff.torch_internals.graph_nodes import raises_when_run
 
 Leaves = tuple[Tensor, ...]
 
@@ -99,7 +100,7 @@ class RecordedModel:
 
 def lacks_derivatives(*outputs: Tensor | GradientEdge) -> bool:
     """Whether torch may have no derivative of an operator that computed some tensors: the product then raises."""
-    return any(node.name().endswith("NotImplemented") for node in nodes_of(*outputs))
+    return any(map(raises_when_run, nodes_of(*outputs)))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from hodiff.common.options import require_int
 from hodiff.common.trees import PyTree, flatten_primals, leaf_names
 from hodiff.errors import InputError
 from hodiff.plot.shared import one_number, require_package
-from hodiff.torch_internals.graph_nodes import saved_by_operator
+from hodiff.torch_internals.graph_nodes import raises_when_run, saved_by_operator
 
 if TYPE_CHECKING:
     from graphviz import Digraph
@@ -129,7 +129,7 @@ class _Drawing:
         name = visit(root)
         while waiting:
             node = waiting.pop()
-            for following, _ in () if _raises(node) else node.next_functions:
+            for following, _ in () if raises_when_run(node) else node.next_functions:
                 if following is not None:
                     self._picture.edge(self._drawn[node], visit(following))
         return name
@@ -140,14 +140,10 @@ def _look(node: Any, names: dict[int, str], colour: str, saved: bool) -> dict[st
         leaf = node.variable
         return {"label": _text(names.get(id(leaf), "leaf"), str(tuple(leaf.shape))), "shape": "ellipse", "style": ""}
     label = _text(node.name().rpartition("::")[2], *(_saved_shapes(node) if saved else ()))
-    if _raises(node):
+    if raises_when_run(node):
         return {"label": label, "fillcolor": RAISES}
     own = isinstance(node, torch.autograd.function.BackwardCFunction)
     return {"label": label, "fillcolor": colour, "penwidth": "3" if own else "1"}
-
-
-def _raises(node: Any) -> bool:
-    return node.name() in {"torch::autograd::Error", "torch::autograd::NotImplemented"}
 
 
 def _saved_shapes(node: Any) -> list[str]:

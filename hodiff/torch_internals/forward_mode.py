@@ -13,6 +13,8 @@ from torch import Tensor
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
+from hodiff.torch_internals.wording import Wording
+
 # `set_tangents(True)` as a context: operators carry tangents along inside of a Function's rule, too.
 set_tangents: Callable[[bool], AbstractContextManager[None]] = forward_ad._set_fwd_grad_enabled
 tangents_are_on: Callable[[], bool] = torch._C._is_fwd_grad_enabled
@@ -37,5 +39,5 @@ def has_tangent(tensor: Tensor) -> bool:
 def load_forward_rules() -> None:
     """Load now what torch would load on first use, warning its users of a deprecation inside of itself."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=f".*{Wording.TORCHSCRIPT.pattern}", category=DeprecationWarning)
         importlib.import_module("torch._decomp.decompositions_for_jvp")

@@ -15,6 +15,17 @@ def function_of(node: Any) -> Any:
     return getattr(node, "_forward_cls", None)
 
 
+def function_name(node: Any) -> str:
+    """The name of the `torch.autograd.Function` that made a node, under transforms, too."""
+    name: str = node.name().removesuffix("Backward").removesuffix("Generated")
+    return name
+
+
+def raises_when_run(node: Any) -> bool:
+    """Whether a node stands for a derivative that torch does not have."""
+    return node.name() in {"torch::autograd::Error", "torch::autograd::NotImplemented"}
+
+
 def saved_by_operator(node: Any) -> list[tuple[str, Any]]:
     """What an operator's node keeps for backward, by name."""
     return [(name.removeprefix("_saved_"), getattr(node, name)) for name in dir(node) if name.startswith("_saved_")]

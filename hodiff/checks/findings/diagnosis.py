@@ -14,6 +14,7 @@ from hodiff.checks.findings.codes import CODES
 from hodiff.checks.probes.cause import Cause, about_batches, modes_of
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding
+from hodiff.torch_internals.wording import Wording, pattern_of
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,17 @@ class CodePattern:
 
 # What torch itself says is missing; the special ones come first.
 MESSAGES: tuple[CodePattern, ...] = (
-    CodePattern("HD107", detail="once_differentiable"),
-    CodePattern("HD405", detail="setup_context", fact="custom"),
-    CodePattern("HD406", detail="setup_context", fact="plain"),
-    CodePattern("HD106", detail="Cannot access data pointer|doesn't have storage|Can't call numpy"),
-    CodePattern("HD403", detail="generate_vmap_rule|vmap staticmethod"),
+    CodePattern("HD107", detail=pattern_of(Wording.ONCE_DIFFERENTIABLE)),
+    CodePattern("HD405", detail=pattern_of(Wording.NO_SETUP_CONTEXT), fact="custom"),
+    CodePattern("HD406", detail=pattern_of(Wording.NO_SETUP_CONTEXT), fact="plain"),
+    CodePattern("HD106", detail=pattern_of(Wording.NO_NUMBERS)),
+    CodePattern("HD403", detail=pattern_of(Wording.NO_VMAP, Wording.TWO_VMAPS)),
     CodePattern(
-        "HD406", detail="Trying to use forward AD with|derivative for .* is not implemented|no autograd formula"
+        "HD406",
+        detail=pattern_of(Wording.NO_FORWARD_RULE, Wording.NO_REVERSE_RULE, Wording.NO_AUTOGRAD_FORMULA),
     ),
-    CodePattern("HD401", detail="implement the jvp|jvp function|jvp.*NotImplemented"),
-    CodePattern("HD406", detail=r"forward[- ](mode )?(AD|differentiation)|forward AD"),
+    CodePattern("HD401", detail=pattern_of(Wording.NO_JVP)),
+    CodePattern("HD406", detail=pattern_of(Wording.FORWARD_MODE)),
 )
 
 # What an entry is that nothing else explains.
@@ -68,7 +70,7 @@ LEFT_OVER: tuple[CodePattern, ...] = (
     CodePattern("HD402", route="vmap of values", kind="raises", fact="batching"),
     CodePattern("HD407", route="vmap", kind="raises"),
     CodePattern("HD402", route="vmap"),
-    CodePattern("HD407", quantity="batched", detail="vmap|batched"),
+    CodePattern("HD407", quantity="batched", detail=pattern_of(Wording.BATCHING)),
     CodePattern("HD408", kind="raises"),
     CodePattern("HD408", kind="fails", detail="^(?!GradcheckError)"),
     CodePattern("HD406", fact="plain"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hodiff.checks.report.data import Entry
+from hodiff.torch_internals.wording import Wording, says
 
 Explains = Callable[[Entry], bool]
 
@@ -53,7 +53,7 @@ def modes_of(entry: Entry) -> list[str]:
 def about_batches(entry: Entry) -> bool:
     """Whether an entry compares batched with single evaluations."""
     batched = entry.route in _GRADCHECKS and entry.quantity.startswith("batched")
-    return entry.route.startswith("vmap") or (batched and re.search("vmap|batch", entry.detail) is not None)
+    return entry.route.startswith("vmap") or (batched and says(entry.detail, Wording.BATCHING))
 
 
 def no_entry(entry: Entry) -> bool:

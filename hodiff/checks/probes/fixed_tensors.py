@@ -15,11 +15,10 @@ from hodiff.checks.probes.cause import Cause, Explains, by_forward, by_reverse, 
 from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
 from hodiff.checks.probes.torch_calls import TorchCalls, kind_of
 from hodiff.checks.source_lines import rule_location
+from hodiff.torch_internals.wording import Wording, says
 
 # A device on which nothing is computed, and which every build of torch has.
 _ELSEWHERE = "meta"
-_MISMATCH = ("same device", "two devices", "different devices", "expected device")
-_COPY = "out of meta tensor"
 
 
 def fixed_dtypes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
@@ -166,7 +165,7 @@ class _Elsewhere:
         except Exception as error:
             last = next((step for step in reversed(trace.steps) if step.kind != "no_grad"), None)
             copies = last is not None and last.name in {"copy_", "__setitem__"}
-            if not any(word in str(error) for word in _MISMATCH) and not (copies and _COPY in str(error)):
+            if not says(error, Wording.OTHER_DEVICE) and not (copies and says(error, Wording.NO_NUMBERS_TO_COPY)):
                 return "", ""
             if last is None or not trace.holds_made(last.tensors):
                 return "", ""

@@ -1,0 +1,77 @@
+"""How torch words what it lacks or refuses: the messages that hodiff tells apart, each by the pattern that finds it."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+
+class Wording(Enum):
+    """What torch says, as a pattern whose letters may be of either case, and what it means to the reader."""
+
+    # A derivative that does not exist.
+    NOT_IMPLEMENTED = (r"not (yet )?implemented", "an operator lacks the derivative that is asked for")
+    NOT_SUPPORTED = (r"not (currently )?support|n't (yet )?support", "a way to differentiate does not go there")
+    NO_REVERSE_RULE = (r"derivative for .* is not implemented", "an operator lacks a rule for reverse mode")
+    NO_AUTOGRAD_FORMULA = (r"no autograd formula", "so does one made by torch.library")
+    NO_FORWARD_RULE = (r"Trying to use forward AD with", "an operator lacks a rule for forward mode")
+    FORWARD_MODE = (r"forward[- ](mode )?AD", "it is forward mode that fails, for whatever reason")
+
+    # A Function with a part missing.
+    ONCE_DIFFERENTIABLE = (r"once_differentiable", "its gradient is marked as a constant to further derivatives")
+    NO_SETUP_CONTEXT = (r"must override the setup_context", "torch.func needs forward without ctx")
+    NO_RULE = (r"must implement (the jvp|either the backward or vjp)", "it has no rule for this mode")
+    NO_JVP = (r"jvp function", "its rule for forward mode is missing, or does not fit what forward does")
+    NO_VMAP = (r"vmap support", "it has none for batches")
+    TWO_VMAPS = (r"both generate_vmap_rule=True and", "it has two rules for batches, and torch takes neither")
+
+    # Batches.
+    BATCHING = (r"vmap|batching rule|batched", "batches are the matter, for whatever reason")
+    NO_BATCHING_RULE = (r"batching rule", "an operator cannot be batched")
+    CHANGES_UNBATCHED = (
+        r"not possible because there exists a Tensor",
+        "a batch would be written into a tensor that has none",
+    )
+    RANDOM = (r"randomness error mode", "random numbers under vmap, which was not told what to do with them")
+
+    # Tensors that cannot be what the code wants.
+    INFERENCE_TENSOR = (r"Inference tensors cannot be saved", "a tensor made in inference mode is part of the graph")
+    CHANGES_CAPTURED = (r"mutate a captured Tensor", "torch.func refuses to change what it has not been given")
+    NO_NUMBERS = (r"Cannot access data pointer|Can't call numpy", "a transform or a graph hides the numbers")
+    OTHER_DEVICE = (r"same device|expected device", "tensors of two devices meet")
+    NO_NUMBERS_TO_COPY = (r"out of meta tensor", "a copy from a device without numbers")
+
+    # Warnings in which torch speaks of itself.
+    BATCHES_BY_LOOP = (r"performance drop", "an operator without a batching rule runs in a loop, slow and right")
+    OUTPUT_RESIZED = (r"An output with one or more elements was resized", "that loop writes into another shape")
+    TORCHSCRIPT = (r"torch\.jit\.script", "rules of forward mode are loaded by a deprecated helper, on first use")
+    FUNCTION_MADE = (r"should not be instantiated", "dynamo makes an instance of a Function while it traces")
+
+    def __init__(self, pattern: str, meaning: str):
+        self.pattern = f"(?i:{pattern})"
+        self.meaning = meaning
+
+
+# That a derivative does not exist by some route, as opposed to a mistake in the user's function.
+UNAVAILABLE = (
+    Wording.NOT_IMPLEMENTED,
+    Wording.NOT_SUPPORTED,
+    Wording.ONCE_DIFFERENTIABLE,
+    Wording.NO_SETUP_CONTEXT,
+    Wording.NO_RULE,
+    Wording.NO_VMAP,
+    Wording.NO_BATCHING_RULE,
+    Wording.CHANGES_UNBATCHED,
+)
+# Warnings that would pass for defects of the code that runs.
+OF_TORCH_ITSELF = (Wording.BATCHES_BY_LOOP, Wording.OUTPUT_RESIZED, Wording.TORCHSCRIPT, Wording.FUNCTION_MADE)
+
+
+def pattern_of(*wordings: Wording) -> str:
+    """The regular expression that finds any of them."""
+    return "|".join(each.pattern for each in wordings)
+
+
+def says(said: object, *wordings: Wording) -> bool:
+    """Whether an exception or a text says any of them."""
+    return re.search(pattern_of(*wordings), str(said)) is not None

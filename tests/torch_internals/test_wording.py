@@ -1,0 +1,230 @@
+"""Every error and warning of the table, provoked in torch for real: its pattern has to find what torch says."""
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function, grad, gradcheck
+from torch.func import grad as gradient
+from torch.func import jvp, vmap
+
+from hodiff.torch_internals.graph_nodes import raises_when_run
+from hodiff.torch_internals.wording import Wording, pattern_of, says
+
+
+class _Old(Function):
+    """Takes ctx in forward, and marks its gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, cotangent):
+        return 2 * cotangent
+
+
+class _Bare(Function):
+    """Has no rule at all."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+
+class _TwoVmaps(_Bare):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return x.clone(), in_dims[0]
+
+
+class _InPlace(_Bare):
+    """Changes its input, and hands out a new tangent."""
+
+    @staticmethod
+    def forward(x):
+        return x.add_(1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_dirty(inputs[0])
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent.clone()
+
+
+@torch.library.custom_op("hodiff_wording::doubled", mutates_args=())
+def _doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+def _x(*shape: int) -> Tensor:
+    return torch.ones(*(shape or (3,)), requires_grad=True)
+
+
+def _rows() -> Tensor:
+    return torch.ones(2, 3)
+
+
+def _slope(f: Callable[[Tensor], Tensor]) -> Tensor:
+    x = _x()
+    return grad(f(x).sum(), x, create_graph=True)[0]
+
+
+def _pushed(f: Callable[[Tensor], Tensor]) -> Any:
+    return jvp(f, (torch.ones(3, 3),), (torch.ones(3, 3),))
+
+
+def _captured() -> Any:
+    buffer = torch.zeros(3)
+    return gradient(lambda x: buffer.add_(x).sum())(torch.ones(3))
+
+
+def _of_inference_mode() -> Any:
+    with torch.inference_mode():
+        constant = torch.ones(3)
+    return _x() * constant
+
+
+def _with_hooks(x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
+        return x.sin().sum()
+
+
+def _batched_differences() -> Any:
+    # Batched, torch refuses the branch on a number; gradcheck says what it was about.
+    class Branching(_Bare):
+        @staticmethod
+        def backward(ctx, cotangent):
+            return cotangent if cotangent.sum().item() < 1e9 else None
+
+    return gradcheck(Branching.apply, (_x().double().detach().requires_grad_(),), check_batched_grad=True)
+
+
+def _nested_levels() -> Any:
+    with torch.autograd.forward_ad.dual_level():
+        return jvp(torch.sin, (torch.ones(3),), (torch.ones(3),))
+
+
+# At least one for each alternative of a pattern.
+PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
+    Wording.NOT_IMPLEMENTED: (
+        lambda: _slope(F.hardsigmoid).sum().backward(),
+        lambda: torch.heaviside(torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.complex64)),
+    ),
+    Wording.NOT_SUPPORTED: (
+        lambda: _pushed(lambda x: torch.cdist(x, x)),
+        _captured,
+        lambda: gradient(_with_hooks)(torch.ones(3)),
+        lambda: vmap(lambda x: x.sum().item())(_rows()),
+        lambda: torch.from_numpy(torch.ones(3).numpy()[::-1]),
+    ),
+    Wording.NO_REVERSE_RULE: (lambda: _slope(F.hardsigmoid).sum().backward(),),
+    Wording.NO_AUTOGRAD_FORMULA: (lambda: _doubled(_x()).sum().backward(),),
+    Wording.NO_FORWARD_RULE: (lambda: _pushed(lambda x: torch.cdist(x, x)),),
+    Wording.FORWARD_MODE: (
+        lambda: _pushed(lambda x: torch.cdist(x, x)),
+        lambda: _pushed(_Bare.apply),
+        _nested_levels,
+    ),
+    Wording.ONCE_DIFFERENTIABLE: (lambda: _slope(lambda x: _Old.apply(x).square()).sum().backward(),),
+    Wording.NO_SETUP_CONTEXT: (lambda: vmap(_Old.apply)(_rows()), lambda: gradient(_Old.apply)(torch.ones(()))),
+    Wording.NO_RULE: (lambda: _pushed(_Bare.apply), lambda: _Bare.apply(_x()).sum().backward()),
+    Wording.NO_JVP: (lambda: _pushed(_Bare.apply), lambda: _pushed(lambda x: _InPlace.apply(x.clone()))),
+    Wording.NO_VMAP: (lambda: vmap(_Bare.apply)(_rows()),),
+    Wording.TWO_VMAPS: (lambda: vmap(_TwoVmaps.apply)(_rows()),),
+    Wording.BATCHING: (
+        lambda: vmap(lambda x: x.sum().item())(_rows()),
+        lambda: vmap(lambda x: torch.equal(x, x))(_rows()),
+        _batched_differences,
+    ),
+    Wording.NO_BATCHING_RULE: (lambda: vmap(lambda x: torch.equal(x, x))(_rows()),),
+    Wording.CHANGES_UNBATCHED: (
+        lambda: vmap(lambda x: torch.ones(3).mul_(x))(_rows()),
+        lambda: vmap(lambda x: torch.zeros(3).fill_(x[0]))(_rows()),
+    ),
+    Wording.RANDOM: (lambda: vmap(lambda x: x * torch.rand(3))(_rows()), lambda: vmap(F.dropout)(_rows())),
+    Wording.INFERENCE_TENSOR: (_of_inference_mode,),
+    Wording.CHANGES_CAPTURED: (_captured,),
+    Wording.NO_NUMBERS: (
+        lambda: vmap(lambda x: torch.from_numpy(x.numpy()))(_rows()),
+        lambda: vmap(lambda x: x.data_ptr())(_rows()),
+        lambda: _x().numpy(),
+    ),
+    Wording.OTHER_DEVICE: (
+        lambda: torch.ones(2) + torch.ones(2, device="meta"),
+        lambda: torch.ones(2).index_add_(0, torch.zeros(1, device="meta").long(), torch.ones(1)),
+    ),
+    Wording.NO_NUMBERS_TO_COPY: (lambda: torch.ones(2).copy_(torch.ones(2, device="meta")),),
+    Wording.BATCHES_BY_LOOP: (lambda: vmap(lambda x: x.set_(torch.ones(3)))(_rows()),),
+    Wording.OUTPUT_RESIZED: (lambda: torch.add(_rows(), _rows(), out=torch.empty(1)),),
+    Wording.TORCHSCRIPT: (lambda: torch.jit.script(_scripted),),
+    Wording.FUNCTION_MADE: (_Bare,),
+}
+
+
+def _scripted(x: Tensor) -> Tensor:
+    return x + 1
+
+
+def _said(provoke: Callable[[], Any]) -> str:
+    """All that torch says."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            provoke()
+            lines = []
+        except Exception as error:
+            lines = [str(error)]
+    return "\n".join([*lines, *(str(each.message) for each in caught)])
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """The parts of a pattern between bars that stand in no parentheses."""
+    parts, depth = [""], 0
+    for letter in pattern:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "|" and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+@pytest.mark.parametrize("wording", Wording, ids=lambda each: each.name)
+def test_torch_says_so(wording: Wording) -> None:
+    texts = [_said(each) for each in PROVOCATIONS[wording]]
+    assert [text for text in texts if not says(text, wording)] == []
+    for part in _alternatives(wording.value[0]):
+        assert any(re.search(part, text, re.IGNORECASE) for text in texts), f"torch does not say {part!r}: {texts}"
+
+
+@pytest.mark.parametrize("wording", Wording, ids=lambda each: each.name)
+def test_something_else_is_not_taken_for_it(wording: Wording) -> None:
+    for harmless in (lambda: torch.ones(2) @ torch.ones(3), lambda: torch.ones(2, 3).view(7), lambda: torch.ones(2)[5]):
+        assert not says(_said(harmless), wording)
+
+
+def test_a_pattern_of_several() -> None:
+    either = pattern_of(Wording.RANDOM, Wording.NO_VMAP)
+    assert [bool(re.search(either, text)) for text in ("RANDOMNESS error mode", "no vmap support", "vmap")] == [1, 1, 0]
+
+
+def test_nodes_that_raise() -> None:
+    nodes = [_slope(f).grad_fn for f in (F.hardsigmoid, lambda x: _Old.apply(x).square())]
+    assert [node.name() for node in nodes] == ["torch::autograd::NotImplemented", "torch::autograd::Error"]
+    assert all(map(raises_when_run, nodes))
+    assert not raises_when_run((2 * _x()).grad_fn)
