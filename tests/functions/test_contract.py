@@ -1,4 +1,9 @@
-"""What every Function of the catalogue must do; a new one joins by being listed in a file of `cases/`."""
+"""What every Function of the catalogue must do; a new one joins by being listed in a file of `cases/`.
+
+Derivatives are held against differences, SciPy and gradcheck (by `hodiff.check`) and against primitives of torch;
+batches against loops, compiled code against eager, float32 against float64. Third order and compiling take long: the
+first Function of each family goes through them at once, the others with the slow tests.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -61,21 +66,39 @@ def assert_close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(scale, 1.0))
 
 
-@each(EXACT)
-def test_every_route_to_third_order(case):
-    hodiff.assert_differentiable(case.function, case.draw(), order=case.order, vmap=case.vmap, **case.check_options)
+def first_of_each_family(cases):
+    return list({family_of(case): case for case in reversed(cases)}.values())
 
 
-def one_a_family_soon(cases):
-    """Compiling by every route takes seconds: the first of each family at once, the others with the audits."""
-    first = {family_of(case): case for case in reversed(cases)}.values()
+def others_slow(cases, soon):
+    """Some cases at once, the others with the slow tests."""
     return pytest.mark.parametrize(
         "case",
-        [pytest.param(case, id=case.name, marks=[] if case in first else pytest.mark.slow) for case in cases],
+        [pytest.param(case, id=case.name, marks=[] if case in soon else pytest.mark.slow) for case in cases],
     )
 
 
-@one_a_family_soon([case for case in EXACT if case.compile])
+@each(EXACT)
+def test_every_route_to_second_order(case):
+    hodiff.assert_differentiable(case.function, case.draw(), order=2, vmap=case.vmap, **case.check_options)
+
+
+THIRD = [case for case in EXACT if case.order > 2]
+
+
+@others_slow(THIRD, soon=first_of_each_family(THIRD))
+def test_every_route_to_third_order(case):
+    # The second order with SciPy and batches was the test above.
+    options = {**case.check_options, "scipy": False}
+    hodiff.assert_differentiable(case.function, case.draw(), order=case.order, vmap=False, **options)
+
+
+COMPILED = [case for case in EXACT if case.compile]
+# One of each way in which a rule is made: of numbers, of rows, by a fused kernel, by running a program again.
+COMPILED_SOON = {"relu", "log_sigmoid", "weighted_sum", "logsumexp", "checkpoint"}
+
+
+@others_slow(COMPILED, soon=[case for case in COMPILED if case.name in COMPILED_SOON])
 def test_compiled(case):
     def of_intermediates(*inputs):
         # Dynamo treats a Function of a graph's own inputs otherwise than one of what was computed from them.
@@ -88,7 +111,10 @@ def test_compiled(case):
     assert not failed, failed
 
 
-@each([case for case in CASES if case.compile])
+@others_slow(
+    [case for case in CASES if case.compile],
+    soon=first_of_each_family([case for case in CASES if case.compile]),
+)
 def test_compiled_training(case):
     """A gradient recorded through compiled code, of inputs that require one."""
     inputs = case.draw()
@@ -104,7 +130,8 @@ def test_compiled_training(case):
         assert_close(got, expected)
 
 
-@each(EXACT)
+# Where they may, the checks above ask SciPy.
+@each([case for case in EXACT if not case.check_options.get("scipy", True)])
 def test_second_derivative_against_scipy(case):
     phi, point = contracted(case, case.draw())
     # SciPy evaluates the function for each pair of directions; a few random ones see every element of the Hessian.
