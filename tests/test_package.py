@@ -35,6 +35,7 @@ def test_import_takes_nothing_heavy_along() -> None:
     assert HEAVY & {name.partition(".")[0] for name in modules_after("import hodiff")} == set()
 
 
+@pytest.mark.slow
 def test_torch_itself_takes_none_of_it_along() -> None:
     """Else the tests around this one would blame the wrong package."""
     assert HEAVY & {name.partition(".")[0] for name in modules_after("import torch")} == set()
@@ -56,7 +57,14 @@ def test_import_prints_and_warns_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("route", hodiff.ROUTES)
+@pytest.mark.parametrize(
+    "route",
+    # Each takes a process of its own.
+    [
+        route if route == "forward-over-reverse" else pytest.param(route, marks=pytest.mark.slow)
+        for route in hodiff.ROUTES
+    ],
+)
 def test_routes_run_where_warnings_are_errors(route: str) -> None:
     """A user's test suite may make errors of warnings; torch's own about TorchScript must not break a route."""
     statement = (

@@ -30,6 +30,12 @@ def contracted(function, inputs):
 
 
 @each
+def test_check_finds_nothing(problem):
+    hodiff.assert_differentiable(problem.function, problem.inputs, **({"order": 2} | problem.check))
+
+
+@pytest.mark.slow
+@each
 def test_check_finds_nothing_to_third_order(problem):
     hodiff.assert_differentiable(problem.function, problem.inputs, **({"order": 3} | problem.check))
 
@@ -46,7 +52,13 @@ def test_every_route_is_the_closed_forms(problem, order):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=lambda text: f"{route}: {text}")
 
 
-@each
+@pytest.mark.parametrize(
+    "problem",
+    [
+        pytest.param(problem, id=problem.name, marks=[] if problem.name == "power" else pytest.mark.slow)
+        for problem in PROBLEMS
+    ],
+)
 def test_compiled_without_graph_breaks(problem):
     hodiff.assert_differentiable(problem.function, problem.inputs, vmap=False, scipy=False, compile="aot_eager")
 

@@ -229,6 +229,7 @@ def test_checks_are_importable_without_pytest():
     assert "pytest" not in Path(sys.modules["hodiff.checks.assertions"].__file__).read_text()
 
 
+@pytest.mark.slow
 def test_the_guide(run):
     """Its tests pass under its ini file."""
     text = (ROOT / "docs" / "checking.md").read_text()

@@ -36,6 +36,7 @@ def test_hvp(route: str) -> None:
 
 # Inductor imports TorchScript, which announces its deprecation.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_hvp_by_the_default_backend() -> None:
     case = named("tied")
     x, args = case.inputs()
@@ -44,7 +45,7 @@ def test_hvp_by_the_default_backend() -> None:
     torch.testing.assert_close(function(x, v, *args), hvp(case.function, x, v, *args))
 
 
-@pytest.mark.parametrize("name", ["logistic_regression", "nested"])
+@pytest.mark.parametrize("name", ["logistic_regression", pytest.param("nested", marks=pytest.mark.slow)])
 def test_dense(name: str) -> None:
     case = named(name)
     x, args = case.inputs()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import CASES, ravel, unravel
 from derivatives.oracles import assert_same_structure
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
@@ -98,6 +98,7 @@ def test_routes_agree(problem: Any) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
+@settings(max_examples=5)
 @given(seed=SEEDS)
 def test_routes_agree_on_every_case(case: Any, seed: int) -> None:
     """At other points and in other directions than those the references know."""

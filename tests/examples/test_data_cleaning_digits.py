@@ -21,6 +21,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("data_cleaning_digits")
 
 
+@pytest.mark.slow
 def test_wrong_labels_are_found(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "weights.png"
     example.main(["--quick", "--no-progress", "--out", str(figure)])

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import hodiff
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_runs_and_checks_itself(tmp_path: Path) -> None:
     figure = tmp_path / "figures" / "spectra.png"
     run = subprocess.run(

@@ -19,6 +19,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("distillation_digits")
 
 
+@pytest.mark.slow
 def test_distilled_images_train_better(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "images.png"
     example.main(["--quick", "--no-progress", "--out", str(figure)])

@@ -33,6 +33,7 @@ def eigenvalues(launcher: tuple[str, ...], ranks: str) -> list[str]:
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
+@pytest.mark.slow
 def test_one_and_two_ranks_agree_with_the_dense_hessian() -> None:
     one, two = eigenvalues(ALONE, "1 rank"), eigenvalues(TWO, "2 ranks")
     assert len(one) == 3

@@ -23,6 +23,7 @@ def tables(text: str) -> dict[float, list[list[float]]]:
     return {rate: [[float(cell) for cell in row] for row in table] for rate, table in rows.items()}
 
 
+@pytest.mark.slow
 def test_sharpness_rises_to_two_over_the_rate_and_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "edge.png"
     EXAMPLE["main"](["--quick", "--no-progress", "--output", str(figure)])

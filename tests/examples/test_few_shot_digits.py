@@ -17,6 +17,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("few_shot_digits")
 
 
+@pytest.mark.slow
 def test_new_shapes_are_learned_in_three_steps(
     example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

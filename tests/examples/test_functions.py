@@ -194,17 +194,20 @@ def run(stem, **environment):
     ).stdout
 
 
+@pytest.mark.slow
 def test_runs_as_a_script():
     assert "check of Square at float64[2]: ok" in run("01_square")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton uses the GPU")
+@pytest.mark.slow
 def test_triton_says_when_torch_takes_its_place():
     out = run("20_triton", TRITON_INTERPRET="0")
     assert "a torch operator takes the kernel's place" in out
     assert "check of Sine at float64[2]: ok" in out
 
 
+@pytest.mark.slow
 def test_triton_kernel():
     pytest.importorskip("triton")
     out = run("20_triton", TRITON_INTERPRET="1")

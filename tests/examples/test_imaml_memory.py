@@ -27,6 +27,7 @@ def rows(text: str, way: str) -> list[list[float]]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs the resource module")
+@pytest.mark.slow
 def test_implicit_memory_is_constant(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "memory.png"
     example.main(["--quick", "--no-progress", "--out", str(figure)])

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,6 +23,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_learns_and_checks_itself(tmp_path: Path) -> None:
     figure = tmp_path / "figures" / "curves.png"
     learners = ["maml", "fomaml", "anil", "meta-sgd", "reptile"]
@@ -37,6 +40,7 @@ def test_learns_and_checks_itself(tmp_path: Path) -> None:
         assert one < none or learner == "reptile", row
 
 
+@pytest.mark.slow
 def test_several_networks_are_summed_up(tmp_path: Path) -> None:
     done = run("--steps", "20", "--seeds", "2", "--output", str(tmp_path / "curves.png"))
     assert done.returncode == 0, done.stderr
@@ -49,6 +53,7 @@ def test_several_networks_are_summed_up(tmp_path: Path) -> None:
     assert abs(float(summary[1]) - (low + high) / 2) < 2e-3
 
 
+@pytest.mark.slow
 def test_unknown_learners_are_named() -> None:
     done = run("--learners", "maml,mammal")
     assert done.returncode == 2

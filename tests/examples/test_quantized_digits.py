@@ -27,6 +27,7 @@ def accuracies(table: str) -> list[float]:
     return [float(number) for number in re.findall(r"^test accuracy.*?([\d.]+) %$", table, re.MULTILINE)]
 
 
+@pytest.mark.slow
 def test_four_bits_are_within_a_point_of_full_precision():
     done = run("--steps", "800")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -43,6 +44,7 @@ def test_the_whole_script():
     assert min(full, quantized) > 96
 
 
+@pytest.mark.slow
 def test_too_much_loss_is_reported():
     done = run("--steps", "200", "--bits", "2", "--hidden", "4")
     full, quantized = accuracies(done.stdout)

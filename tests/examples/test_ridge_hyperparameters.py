@@ -29,6 +29,7 @@ def row(text: str, way: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+\.\d{8}", re.findall(rf"^ +{way} .*$", text, re.MULTILINE)[1])]
 
 
+@pytest.mark.slow
 def test_implicit_and_unrolled_hypergradients_learn_alike():
     text = run("--steps", "11", "--ways", "implicit", "unrolled")
     implicit, unrolled = row(text, "implicit"), row(text, "unrolled")

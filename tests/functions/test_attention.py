@@ -73,6 +73,7 @@ def test_causal_blocks_that_see_few_keys(small_blocks):
     assert_same(ours, everything(lambda q, k, v, m: by_primitives(q, k, v, m, visible), inputs))
 
 
+@pytest.mark.slow
 def test_third_order_by_blocks(small_blocks):
     inputs = drawn((3, 1), (3, 1), (3, 1))
     hodiff.assert_differentiable(lambda *x: attention(*x, is_causal=True), inputs, order=3, scipy=False)

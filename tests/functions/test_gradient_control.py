@@ -257,6 +257,7 @@ FACTOR = torch.tensor(0.5, dtype=torch.float64)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at it where a graph breaks
+@pytest.mark.slow
 def test_what_acts_in_backward_stays_eager_when_compiled():
     """A callback that ran once while tracing, or a route that the compiler looked through, would be silent."""
     seen = []

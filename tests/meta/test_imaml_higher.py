@@ -142,6 +142,7 @@ def test_dropout_is_replayed() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["per-task", "frozen"])
 def test_batch_norm_in_transforms(policy: str) -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Tanh(), nn.Linear(2, 1)).double()

@@ -409,7 +409,7 @@ def test_imaml_says_when_it_does_not_converge() -> None:
 @pytest.mark.parametrize("options", [{}, {"checkpoint": 1}, {"route": "forward-over-reverse"}])
 def test_meta_steps_are_flat_in_memory(options: dict[str, Any]) -> None:
     """With the garbage collector off, so that cycles would pile up."""
-    steps = 100 if options else 1000
+    steps = 50 if options else 300
     module = nn.Linear(2, 1).double()
     learner = MAML(module, mse, 0.1, **options)
     optimizer = torch.optim.SGD(learner.parameters(), 1e-3)

@@ -50,8 +50,17 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
     return graphs
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", MODELS)
+# Every operator for one model and every model for one operator at once, the other pairs with the slow tests.
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(
+            name, kind, id=f"{name}-{kind}", marks=[] if name == "mlp" or kind == "hessian" else pytest.mark.slow
+        )
+        for name in MODELS
+        for kind in KINDS
+    ],
+)
 def test_captured_graphs_equal_eager(kind: str, name: str, compilations: list[Any]) -> None:
     p = problem(name)
     A, B = (KINDS[kind](p, data=p.batches(2), compile=compile) for compile in (True, False))
@@ -208,6 +217,7 @@ def test_errors_of_the_user_are_no_failures_of_the_compiler() -> None:
         HessianOperator(lambda x: 2 * x, torch.ones(2), compile=True) @ torch.ones(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hessian", "gauss-newton"])
 def test_the_compiler_itself(kind: str) -> None:
     p = problem("mlp")

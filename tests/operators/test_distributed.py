@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
+@pytest.mark.slow
 def test_two_ranks(tmp_path: Path) -> None:
     script = Path(__file__).with_name("ranks.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

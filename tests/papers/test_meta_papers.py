@@ -92,6 +92,7 @@ def test_finn_matches_within_chance(finn: ModuleType, mean: float, matches: bool
     assert finn.matches_reference(errors) is matches
 
 
+@pytest.mark.slow
 def test_finn_says_how_many_meta_steps_were_taken(tmp_path: Path) -> None:
     found = run("finn-2017-maml", tmp_path, "--steps", "5")
     assert found["settings"]["meta-steps"] == 5
@@ -100,6 +101,7 @@ def test_finn_says_how_many_meta_steps_were_taken(tmp_path: Path) -> None:
     assert found["data"]["meta-gradient against differences"] < 1e-6
 
 
+@pytest.mark.slow
 def test_rajeswaran_memory_and_errors(tmp_path: Path) -> None:
     data = run("rajeswaran-2019-imaml", tmp_path)["data"]
     assert max(data["MiB"]["implicit"]) < 8

@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = ("pearlmutter-1994", "dagreou-2024", "ghorbani-2019", "epperly-2024", "cohen-2021")
+# The one that stands for all of them until the slow tests.
+SOON = "pearlmutter-1994"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize(
+    "paper", [SOON, *(pytest.param(each, marks=pytest.mark.slow) for each in PAPERS if each != SOON)]
+)
 def test_saves_claims_and_a_small_figure(results: Any, paper: str) -> None:
     found = results(paper)
     assert found["paper"] == paper
@@ -75,6 +79,7 @@ def test_pearlmutter_exact_products_beat_every_step(results: Any) -> None:
     assert costs["reverse-over-reverse"]["operations"] == pytest.approx(1 + applied / gradient, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_dagreou_costs_are_a_few_gradients_and_hodiffs_routes_right(results: Any) -> None:
     found = results("dagreou-2024")["data"]["costs"]
     for families in found.values():
@@ -91,6 +96,7 @@ def test_dagreou_costs_are_a_few_gradients_and_hodiffs_routes_right(results: Any
     )
 
 
+@pytest.mark.slow
 def test_ghorbani_outliers_without_batch_norm(results: Any) -> None:
     found = results("ghorbani-2019")["data"]
     plain, normed = found["training"]["without batch norm"], found["training"]["with batch norm"]
@@ -102,6 +108,7 @@ def test_ghorbani_outliers_without_batch_norm(results: Any) -> None:
     assert found["exact"]["largest, estimated"] == pytest.approx(found["exact"]["largest, exact"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_epperly_order_of_methods(results: Any) -> None:
     found = results("epperly-2024")["data"]
     last = {name: {method: curve[-1] for method, curve in curves.items()} for name, curves in found["errors"].items()}
@@ -113,6 +120,7 @@ def test_epperly_order_of_methods(results: Any) -> None:
     assert last["Hessian"]["xtrace"] < last["Hessian"]["hutchinson"]
 
 
+@pytest.mark.slow
 def test_cohen_sharpness_settles_at_the_edge(results: Any) -> None:
     found = results("cohen-2021")["data"]
     ((rate, run),) = found.items()

@@ -189,7 +189,7 @@ def test_the_worst_sample_counts():
 @pytest.fixture(scope="module")
 def table() -> AuditTable:
     names = ["sin", "nn.functional.relu", "bernoulli", "linalg.eigh", "linalg.cholesky", "bfloat16"]
-    return audit([*names, "nn.functional.instance_norm"], correct="both", samples=2)
+    return audit([*names, "nn.functional.instance_norm"], correct="both", samples=2, jobs=1)
 
 
 def test_the_database_is_audited(table):
@@ -206,6 +206,7 @@ def test_the_database_is_audited(table):
     assert right_except(norm["corrected"])
 
 
+@pytest.mark.slow
 def test_operators_are_found_by_part_of_their_names():
     worker = Worker()
     found = []
@@ -225,6 +226,7 @@ def test_operators_are_found_by_part_of_their_names():
     assert right["verdicts"][THIRD]["status"] == "right"
 
 
+@pytest.mark.slow
 def test_the_time_limit_ends_an_operator():
     found = audit("sin", time_limit=1e-3, jobs=1)
     assert found.operators["sin"]["torch"] == everywhere(Verdict("timed out", None, "took more than 0.001 s"))
