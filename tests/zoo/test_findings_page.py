@@ -1,40 +1,18 @@
-"""The page of findings: a section a code, whose wrong example gives the code and whose mended one does not."""
+"""The page of findings: a section a code, whose wrong example gives the code and whose mended one does not.
 
-import ast
-import importlib.util
-import re
-import sys
-from pathlib import Path
+Most wrong examples are specimens of the zoo, which checks them.
+"""
 
 import pytest
+from zoo.page import SECTIONS, TEXTS, blocks, mended_example, wrong_example
+from zoo.wrong.page import NAMES
 
+from hodiff.checks import check
 from hodiff.checks.findings.codes import CODES
-from hodiff.checks.torch_warnings import silence_torch_warnings
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "findings.md"
-INTRODUCTION, *SECTIONS = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
 NOTES = {code for code, each in CODES.items() if each.severity == "note"}
-TEXTS = {section.partition(":")[0]: section for section in SECTIONS}
-
-
-def blocks(text):
-    return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def run(source, folder):
-    """Import a block as a file, so that its source can be found, and return the value of its last expression."""
-    *_, last = ast.parse(source).body
-    lines = source.splitlines()
-    lines[last.lineno - 1] = "report = " + lines[last.lineno - 1]
-    path = folder / "example.py"
-    path.write_text("\n".join([*blocks(INTRODUCTION), *lines]), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(f"example_{folder.name}", path)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch, silence_torch_warnings():
-        # inspect finds a class's source by its module.
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-    return module.report
+# The first code of those whose examples are mended in the same way.
+MENDED = list({blocks(TEXTS[code])[1]: code for code in reversed(CODES)}.values())
 
 
 def codes(report):
@@ -46,16 +24,16 @@ def test_every_code_has_its_section():
     assert headings == [f"{code}: {each.title}" for code, each in CODES.items()]
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_wrong_example_gives_the_code(code, tmp_path):
-    wrong, _ = blocks(TEXTS[code])
-    report = run(wrong, tmp_path)
+@pytest.mark.parametrize("code", [code for code in CODES if code not in NAMES])
+def test_wrong_example_gives_the_code(code):
+    function, inputs, options = wrong_example(code)
+    report = check(function, inputs, **options)
     assert codes(report) - NOTES == {code} - NOTES, str(report)
     assert code in codes(report)
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_mended_example_gives_none(code, tmp_path):
-    _, mended = blocks(TEXTS[code])
-    report = run(mended, tmp_path)
+@pytest.mark.parametrize("code", MENDED)
+def test_mended_example_gives_none(code):
+    function, inputs, options = mended_example(code)
+    report = check(function, inputs, **options)
     assert codes(report) <= NOTES - {code}, str(report)

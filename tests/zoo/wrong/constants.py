@@ -10,7 +10,6 @@ from zoo.bases import (
     Exponential,
     Linear,
     SavesInputs,
-    Sinh,
     X,
     Y,
 )
@@ -148,22 +147,6 @@ def inside_a_plain_function(x):
     return torch.sin(x) * SavedSlope.apply(x).sum()
 
 
-class IgnoredCosh(Sinh):
-    @staticmethod
-    def backward(ctx, g, g_cosh):
-        (cosh,) = ctx.saved_tensors
-        return cosh * g
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(output[1])
-        ctx.save_for_forward(*inputs)
-
-
-def sinh_with_ignored_cosh(x):
-    return IgnoredCosh.apply(x)[0]
-
-
 class IgnoredPreactivation(Function):
     """tanh(X Wᵀ), with the slope as an output whose gradient goes nowhere."""
 
@@ -232,34 +215,6 @@ def normalized(x):
     return IgnoredNorm.apply(x)[0]
 
 
-class CutSlope(Cube):
-    """3 x², whose own gradient is cut."""
-
-    @staticmethod
-    def forward(x):
-        return 3 * x**2
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 6 * x.detach() * g
-
-    @staticmethod
-    @nestable_jvp
-    def jvp(ctx, t):
-        (x,) = ctx.saved_tensors
-        return 6 * x * t
-
-
-class WrongThirdOrder(Cube):
-    """The Hessian is right; its derivative is cut."""
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return CutSlope.apply(x) * g
-
-
 class CutCosine(Function):
     """cos(x), whose derivative is right and whose second is cut."""
 
@@ -309,15 +264,12 @@ LAYER = (MATRIX, WEIGHT, BIAS)
 
 
 SPECIMENS = [
-    Wrong("saved_slope", SavedSlope, X, ("HD103",)),
     Wrong("saved_norm", SavedNorm, X, ("HD103",)),
     Wrong("residual_without_gradient", sinh_without_gradient, X, ("HD103",)),
     Wrong("saved_activation", SavedActivation, LAYER, ("HD103",)),
     Wrong("saved_ratio_of_two", SavedRatioOfTwo, (X, Y), ("HD103",)),
     Wrong("inside_a_plain_function", inside_a_plain_function, X, ("HD103",)),
-    Wrong("ignored_cosh", sinh_with_ignored_cosh, X, ("HD105",)),
     Wrong("ignored_preactivation", tanh_layer, (MATRIX, WEIGHT), ("HD105",)),
     Wrong("ignored_norm", normalized, X, ("HD105",)),
-    Wrong("wrong_third_order", WrongThirdOrder, X, ("HD115",), {"order": 3}),
     Wrong("wrong_third_order_both_modes", WrongThirdOrderBothModes, X, ("HD115",), {"order": 3}),
 ]

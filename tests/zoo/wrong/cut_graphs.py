@@ -25,13 +25,6 @@ from zoo.specimen import Wrong
 from hodiff.functions import nestable_jvp
 
 
-class DetachedInput(Cube):
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 3 * x.detach() ** 2 * g
-
-
 class DataOfWeight(Linear):
     @staticmethod
     def backward(ctx, g):
@@ -173,12 +166,6 @@ def penalized(x):
     return OnceDifferentiable.apply(torch.sin(x)) + x**2
 
 
-class DetachedCotangent(Cube):
-    @staticmethod
-    def backward(ctx, g):
-        return Cube.backward(ctx, g.detach())
-
-
 class DetachedCotangentOfOneInput(Product):
     @staticmethod
     def backward(ctx, g):
@@ -215,7 +202,6 @@ LAYER = (MATRIX, WEIGHT, BIAS)
 
 
 SPECIMENS = [
-    Wrong("detached_input", DetachedInput, X, ("HD104",)),
     Wrong("data_of_weight", DataOfWeight, LAYER, ("HD104",)),
     Wrong("no_grad_inside", NoGradInside, X, ("HD104",)),
     Wrong("item_of_scale", ItemOfScale, X, ("HD104",)),
@@ -224,11 +210,9 @@ SPECIMENS = [
     Wrong("numpy_backward", NumpyBackward, X, ("HD106",)),
     Wrong("list_backward", ListBackward, X, ("HD106",)),
     Wrong("kernel_backward", KernelBackward, X, ("HD106",)),
-    Wrong("once_differentiable", OnceDifferentiable, X, ("HD107",)),
     Wrong("once_differentiable_tuple", OnceDifferentiableTuple, X, ("HD107",)),
     Wrong("once_differentiable_linear", OnceDifferentiableLinear, LAYER, ("HD107",)),
     Wrong("penalized", penalized, X, ("HD107",)),
-    Wrong("detached_cotangent", DetachedCotangent, X, ("HD116",)),
     Wrong("detached_cotangent_of_one_input", DetachedCotangentOfOneInput, (X, Y), ("HD116",)),
     Wrong("detached_cotangent_of_linear", DetachedCotangentOfLinear, LAYER, ("HD116",)),
     Wrong("detached_cotangent_of_one_output", DetachedCotangentOfOneOutput, X, ("HD116",)),

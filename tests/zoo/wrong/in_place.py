@@ -16,15 +16,6 @@ from zoo.specimen import Wrong
 from hodiff.functions import nestable_jvp
 
 
-class ScaledInPlace(Cube):
-    """g.mul_ instead of g *."""
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return g.mul_(3 * x**2)
-
-
 class ScaledInPlaceTuple(SineAndCosine):
     @staticmethod
     def backward(ctx, g_sin, g_cos):
@@ -58,25 +49,6 @@ class SavedOutputInPlace(ExponentialOfOutput):
     def backward(ctx, g):
         (y,) = ctx.saved_tensors
         return y.mul_(g)
-
-
-class SavedInputInPlace(SavesInputs):
-    """exp(x); the saved input becomes its exponential."""
-
-    @staticmethod
-    def forward(x):
-        return x.exp()
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return x.exp_() * g
-
-    @staticmethod
-    @nestable_jvp
-    def jvp(ctx, t):
-        (x,) = ctx.saved_tensors
-        return x.exp() * t
 
 
 class SavedResidualInPlace(SumOfSquares):
@@ -175,12 +147,10 @@ class InputReturnedInPlace(Function):
 
 
 SPECIMENS = [
-    Wrong("scaled_in_place", ScaledInPlace, X, ("HD301",)),
     Wrong("scaled_in_place_tuple", ScaledInPlaceTuple, X, ("HD301",)),
     Wrong("scaled_in_place_for_two", ScaledInPlaceForTwo, (X, Y), ("HD301",)),
     Wrong("tangent_in_place", TangentInPlace, X, ("HD301",)),
     Wrong("saved_output_in_place", SavedOutputInPlace, X, ("HD302",)),
-    Wrong("saved_input_in_place", SavedInputInPlace, X, ("HD302",)),
     Wrong("saved_residual_in_place", squares_by_copy, X, ("HD302",)),
     Wrong("input_overwritten", InputOverwritten, X, ("HD303",)),
     Wrong("clamped_in_place", ClampedInPlace, X, ("HD303",)),

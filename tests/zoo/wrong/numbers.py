@@ -31,12 +31,6 @@ class FlippedSign(Cube):
         return -Cube.backward(ctx, g)
 
 
-class FactorTwo(Cube):
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * Cube.backward(ctx, g)
-
-
 class MissingTerm(Product):
     """x y² + x² has a second term that backward forgets."""
 
@@ -86,12 +80,6 @@ class WrongSecondOutput(SineAndCosine):
     def backward(ctx, g_sin, g_cos):
         (x,) = ctx.saved_tensors
         return x.cos() * g_sin + x.sin() * g_cos
-
-
-class DoubledTangent(Cube):
-    @staticmethod
-    def jvp(ctx, t):
-        return 2 * Cube.jvp(ctx, t)
 
 
 class TangentOfOneInput(Product):
@@ -270,13 +258,11 @@ SQUARE = double(1.1, -0.2, 0.7, 0.4, shape=(2, 2))
 
 SPECIMENS = [
     Wrong("flipped_sign", FlippedSign, X, ("HD101",)),
-    Wrong("factor_two", FactorTwo, X, ("HD101",)),
     Wrong("missing_term", MissingTerm, (X, Y), ("HD101",)),
     Wrong("missing_transpose", MissingTranspose, MATRIX, ("HD101",)),
     Wrong("transposed_square_weight", TransposedSquareWeight, (MATRIX[:, :2], SQUARE, BIAS), ("HD101",)),
     Wrong("forgotten_bias", ForgottenBias, (MATRIX, WEIGHT, BIAS), ("HD101",)),
     Wrong("wrong_second_output", WrongSecondOutput, X, ("HD101",)),
-    Wrong("doubled_tangent", DoubledTangent, X, ("HD102",)),
     Wrong("tangent_of_one_input", TangentOfOneInput, (X, Y), ("HD102",)),
     Wrong("tangent_of_one_output", TangentOfOneOutput, X, ("HD102",)),
     Wrong("hard_gate", HardGate, X, ("HD109",)),

@@ -1,16 +1,10 @@
 """What a rule returns, in the wrong shape or number: HD201 to HD204."""
 
 import torch
-from zoo.bases import BIAS, MATRIX, WEIGHT, Cube, Gram, Linear, Power, Product, Scale, SumOfSquares, X, Y, double
+from zoo.bases import BIAS, MATRIX, WEIGHT, Cube, Gram, Linear, Product, Scale, SumOfSquares, X, Y, double
 from zoo.specimen import Wrong
 
 from hodiff.functions import nestable_jvp
-
-
-class FlatGradient(Gram):
-    @staticmethod
-    def backward(ctx, g):
-        return Gram.backward(ctx, g).reshape(-1)
 
 
 class TransposedGradient(Gram):
@@ -62,13 +56,6 @@ class TooFewOfThree(Linear):
         return Linear.backward(ctx, g)[:2]
 
 
-class GradientOfExponent(Power):
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return ctx.n * x ** (ctx.n - 1) * g, (x**ctx.n * x.abs().log() * g).sum()
-
-
 class GradientOfFlag(SumOfSquares):
     """The second argument is a flag."""
 
@@ -98,7 +85,6 @@ class GradientOfFlag(SumOfSquares):
 LAYER = (MATRIX, WEIGHT, BIAS)
 
 SPECIMENS = [
-    Wrong("flat_gradient", FlatGradient, MATRIX, ("HD201",)),
     Wrong("transposed_gradient", TransposedGradient, MATRIX, ("HD201",)),
     Wrong("summed_gradient", SummedGradient, X, ("HD201",)),
     Wrong("unreduced_scale", UnreducedScale, (MATRIX, double(1.5, 0.4, -0.7)), ("HD202",)),
@@ -107,6 +93,5 @@ SPECIMENS = [
     Wrong("too_few", TooFew, (X, Y), ("HD203",)),
     Wrong("too_many", TooMany, X, ("HD203",)),
     Wrong("too_few_of_three", TooFewOfThree, LAYER, ("HD203",)),
-    Wrong("gradient_of_exponent", GradientOfExponent, (X, 3), ("HD204",)),
     Wrong("gradient_of_flag", GradientOfFlag, (X, True), ("HD204",)),
 ]

@@ -19,17 +19,6 @@ from zoo.specimen import Wrong
 from hodiff.functions import nestable_jvp
 
 
-class InputOnContext(Cube):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        (ctx.x,) = inputs
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        return 3 * ctx.x**2 * g
-
-
 class SlopeOnContext(Cube):
     """The derivative of the attribute is lost, too."""
 
@@ -87,25 +76,12 @@ def layer_of_context(X, W, b):
     return torch.tanh(WeightOnContext.apply(X, W, b))
 
 
-class NoiseInBackward(Cube):
-    @staticmethod
-    def backward(ctx, g):
-        return Cube.backward(ctx, g) * (1 + 0.1 * torch.rand_like(g))
-
-
 class DropoutInBackward(Linear):
     """The mask is drawn anew for each pass."""
 
     @staticmethod
     def backward(ctx, g):
         return Linear.backward(ctx, 2 * g * (torch.rand_like(g) > 0.5))
-
-
-class FloatInBackward(Cube):
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return (3 * x.float() ** 2).to(x.dtype) * g
 
 
 class FloatBuffer(Cube):
@@ -128,14 +104,6 @@ class FloatTangent(SumOfSquares):
     def jvp(ctx, t):
         (x,) = ctx.saved_tensors
         return (2 * x * t).float().sum().to(t.dtype)
-
-
-class HostBuffer(Cube):
-    """The ones live on the CPU."""
-
-    @staticmethod
-    def forward(x):
-        return x**3 * torch.ones(x.shape, dtype=x.dtype, device="cpu")
 
 
 class HostBufferInBackward(SumOfSquares):
@@ -210,18 +178,14 @@ LAYER = (MATRIX, WEIGHT, BIAS)
 
 
 SPECIMENS = [
-    Wrong("input_on_context", InputOnContext, X, ("HD304",)),
     Wrong("slope_on_context", SlopeOnContext, X, ("HD304",)),
     Wrong("output_on_context", OutputOnContext, X, ("HD304",)),
     Wrong("weight_on_context", WeightOnContext, LAYER, ("HD304",)),
     Wrong("list_on_context", ListOnContext, X, ("HD304",)),
     Wrong("layer_of_context", layer_of_context, LAYER, ("HD304",)),
-    Wrong("noise_in_backward", NoiseInBackward, X, ("HD305",)),
     Wrong("dropout_in_backward", DropoutInBackward, LAYER, ("HD305",)),
-    Wrong("float_in_backward", FloatInBackward, X, ("HD306",)),
     Wrong("float_buffer", FloatBuffer, X, ("HD306",)),
     Wrong("float_tangent", FloatTangent, X, ("HD306",)),
-    Wrong("host_buffer", HostBuffer, X, ("HD307",)),
     Wrong("host_buffer_in_backward", HostBufferInBackward, X, ("HD307",)),
     Wrong("positions", positions, X, ("HD307",)),
     Wrong("empty_in_backward", EmptyInBackward, X, ("HD308",)),

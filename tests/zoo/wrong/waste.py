@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch.autograd import Function
-from zoo.bases import BIAS, MATRIX, WEIGHT, Cube, Exponential, Linear, Product, Scale, SumOfSquares, X, Y, double
+from zoo.bases import BIAS, MATRIX, WEIGHT, Cube, Linear, Scale, SumOfSquares, X, Y, double
 from zoo.specimen import Wrong
 
 from hodiff.functions import nestable_jvp
@@ -14,13 +14,6 @@ class AllGradients(Linear):
     def backward(ctx, g):
         X, W = ctx.saved_tensors
         return g @ W, g.T @ X, g.sum(0)
-
-
-class BothGradients(Product):
-    @staticmethod
-    def backward(ctx, g):
-        x, y = ctx.saved_tensors
-        return 2 * x * y * g, x * x * g
 
 
 class GradientForConstant(Scale):
@@ -47,19 +40,6 @@ class UnreadBias(Linear):
         X, W, _ = ctx.saved_tensors
         X_needed, W_needed, b_needed = ctx.needs_input_grad
         return g @ W if X_needed else None, g.T @ X if W_needed else None, g.sum(0) if b_needed else None
-
-
-class UnreadOutput(Exponential):
-    """Input and output are saved, and one would do."""
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs, output)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        return ctx.saved_tensors[0].exp() * g
 
 
 class UnreadInput(SumOfSquares):
@@ -190,10 +170,6 @@ class RepeatedWeights(Function):
         return t * weights
 
 
-def noisy(x):
-    return x + torch.randn_like(x)
-
-
 def dropped(x):
     return F.dropout(x * x, 0.5)
 
@@ -205,19 +181,15 @@ KINK = double(0.0, 1.5, -0.7)
 
 SPECIMENS = [
     Wrong("all_gradients", AllGradients, (MATRIX, WEIGHT, BIAS), ("HD501",)),
-    Wrong("both_gradients", BothGradients, (X, Y), ("HD501",)),
     Wrong("gradient_for_constant", GradientForConstant, (MATRIX, Y), ("HD501",)),
     Wrong("layer_with_all_gradients", layer_with_all_gradients, (MATRIX, WEIGHT, BIAS), ("HD501",)),
     Wrong("unread_bias", UnreadBias, (MATRIX, WEIGHT, BIAS), ("HD502",)),
-    Wrong("unread_output", UnreadOutput, X, ("HD502",)),
     Wrong("unread_input", UnreadInput, X, ("HD502",)),
     Wrong("dense_smoothing", DenseSmoothing, LONG, ("HD502",)),
     Wrong("copied_mask", CopiedMask, (X, MASK), ("HD502",)),
     Wrong("float_mask", FloatMask, X, ("HD502",)),
     Wrong("repeated_weights", RepeatedWeights, (MATRIX, ROW), ("HD502",)),
     Wrong("kink", torch.abs, KINK, ("HD901",)),
-    Wrong("step", torch.relu, KINK, ("HD901",)),
     Wrong("rounding_at_a_jump", torch.floor, double(1.0, 0.3), ("HD901",)),
-    Wrong("noisy", noisy, X, ("HD903",)),
     Wrong("dropped", dropped, X, ("HD903",)),
 ]

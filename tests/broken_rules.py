@@ -1,0 +1,305 @@
+"""Break one line of one rule at a time, and see the quick tests of its family fail.
+
+python tests/broken_rules.py [words of a row ...]
+
+Works on a copy of the repository; prints a row for each rule and exits with 1 if one of them was not noticed.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("hodiff", "kernels", "tests", "docs", "examples", "benchmarks", "papers", "pyproject.toml", "README.md")
+FUNCTIONS = "tests/functions/test_contract.py"
+
+# What is broken; a line as it stands in one file of hodiff/, and what takes its place; the tests that have to notice
+BROKEN = [
+    (
+        "activations: third derivative of SiLU",
+        "return upper * lower * (2 - z * (upper - lower))",
+        "return upper * lower * (3 - z * (upper - lower))",
+        (FUNCTIONS, "-k", "silu"),
+    ),
+    (
+        "activations: slope of the bell",
+        "return b * (t * t - 2 * b)",
+        "return b * (t * t - b)",
+        (FUNCTIONS, "-k", "logistic or bell"),
+    ),
+    ("logarithms: logit", "return (2 * x - 1) * (y * y)", "return (x - 1) * (y * y)", (FUNCTIONS, "-k", "logit")),
+    (
+        "linear: gradient of the bias",
+        "cotangent if len(shape) == 1 else cotangent.sum(-2)",
+        "cotangent if len(shape) == 1 else cotangent.mean(-2)",
+        (FUNCTIONS, "-k", "linear"),
+    ),
+    (
+        "convolution: product rule of the input's gradient",
+        "None if weight_t is None else rule(cotangent, weight_t, ctx.geometry),",
+        "None if weight_t is None else -rule(cotangent, weight_t, ctx.geometry),",
+        (FUNCTIONS, "-k", "conv"),
+    ),
+    (
+        "attention: curvature of the softmax",
+        "return p * centred_s, p * centred_bar, _softmax_derivative(p, w)",
+        "return p * centred_s, p * centred_s, _softmax_derivative(p, w)",
+        (FUNCTIONS, "-k", "attention"),
+    ),
+    (
+        "losses: soft targets",
+        "return (y - q) * g",
+        "return (y + q) * g",
+        (FUNCTIONS, "-k", "cross_entropy"),
+    ),
+    (
+        "losses: Huber by its threshold",
+        "torch.relu(residual.abs() - delta)",
+        "torch.relu(residual - delta)",
+        (FUNCTIONS, "-k", "huber"),
+    ),
+    (
+        "normalization: slope of the root mean square",
+        "return -(r * r) * (shift + turn)",
+        "return -r * (shift + turn)",
+        (FUNCTIONS, "-k", "norm"),
+    ),
+    (
+        "softmax: tangent of logsumexp",
+        "return (LogSumExpGradient.call(x, live, ctx.dim, True) * tangent)",
+        "return (LogSumExpGradient.call(x, live, ctx.dim, True) * 2 * tangent)",
+        (FUNCTIONS, "-k", "logsumexp"),
+    ),
+    (
+        "projections: the mean over the support",
+        "return support, (support * x).sum(dims, keepdim=True)",
+        "return support, x.sum(dims, keepdim=True)",
+        (FUNCTIONS, "-k", "project_simplex"),
+    ),
+    (
+        "projections: tangent of sorting",
+        "return z_tangent - _block_means(exchanged, blocks)",
+        "return z_tangent + _block_means(exchanged, blocks)",
+        (FUNCTIONS, "-k", "soft_"),
+    ),
+    (
+        "projections: slope of the soft threshold",
+        "return signs.abs() if index == 0 else -signs",
+        "return signs.abs() if index == 0 else signs",
+        (FUNCTIONS, "-k", "soft_threshold"),
+    ),
+    (
+        "gradients: scaled tangent",
+        "return None if tangent is None else tangent * (ctx.number if factor is None else factor)",
+        "return tangent",
+        ("tests/functions", "-k", "gradient_control"),
+    ),
+    (
+        "gradients: straight through",
+        "value + (surrogate - surrogate.detach())",
+        "value + 2 * (surrogate - surrogate.detach())",
+        ("tests/functions", "-k", "quantization"),
+    ),
+    (
+        "numpy: tangents filled",
+        "filled = [torch.zeros_like(x) if t is None else t for x, t in pairs]",
+        "filled = [torch.zeros_like(x) if t is None else -t for x, t in pairs]",
+        ("tests/functions", "-k", "external or numpy_function"),
+    ),
+    (
+        "sampling: Gumbel noise",
+        "return -torch.log(-torch.log(u)).to(like.dtype)",
+        "return torch.log(-torch.log(u)).to(like.dtype)",
+        ("tests/functions", "-k", "sampling or gumbel"),
+    ),
+    (
+        "rules: curvature of an elementwise rule",
+        "return cls.scaled(cotangent, x) if index == 0 else cls.scaled_slope(cotangent * vector, 0, x)",
+        "return cls.scaled(cotangent, x) if index == 0 else cls.scaled_slope(cotangent, 0, x)",
+        (FUNCTIONS, "-k", "mish"),
+    ),
+    (
+        "recompute: a tangent too many",
+        "pushed = iter(ctx.program.push(ctx.saved_tensors, tangents))",
+        "pushed = iter([2 * each for each in ctx.program.push(ctx.saved_tensors, tangents)])",
+        (FUNCTIONS, "-k", "checkpoint"),
+    ),
+    (
+        "corrections, activations: hard swish",
+        "return _sloped(x).to(x.dtype) / 6",
+        "return _sloped(x).to(x.dtype) / 3",
+        ("tests/corrections", "-k", "activations"),
+    ),
+    (
+        "corrections, linalg: gaps of eigenvalues",
+        "return (1 / differences.where(~same, 1)).where(~same, 0)",
+        "return (2 / differences.where(~same, 1)).where(~same, 0)",
+        ("tests/corrections", "-k", "linalg"),
+    ),
+    (
+        "corrections, indexing: products",
+        "return (target * result if include_target else result).where(present, target)",
+        "return (result if include_target else result).where(present, target)",
+        ("tests/corrections", "-k", "indexing"),
+    ),
+    (
+        "corrections, indexing: mean of a bag",
+        "return (total / sizes.clamp(min=1).unsqueeze(-1)).to(weight.dtype)",
+        "return total.to(weight.dtype)",
+        ("tests/corrections", "-k", "embedding"),
+    ),
+    (
+        "corrections, distances: a side of the pair",
+        "return (u * (x - centre)).sum(-1, keepdim=True) - u @ (y - centre).mT",
+        "return (u * (x - centre)).sum(-1, keepdim=True) + u @ (y - centre).mT",
+        ("tests/corrections", "-k", "distances"),
+    ),
+    (
+        "corrections, losses: soft margin",
+        "return _reduced(-LogSigmoid.call(target * input), reduction)",
+        "return _reduced(-LogSigmoid.call(target + input), reduction)",
+        ("tests/corrections", "-k", "losses"),
+    ),
+    (
+        "corrections, recurrent: the gate of a GRU",
+        "return ((hidden - n) * torch.sigmoid(z + by_z) + n,)",
+        "return ((hidden - n) * torch.sigmoid(z + by_z) - n,)",
+        ("tests/corrections", "-k", "recurrent"),
+    ),
+    (
+        "corrections, sampling: weights of a grid",
+        "return [(left, 1 - part), (left + 1, part)]",
+        "return [(left, part), (left + 1, part)]",
+        ("tests/corrections", "-k", "sampling"),
+    ),
+    (
+        "derivatives: the product by forward over reverse",
+        "_, product, aux = push(gradient(guard_reverse(f)), (primals,), (tangents,))",
+        "product, _, aux = push(gradient(guard_reverse(f)), (primals,), (tangents,))",
+        ("tests/derivatives/test_hvp.py",),
+    ),
+    (
+        "operators: samples of the Fisher",
+        "return OuterProducts((gradients,), factors / self.samples)",
+        "return OuterProducts((gradients,), factors)",
+        ("tests/operators", "-k", "fisher"),
+    ),
+    (
+        "operators: the mean over batches",
+        'return total / weights if self.batches.reduction == "mean" and weights != 1.0 else total',
+        "return total",
+        ("tests/operators/test_hessian.py",),
+    ),
+    (
+        "operators: the transpose of a multiple",
+        "return self.factor * self.operator.multiply_transposed(block)",
+        "return self.operator.multiply_transposed(block)",
+        ("tests/operators/test_algebra.py",),
+    ),
+    (
+        "estimators: Hutchinson's mean",
+        "return _mean(view, count, kind, generator, lambda z, product: z * product)",
+        "return _mean(view, count, kind, generator, lambda z, product: product)",
+        ("tests/estimators",),
+    ),
+    (
+        "estimators: standard error",
+        "return value, (spread * count / (count - 1)).sqrt() / weight",
+        "return value, spread.sqrt() / weight / 2",
+        ("tests/estimators",),
+    ),
+    (
+        "estimators: damping",
+        "return image + self.damping * block if self.damping else image",
+        "return image - self.damping * block if self.damping else image",
+        ("tests/estimators/test_solve.py",),
+    ),
+    (
+        "implicit: sign of the tangent",
+        "rhs = pytree.tree_map(torch.neg, change)",
+        "rhs = change",
+        ("tests/implicit/test_derivatives.py",),
+    ),
+    (
+        "implicit: sign of the cotangent",
+        "self._pullback(at, leaves, moving, pytree.tree_map(torch.neg, adjoint))",
+        "self._pullback(at, leaves, moving, adjoint)",
+        ("tests/implicit/test_derivatives.py",),
+    ),
+    (
+        "meta: the system of implicit MAML",
+        "return [u + each / self.strength for u, each in zip(v, Hv, strict=True)]",
+        "return [u + each * self.strength for u, each in zip(v, Hv, strict=True)]",
+        ("tests/meta", "-k", "imaml"),
+    ),
+    (
+        "meta: bias of Adam's average",
+        "return add_quotient(param, -self.lr / (1 - beta1**step), slots",
+        "return add_quotient(param, -self.lr / (1 - beta1), slots",
+        ("tests/meta/test_optimizers.py",),
+    ),
+    (
+        "authoring: tangents of an output",
+        "tangents.append(tangent if tangent.dtype == dtype else tangent.to(dtype))",
+        "tangents.append(-tangent if tangent.dtype == dtype else tangent.to(dtype))",
+        ("tests/authoring/test_derivatives.py",),
+    ),
+]
+
+
+def file_of(line: str, root: Path) -> Path:
+    """The one file of hodiff that has a line."""
+    found = [path for path in sorted((root / "hodiff").rglob("*.py")) if line in path.read_text(encoding="utf-8")]
+    if len(found) != 1:
+        names = [str(path.relative_to(root)) for path in found]
+        raise SystemExit(
+            f"expected one file with the line {line!r}, found {names}: bring tests/broken_rules.py in line"
+        )
+    return found[0]
+
+
+def noticed(root: Path, line: str, wrong: str, tests: tuple[str, ...]) -> str:
+    """The test that failed first, or nothing."""
+    path = file_of(line, root)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(line, wrong, 1), encoding="utf-8")
+    try:
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *tests],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        path.write_text(text, encoding="utf-8")
+    failed = [row.split()[1] for row in run.stdout.splitlines() if row.startswith(("FAILED ", "ERROR "))]
+    # Not collected at all, or broken at import: nothing is known of the rule.
+    if run.returncode not in (0, 1):
+        raise SystemExit(run.stdout[-2000:] + run.stderr)
+    return failed[0] if failed else ""
+
+
+def main(words: list[str]) -> int:
+    """Break each rule in turn."""
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name in COPIED:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, root / name)
+        for what, line, wrong, tests in BROKEN:
+            if words and not any(word in what for word in words):
+                continue
+            found = noticed(root, line, wrong, tests)
+            missed += not found
+            print(f"{what}: {found or 'NOT NOTICED'}", flush=True)  # noqa: T201
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
