@@ -179,6 +179,18 @@ def test_a_batch_of_clipped_layers_clamps_each_example():
             close(a[k], b)
 
 
+def test_gradients_of_a_batch_of_layers():
+    """Recorded around vmap, where a stack of weights has a stack of biases."""
+    x, w, b = (torch.randn(*shape, dtype=torch.float64) for shape in ((4, 3), (5, 2, 3), (5, 2)))
+
+    def total(layer):
+        return lambda w, b: torch.func.vmap(layer, in_dims=(None, 0, 0))(x, w, b).sin().sum()
+
+    ours = torch.func.grad(total(lambda *each: fused_linear(*each, activation="tanh")), (0, 1))(w, b)
+    theirs = torch.func.grad(total(lambda x, w, b: torch.tanh(x @ w.T + b)), (0, 1))(w, b)
+    torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_module(name):
     module = FusedLinearModule(3, 2, activation=name, dtype=torch.float64)
