@@ -1,22 +1,44 @@
 """hodiff's own rules for torch functions, applied wherever they are called."""
 
-# Imported for what they do: each family enters its rules in the registry.
-from hodiff.corrections import activations as _activations  # noqa: F401
-from hodiff.corrections import attention as _attention  # noqa: F401
-from hodiff.corrections import convolution as _convolution  # noqa: F401
-from hodiff.corrections import distances as _distances  # noqa: F401
-from hodiff.corrections import guards as _guards  # noqa: F401
-from hodiff.corrections import indexing as _indexing  # noqa: F401
-from hodiff.corrections import linalg as _linalg  # noqa: F401
-from hodiff.corrections import logarithms as _logarithms  # noqa: F401
-from hodiff.corrections import losses as _losses  # noqa: F401
-from hodiff.corrections import normalization as _normalization  # noqa: F401
-from hodiff.corrections import pooling as _pooling  # noqa: F401
-from hodiff.corrections import recurrent as _recurrent  # noqa: F401
-from hodiff.corrections import sampling as _sampling  # noqa: F401
+from hodiff.corrections import (
+    activations,
+    attention,
+    convolution,
+    logarithms,
+    nested_calls,
+    normalization,
+    once_differentiable,
+    pooling,
+)
+from hodiff.corrections.distances import cdist
+from hodiff.corrections.indexing import cumulative, embedding, reductions, splits, strides
+from hodiff.corrections.linalg import determinants, eigenvectors, reflectors, solve, symmetric
+from hodiff.corrections.losses import constant_targets, cross_entropy, ctc, margins
 from hodiff.corrections.mode import Corrections as Corrections
 from hodiff.corrections.mode import corrected as corrected
+from hodiff.corrections.recurrent import networks, packing
+from hodiff.corrections.refusals import INVALID as INVALID
+from hodiff.corrections.refusals import UNNEEDED as UNNEEDED
+from hodiff.corrections.refusals import Refusal as Refusal
+from hodiff.corrections.refusals import unable as unable
 from hodiff.corrections.registry import Correction as Correction
 from hodiff.corrections.registry import register as register
 from hodiff.corrections.registry import table as table
 from hodiff.corrections.registry import unregister as unregister
+from hodiff.corrections.sampling import dropout, grid_sample
+
+# Every file of rules. Importing one enters its rules; a new file is added here.
+FAMILIES = {
+    "activations": (activations,),
+    "attention": (attention, nested_calls),
+    "convolution and pooling": (convolution, pooling),
+    "distances": (cdist,),
+    "gradients": (once_differentiable,),
+    "indexing": (cumulative, embedding, reductions, splits, strides),
+    "linear algebra": (determinants, eigenvectors, reflectors, solve, symmetric),
+    "losses": (constant_targets, cross_entropy, ctc, margins),
+    "normalization": (normalization,),
+    "recurrent networks": (networks, packing),
+    "sampling": (dropout, grid_sample),
+    "sums in the log domain": (logarithms,),
+}

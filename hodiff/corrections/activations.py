@@ -8,32 +8,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.registry import Correction, correct, register
+from hodiff.corrections.refusals import INVALID, UNNEEDED, unable
+from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.operators import glu, hardsigmoid
 
 
-def _relu(input: Tensor, inplace: bool = False) -> Tensor:
-    del inplace
+@register(
+    torch.relu,
+    Tensor.relu,
+    F.relu,
+    name="torch.nn.functional.relu",
+    kind="slow",
+    reason="the second derivative is zero, yet computed and added",
+)
+def _relu(input: Tensor, inplace: bool = False) -> Any:
+    if inplace or not input.is_floating_point():
+        return UNNEEDED
     # The same values, in one operator that torch differentiates in its first argument alone: the mask is a constant.
     return torch.ops.aten.threshold_backward.default(input, input.detach(), 0)
-
-
-def _covered(input: Any, inplace: bool = False) -> bool:
-    return isinstance(input, Tensor) and input.is_floating_point() and not inplace
-
-
-correct(
-    (torch.relu, Tensor.relu, F.relu),
-    Correction(
-        "torch.nn.functional.relu",
-        _relu,
-        "slow",
-        "the second derivative is zero, yet computed and added",
-        covers=_covered,
-    ),
-)
 
 
 class HardSigmoid(ElementwiseFunction):
@@ -78,20 +72,13 @@ def _sloped(x: Tensor) -> Tensor:
     routes=ROUTES,
     reason="a second derivative is not implemented, not even as zero",
     reference="Howard et al. (2019), section 5.2",
-    covers=_covered,
 )
-def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    del inplace
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Any:
+    if not input.is_floating_point():
+        return UNNEEDED
+    if inplace:
+        return unable("the result is written into the input")
     return HardSigmoid.call(input)
-
-
-def _halves(input: Any, dim: Any = -1) -> bool:
-    return (
-        isinstance(input, Tensor)
-        and input.is_floating_point()
-        and -input.dim() <= dim < input.dim()
-        and input.shape[dim] % 2 == 0
-    )
 
 
 @register(
@@ -102,8 +89,11 @@ def _halves(input: Any, dim: Any = -1) -> bool:
     routes=FORWARD_INSIDE,
     reason="the forward rule has no derivative",
     reference="Dauphin et al. (2017), eq. 1",
-    covers=_halves,
 )
-def _glu(input: Tensor, dim: int = -1) -> Tensor:
+def _glu(input: Tensor, dim: int = -1) -> Any:
+    if not input.is_floating_point():
+        return UNNEEDED
+    if input.shape[dim] % 2:
+        return INVALID
     half = input.shape[dim] // 2
     return input.narrow(dim, 0, half) * torch.sigmoid(input.narrow(dim, half, half))

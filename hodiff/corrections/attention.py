@@ -8,21 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections import composites as _composites  # noqa: F401  (enters nn.MultiheadAttention's function)
+from hodiff.corrections.refusals import INVALID, UNNEEDED, unable
 from hodiff.corrections.registry import register
 from hodiff.functions.attention.attention import attend
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import may_be_differentiated
-
-
-def _covered(query: Any, key: Any, value: Any, attn_mask: Any = None, *_: Any, **__: Any) -> bool:
-    """What torch takes, too: hodiff's attention takes more, and such calls keep torch's errors."""
-    tensors = (query, key, value)
-    if not all(isinstance(each, Tensor) and each.is_floating_point() and not each.is_nested for each in tensors):
-        return False
-    if attn_mask is None:
-        return True
-    return isinstance(attn_mask, Tensor) and attn_mask.dtype in {torch.bool, torch.float32, query.dtype}
 
 
 @register(
@@ -32,7 +22,6 @@ def _covered(query: Any, key: Any, value: Any, attn_mask: Any = None, *_: Any, *
     routes=ROUTES,
     reason="the gradients of the fused kernels have no derivative",
     reference="Vaswani et al. (2017), eq. 1; Rabe & Staats (2021)",
-    covers=_covered,
 )
 def _scaled_dot_product_attention(
     query: Tensor,
@@ -45,16 +34,21 @@ def _scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
+    if not all(each.is_floating_point() for each in (query, key, value)):
+        return INVALID
+    if query.is_nested or key.is_nested or value.is_nested:
+        return unable("tensors are nested")
     # With dropout the rule draws other weights than torch's kernels, and always the same for a seed.
     if not dropout_p and not may_be_differentiated((query, key, value, attn_mask)):
-        return NotImplemented
+        return UNNEEDED
     if attn_mask is not None:
         if is_causal:
-            return NotImplemented  # an error but for some kernels
+            return unable("a mask is given beside is_causal, which only some kernels take")
         if attn_mask.dim() == 1:
             attn_mask = attn_mask[None]
-        if not _fits(attn_mask, query, key):
-            return NotImplemented
+        # hodiff's attention takes more than torch's.
+        if attn_mask.dtype not in {torch.bool, torch.float32, query.dtype} or not _fits(attn_mask, query, key):
+            return INVALID
     if enable_gqa and min(query.dim(), key.dim(), value.dim()) > 2 and key.shape[-3] != value.shape[-3]:
         key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
         enable_gqa = False

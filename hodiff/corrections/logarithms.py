@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.corrections.refusals import UNNEEDED, Refusal, unable
 from hodiff.corrections.registry import register
 from hodiff.functions.logistic import Logistic
 from hodiff.routes import ROUTES
@@ -29,8 +30,13 @@ class LogAddExp(ElementwiseFunction):
         return Logistic.call(difference if index == 0 else -difference)
 
 
-def _real(*inputs: Any, out: Any = None, **_: Any) -> bool:
-    return out is None and all(not isinstance(each, Tensor) or each.is_floating_point() for each in inputs)
+def _is_new(*_: Any, out: Any = None, **__: Any) -> bool:
+    """Whether a call allocates its result: torch differentiates no other."""
+    return out is None
+
+
+def _refused(*inputs: Tensor) -> Refusal:
+    return unable("numbers are complex") if any(each.is_complex() for each in inputs) else UNNEEDED
 
 
 @register(
@@ -40,9 +46,11 @@ def _real(*inputs: Any, out: Any = None, **_: Any) -> bool:
     routes=("reverse-over-reverse", "reverse-over-forward"),
     reason="not finite where the difference of the terms overflows or both are infinite",
     reference="derivatives by the logistic function",
-    covers=_real,
+    covers=_is_new,
 )
-def _logaddexp(input: Tensor, other: Tensor) -> Tensor:
+def _logaddexp(input: Tensor, other: Tensor) -> Any:
+    if not (input.is_floating_point() and other.is_floating_point()):
+        return _refused(input, other)
     return LogAddExp.call(input, other)
 
 
@@ -53,9 +61,11 @@ def _logaddexp(input: Tensor, other: Tensor) -> Tensor:
     routes=ROUTES[1:],
     reason="half of the digits are lost, and the third derivative is not finite",
     reference="a scan of logaddexp, W. D. Hillis & G. L. Steele (1986)",
-    covers=_real,
+    covers=_is_new,
 )
-def _logcumsumexp(input: Tensor, dim: int) -> Tensor:
+def _logcumsumexp(input: Tensor, dim: int) -> Any:
+    if not input.is_floating_point():
+        return _refused(input)
     if not input.dim():
         return input.clone()
     y, step = input.movedim(dim, -1), 1

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from hodiff.corrections.registry import CORRECTIONS
+from hodiff.corrections.refusals import UNNEEDED, Refusal, unable
+from hodiff.corrections.registry import CORRECTIONS, Correction
 from hodiff.errors import HodiffError, InputError
 
 P = ParamSpec("P")
@@ -47,21 +48,35 @@ class Corrections(TorchFunctionMode):
         return run
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the rule where it covers the arguments, and torch's own function elsewhere."""
+        """Run the rule of a torch function, and torch's own where there is none."""
         kwargs = kwargs or {}
         correction = CORRECTIONS.get(func)
         if (
             correction is None
             or not _PLAIN.issuperset(types)
             or (correction.kind == "slow" and not self._pays(correction.least_elements, args, kwargs))
-            or not correction.covers(*args, **kwargs)
         ):
             return func(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            result = correction.rule(*args, **kwargs)
-        else:
-            result = _or_torchs_error(correction.rule, func, args, kwargs)
-        return func(*args, **kwargs) if result is NotImplemented else result
+        result = _value_or_refusal(correction.rule, func, args, kwargs)
+        if not isinstance(result, Refusal):
+            return result
+        return self.refused(correction, result, func, args, kwargs)
+
+    def refused(self, correction: Correction, refusal: Refusal, func: Any, args: Any, kwargs: Any) -> Any:
+        """What becomes of a call that its rule refuses, decided here alone: torch's own function, whatever the reason.
+
+        Args:
+            correction: The entry of the rule.
+            refusal: Why it refuses: `torch_is_right` says whether torch's derivatives of this call are to be trusted.
+            func: The torch function.
+            args: Its arguments.
+            kwargs: Its arguments by keyword.
+
+        Returns:
+            Its value.
+        """
+        del correction, refusal
+        return func(*args, **kwargs)
 
     def _pays(self, least_elements: int, args: Any, kwargs: Any) -> bool:
         # A compiler fuses what the lean rules spare, and traces torch's own functions best.
@@ -71,17 +86,21 @@ class Corrections(TorchFunctionMode):
         return self.many or not least_elements or (args[0] if args else kwargs["input"]).numel() >= least_elements
 
 
-def _or_torchs_error(rule: Callable[..., Any], func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The rule's result; wrong arguments get torch's own error."""
-    try:
-        return rule(*args, **kwargs)
-    except InputError:
-        return NotImplemented
-    except HodiffError:
-        raise
-    except (RuntimeError, IndexError, TypeError, ValueError):
-        func(*args, **kwargs)
-        raise
+def _value_or_refusal(rule: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
+    """What a rule returns; for arguments that torch does not take either, torch's own error."""
+    if torch.compiler.is_compiling():
+        result = rule(*args, **kwargs)
+    else:
+        try:
+            result = rule(*args, **kwargs)
+        except InputError as error:  # hodiff's function does not take them
+            return unable(str(error))
+        except HodiffError:
+            raise
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            func(*args, **kwargs)
+            raise
+    return UNNEEDED if result is NotImplemented else result
 
 
 def corrected() -> Corrections:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff import functions
+from hodiff.corrections.refusals import INVALID, UNNEEDED, Refusal, unable
 from hodiff.corrections.registry import register
 from hodiff.functions.normalization.formulas import wide
 from hodiff.routes import FORWARD_INSIDE, ROUTES
@@ -26,13 +27,13 @@ _constant = partial(
 )
 
 
-def _real(input: Any, *_: Any, **__: Any) -> bool:
+def _is_real(input: Any, *_: Any, **__: Any) -> bool:
     return isinstance(input, Tensor) and input.is_floating_point()
 
 
-_of_layers = partial(_constant, covers=_real, reference="Ba, Kiros & Hinton (2016), eq. 4")
-_of_batches = partial(_constant, covers=_real, reference="Ioffe & Szegedy (2015), alg. 1")
-_of_instances = partial(_constant, covers=_real, reference="Ulyanov, Vedaldi & Lempitsky (2016), eq. 3")
+_of_layers = partial(_constant, covers=_is_real, reference="Ba, Kiros & Hinton (2016), eq. 4")
+_of_batches = partial(_constant, covers=_is_real, reference="Ioffe & Szegedy (2015), alg. 1")
+_of_instances = partial(_constant, covers=_is_real, reference="Ulyanov, Vedaldi & Lempitsky (2016), eq. 3")
 
 
 @_of_layers(torch.layer_norm, F.layer_norm)
@@ -46,7 +47,7 @@ def _layer_norm(
 ) -> Any:
     del cudnn_enable
     if isinstance(normalized_shape, int):
-        return NotImplemented  # torch takes no number
+        return INVALID  # torch takes no number
     return functions.layer_norm(input, normalized_shape, weight, bias, eps)
 
 
@@ -55,7 +56,7 @@ def _native_layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
     y = _layer_norm(input, normalized_shape, weight, bias, eps)
-    if y is NotImplemented:
+    if isinstance(y, Refusal):
         return y
     weight, bias = (None if each is None else each.detach() for each in (weight, bias))
     return y, *torch.native_layer_norm(input.detach(), normalized_shape, weight, bias, eps)[1:]
@@ -75,10 +76,12 @@ def _by_channels(
     """The value of hodiff's function, for arguments that torch's takes as well."""
     running = [each for each in (running_mean, running_var) if each is not None]
     dtypes = {input.dtype} if wide(input) is input else {input.dtype, torch.float32}
-    if len(running) == 1 or not dtypes.issuperset(each.dtype for each in running):
-        return NotImplemented
-    if not input.numel() or not isinstance(momentum, (int, float)):
-        return NotImplemented
+    if len(running) == 1 or not isinstance(momentum, (int, float)):
+        return INVALID
+    if not dtypes.issuperset(each.dtype for each in running):
+        return unable("the running statistics have another dtype than the input")
+    if not input.numel():
+        return UNNEEDED
     if running and training and weight is None and bias is None and running[0].dtype != input.dtype:
         # The kernel computes statistics in the dtype of the parameters.
         weight = running[0].new_ones(input.shape[1])
@@ -189,9 +192,9 @@ def _native_batch_norm(
     eps: float,
 ) -> Any:
     if not training:
-        return NotImplemented  # right, and the statistics are the kernel's own affair
+        return UNNEEDED  # right, and the kernel alone knows which statistics it returns
     y = _batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
-    if y is NotImplemented:
+    if isinstance(y, Refusal):
         return y
     # Torch takes these two for constants.
     variance, mean = torch.var_mean(wide(input.detach()), [0, *range(2, input.dim())], correction=0)
@@ -217,7 +220,7 @@ def _batch_norm_with_update(
     eps: float,
 ) -> Any:
     y = _batch_norm(input, None, None, weight, bias, True, momentum, eps)
-    if y is NotImplemented:
+    if isinstance(y, Refusal):
         return y
     weight, bias = (None if each is None else each.detach() for each in (weight, bias))
     others = batch_norm_with_update(input.detach(), weight, bias, running_mean, running_var, momentum, eps)

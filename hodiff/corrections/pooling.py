@@ -8,12 +8,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.registry import Correction, correct
+from hodiff.corrections.registry import register
 
 # Below this number of channels, which are what the kernel's vectors run along, the other layout gains nothing.
 _CHANNELS = 16
 
 
+def _gains(input: Any, *arguments: Any, return_indices: bool = False, **_: Any) -> bool:
+    return (
+        isinstance(input, Tensor)
+        and not return_indices
+        and len(arguments) < 6
+        and input.dtype in (torch.float32, torch.float64)
+        and input.device.type == "cpu"
+        and input.dim() == 4
+        and input.shape[1] >= _CHANNELS
+    )
+
+
+@register(
+    torch.max_pool2d,
+    F.max_pool2d,
+    name="torch.nn.functional.max_pool2d",
+    kind="slow",
+    reason="torch's kernel is not vectorised unless channels are the innermost dimension",
+    covers=_gains,
+    least_elements=2**16,
+)
 def _max_pool2d(input: Tensor, *arguments: Any, return_indices: bool = False, **options: Any) -> Tensor:
     del return_indices
     # The maximum is one of the inputs: a gather, which is linear once the kernel has said where. That kernel takes a
@@ -34,28 +55,3 @@ def _integers(
         for each in (kernel_size, () if stride is None else stride, padding, dilation)
     )
     return kernel, step, margin, spread, ceil_mode
-
-
-def _covered(input: Any, *arguments: Any, return_indices: bool = False, **_: Any) -> bool:
-    return (
-        isinstance(input, Tensor)
-        and not return_indices
-        and len(arguments) < 6
-        and input.dtype in (torch.float32, torch.float64)
-        and input.device.type == "cpu"
-        and input.dim() == 4
-        and input.shape[1] >= _CHANNELS
-    )
-
-
-correct(
-    (torch.max_pool2d, F.max_pool2d),
-    Correction(
-        "torch.nn.functional.max_pool2d",
-        _max_pool2d,
-        "slow",
-        "torch's kernel is not vectorised unless channels are the innermost dimension",
-        covers=_covered,
-        least_elements=2**16,
-    ),
-)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch.overrides import resolve_name
 
+from hodiff.corrections.refusals import UNNEEDED
 from hodiff.errors import InputError
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
@@ -16,25 +18,20 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 KINDS = ("wrong", "missing", "slow")
 
 
-def always(*_: Any, **__: Any) -> bool:
-    """Cover all arguments."""
-    return True
-
-
 @dataclass(frozen=True)
 class Correction:
     """A rule in place of a torch function.
 
     Attributes:
         name: The torch function, as users write it.
-        rule: Takes its arguments and returns its value; `NotImplemented` leaves the call to torch.
+        rule: Takes its arguments and returns its value, or a `Refusal`.
         kind: "wrong" or "missing", which every `corrected()` mends, or "slow", which hodiff's own transforms spare
             where it pays.
         reason: What is amiss with torch's derivatives.
         routes: The routes by which they are; empty for "slow".
         reference: Where the rule comes from.
-        covers: Given the arguments, whether the rule is meant for them; torch's own function runs where not.
         least_elements: Below this size of its first argument the rule pays only for many directions at once.
+        mended: The version of torch whose own derivatives are right, or "".
     """
 
     name: str
@@ -43,8 +40,13 @@ class Correction:
     reason: str
     routes: tuple[str, ...] = ()
     reference: str = ""
-    covers: Callable[..., bool] = always
     least_elements: int = 0
+    mended: str = ""
+
+    @property
+    def stands_aside(self) -> bool:
+        """Whether the torch in use needs no correction."""
+        return bool(self.mended) and torch.__version__ >= self.mended
 
 
 class Row(NamedTuple):
@@ -55,20 +57,12 @@ class Row(NamedTuple):
     routes: tuple[str, ...]
     reason: str
     reference: str
+    mended: str = ""
 
 
+# What the mode looks up at every call, and what stands aside: decided once, when a rule is entered.
 CORRECTIONS: dict[Callable[..., Any], Correction] = {}
-
-
-def correct(functions: Iterable[Callable[..., Any]], correction: Correction) -> None:
-    """Enter a rule for all the names under which torch has one function.
-
-    Args:
-        functions: torch's function objects, as a TorchFunctionMode sees them.
-        correction: The rule.
-    """
-    for function in functions:
-        CORRECTIONS[function] = correction
+MENDED: dict[Callable[..., Any], Correction] = {}
 
 
 def register(
@@ -77,10 +71,12 @@ def register(
     kind: str = "wrong",
     routes: Sequence[str] = (),
     reference: str = "",
-    covers: Callable[..., bool] = always,
+    covers: Callable[..., bool] | None = None,
     name: str | None = None,
+    least_elements: int = 0,
+    mended: str = "",
 ) -> Callable[[Rule], Rule]:
-    r"""Decorator that enters a rule in place of a torch function.
+    r"""Decorator that enters a rule in place of a torch function: the one way in, for hodiff's rules and for yours.
 
     Inside `hodiff.corrected()`, and so in every transform of hodiff, a call of the torch function runs the rule.
 
@@ -88,15 +84,21 @@ def register(
         *functions: The torch function, by all the names it is called by: `torch.relu`, `torch.Tensor.relu`,
             `torch.nn.functional.relu`.
         reason: What is amiss with torch's derivatives.
-        kind: "wrong" or "missing".
+        kind: "wrong" or "missing", or "slow" for a rule that is only faster: hodiff's own transforms take it where it
+            pays.
         routes: The routes by which they are.
         reference: Where the rule comes from.
-        covers: Takes the arguments and says whether the rule is meant for them; torch's own function runs where not.
+        covers: Takes the arguments and says whether the rule is needed for them; where not, it is not asked.
         name: What the table calls the function; by default torch's own name of it.
+        least_elements: The size of the first argument from which on a slow one pays for a single direction.
+        mended: The version of torch from which on the derivatives are right, such as "2.15": there the rule stands
+            aside.
 
     Returns:
         The decorator. It returns the rule, which takes the arguments of the torch function and returns its value, made
-        of operators that torch differentiates rightly. A rule that returns `NotImplemented` leaves the call to torch.
+        of operators that torch differentiates rightly. A rule refuses a call by returning a `Refusal`:
+        `hodiff.corrections.UNNEEDED` where torch is right, `hodiff.corrections.unable(because)` where it is not.
+        `NotImplemented` stands for the former.
 
     Raises:
         InputError: If no function is given, one is not callable, or the kind is unknown.
@@ -123,10 +125,21 @@ def register(
     def enter(rule: Rule) -> Rule:
         if not callable(rule):
             raise InputError(f"register: rule: expected a callable, got {type(rule).__name__}.")
-        correct(functions, Correction(title, rule, kind, reason, tuple(routes), reference, covers))
+        inside = rule if covers is None else _refusing(rule, covers)
+        entry = Correction(title, inside, kind, reason, tuple(routes), reference, least_elements, mended)
+        (MENDED if entry.stands_aside else CORRECTIONS).update(dict.fromkeys(functions, entry))
         return rule
 
     return enter
+
+
+def _refusing(rule: Callable[..., Any], covers: Callable[..., bool]) -> Callable[..., Any]:
+    """The rule, which refuses what it is not needed for."""
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        return rule(*args, **kwargs) if covers(*args, **kwargs) else UNNEEDED
+
+    return refusing
 
 
 def _name_of(function: Callable[..., Any]) -> str:
@@ -145,13 +158,15 @@ def unregister(*functions: Callable[..., Any]) -> None:
     """
     for function in functions:
         CORRECTIONS.pop(function, None)
+        MENDED.pop(function, None)
 
 
 def table() -> list[Row]:
     """What is corrected, by which routes, why and whence.
 
     Returns:
-        A row for each torch function, sorted by name.
+        A row for each torch function, sorted by name. One with a version in `mended` is corrected in older versions of
+        torch only.
 
     Example:
         >>> import hodiff
@@ -160,5 +175,6 @@ def table() -> list[Row]:
         ('slow', 'the second derivative is zero, yet computed and added')
     """
     return sorted({
-        Row(each.name, each.kind, each.routes, each.reason, each.reference) for each in CORRECTIONS.values()
+        Row(each.name, each.kind, each.routes, each.reason, each.reference, each.mended)
+        for each in (*CORRECTIONS.values(), *MENDED.values())
     })

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hodiff
-from hodiff.corrections.composites import COMPOSITES
+from hodiff.corrections.nested_calls import COMPOSITES
 from hodiff.corrections.registry import CORRECTIONS
 
 attend = F.scaled_dot_product_attention

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hodiff.corrections.refusals import INVALID, UNNEEDED, Refusal, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.wrapped_tensors import is_batched
@@ -19,46 +20,25 @@ _REASON = "no forward rule, and no second derivative with weights of samples or 
 _REFERENCE = "sums and maxima of rows are linear in them"
 
 
-def _real(weight: Any) -> bool:
-    return isinstance(weight, Tensor) and weight.is_floating_point() and weight.dim() == 2
+def _refused(weight: Tensor, max_norm: Any, scale_grad_by_freq: Any, sparse: Any, padding_idx: Any) -> Refusal | None:
+    """What no rule for rows of a weight knows."""
+    if not weight.is_floating_point() or weight.dim() != 2:
+        return INVALID
+    if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
+        return INVALID
+    if max_norm is not None:
+        return unable("max_norm changes the weight in place")
+    if scale_grad_by_freq:
+        return unable("gradients that scale_grad_by_freq scales are no derivatives")
+    return unable("a sparse gradient is torch's alone") if sparse else None
 
 
-def _covers(
-    input: Any,
-    weight: Any,
-    offsets: Any = None,
-    max_norm: Any = None,
-    norm_type: Any = 2,
-    scale_grad_by_freq: Any = False,
-    mode: Any = "mean",
-    sparse: Any = False,
-    per_sample_weights: Any = None,
-    include_last_offset: Any = False,
-    padding_idx: Any = None,
-) -> bool:
-    # Renormed weights change in place, scaled gradients are no derivatives, and sparse ones are torch's alone.
-    del norm_type, include_last_offset
-    return (
-        _real(weight)
-        and (padding_idx is None or -weight.shape[0] <= padding_idx < weight.shape[0])
-        and isinstance(input, Tensor)
-        and not input.is_nested
-        and not input.is_floating_point()
-        and max_norm is None
-        and not scale_grad_by_freq
-        and not sparse
-        and mode in _MODES
-        and (input.dim(), offsets is None) in ((1, False), (2, True))
-        and (per_sample_weights is None or (mode == "sum" and per_sample_weights.shape == input.shape))
-    )
-
-
-@register(F.embedding_bag, kind="missing", routes=ROUTES, reason=_REASON, reference=_REFERENCE, covers=_covers)
+@register(F.embedding_bag, kind="missing", routes=ROUTES, reason=_REASON, reference=_REFERENCE)
 def _embedding_bag(
     input: Tensor,
     weight: Tensor,
     offsets: Tensor | None = None,
-    max_norm: None = None,
+    max_norm: float | None = None,
     norm_type: float = 2,
     scale_grad_by_freq: bool = False,
     mode: str = "mean",
@@ -66,14 +46,23 @@ def _embedding_bag(
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
     padding_idx: int | None = None,
-) -> Tensor:
-    del max_norm, norm_type, scale_grad_by_freq, sparse
+) -> Any:
+    del norm_type
+    refused = _refused(weight, max_norm, scale_grad_by_freq, sparse, padding_idx)
+    if refused is not None:
+        return refused
+    if input.is_nested:
+        return unable("the input is nested")
+    if input.is_floating_point() or mode not in _MODES or (input.dim(), offsets is None) not in ((1, False), (2, True)):
+        return INVALID
+    if per_sample_weights is not None and (mode != "sum" or per_sample_weights.shape != input.shape):
+        return INVALID
     if offsets is None:
         bags, length = input.shape
         places = torch.arange(bags, device=input.device).repeat_interleave(length)
     else:
         if not _divide(offsets, input.shape[0], include_last_offset):
-            return NotImplemented
+            return INVALID
         bags = offsets.shape[0] - bool(include_last_offset)
         # Of equal offsets the last one counts: the bags before are empty.
         every = torch.arange(input.shape[0], device=input.device)
@@ -82,34 +71,8 @@ def _embedding_bag(
     return _bagged(weight, input.flatten(), places, bags, mode, weights, padding_idx)
 
 
-def _numbered_covers(
-    weight: Any,
-    indices: Any,
-    offsets: Any,
-    scale_grad_by_freq: Any = False,
-    mode: Any = 0,
-    sparse: Any = False,
-    per_sample_weights: Any = None,
-    include_last_offset: Any = False,
-    padding_idx: Any = None,
-) -> bool:
-    del include_last_offset
-    return mode in (0, 1, 2) and _covers(
-        indices,
-        weight,
-        offsets,
-        scale_grad_by_freq=scale_grad_by_freq,
-        mode=_MODES[mode],
-        sparse=sparse,
-        per_sample_weights=per_sample_weights,
-        padding_idx=padding_idx,
-    )
-
-
-@register(
-    torch.embedding_bag, kind="missing", routes=ROUTES, reason=_REASON, reference=_REFERENCE, covers=_numbered_covers
-)
-def _numbered_embedding_bag(
+@register(torch.embedding_bag, kind="missing", routes=ROUTES, reason=_REASON, reference=_REFERENCE)
+def _embedding_bag_by_number(
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -120,17 +83,21 @@ def _numbered_embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
+    if not 0 <= mode < len(_MODES):
+        return INVALID
     output = _embedding_bag(
         indices,
         weight,
         offsets,
+        scale_grad_by_freq=scale_grad_by_freq,
         mode=_MODES[mode],
+        sparse=sparse,
         per_sample_weights=per_sample_weights,
         include_last_offset=include_last_offset,
         padding_idx=padding_idx,
     )
-    if output is NotImplemented:
-        return NotImplemented
+    if isinstance(output, Refusal):
+        return output
     constants = (weight.detach(), indices, offsets, scale_grad_by_freq, mode, sparse)
     weights = None if per_sample_weights is None else per_sample_weights.detach()
     return output, *torch.embedding_bag(*constants, weights, include_last_offset, padding_idx)[1:]
@@ -190,34 +157,26 @@ def _maximum(rows: Tensor, places: Tensor, counted: Tensor, bags: int) -> Tensor
     return torch.where(first < count, rows.gather(0, first.clamp(max=count - 1)), 0)
 
 
-def _pads(
-    input: Any,
-    weight: Any,
-    padding_idx: Any = None,
-    max_norm: Any = None,
-    norm_type: Any = 2,
-    scale_grad_by_freq: Any = False,
-    sparse: Any = False,
-) -> bool:
-    del norm_type
-    return (
-        padding_idx is not None
-        and _real(weight)
-        and isinstance(input, Tensor)
-        and -weight.shape[0] <= padding_idx < weight.shape[0]
-        and max_norm is None
-        and not scale_grad_by_freq
-        and not sparse
-    )
-
-
 @register(
     F.embedding,
     routes=ROUTES,
     reason="the padding row has no gradient, yet a tangent, so that routes disagree where padding is used",
     reference="the padding row is a constant",
-    covers=_pads,
 )
-def _embedding(input: Tensor, weight: Tensor, padding_idx: int, *_: Any, **__: Any) -> Tensor:
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    del norm_type
+    if padding_idx is None:
+        return UNNEEDED
+    refused = _refused(weight, max_norm, scale_grad_by_freq, sparse, padding_idx)
+    if refused is not None:
+        return refused
     rows = F.embedding(input, weight)
     return torch.where((input == padding_idx % weight.shape[0]).unsqueeze(-1), rows.detach(), rows)

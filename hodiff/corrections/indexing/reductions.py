@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.indexing.products import products_by_index
+from hodiff.corrections.indexing.cumulative import products_by_index
+from hodiff.corrections.refusals import INVALID, Refusal
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
@@ -37,9 +38,9 @@ _scattered_product = partial(
 @_scattered_product(torch.scatter_reduce, torch.Tensor.scatter_reduce, name="torch.scatter_reduce(prod)")
 def _scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
+) -> Any:
     if not _fits(input, dim, index, src):
-        return NotImplemented
+        return INVALID
     if reduce != "prod":
         return torch.scatter_reduce(input, dim, index, src, reduce, include_self=include_self)
     if input.dim() == 0:
@@ -66,9 +67,9 @@ def _fits(input: Tensor, dim: int, index: Tensor, src: Tensor) -> bool:
 @_scattered_product(torch.Tensor.scatter_reduce_)
 def _scatter_reduce_(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
+) -> Any:
     result = _scatter_reduce(input.clone(), dim, index, src, reduce, include_self=include_self)
-    return NotImplemented if result is NotImplemented else input.copy_(result)
+    return result if isinstance(result, Refusal) else input.copy_(result)
 
 
 @register(
@@ -83,15 +84,15 @@ def _scatter_reduce_(
 )
 def _index_reduce(
     input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
+) -> Any:
     if index.dim() > 1 or source.dim() != input.dim() or reduce not in _INDEX_REDUCTIONS:
-        return NotImplemented
+        return INVALID
     if input.dim() == 0:
         return _index_reduce(input[None], 0, index.reshape(1), source[None], reduce, include_self=include_self)[0]
     axis = dim % input.dim()
     sizes = [*input.shape[:axis], index.numel(), *input.shape[axis + 1 :]]
     if list(source.shape) != sizes:
-        return NotImplemented
+        return INVALID
     shape = [1] * input.dim()
     shape[axis] = -1
     places = index.to(torch.int64).reshape(shape).expand(source.shape)
@@ -108,9 +109,9 @@ def _index_reduce(
 )
 def _index_reduce_(
     input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
+) -> Any:
     result = _index_reduce(input.clone(), dim, index, source, reduce, include_self=include_self)
-    return NotImplemented if result is NotImplemented else input.copy_(result)
+    return result if isinstance(result, Refusal) else input.copy_(result)
 
 
 _INDEX_REDUCTIONS = ("prod", "mean", "amax", "amin")
@@ -134,14 +135,14 @@ def _segment_reduce(
     axis: int = 0,
     unsafe: bool = False,
     initial: float | None = None,
-) -> Tensor:
+) -> Any:
     bounds = lengths if offsets is None else offsets
     if reduce not in _SEGMENT_REDUCTIONS or indices is not None or bounds is None or axis != bounds.dim() - 1:
-        return NotImplemented
+        return INVALID
     if offsets is None:
         offsets = torch.cat([bounds.new_zeros(*bounds.shape[:-1], 1), bounds.cumsum(-1)], -1)
         if not unsafe and not _is_hidden(offsets) and bool((offsets[..., -1] != data.shape[axis]).any()):
-            return NotImplemented
+            return INVALID
     count = offsets.shape[-1] - 1
     places = _segments(offsets, data.shape[axis]).movedim(-1, axis)
     places = places.reshape(*places.shape, *(1,) * (data.dim() - places.dim())).expand(data.shape)

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.wrapped_tensors import below_derivatives, is_wrapped
 
 
-def _by_tensor(input: Any, tensor_indices_or_sections: Any = None, *_: Any, **__: Any) -> bool:
+def _is_by_tensor(input: Any, tensor_indices_or_sections: Any = None, *_: Any, **__: Any) -> bool:
     return isinstance(tensor_indices_or_sections, Tensor) and not torch.compiler.is_compiling()
 
 
@@ -24,11 +25,11 @@ def _by_tensor(input: Any, tensor_indices_or_sections: Any = None, *_: Any, **__
     routes=ROUTES,
     reason="indices that are a tensor cannot be read inside a transform",
     reference="the same split at numbers",
-    covers=_by_tensor,
+    covers=_is_by_tensor,
 )
 def _tensor_split(input: Tensor, tensor_indices_or_sections: Tensor, dim: int = 0) -> Any:
     places = below_derivatives(tensor_indices_or_sections)
     # Indices that differ within a batch are torch's to refuse, as is all but integers.
     if is_wrapped(places) or places.dtype != torch.int64 or places.dim() > 1:
-        return NotImplemented
+        return INVALID
     return torch.tensor_split(input, places.tolist(), dim)

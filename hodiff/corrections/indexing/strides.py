@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hodiff.corrections.refusals import INVALID, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 
@@ -21,10 +23,11 @@ from hodiff.routes import ROUTES
 )
 def _as_strided_scatter(
     input: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Tensor:
-    # Storage that is no row of numbers, and places that are written to twice, mean what torch says.
-    if not input.is_contiguous() or input.dtype != src.dtype or src.shape != torch.Size(size) or _meet(size, stride):
-        return NotImplemented
+) -> Any:
+    if input.dtype != src.dtype or src.shape != torch.Size(size):
+        return INVALID
+    if not input.is_contiguous() or _meet(size, stride):
+        return unable("the storage is no row of numbers, or a place in it is written to twice")
     start = 0 if storage_offset is None else storage_offset - int(input.storage_offset())
     places = torch.tensor(start, device=input.device)
     for n, step in zip(size, stride, strict=True):

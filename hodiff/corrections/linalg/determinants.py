@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.linalg.elimination import determinant_by_elimination, determinant_of_few, is_nearly_singular
-from hodiff.corrections.linalg.factored import FactoredSolve, covered, factors, in_front, named
+from hodiff.corrections.linalg.factored import FactoredSolve, factors, for_lapack, in_front, named
+from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE
 from hodiff.rules.any_order import AnyOrderFunction
@@ -20,7 +21,7 @@ _determinant = partial(
     routes=FORWARD_INSIDE,
     reason="the forward rule solves with factors that are constants to a second derivative",
     reference="Giles, Collected matrix derivative results (2008), sec. 2.2.4",
-    covers=covered,
+    covers=for_lapack,
 )
 
 
@@ -132,7 +133,7 @@ class Determinant(AnyOrderFunction):
 )
 def _det(A: Tensor) -> Tensor:
     if not _is_square(A):
-        return NotImplemented
+        return INVALID
     if A.shape[-1] <= 3:
         return determinant_of_few(A)
     pair, pivots, _ = factors(A)
@@ -148,20 +149,20 @@ def _sign_and_logarithm(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return (pair.detach().diagonal(dim1=-2, dim2=-1).sign().prod(-1) * _parity(pivots)), logarithm
 
 
-@_determinant(torch.linalg.slogdet)
+@_determinant(torch.linalg.slogdet, mended="2.15")
 def _linalg_slogdet(A: Tensor) -> Any:
-    return named("linalg_slogdet", _sign_and_logarithm(A)) if _is_square(A) else NotImplemented
+    return named("linalg_slogdet", _sign_and_logarithm(A)) if _is_square(A) else INVALID
 
 
-@_determinant(torch.slogdet, torch.Tensor.slogdet, name="torch.slogdet")
+@_determinant(torch.slogdet, torch.Tensor.slogdet, name="torch.slogdet", mended="2.15")
 def _slogdet(input: Tensor) -> Any:
-    return named("slogdet", _sign_and_logarithm(input)) if _is_square(input) else NotImplemented
+    return named("slogdet", _sign_and_logarithm(input)) if _is_square(input) else INVALID
 
 
-@_determinant(torch.logdet, torch.Tensor.logdet, name="torch.logdet")
+@_determinant(torch.logdet, torch.Tensor.logdet, name="torch.logdet", mended="2.15")
 def _logdet(input: Tensor) -> Tensor:
     if not _is_square(input):
-        return NotImplemented
+        return INVALID
     sign, size = _sign_and_logarithm(input)
     return size + sign.log() if input.is_complex() else size.where(sign != -1, torch.nan)
 

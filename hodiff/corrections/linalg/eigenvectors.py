@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.linalg.factored import covered, named, solve
+from hodiff.corrections.linalg.factored import for_lapack, named, solve
 from hodiff.corrections.linalg.symmetric import diagonal, inverse_gaps, refuse_phases
+from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
@@ -81,9 +82,9 @@ class GeneralEigen(AnyOrderFunction):
     routes=("reverse-over-forward",),
     reason="the derivative of the eigenvectors is NaN",
     reference="Giles, Collected matrix derivative results (2008), sec. 3.1",
-    covers=covered,
+    covers=for_lapack,
 )
 def _eig(A: Tensor) -> Any:
     if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
-        return NotImplemented
+        return INVALID
     return named("linalg_eig", GeneralEigen.call(A))

@@ -19,7 +19,7 @@ from hodiff.torch_internals.transforms import in_transform
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
-def covered(*args: Any, out: Any = None, **kwargs: Any) -> bool:
+def for_lapack(*args: Any, out: Any = None, **kwargs: Any) -> bool:
     """Whether a call allocates its result, of tensors that LAPACK has routines for."""
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
     return out is None and bool(tensors) and all(each.dtype in DTYPES for each in tensors)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hodiff.corrections.linalg.factored import covered
+from hodiff.corrections.linalg.factored import for_lapack
+from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 
@@ -36,11 +37,11 @@ def _compact(input: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
     routes=FORWARD_INSIDE,
     reason="the forward rule changes in place what a second derivative needs",
     reference=_SOURCE,
-    covers=covered,
+    covers=for_lapack,
 )
 def _householder_product(input: Tensor, tau: Tensor) -> Tensor:
     if not _fits(input, tau) or input.shape[-1] > input.shape[-2]:
-        return NotImplemented
+        return INVALID
     reflectors, triangle = _compact(input, tau)
     identity = torch.eye(*input.shape[-2:], dtype=input.dtype, device=input.device)
     return identity - reflectors @ (triangle @ reflectors[..., : input.shape[-1], :].mH)
@@ -54,11 +55,11 @@ def _householder_product(input: Tensor, tau: Tensor) -> Tensor:
     routes=ROUTES[1:],
     reason="there is no forward rule",
     reference=_SOURCE,
-    covers=covered,
+    covers=for_lapack,
 )
 def _ormqr(input: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
     if not _fits(input, tau) or other.dim() != input.dim() or other.shape[-2 if left else -1] != input.shape[-2]:
-        return NotImplemented
+        return INVALID
     reflectors, triangle = _compact(input, tau)
     if transpose:
         triangle = triangle.mH

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hodiff.corrections.linalg.factored import FactoredSolve, covered, factors, named
+from hodiff.corrections.linalg.factored import FactoredSolve, factors, for_lapack, named
+from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 
-_REASON = "the forward rule solves with factors that are constants to a second derivative"
-_SOURCE = "Giles, Collected matrix derivative results (2008), sec. 2.2"
+_solves = partial(
+    register,
+    routes=FORWARD_INSIDE,
+    reason="the forward rule solves with factors that are constants to a second derivative",
+    reference="Giles, Collected matrix derivative results (2008), sec. 2.2",
+    covers=for_lapack,
+    mended="2.15",
+)
 
 
-@register(torch.linalg.solve, routes=FORWARD_INSIDE, reason=_REASON, reference=_SOURCE, covers=covered)
+@_solves(torch.linalg.solve)
 def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return _solve_ex(A, B, left=left, check_errors=True)[0]
 
 
-@register(torch.linalg.solve_ex, routes=FORWARD_INSIDE, reason=_REASON, reference=_SOURCE, covers=covered)
+@_solves(torch.linalg.solve_ex)
 def _solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
     vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
     # torch alone checks what does not fit.
     if A.dim() < 2 or A.dtype != B.dtype or A.shape[-1] != A.shape[-2] or (vector and not left):
-        return NotImplemented
+        return INVALID
     pair, pivots, info = factors(A, check_errors=check_errors)
     if vector:
         solution = FactoredSolve.call(A, B.unsqueeze(-1), pair, pivots, False).squeeze(-1)
@@ -43,13 +51,13 @@ def _adjoint(matrix: Tensor) -> Tensor:
     return matrix.mT.conj_physical() if matrix.is_complex() else matrix.mT
 
 
-@register(torch.linalg.tensorsolve, routes=FORWARD_INSIDE, reason=_REASON, reference=_SOURCE, covers=covered)
+@_solves(torch.linalg.tensorsolve)
 def _tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tensor:
     if dims is not None:
         A = A.movedim(tuple(dims), tuple(range(A.dim() - len(dims), A.dim())))
     shape = A.shape[B.dim() :]
     if math.prod(shape) != B.numel():
-        return NotImplemented
+        return INVALID
     return _solve(A.reshape(B.numel(), B.numel()), B.flatten()).reshape(shape)
 
 
@@ -60,7 +68,7 @@ def _tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Ten
     routes=("forward-over-reverse",),
     reason="the forward rule of the backward pass leaves out a term",
     reference="torch.linalg.solve_triangular",
-    covers=covered,
+    covers=for_lapack,
 )
 def _triangular_solve(
     input: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
@@ -78,7 +86,7 @@ def _triangular_solve(
     routes=ROUTES[1:],
     reason="the result enters its own derivative as a constant",
     reference="two triangular factors, by torch.linalg.solve_triangular",
-    covers=covered,
+    covers=for_lapack,
 )
 def _cholesky_inverse(input: Tensor, upper: bool = False) -> Tensor:
     identity = torch.eye(input.shape[-1], dtype=input.dtype, device=input.device).expand(input.shape)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.linalg.factored import covered, named
+from hodiff.corrections.linalg.factored import for_lapack, named
+from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
@@ -25,7 +26,7 @@ from hodiff.torch_internals.wrapped_tensors import is_wrapped
     routes=ROUTES[1:],
     reason="there is no forward rule",
     reference="torch.linalg.cholesky",
-    covers=covered,
+    covers=for_lapack,
 )
 def _cholesky(input: Tensor, upper: bool = False) -> Tensor:
     return torch.linalg.cholesky(input, upper=upper)
@@ -155,9 +156,9 @@ def _real_part(x: Tensor) -> Tensor:
     routes=("reverse-over-forward",),
     reason="the derivative of the eigenvectors is NaN",
     reference="Giles, Collected matrix derivative results (2008), sec. 3.1",
-    covers=covered,
+    covers=for_lapack,
 )
 def _eigh(A: Tensor, UPLO: str = "L") -> Any:
     if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
-        return NotImplemented
+        return INVALID
     return named("linalg_eigh", SymmetricEigen.call(A, UPLO))

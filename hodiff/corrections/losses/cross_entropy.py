@@ -9,32 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff import functions
-from hodiff.corrections.registry import Correction, correct, register
+from hodiff.corrections.refusals import UNNEEDED
+from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 
 
-def _cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: None = None,
-    ignore_index: int = -100,
-    reduce: None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    del size_average, reduce
-    return functions.cross_entropy(
-        input,
-        target,
-        weight=weight,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-    )
-
-
-def _covered(
+def _has_lean_rule(
     input: Any,
     target: Any,
     weight: Any = None,
@@ -61,22 +41,34 @@ def _covered(
     )
 
 
-correct(
-    (F.cross_entropy,),
-    Correction(
-        "torch.nn.functional.cross_entropy",
-        _cross_entropy,
-        "slow",
-        "the double backward takes nine passes over the logits where three do",
-        covers=_covered,
-        # Measured: one product takes twice torch's time for (256, 10), a fifth for (4096, 1000).
-        least_elements=2**17,
-    ),
+@register(
+    F.cross_entropy,
+    name="torch.nn.functional.cross_entropy",
+    kind="slow",
+    reason="the double backward takes nine passes over the logits where three do",
+    covers=_has_lean_rule,
+    # Measured: one product takes twice torch's time for (256, 10), a fifth for (4096, 1000).
+    least_elements=2**17,
 )
-
-
-def _chunked(*_: Any, options: Any = None, **__: Any) -> bool:
-    return options is not None
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: None = None,
+    ignore_index: int = -100,
+    reduce: None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    del size_average, reduce
+    return functions.cross_entropy(
+        input,
+        target,
+        weight=weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
 
 
 # New in torch 2.13.
@@ -88,8 +80,8 @@ if hasattr(F, "linear_cross_entropy"):
         routes=ROUTES,
         reason="the chunked kernel takes its gradient for a constant",
         reference="torch's own, in one chunk, which takes the memory of all logits",
-        covers=_chunked,
     )
-    def _linear_cross_entropy(*args: Any, options: Any, **kwargs: Any) -> Tensor:
-        del options
+    def _linear_cross_entropy(*args: Any, options: Any = None, **kwargs: Any) -> Any:
+        if options is None:
+            return UNNEEDED
         return F.linear_cross_entropy(*args, **kwargs)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hodiff.corrections.refusals import INVALID, Refusal, unable
 from hodiff.corrections.registry import register
 from hodiff.functions.logarithms import LogSigmoid
 from hodiff.functions.losses.losses import REDUCTIONS, Huber
@@ -23,94 +24,71 @@ _no_forward = partial(
 )
 
 
+_DEPRECATED = unable("size_average and reduce are deprecated, and only torch remembers what they mean")
+
+
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
     return {"mean": Tensor.mean, "sum": Tensor.sum}[reduction](losses) if reduction != "none" else losses
 
 
-def _pair(input: Any, target: Any, reduction: Any) -> bool:
-    return (
-        isinstance(input, Tensor)
-        and isinstance(target, Tensor)
-        and input.is_floating_point()
-        and input.dtype == target.dtype
-        and reduction in REDUCTIONS
-    )
+def _refused(input: Tensor, target: Tensor, reduction: str, *deprecated: Any) -> Refusal | None:
+    """What no rule for a target of the input's kind knows."""
+    if not input.is_floating_point() or reduction not in REDUCTIONS:
+        return INVALID
+    if input.dtype != target.dtype:
+        return unable("input and target have different dtypes")
+    return _DEPRECATED if any(each is not None for each in deprecated) else None
 
 
-def _huber_covers(
-    input: Any, target: Any, reduction: Any = "mean", delta: Any = 1.0, weight: Tensor | None = None
-) -> bool:
-    return (
-        _pair(input, target, reduction)
-        and isinstance(delta, (int, float))
-        and delta > 0
-        and (weight is None or weight.shape == input.shape)
-    )
-
-
-@_no_forward(F.huber_loss, covers=_huber_covers, reference="Huber (1964)")
+@_no_forward(F.huber_loss, reference="Huber (1964)")
 def _huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
-) -> Tensor:
+) -> Any:
+    refused = _refused(input, target, reduction)
+    if refused is not None:
+        return refused
+    if not isinstance(delta, (int, float)) or delta <= 0 or (weight is not None and weight.shape != input.shape):
+        return INVALID
     if input.shape != target.shape:
         F.huber_loss(input.detach(), target.detach())  # torch's warning, or error
     losses = Huber.call(input - target, delta)
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
-def _soft_margin_covers(
-    input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: Any = "mean"
-) -> bool:
-    return _pair(input, target, reduction) and size_average is None and reduce is None
-
-
-@_no_forward(F.soft_margin_loss, covers=_soft_margin_covers, reference="$-\\log \\sigma(t x)$")
+@_no_forward(F.soft_margin_loss, reference="$-\\log \\sigma(t x)$")
 def _soft_margin_loss(
-    input: Tensor, target: Tensor, size_average: None = None, reduce: None = None, reduction: str = "mean"
-) -> Tensor:
-    del size_average, reduce
+    input: Tensor, target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
+) -> Any:
+    refused = _refused(input, target, reduction, size_average, reduce)
+    if refused is not None:
+        return refused
     return _reduced(-LogSigmoid.call(target * input), reduction)
 
 
-def _multi_margin_covers(
-    input: Any,
-    target: Any,
-    p: Any = 1,
-    margin: Any = 1.0,
-    weight: Tensor | None = None,
-    size_average: Any = None,
-    reduce: Any = None,
-    reduction: Any = "mean",
-) -> bool:
-    del margin
-    return (
-        isinstance(input, Tensor)
-        and isinstance(target, Tensor)
-        and input.is_floating_point()
-        and target.dtype == torch.long
-        and input.dim() <= 2
-        and 0 not in input.shape[-1:]
-        and (target.shape == input.shape[:-1] if input.dim() == 2 else target.shape in ((), (1,)))
-        and p in (1, 2)
-        and (weight is None or weight.shape == (input.shape[-1:] or (1,)))
-        and size_average is None
-        and reduce is None
-        and reduction in REDUCTIONS
-    )
-
-
-@_first_order(F.multi_margin_loss, covers=_multi_margin_covers, reference="Crammer & Singer (2001), eq. 2")
+@_first_order(F.multi_margin_loss, reference="Crammer & Singer (2001), eq. 2")
 def _multi_margin_loss(
     input: Tensor,
     target: Tensor,
     p: int = 1,
     margin: float = 1.0,
     weight: Tensor | None = None,
-    size_average: None = None,
-    reduce: None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
-) -> Tensor:
-    del size_average, reduce
+) -> Any:
+    if (
+        not input.is_floating_point()
+        or target.dtype != torch.long
+        or input.dim() > 2
+        or 0 in input.shape[-1:]
+        or (target.shape != input.shape[:-1] if input.dim() == 2 else target.shape not in ((), (1,)))
+        or p not in (1, 2)
+        or (weight is not None and weight.shape != (input.shape[-1:] or (1,)))
+        or reduction not in REDUCTIONS
+    ):
+        return INVALID
+    if size_average is not None or reduce is not None:
+        return _DEPRECATED
     input = input if input.dim() else input.reshape(1)
     classes = input.shape[-1]
     own = target.reshape(*input.shape[:-1], 1)
@@ -123,28 +101,21 @@ def _multi_margin_loss(
     return _reduced(losses if losses.shape == target.shape else losses.reshape(target.shape), reduction)
 
 
-def _multilabel_margin_covers(
-    input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: Any = "mean"
-) -> bool:
-    return (
-        isinstance(input, Tensor)
-        and isinstance(target, Tensor)
-        and input.is_floating_point()
-        and target.dtype == torch.long
-        and input.dim() <= 2
-        and input.numel() > 0
-        and target.shape == input.shape
-        and size_average is None
-        and reduce is None
-        and reduction in REDUCTIONS
-    )
-
-
-@_first_order(F.multilabel_margin_loss, covers=_multilabel_margin_covers, reference="the definition in torch's manual")
+@_first_order(F.multilabel_margin_loss, reference="the definition in torch's manual")
 def _multilabel_margin_loss(
-    input: Tensor, target: Tensor, size_average: None = None, reduce: None = None, reduction: str = "mean"
-) -> Tensor:
-    del size_average, reduce
+    input: Tensor, target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
+) -> Any:
+    if (
+        not input.is_floating_point()
+        or target.dtype != torch.long
+        or input.dim() > 2
+        or not input.numel()
+        or target.shape != input.shape
+        or reduction not in REDUCTIONS
+    ):
+        return INVALID
+    if size_average is not None or reduce is not None:
+        return _DEPRECATED
     input, target = (each if each.dim() else each.reshape(1) for each in (input, target))
     classes = input.shape[-1]
     listed = (target < 0).cumsum(-1) == 0  # a negative label ends the list

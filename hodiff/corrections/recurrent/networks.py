@@ -1,4 +1,4 @@
-"""Rules for recurrent networks and packed sequences."""
+"""Rules for recurrent networks, of padded and of packed sequences."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.recurrent.steps import GRU, LSTM, RELU, TANH, Cell, Stack
+from hodiff.corrections.recurrent.unrolled import GRU, LSTM, RELU, TANH, Cell, Stack
+from hodiff.corrections.refusals import INVALID, UNNEEDED, Refusal
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.autocast import autocast_like_torch
 from hodiff.torch_internals.differentiation import may_be_differentiated
-from hodiff.torch_internals.operators import pack_padded_sequence, pad_packed_sequence
 
 _missing = partial(register, kind="missing", routes=ROUTES)
 _OF_KERNELS = "oneDNN's and cuDNN's kernels have no forward mode, and those of a GPU no second derivative"
@@ -48,11 +48,11 @@ def _padded(
     batch_first: bool,
 ) -> Any:
     if input.dim() != 3:
-        return NotImplemented
+        return INVALID
     sequence = input.transpose(0, 1) if batch_first else input
     stack = Stack(cell, has_biases, num_layers, dropout if train else 0.0, 1 + bidirectional)
     found = _differentiable(stack, sequence, None, sequence.shape[1], hx, params)
-    if found is NotImplemented or not batch_first:
+    if isinstance(found, Refusal) or not batch_first:
         return found
     return (found[0].transpose(0, 1), *found[1:])
 
@@ -70,7 +70,7 @@ def _packed(
     bidirectional: bool,
 ) -> Any:
     if data.dim() != 2:
-        return NotImplemented
+        return INVALID
     sizes = batch_sizes.tolist()
     stack = Stack(cell, has_biases, num_layers, dropout if train else 0.0, 1 + bidirectional)
     return _differentiable(stack, data, sizes, sizes[0], hx, params)
@@ -82,9 +82,9 @@ def _differentiable(
     state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     tensors = (sequence, *state, *params)
     if not may_be_differentiated(tensors) or not all(each.is_floating_point() for each in tensors):
-        return NotImplemented
+        return UNNEEDED
     if not stack.fits(sequence.shape[-1], batch, state, params) or not sequence.shape[0]:
-        return NotImplemented
+        return INVALID
     if sequence.device.type != "cpu" or (stack.cell is LSTM and sizes is None and len({s.shape for s in state}) == 1):
         # The kernel is one operator to autocast; elsewhere that lowers only the products inside.
         sequence, *lowered = autocast_like_torch(sequence, *state, *params)
@@ -95,37 +95,3 @@ def _differentiable(
 
 for _function, (_cell, _reference) in _NETWORKS.items():
     _missing(_function, reason=_OF_KERNELS, reference=_reference)(partial(_network, _cell))
-
-
-_packing = partial(
-    _missing,
-    routes=ROUTES[1:],
-    reason="the kernel has no forward mode",
-    reference="a gather of the rows",
-)
-
-
-@_packing(pack_padded_sequence, name="torch.nn.utils.rnn.pack_padded_sequence")
-def _pack(input: Tensor, lengths: Tensor, batch_first: bool) -> Any:
-    if input.dim() < 2 or not input.numel():
-        return NotImplemented  # an error
-    # The kernel checks the lengths and counts the sequences that have each step, here for a tensor without tangent.
-    _, sizes = pack_padded_sequence(torch.empty((*input.shape[:2], 1)), lengths, batch_first)
-    steps = (input.transpose(0, 1) if batch_first else input).unbind(0)
-    rows = [step if step.shape[0] == size else step[:size] for step, size in zip(steps, sizes.tolist(), strict=False)]
-    return torch.cat(rows), sizes
-
-
-@_packing(pad_packed_sequence, name="torch.nn.utils.rnn.pad_packed_sequence")
-def _pad(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int) -> Any:
-    sizes = batch_sizes.tolist()
-    batch, length = sizes[0], max(len(sizes), total_length)
-    if 0 < total_length < len(sizes):
-        return NotImplemented  # an error
-    steps = [
-        step if size == batch else torch.cat([step, step.new_full((batch - size, *data.shape[1:]), padding_value)])
-        for step, size in zip(data.split(sizes), sizes, strict=True)
-    ]
-    steps += [data.new_full((batch, *data.shape[1:]), padding_value)] * (length - len(sizes))
-    lengths = (batch_sizes[:, None] > torch.arange(batch)).sum(0)
-    return torch.stack(steps, 0 + batch_first), lengths

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.corrections.refusals import UNNEEDED, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE
 
@@ -59,7 +60,7 @@ def products_by_index(x: Tensor, index: Tensor, target: Tensor, *, include_targe
     return (target * result if include_target else result).where(present, target)
 
 
-def _differentiable(*args: Any, out: Any = None, **kwargs: Any) -> bool:
+def _has_derivatives(*args: Any, out: Any = None, **kwargs: Any) -> bool:
     """Integers have exact kernels and no derivatives."""
     input = kwargs.get("input", args[0] if args else None)
     dtype = kwargs.get("dtype") or (input.dtype if isinstance(input, Tensor) else torch.int64)
@@ -71,15 +72,15 @@ _cumulative = partial(
     routes=FORWARD_INSIDE,
     reason="the forward rule divides by the factors, of which one may be zero",
     reference="Hillis & Steele, Data parallel algorithms (1986)",
-    covers=_differentiable,
+    covers=_has_derivatives,
 )
 
 
 @_cumulative(torch.cumprod, torch.Tensor.cumprod, name="torch.cumprod")
-def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     x = input if dtype is None else input.to(dtype)
     if x.dim() == 0:
-        return NotImplemented
+        return UNNEEDED
     # Kernels for 16 bits accumulate in more.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     result = scan_of_products(wide.movedim(dim, -1)).movedim(-1, dim).contiguous().to(x.dtype)
@@ -88,7 +89,9 @@ def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Te
 
 
 @_cumulative(torch.Tensor.cumprod_)
-def _cumprod_(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    if dtype is not None or input.dim() == 0:
-        return NotImplemented
+def _cumprod_(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    if input.dim() == 0:
+        return UNNEEDED
+    if dtype is not None:
+        return unable("a dtype is given for a result that is written into the input")
     return input.copy_(_cumprod(input.clone(), dim))

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.functions.losses.losses import REDUCTIONS
 from hodiff.routes import ROUTES
@@ -16,9 +17,6 @@ from hodiff.torch_internals.wrapped_tensors import is_batched
 
 # The logarithm of 0, finite so that sums of nothing but it have derivatives.
 _IMPOSSIBLE = -1e30
-
-# How torch.ctc_loss numbers them.
-_NUMBERED = dict(enumerate(REDUCTIONS))
 
 
 @register(
@@ -36,14 +34,14 @@ def _ctc_loss(
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,
-) -> Tensor:
+) -> Any:
     half = log_probs.dtype in (torch.float16, torch.bfloat16)
     if half and torch.is_autocast_enabled(log_probs.device.type):
         log_probs = log_probs.float()
     elif half:
-        return NotImplemented
+        return INVALID
     if not _fits(log_probs, targets, input_lengths, target_lengths, blank) or reduction not in REDUCTIONS:
-        return NotImplemented
+        return INVALID
     single = log_probs.dim() == 2
     if single:
         log_probs = log_probs.unsqueeze(1)
@@ -77,7 +75,7 @@ def _ctc_loss(
     reason="as torch.nn.functional.ctc_loss",
     reference="Graves et al. (2006), eq. 6 to 8",
 )
-def _numbered_ctc_loss(
+def _ctc_loss_by_number(
     log_probs: Tensor,
     targets: Tensor,
     input_lengths: Any,
@@ -85,8 +83,10 @@ def _numbered_ctc_loss(
     blank: int = 0,
     reduction: int = 1,
     zero_infinity: bool = False,
-) -> Tensor:
-    name = _NUMBERED.get(reduction, "")
+) -> Any:
+    if not 0 <= reduction < len(REDUCTIONS):
+        return INVALID
+    name = REDUCTIONS[reduction]
     return _ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, name, zero_infinity)
 
 

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.distances.pairwise import EuclideanDistances
+from hodiff.corrections.distances.euclidean import EuclideanDistances
+from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
@@ -45,7 +46,7 @@ class Differs(ElementwiseFunction):
         return 0.0
 
 
-def _taken(*tensors: Any) -> bool:
+def _are_taken(*tensors: Any) -> bool:
     """Whether torch has kernels for the tensors, perhaps those to which autocast casts."""
     return all(
         isinstance(each, Tensor)
@@ -55,19 +56,17 @@ def _taken(*tensors: Any) -> bool:
     )
 
 
-def _cdist_covers(x1: Any, x2: Any, p: Any = 2.0, compute_mode: Any = "use_mm_for_euclid_dist_if_necessary") -> bool:
-    return (
-        _taken(x1, x2)
-        and min(x1.dim(), x2.dim()) >= 2
-        and x1.shape[-1] == x2.shape[-1]
-        and x1.dtype == x2.dtype
-        and p >= 0
-        and compute_mode in _COMPUTE_MODES
-    )
-
-
-@_missing(torch.cdist, covers=_cdist_covers)
-def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
+@_missing(torch.cdist)
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Any:
+    if (
+        not _are_taken(x1, x2)
+        or min(x1.dim(), x2.dim()) < 2
+        or x1.shape[-1] != x2.shape[-1]
+        or x1.dtype != x2.dtype
+        or p < 0
+        or compute_mode not in _COMPUTE_MODES
+    ):
+        return INVALID
     x1, x2 = _as_autocast(x1), _as_autocast(x2)
     if p == 2 and not torch.compiler.is_compiling():
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
@@ -76,12 +75,10 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_f
     return _length(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
 
 
-def _pdist_covers(input: Any, p: Any = 2.0) -> bool:
-    return _taken(input) and input.dim() == 2 and p >= 0
-
-
-@_missing(torch.pdist, F.pdist, name="torch.nn.functional.pdist", covers=_pdist_covers)
-def _pdist(input: Tensor, p: float = 2.0) -> Tensor:
+@_missing(torch.pdist, F.pdist, name="torch.nn.functional.pdist")
+def _pdist(input: Tensor, p: float = 2.0) -> Any:
+    if not _are_taken(input) or input.dim() != 2 or p < 0:
+        return INVALID
     input = _as_autocast(input)
     first, second = torch.triu_indices(input.shape[0], input.shape[0], 1, device=input.device)
     return _length(input.index_select(0, first) - input.index_select(0, second), p)

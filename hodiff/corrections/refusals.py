@@ -1,0 +1,41 @@
+"""How a rule refuses a call: one vocabulary, which the mode reads in one place."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Refusal(NamedTuple):
+    """What a rule returns in place of a value: the call is not for it, and why.
+
+    Attributes:
+        torch_is_right: Whether torch's own derivatives of this call are right. If not, the call is one that the rule
+            should mend and cannot.
+        because: The reason, as the end of a sentence that begins with "because".
+    """
+
+    torch_is_right: bool
+    because: str
+
+
+# No rule is needed: torch differentiates such a call rightly, or it has no derivatives.
+UNNEEDED = Refusal(True, "torch differentiates such a call rightly")
+# Arguments that torch refuses as well, with the better error.
+INVALID = Refusal(False, "its arguments do not fit together")
+
+
+def unable(because: str) -> Refusal:
+    """Refuse a call that torch takes and differentiates wrongly, or not at all.
+
+    Args:
+        because: What the rule does not know, as the end of a sentence that begins with "because".
+
+    Returns:
+        What the rule returns.
+
+    Example:
+        >>> from hodiff.corrections import unable
+        >>> unable("the result is written into the input").torch_is_right
+        False
+    """
+    return Refusal(False, because)
