@@ -7,6 +7,7 @@ hooks, Functions without `setup_context`. For use where no transform of `torch.f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import Generic, TypeVar
 
 import torch
@@ -30,17 +31,17 @@ class Recording(Generic[T]):
 
     def __init__(self, f: Callable[[tuple[Tensor, ...]], T], point: Sequence[Tensor], others: Iterable[Tensor] = ()):
         self._outside = torch.is_grad_enabled()
-        self.connected = self._outside and any(each.requires_grad for each in (*point, *others))
+        self.connected = connected = self._outside and any(each.requires_grad for each in (*point, *others))
         dual = in_forward_mode()
         with torch.enable_grad():
-            self.operands = tuple(
-                each.view_as(each)
-                if (self.connected and each.requires_grad) or (dual and not is_constant(each))
-                else each.detach()
+            self.operands = tuple([
+                (
+                    each.view_as(each)
+                    if (connected and each.requires_grad) or (dual and not is_constant(each))
+                    else each.detach()
+                ).requires_grad_()
                 for each in point
-            )
-            for operand in self.operands:
-                operand.requires_grad_()
+            ])
             self.result = f(self.operands)
 
     def inspect(self, output: Tensor) -> str | None:
@@ -55,13 +56,11 @@ class Recording(Generic[T]):
         self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None = None, *, graph: bool | None = None
     ) -> tuple[Tensor | None, ...]:
         """Pull cotangents (ones) back to the operands, with a graph where connected; None where nothing leads there."""
-        live = [i for i, each in enumerate(outputs) if each.requires_grad]
-        if not live:
+        live = [each.requires_grad for each in outputs]
+        if not all(live):
+            outputs = list(compress(outputs, live))
+            cotangents = None if cotangents is None else list(compress(cotangents, live))
+        if not outputs:
             return (None,) * len(self.operands)
-        return torch.autograd.grad(
-            [outputs[i] for i in live],
-            self.operands,
-            None if cotangents is None else [cotangents[i] for i in live],
-            create_graph=self.connected if graph is None else graph,
-            allow_unused=True,
-        )
+        graph = self.connected if graph is None else graph
+        return torch.autograd.grad(outputs, self.operands, cotangents, create_graph=graph, allow_unused=True)
