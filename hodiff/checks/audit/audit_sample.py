@@ -14,8 +14,8 @@ from hodiff.checks.attempts import Failure, Outcome, attempt
 from hodiff.checks.audit.samples import Sample
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, THIRD, Verdict, Verdicts, everywhere
 from hodiff.checks.comparisons.judgement import judge
-from hodiff.checks.comparisons.orders import Level, climb, evaluate
-from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, draw, scalarize
+from hodiff.checks.comparisons.orders import Level, climb, evaluate_route
+from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, draw_normal, scalarize
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
 from hodiff.checks.report.data import Entry
 from hodiff.errors import InputError
@@ -153,7 +153,7 @@ def _narrow(problem: ScalarProblem, generator: torch.Generator) -> ScalarProblem
     count = sum(sizes)
     if count <= _DIRECTIONS:
         return problem
-    return replace(problem, directions=draw((count, _DIRECTIONS), generator).split(sizes))
+    return replace(problem, directions=draw_normal((count, _DIRECTIONS), generator).split(sizes))
 
 
 def _entry(level: Level, route: str) -> Entry:
@@ -164,8 +164,8 @@ def _third(problem: ScalarProblem, level: Level, generator: torch.Generator) -> 
     """Compare reverse mode, three times, with differences of a second derivative that agreed with differences."""
     if not level.settled:
         return _unjudged(problem, THIRD, _KINK)
-    first, second = draw((2, len(problem.point)), generator)
-    outcome = attempt(evaluate, problem.curved_loss, _THREE, problem.point, ((first, second),))
+    first, second = draw_normal((2, len(problem.point)), generator)
+    outcome = attempt(evaluate_route, problem.curved_loss, _THREE, problem.point, ((first, second),))
     if isinstance(outcome, Failure):
         return Verdict("raises", None, outcome.message)
     differences = extrapolate(
@@ -189,7 +189,11 @@ def _unjudged(problem: ScalarProblem, route: str, otherwise: Verdict) -> Verdict
     along = torch.ones_like(problem.point)
     third = route == THIRD
     outcome = attempt(
-        evaluate, problem.curved_loss, _THREE if third else route, problem.point, ((along,) * (2 if third else 1),)
+        evaluate_route,
+        problem.curved_loss,
+        _THREE if third else route,
+        problem.point,
+        ((along,) * (2 if third else 1),),
     )
     return Verdict("raises", None, outcome.message) if isinstance(outcome, Failure) else otherwise
 

@@ -7,7 +7,7 @@ import torch
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import exact, judge
-from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
+from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal
 from hodiff.checks.oracles.compositions import derivative, route_names
 from hodiff.checks.report.data import Entry
 
@@ -16,7 +16,7 @@ def compile_checks(
     problem: ScalarProblem, order: int, size: float, backend: str, generator: torch.Generator
 ) -> Iterator[Entry]:
     """Compile the value and each first and second derivative; ``size`` is as in `vmap_checks`."""
-    direction = draw((len(problem.point),), generator).to(problem.point)
+    direction = draw_normal((len(problem.point),), generator).to(problem.point)
     cases = [(0, "value", problem.loss)]
     for k in range(1, min(order, 2) + 1):
         # No function compiles with one forward pass inside another, so that would be no finding about f.

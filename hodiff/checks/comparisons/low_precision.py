@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import exact, judge
-from hodiff.checks.comparisons.orders import Level, climb, evaluate
+from hodiff.checks.comparisons.orders import Level, climb, evaluate_route
 from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, scalarize
 from hodiff.checks.probes.function_calls import FunctionCall
 from hodiff.checks.report.data import Entry
@@ -104,7 +104,7 @@ def _value(own: ScalarProblem, truth: ScalarProblem, ulps: float | None) -> Entr
 
 def _routes(own: ScalarProblem, loss: Callable[[Tensor], Tensor], level: Level, quantity: str) -> Iterator[Entry]:
     for route in level.outcomes:
-        outcome: Any = attempt(evaluate, loss, route, own.point, level.tuples, level.free)
+        outcome: Any = attempt(evaluate_route, loss, route, own.point, level.tuples, level.free)
         yield level.compare(route, quantity, outcome, level.truth, eps=own.eps)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, Outcome, attempt
 from hodiff.checks.comparisons.judgement import exact, is_settled, judge, scale_of
-from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
+from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal
 from hodiff.checks.oracles.compositions import along_directions, derivative, route_names
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
 from hodiff.checks.report.data import Entry
@@ -110,7 +110,7 @@ def _size(loss: Loss, problem: ScalarProblem) -> float:
     return size if math.isfinite(size) else 0.0
 
 
-def evaluate(
+def evaluate_route(
     loss: Loss, route: str, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...], free: Tensor | None = None
 ) -> Tensor:
     """One route's derivative at all tuples of directions, stacked."""
@@ -149,7 +149,7 @@ def in_own_dtype(problem: ScalarProblem, loss: Loss, levels: list[Level], quanti
             if level.compare(route, quantity, double, level.truth).failed:
                 yield Entry(route, level.order, quantity, None, None, "skipped", "no float64 value")
                 continue
-            outcome = attempt(evaluate, loss, route, problem.point, level.tuples, level.free)
+            outcome = attempt(evaluate_route, loss, route, problem.point, level.tuples, level.free)
             yield level.compare(route, quantity, outcome, level.truth, eps=problem.eps, wrong="imprecise")
 
 
@@ -165,12 +165,12 @@ class _Directions:
     def of(problem: ScalarProblem, order: int, generator: torch.Generator) -> _Directions:
         m, device = len(problem.point), problem.point.device
         basis = torch.eye(m, dtype=torch.float64, device=device)
-        few = basis if m <= DIRECTIONS else _short(draw((DIRECTIONS, m), generator)).to(device)
+        few = basis if m <= DIRECTIONS else _short(draw_normal((DIRECTIONS, m), generator)).to(device)
         if order == 1:
             return _Directions(1, ((),), few)
         if order == 2:
             return _Directions(2, tuple((v,) for v in few), few)
-        tuples = tuple(tuple(v.to(device) for v in draw((order - 1, m), generator)) for _ in range(2))
+        tuples = tuple(tuple(v.to(device) for v in draw_normal((order - 1, m), generator)) for _ in range(2))
         return _Directions(order, tuples, few)
 
 
@@ -181,7 +181,7 @@ def _short(directions: Tensor) -> Tensor:
 
 def _level(problem: ScalarProblem, loss: Loss, below: Trusted, at: _Directions, lower: float) -> Level:
     point, eps, k = problem.point, problem.eps, at.order
-    outcomes = {route: attempt(evaluate, loss, route, point, at.tuples, at.free) for route in route_names(k)}
+    outcomes = {route: attempt(evaluate_route, loss, route, point, at.tuples, at.free) for route in route_names(k)}
     basis = torch.eye(len(point), dtype=point.dtype, device=point.device)
     differences = _differences(below, point, at.tuples, at.free, problem.step, eps)
 

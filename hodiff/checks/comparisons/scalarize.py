@@ -115,14 +115,16 @@ def scalarize(
     outputs = _require_outputs(f, args, function, leaves)
     directions = _draw_directions(leaves, generator, method)
     reals = [_real(y) for y in outputs]
-    cotangents = tuple(draw(y.shape, generator).to(y.device) for y in reals)
-    weights = tuple(draw(y.shape, generator).to(y.device) / (1 + y.abs()).where(y.isfinite(), 1.0) for y in reals)
+    cotangents = tuple(draw_normal(y.shape, generator).to(y.device) for y in reals)
+    weights = tuple(
+        draw_normal(y.shape, generator).to(y.device) / (1 + y.abs()).where(y.isfinite(), 1.0) for y in reals
+    )
     problem = ScalarProblem(function, leaves, directions, cotangents, weights, _coarsest((*leaves, *outputs)))
     _require_dependence(problem, outputs)
     return problem
 
 
-def draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw float64 normal numbers that bfloat16 represents, so that every dtype sees the same ones."""
     return torch.randn(shape, generator=generator, dtype=torch.float64).bfloat16().double()
 
@@ -131,7 +133,7 @@ def _draw_directions(leaves: tuple[Tensor, ...], generator: torch.Generator, met
     sizes = [leaf.numel() for leaf in leaves]
     count = sum(sizes)
     full = count <= FULL if method == "auto" else method == "matrices"
-    V = torch.eye(count, dtype=torch.float64) if full else draw((count, SUBSPACE), generator)
+    V = torch.eye(count, dtype=torch.float64) if full else draw_normal((count, SUBSPACE), generator)
     return tuple(block.to(leaf.device) for block, leaf in zip(V.split(sizes), leaves, strict=True))
 
 

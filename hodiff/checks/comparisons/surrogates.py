@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import exact, judge
-from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
+from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal
 from hodiff.checks.oracles.compositions import along_directions, route_names
 from hodiff.checks.probes.cause import Cause, no_entry
 from hodiff.checks.report.data import Entry
@@ -42,7 +42,7 @@ def between_claims(problem: ScalarProblem, order: int, generator: torch.Generato
     """Compare the routes of each order with the first that works."""
     lower = float(problem.loss(problem.point).detach().abs())
     for k in range(1, order + 1):
-        tuples = draw((_TRIES, k, len(problem.point)), generator).to(problem.point)
+        tuples = draw_normal((_TRIES, k, len(problem.point)), generator).to(problem.point)
         outcomes = {route: attempt(_evaluate, problem, route, tuples) for route in route_names(k)}
         works = [y for y in outcomes.values() if isinstance(y, Tensor)]
         for route, outcome in outcomes.items():

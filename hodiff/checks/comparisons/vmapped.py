@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import exact, judge
-from hodiff.checks.comparisons.scalarize import ScalarProblem, draw
+from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal
 from hodiff.checks.oracles.compositions import derivative
 from hodiff.checks.report.data import Entry
 
@@ -26,7 +26,7 @@ def vmap_checks(problem: ScalarProblem, order: int, size: float, generator: torc
     Yields:
         One entry a comparison.
     """
-    noise = [draw((BATCH, *leaf.shape), generator).to(leaf) for leaf in problem.leaves]
+    noise = [draw_normal((BATCH, *leaf.shape), generator).to(leaf) for leaf in problem.leaves]
     batches = [
         leaf + SPREAD * e * leaf.abs().where(leaf != 0, 1.0) for leaf, e in zip(problem.leaves, noise, strict=True)
     ]
@@ -34,8 +34,8 @@ def vmap_checks(problem: ScalarProblem, order: int, size: float, generator: torc
     for quantity, in_dims in _layouts(problem.leaves):
         yield compare("vmap of values", 0, quantity, _flat(problem.function), problem.leaves, batches, in_dims)
 
-    t, directions = problem.point, draw((BATCH, len(problem.point)), generator).to(problem.point)
-    points = SPREAD * problem.step * draw((BATCH, len(t)), generator).to(t)
+    t, directions = problem.point, draw_normal((BATCH, len(problem.point)), generator).to(problem.point)
+    points = SPREAD * problem.step * draw_normal((BATCH, len(t)), generator).to(t)
     for k, name, function in _derivatives(problem, order):
         yield compare(f"vmap of {name}", k, "samples", function, (t, directions[0]), [points, directions], (0, None))
         yield compare(f"vmap of {name}", k, "directions", function, (t, t), [points, directions], (None, 0))

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from hodiff.checks.comparisons.orders import against_differences, between_routes, climb
-from hodiff.checks.comparisons.scalarize import ScalarProblem, draw, scalarize
+from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal, scalarize
 from hodiff.checks.modules.module_calls import ModuleCall
 from hodiff.checks.report.data import Entry
 from hodiff.errors import InputError
@@ -121,6 +121,6 @@ def _in_proportion(problem: ScalarProblem, generator: torch.Generator) -> Scalar
     def moved(leaf: Tensor) -> Tensor:
         size = (float(leaf.double().square().mean().sqrt()) or 1.0) / everything
         # By a power of two, so that every dtype sees the same directions.
-        return draw((leaf.numel(), DIRECTIONS), generator).to(leaf.device) * 2.0 ** round(math.log2(size))
+        return draw_normal((leaf.numel(), DIRECTIONS), generator).to(leaf.device) * 2.0 ** round(math.log2(size))
 
     return replace(problem, directions=tuple(map(moved, problem.leaves)))

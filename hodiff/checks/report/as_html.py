@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from hodiff.checks.report.data import FindingData, ReportData
-from hodiff.checks.report.layout import SEVERITIES, Cell, Table, by_severity, facts, tables, verdict
+from hodiff.checks.report.layout import SEVERITIES, Table, TableCell, by_severity, facts, tables, verdict
 
 # Text keeps the notebook's own colour, and these tints let the background through: both read in light and in dark.
 _TINTS = {"error": "220, 50, 47", "warning": "203, 145, 0", "note": "38, 139, 210", "ok": "70, 150, 40"}
@@ -55,7 +55,7 @@ def _table(table: Table) -> str:
     return f'<table style="{_MONO}; border-collapse: collapse"><tr style="background: none">{header}</tr>{rows}</table>'
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: TableCell) -> str:
     tint = f"; background: rgba({_TINTS['error']}, 0.25)" if cell.failed else ""
     return f'<td style="{_CELL}{tint}">{escape(cell.text)}</td>'
 

@@ -16,7 +16,7 @@ SEVERITIES = {"error": "errors", "warning": "warnings", "note": "notes"}
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What stands at one place of a table."""
 
     text: str
@@ -28,7 +28,7 @@ class Table:
     """Rows of one header."""
 
     header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
 
     def widths(self) -> list[int]:
         """Number of characters that each column needs."""
@@ -47,8 +47,12 @@ def tables(entries: Iterable[Entry]) -> tuple[Table, ...]:
     )
 
 
-def _row(order: int, route: str, cells: dict[str, Entry]) -> tuple[Cell, ...]:
-    return (Cell(str(order)), Cell(route), *(Cell(_text(entry), entry.failed) for entry in cells.values()))
+def _row(order: int, route: str, cells: dict[str, Entry]) -> tuple[TableCell, ...]:
+    return (
+        TableCell(str(order)),
+        TableCell(route),
+        *(TableCell(_text(entry), entry.failed) for entry in cells.values()),
+    )
 
 
 def _text(entry: Entry) -> str:
