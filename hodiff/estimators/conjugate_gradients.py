@@ -84,7 +84,10 @@ def conjugate_gradients(
             found.end(columns[~curved], CURVATURE)
             columns, r, p, rz, targets, image, curvature = _keep(curved, columns, r, p, rz, targets, image, curvature)
         length = (rz / curvature).to(r.dtype)
-        solution[:, columns] += length * p
+        if len(columns) == b.shape[1]:
+            solution += length * p
+        else:
+            solution.index_add_(1, columns, length * p)
         r = r - length * image
         found.iterations += 1
         squares = _dots(r, r)
