@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hodiff
-from hodiff.corrections import register, table, unregister
+from hodiff.corrections import INVALID, UNNEEDED, register, table, unable, unregister
 from hodiff.corrections.registry import CORRECTIONS
 
 D = torch.float64
@@ -177,6 +177,72 @@ def test_a_rule_that_fails_is_not_hidden():
         unregister(torch.hypot)
 
 
+@pytest.fixture
+def strict():
+    """The mode with one method changed: what torch may have wrong is refused."""
+
+    class Strict(hodiff.corrections.Corrections):
+        def refused(self, correction, refusal, func, args, kwargs):
+            result = super().refused(correction, refusal, func, args, kwargs)
+            if not refusal.torch_is_right:
+                raise hodiff.RouteError(f"{correction.name}: not corrected, because {refusal.because}.")
+            return result
+
+    yield Strict()
+    unregister(torch.hypot)
+
+
+def enter_hypot(answer, **options):
+    def rule(input, other):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    register(torch.hypot, reason="a test", **options)(rule)
+
+
+ONES = torch.ones(2)
+
+
+@pytest.mark.parametrize("answer", [UNNEEDED, NotImplemented, "not covered"])
+def test_what_needs_no_rule_is_left_to_torch(answer, strict):
+    enter_hypot(answer, covers=(lambda *_: False) if answer == "not covered" else None)
+    with hodiff.corrected():
+        assert torch.equal(torch.hypot(ONES, ONES), ONES * 2**0.5)
+    with strict:
+        assert torch.equal(torch.hypot(ONES, ONES), ONES * 2**0.5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "because"),
+    [
+        (unable("numbers are round"), "because numbers are round"),
+        (INVALID, "because its arguments do not fit"),
+        (hodiff.InputError("hypot: expected more"), "because hypot: expected more"),
+    ],
+)
+def test_what_no_rule_mends_is_decided_in_one_place(answer, because, strict):
+    """Today torch's own function runs; the reason reaches the method that decides."""
+    enter_hypot(answer)
+    with hodiff.corrected():
+        assert torch.equal(torch.hypot(ONES, ONES), ONES * 2**0.5)
+    with strict, pytest.raises(hodiff.RouteError, match=because):
+        torch.hypot(ONES, ONES)
+    with strict, pytest.raises(TypeError, match="hypot"):
+        torch.hypot("a", "b")
+
+
+@pytest.mark.parametrize(("mended", "runs"), [("", True), ("2.0", False), ("99.0", True)])
+def test_a_rule_stands_aside_where_torch_is_mended(mended, runs, strict):
+    enter_hypot(torch.zeros(()), mended=mended)
+    with strict:
+        assert torch.equal(torch.hypot(ONES, ONES), torch.zeros(()) if runs else ONES * 2**0.5)
+    assert (torch.hypot in CORRECTIONS) == runs
+    assert next(row for row in table() if row.name == "torch.hypot").mended == mended
+    unregister(torch.hypot)
+    assert "torch.hypot" not in {row.name for row in table()}
+
+
 def test_subclasses_bring_their_own_rules():
     class Loud(torch.Tensor):
         @classmethod
@@ -211,4 +277,5 @@ def test_the_table_names_each_function_once():
 def test_the_documentation_lists_every_correction():
     page = (Path(__file__).resolve().parents[2] / "docs" / "corrections.md").read_text(encoding="utf-8")
     for row in table():
-        assert f"| `{row.name}` |" in page, "run python tests/corrections/write_table.py"
+        (line,) = (each for each in page.splitlines() if each.startswith(f"| `{row.name}` |"))
+        assert line.endswith(f"| {row.mended} |"), "run python tests/corrections/write_table.py"

@@ -11,13 +11,13 @@ import hodiff
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "corrections.md"
 BEGIN, END = "<!-- table: python tests/corrections/write_table.py -->", "<!-- end of table -->"
 SHORT = dict(zip(hodiff.ROUTES, ("rr", "fr", "rf", "ff"), strict=True))
-HEADING = "| torch function | torch is | by | because | instead |\n|---|---|---|---|---|"
+HEADING = "| torch function | torch is | by | because | instead | mended in torch |\n|---|---|---|---|---|---|"
 
 
 def line(row) -> str:
     """One line of the table."""
     routes = " ".join(SHORT[route] for route in row.routes)
-    cells = (f"`{row.name}`", row.kind, routes, row.reason, row.reference)
+    cells = (f"`{row.name}`", row.kind, routes, row.reason, row.reference, row.mended)
     return "| " + " | ".join(cell.replace("|", r"\vert ") for cell in cells) + " |"
 
 

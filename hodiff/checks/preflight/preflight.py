@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.preflight.function_defects import FunctionDefect, function_defects
-from hodiff.corrections import Corrections
+from hodiff.corrections import Corrections, Refusal
 from hodiff.corrections.registry import CORRECTIONS, Correction
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
@@ -127,13 +127,14 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
     held = {id(each) for each in pytree.tree_leaves(inputs) if isinstance(each, Tensor)}
     modules = [model_or_function] if isinstance(model_or_function, torch.nn.Module) else []
     held |= {id(each) for module in modules for each in (*module.parameters(), *module.buffers())}
-    listener, remarks = _Listener(correct), _Remarks(held)
+    corrections, remarks = _Corrections(), _Remarks(held)
+    listener = _Listener(correct, corrections)
     with (
         buffers_put_back(*modules),
         torch.random.fork_rng(),
         torch.enable_grad(),
         remarks,
-        Corrections(),
+        corrections,
         listener,
     ):
         outputs = model_or_function(*inputs)
@@ -154,12 +155,25 @@ def _recording(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_() if tensor.is_floating_point() else tensor
 
 
+class _Corrections(Corrections):
+    """Notes the torch functions of which a rule refused a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.without_rule: set[Any] = set()
+
+    def refused(self, correction: Correction, refusal: Refusal, func: Any, args: Any, kwargs: Any) -> Any:
+        self.without_rule.add(func)
+        return super().refused(correction, refusal, func, args, kwargs)
+
+
 class _Listener(TorchFunctionMode):
     """Notes every torch function that returns floating-point tensors."""
 
-    def __init__(self, correct: bool):
+    def __init__(self, correct: bool, corrections: _Corrections):
         super().__init__()
         self.correct = correct
+        self.corrections = corrections
         self.uses: dict[str, OperatorUse] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -169,9 +183,8 @@ class _Listener(TorchFunctionMode):
             use = self.uses.setdefault(name, OperatorUse(name))
             use.calls += 1
             if not use.routes:
-                correction = CORRECTIONS.get(func)
-                covered = correction is not None and correction.covers(*args, **(kwargs or {}))
-                use.routes, use.remedy = _judge(func, name, correction if covered else None, self.correct)
+                correction = None if func in self.corrections.without_rule else CORRECTIONS.get(func)
+                use.routes, use.remedy = _judge(func, name, correction, self.correct)
         return result
 
 

@@ -131,7 +131,7 @@ class Determinant(AnyOrderFunction):
     torch.Tensor.det,
     torch.linalg.det,
 )
-def _det(A: Tensor) -> Tensor:
+def _det(A: Tensor) -> Any:
     if not _is_square(A):
         return INVALID
     if A.shape[-1] <= 3:
@@ -160,7 +160,7 @@ def _slogdet(input: Tensor) -> Any:
 
 
 @_determinant(torch.logdet, torch.Tensor.logdet, name="torch.logdet", mended="2.15")
-def _logdet(input: Tensor) -> Tensor:
+def _logdet(input: Tensor) -> Any:
     if not _is_square(input):
         return INVALID
     sign, size = _sign_and_logarithm(input)

@@ -6,6 +6,8 @@ coefficients $\tau$ on its diagonal and S is the part of $V^H V$ above its own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ def _compact(input: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
     reference=_SOURCE,
     covers=for_lapack,
 )
-def _householder_product(input: Tensor, tau: Tensor) -> Tensor:
+def _householder_product(input: Tensor, tau: Tensor) -> Any:
     if not _fits(input, tau) or input.shape[-1] > input.shape[-2]:
         return INVALID
     reflectors, triangle = _compact(input, tau)
@@ -57,7 +59,7 @@ def _householder_product(input: Tensor, tau: Tensor) -> Tensor:
     reference=_SOURCE,
     covers=for_lapack,
 )
-def _ormqr(input: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
+def _ormqr(input: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Any:
     if not _fits(input, tau) or other.dim() != input.dim() or other.shape[-2 if left else -1] != input.shape[-2]:
         return INVALID
     reflectors, triangle = _compact(input, tau)

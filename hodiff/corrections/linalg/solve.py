@@ -26,7 +26,7 @@ _solves = partial(
 
 
 @_solves(torch.linalg.solve)
-def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
+def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
     return _solve_ex(A, B, left=left, check_errors=True)[0]
 
 
@@ -52,7 +52,7 @@ def _adjoint(matrix: Tensor) -> Tensor:
 
 
 @_solves(torch.linalg.tensorsolve)
-def _tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tensor:
+def _tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Any:
     if dims is not None:
         A = A.movedim(tuple(dims), tuple(range(A.dim() - len(dims), A.dim())))
     shape = A.shape[B.dim() :]
