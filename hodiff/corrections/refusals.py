@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Refusal(NamedTuple):
-    """What a rule returns in place of a value: the call is not for it, and why.
+@dataclass(frozen=True)
+class Refusal:
+    """What a rule returns in place of a value: the call is not for it, and why. No tuple, which might pass for results.
 
     Attributes:
         torch_is_right: Whether torch's own derivatives of this call are right. If not, the call is one that the rule

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.linalg.factored import FactoredSolve, factors, for_lapack, named
-from hodiff.corrections.refusals import INVALID
+from hodiff.corrections.refusals import INVALID, Refusal
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 
@@ -27,7 +27,8 @@ _solves = partial(
 
 @_solves(torch.linalg.solve)
 def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
-    return _solve_ex(A, B, left=left, check_errors=True)[0]
+    result = _solve_ex(A, B, left=left, check_errors=True)
+    return result if isinstance(result, Refusal) else result[0]
 
 
 @_solves(torch.linalg.solve_ex)
