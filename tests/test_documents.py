@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hodiff.checks.findings.codes import CODES
+from hodiff.torch_internals.wording import OF_TORCH_ITSELF, Wording, says
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -106,7 +107,7 @@ def test_architecture_names_files_and_functions_as_they_are():
     code = "".join(files.values())
     for name in re.findall(r"`([\w/]+\.py)`", walks):
         assert any(f"/{path.relative_to(ROOT)}".endswith(f"/{name}") for path in files), name
-    identifiers = re.findall(r"`([A-Z]\w+|[a-z_]+_[a-z_]+|bind|climb|follow|diagnose)(?:\.(\w+))?`", walks)
+    identifiers = re.findall(r"`([A-Z]\w+|[a-z_]+_[a-z_]+|bind|climb|follow|diagnose)(?:\.(?!py\b)(\w+))?`", walks)
     assert len(identifiers) > 15
     for name in {part for pair in identifiers for part in pair if part}:
         assert re.search(rf"^ *(def|class) {name}\b|^{name}\b.* = ", code, re.MULTILINE), name
@@ -118,6 +119,14 @@ def test_every_section_on_an_error_names_its_finding():
     for section in sections:
         heading, _, body = section.partition("\n")
         assert re.search(r"\bHD\d{3}\b|No\s+finding|InputError", body), heading
+
+
+def test_errors_has_each_message_that_hodiff_recognises():
+    """Those about derivatives; messages about devices and torch's notes on itself are no second-order matter."""
+    others = {Wording.OTHER_DEVICE, Wording.NO_NUMBERS_TO_COPY, Wording.OUTPUT_RESIZED, *OF_TORCH_ITSELF}
+    page = text_of(ROOT / "docs" / "errors.md")
+    for wording in Wording:
+        assert wording in others or says(page, wording), wording
 
 
 def test_readme_says_what_the_audit_says():
