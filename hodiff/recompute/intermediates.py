@@ -88,7 +88,7 @@ class _Input:
         self._plain = hooks is None
 
     def tensor(self) -> Tensor:
-        # What a hook made of it is its own affair.
+        # Only what was kept as it is: a saved-tensor hook may pack something of another version.
         if self._plain and self._version is not None and version_of(self._packed) != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an "

@@ -51,8 +51,8 @@ def test_hard_sigmoid_at_its_kinks_and_beyond():
     with corrected:
         (first,) = torch.autograd.grad(F.hardsigmoid(x).sum(), x, create_graph=True)
     torch.testing.assert_close(first.detach(), slopes, rtol=1e-15, atol=0)
-    (torchs,) = torch.autograd.grad(F.hardsigmoid(x).sum(), x)
-    torch.testing.assert_close(first.detach(), torchs, rtol=1e-7, atol=0)  # torch's 1/6 is a float32
+    (by_torch,) = torch.autograd.grad(F.hardsigmoid(x).sum(), x)
+    torch.testing.assert_close(first.detach(), by_torch, rtol=1e-7, atol=0)  # torch's 1/6 is a float32
     assert not torch.autograd.grad(first.sum(), x)[0].any()
 
 

@@ -251,11 +251,11 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_errors_are_torchs(name):
-    with pytest.raises((RuntimeError, IndexError, ValueError)) as torchs:
+    with pytest.raises((RuntimeError, IndexError, ValueError)) as by_torch:
         BAD[name](torch.ones(2, 2))
-    with pytest.raises(type(torchs.value)) as ours, hodiff.corrected():
+    with pytest.raises(type(by_torch.value)) as ours, hodiff.corrected():
         BAD[name](torch.ones(2, 2))
-    assert str(ours.value) == str(torchs.value)
+    assert str(ours.value) == str(by_torch.value)
 
 
 def test_the_table_says_so():

@@ -305,11 +305,11 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_errors_are_torchs(name):
-    with pytest.raises((RuntimeError, IndexError)) as torchs:
+    with pytest.raises((RuntimeError, IndexError)) as by_torch:
         BAD[name](A)
-    with pytest.raises(type(torchs.value)) as ours, hodiff.corrected():
+    with pytest.raises(type(by_torch.value)) as ours, hodiff.corrected():
         BAD[name](A)
-    assert str(ours.value) == str(torchs.value)
+    assert str(ours.value) == str(by_torch.value)
 
 
 def test_the_table_says_so():

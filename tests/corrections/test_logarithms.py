@@ -34,8 +34,10 @@ def test_values_and_gradients_are_torchs(name):
     corrected = hodiff.corrected()(f)
     torch.testing.assert_close(corrected(*inputs), f(*inputs))
     for i in range(len(inputs)):
-        ours, torchs = (torch.func.grad(lambda *x, g=g: g(*x).sin().sum(), argnums=i)(*inputs) for g in (corrected, f))
-        torch.testing.assert_close(ours, torchs)
+        ours, by_torch = (
+            torch.func.grad(lambda *x, g=g: g(*x).sin().sum(), argnums=i)(*inputs) for g in (corrected, f)
+        )
+        torch.testing.assert_close(ours, by_torch)
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)

@@ -97,8 +97,8 @@ def test_every_route_of_every_transform_and_opting_out(route):
     ):
         torch.testing.assert_close(got, truth[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(hodiff.hessian_diagonal(f, route=route)(X), truth.diag(), rtol=1e-10, atol=1e-12)
-    torchs = hodiff.hvp(f, X, V, route=route, correct=False)
-    assert right(torchs) == (route in hodiff.ROUTES[:2])
+    by_torch = hodiff.hvp(f, X, V, route=route, correct=False)
+    assert right(by_torch) == (route in hodiff.ROUTES[:2])
 
 
 def test_directional_derivatives_and_jacobians():

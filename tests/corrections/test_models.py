@@ -79,10 +79,10 @@ def test_torch_alone_is_wrong_or_raises_there(route):
         return model(x).sin().sum()
 
     try:
-        torchs = hodiff.hvp(loss, x, v, route=route, correct=False)
+        by_torch = hodiff.hvp(loss, x, v, route=route, correct=False)
     except hodiff.RouteError:
         return
-    assert not torch.allclose(torchs, hodiff.hvp(loss, x, v, route=route), rtol=1e-3)
+    assert not torch.allclose(by_torch, hodiff.hvp(loss, x, v, route=route), rtol=1e-3)
 
 
 @pytest.mark.parametrize("need_weights", [False, True])

@@ -167,11 +167,11 @@ def test_points_that_are_no_numbers_lie_outside(padding):
 def test_half_precision_is_closer_than_torchs():
     x, grid = draw(1, 2, 8, 8).bfloat16(), draw(1, 6, 6, 2, seed=1).bfloat16() / 2
     truth = F.grid_sample(x.double(), grid.double(), align_corners=False)
-    torchs = F.grid_sample(x, grid, align_corners=False)
+    by_torch = F.grid_sample(x, grid, align_corners=False)
     with corrected:
         ours = F.grid_sample(x, grid, align_corners=False)
-    assert ours.dtype == torchs.dtype
-    assert (ours - truth).abs().max() <= (torchs - truth).abs().max()
+    assert ours.dtype == by_torch.dtype
+    assert (ours - truth).abs().max() <= (by_torch - truth).abs().max()
     torch.testing.assert_close(ours.double(), truth, rtol=1e-2, atol=1e-2)
 
 

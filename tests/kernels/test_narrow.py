@@ -39,20 +39,20 @@ def test_product(rows, inner, columns, transposed, dtype):
 
 
 @pytest.mark.parametrize(
-    ("ours", "torchs", "activation"),
+    ("ours", "by_torch", "activation"),
     [
         (log_softmax_derivative, aten._log_softmax_backward_data, torch.log_softmax),
         (softmax_derivative, aten._softmax_backward_data, torch.softmax),
     ],
 )
 @given(shape=st.lists(st.integers(1, NARROW + 2), min_size=1, max_size=3), data=st.data(), dtype=dtypes)
-def test_softmax_derivatives(ours, torchs, activation, shape, data, dtype):
+def test_softmax_derivatives(ours, by_torch, activation, shape, data, dtype):
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
     cotangent = draw(*shape, dtype=dtype)
     output = activation(3 * draw(*shape, dtype=dtype), dim)
     if data.draw(st.booleans()):
         output = output[:1].expand(shape)
-    expected = torchs(cotangent, output, dim, dtype)
+    expected = by_torch(cotangent, output, dim, dtype)
     torch.testing.assert_close(ours(cotangent, output, dim, dtype), expected, rtol=1e-4, atol=1e-5)
 
 

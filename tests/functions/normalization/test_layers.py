@@ -27,17 +27,17 @@ PAIRS = [
     ("batch_norm", lambda f, x, w, b: f(x, None, None, w, b, True), batch_norm, F.batch_norm, (4, 6, 3, 2), 6),
 ]
 pairs = pytest.mark.parametrize(
-    ("call", "ours", "torchs", "shape", "size"), [p[1:] for p in PAIRS], ids=[p[0] for p in PAIRS]
+    ("call", "ours", "by_torch", "shape", "size"), [p[1:] for p in PAIRS], ids=[p[0] for p in PAIRS]
 )
 
 
 @pairs
 @pytest.mark.parametrize("affine", ["both", "weight", "bias", "neither"])
-def test_value_and_gradient_are_those_of_torch(call, ours, torchs, shape, size, affine):
+def test_value_and_gradient_are_those_of_torch(call, ours, by_torch, shape, size, affine):
     w = drawn(size, seed=1) if affine in {"both", "weight"} else None
     b = drawn(size, seed=2) if affine in {"both", "bias"} else None
     results = []
-    for function in (ours, torchs):
+    for function in (ours, by_torch):
         if function is F.group_norm and affine == "bias":
             w = torch.ones(size, dtype=torch.float64)  # torch's backward raises with a bias alone
         leaves = [None if each is None else each.clone().requires_grad_() for each in (drawn(shape), w, b)]
@@ -52,7 +52,7 @@ def test_value_and_gradient_are_those_of_torch(call, ours, torchs, shape, size, 
 
 
 @pairs
-def test_channels_last_and_expanded_inputs(call, ours, torchs, shape, size):
+def test_channels_last_and_expanded_inputs(call, ours, by_torch, shape, size):
     w, b = drawn(size, seed=1), drawn(size, seed=2)
     x = drawn(shape)
     variants = [x.transpose(0, 1).contiguous().transpose(0, 1), x[:1].expand_as(x)]
@@ -61,7 +61,7 @@ def test_channels_last_and_expanded_inputs(call, ours, torchs, shape, size):
     for variant in variants:
         a, e = (
             torch.func.grad(lambda x, f=f: (call(f, x, w, b) * drawn(shape, seed=3)).sum())(variant)
-            for f in (ours, torchs)
+            for f in (ours, by_torch)
         )
         torch.testing.assert_close(a, e, rtol=0, atol=1e-12)
 
@@ -69,7 +69,7 @@ def test_channels_last_and_expanded_inputs(call, ours, torchs, shape, size):
 @pairs
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("wide_parameters", [False, True])
-def test_16_bits_are_computed_in_float32(call, ours, torchs, shape, size, dtype, wide_parameters):
+def test_16_bits_are_computed_in_float32(call, ours, by_torch, shape, size, dtype, wide_parameters):
     parameter = torch.float32 if wide_parameters else dtype
     leaves = [drawn(shape, dtype), drawn(size, parameter, 1), drawn(size, parameter, 2)]
     doubles = [each.double() for each in leaves]
@@ -89,7 +89,7 @@ def test_16_bits_are_computed_in_float32(call, ours, torchs, shape, size, dtype,
 
 
 @pairs
-def test_all_third_derivatives_agree(call, ours, torchs, shape, size):
+def test_all_third_derivatives_agree(call, ours, by_torch, shape, size):
     """Torch's own layer_norm has wrong ones already in reverse mode."""
     x, w, b = drawn((2, 6, 2) if len(shape) == 4 else (2, 6)), drawn(size, seed=1), drawn(size, seed=2)
 
