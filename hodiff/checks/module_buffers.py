@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+
+from hodiff.common.buffers import exchanged_buffers
+from hodiff.torch_internals.modules import buffers_by_name
 
 
 @contextmanager
 def buffers_put_back(*known: nn.Module) -> Iterator[None]:
-    """Put back the buffers of some modules, and of every other one that is called, however it is reached.
+    """Let some modules, and every other one that is called, however it is reached, change copies of their buffers.
 
     The first call of each module that is not known has to be outside of transforms.
     """
-    before: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+    seen: set[nn.Module] = set()
+    with ExitStack() as stack:
 
-    def note(module: nn.Module, args: Any = ()) -> None:
-        del args
-        if module not in before:
-            buffers = list(module.buffers(recurse=False))
-            before[module] = [(buffer, buffer.detach().clone()) for buffer in buffers]
+        def exchange(module: nn.Module, args: Any = ()) -> None:
+            del args
+            if module not in seen:
+                seen.add(module)
+                buffers = buffers_by_name(module)
+                copies = {name: each.detach().clone() for name, each in buffers.items() if isinstance(each, Tensor)}
+                stack.enter_context(exchanged_buffers([(buffers, name, copy) for name, copy in copies.items()]))
 
-    for module in known:
-        module.apply(note)
-    handle = register_module_forward_pre_hook(note)
-    try:
+        for module in known:
+            module.apply(exchange)
+        handle = register_module_forward_pre_hook(exchange)
+        stack.callback(handle.remove)
         yield
-    finally:
-        handle.remove()
-        with torch.no_grad():
-            for pairs in before.values():
-                for buffer, value in pairs:
-                    buffer.copy_(value)

@@ -126,18 +126,12 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
     inputs = pytree.tree_map_only(Tensor, _recording, inputs)
     held = {id(each) for each in pytree.tree_leaves(inputs) if isinstance(each, Tensor)}
     modules = [model_or_function] if isinstance(model_or_function, torch.nn.Module) else []
-    held |= {id(each) for module in modules for each in (*module.parameters(), *module.buffers())}
-    corrections, remarks = _Corrections(), _Remarks(held)
-    listener = _Listener(correct, corrections)
-    with (
-        buffers_put_back(*modules),
-        torch.random.fork_rng(),
-        torch.enable_grad(),
-        remarks,
-        corrections,
-        listener,
-    ):
-        outputs = model_or_function(*inputs)
+    with buffers_put_back(*modules), torch.random.fork_rng(), torch.enable_grad():
+        held |= {id(each) for module in modules for each in (*module.parameters(), *module.buffers())}
+        corrections, remarks = _Corrections(), _Remarks(held)
+        listener = _Listener(correct, corrections)
+        with remarks, corrections, listener:
+            outputs = model_or_function(*inputs)
     operators = sorted(listener.uses.values(), key=lambda use: -_RANKS.index(use.worst))
     worst = {
         route: max((use.routes[route] for use in operators), key=_RANKS.index, default="right") for route in ROUTES
