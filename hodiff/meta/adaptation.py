@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
+from hodiff.common.options import is_number, require_callable, require_choice, require_int
 from hodiff.common.randomness import drawn_seed, seeded
 from hodiff.common.trees import PyTree, describe, flatten_primals, recordable
 from hodiff.derivatives.bound_function import leave_inference_mode
@@ -170,20 +171,14 @@ def adapt(
 def _validate(
     loss: Any, params: Any, optimizer: Any, steps: Any, checkpoint: Any, truncate: Any, clip: Any, route: Any
 ) -> tuple[tuple[Tensor, ...], pytree.TreeSpec]:
-    if not callable(loss):
-        raise InputError(f"adapt: loss: expected a callable, got {describe(loss)}.")
+    require_callable("adapt", loss=loss)
     if not isinstance(optimizer, Optimizer):
         remedy = "; convert it with hodiff.meta.from_torch" if isinstance(optimizer, torch.optim.Optimizer) else ""
         raise InputError(f"adapt: optimizer: expected one of hodiff.meta, got {type(optimizer).__name__}{remedy}.")
-    for name, value, least in (("steps", steps, 0), ("checkpoint", checkpoint, 1), ("truncate", truncate, 0)):
-        if value is None and name != "steps":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"adapt: {name}: expected an int of at least {least}, got {describe(value)}.")
-    number = isinstance(clip, (int, float)) and not isinstance(clip, bool) and clip > 0
-    if not (clip is None or number or isinstance(clip, Tensor) or callable(clip)):
+    require_int("adapt", "steps", steps, 0)
+    require_int("adapt", "checkpoint", checkpoint, 1, optional=True)
+    require_int("adapt", "truncate", truncate, 0, optional=True)
+    if not (clip is None or (is_number(clip) and clip > 0) or isinstance(clip, Tensor) or callable(clip)):
         raise InputError(f"adapt: clip: expected a positive norm, a function or None, got {describe(clip)}.")
-    if route not in GRADIENTS:
-        known = ", ".join(map(repr, GRADIENTS))
-        raise InputError(f"adapt: route: expected one of {known}, got {route!r}.")
+    require_choice("adapt", "route", route, GRADIENTS)
     return flatten_primals(params, "adapt", "params")

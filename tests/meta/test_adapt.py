@@ -465,7 +465,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "optimizer: .*from_torch",
     ),
     "no optimizer": (lambda: adapt(quartic, START, SHIFT, 0.1, 1), InputError, "optimizer: .*float"),
-    "steps": (lambda: adapt(quartic, START, SHIFT, SGD(), -1), InputError, "steps: expected an int of at least 0"),
+    "steps": (lambda: adapt(quartic, START, SHIFT, SGD(), -1), InputError, "steps: expected an int of 0 or more"),
     "steps none": (lambda: adapt(quartic, START, SHIFT, SGD(), None), InputError, "steps"),
     "checkpoint": (lambda: adapt(quartic, START, SHIFT, SGD(), 1, checkpoint=0), InputError, "checkpoint"),
     "truncate": (lambda: adapt(quartic, START, SHIFT, SGD(), 1, truncate=True), InputError, "truncate"),
