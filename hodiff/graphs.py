@@ -19,18 +19,9 @@ _ONCE = once_differentiable(lambda ctx: None).__code__
 
 
 def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
-    """Walk the graph that computed a tensor.
-
-    A Function marked `once_differentiable` hands out constants when differentiated under `create_graph`; its second
-    derivative would come out as zero without a word, so whoever differentiates twice has to look for it.
-
-    Args:
-        output: The tensor whose history is walked.
-
-    Returns:
-        The leaf tensors that gradients would accumulate into, and the name of a Function marked
-        `once_differentiable`, if one took part.
-    """
+    """The leaves that gradients would accumulate into, and the name of a Function marked `once_differentiable`."""
+    # Such a Function hands out constants when differentiated under `create_graph`; its second derivative would come out
+    # as zero without a word, so whoever differentiates twice has to look for it.
     leaves = [output] if output.requires_grad and output.grad_fn is None else []
     once: str | None = None
     for node in nodes_of(output):
@@ -44,14 +35,7 @@ def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
 
 
 def nodes_of(*outputs: Tensor | GradientEdge) -> Iterator[Any]:
-    """Walk the graph that computed some tensors.
-
-    Args:
-        *outputs: The tensors, or the places in the graph where they were computed.
-
-    Yields:
-        Every node once.
-    """
+    """Every node of the graph that computed some tensors, or that leads to places in it, once."""
     stack: list[Any] = [each.grad_fn if isinstance(each, Tensor) else each.node for each in outputs]
     seen = set()
     while stack:
@@ -64,41 +48,20 @@ def nodes_of(*outputs: Tensor | GradientEdge) -> Iterator[Any]:
 
 
 def cotangent_bytes(*outputs: Tensor | GradientEdge) -> int:
-    """Bytes of all the cotangents that meet in backward from some tensors, one for each result that was computed.
-
-    Args:
-        *outputs: The tensors.
-
-    Returns:
-        The bytes; what backward holds at any time is less.
-    """
+    """Bytes of all cotangents that meet in backward, one for each result; what backward holds at any time is less."""
     return sum(
         math.prod(result.shape) * result.dtype.itemsize for node in nodes_of(*outputs) for result in results_of(node)
     )
 
 
 def coarsest_eps(*outputs: Tensor | GradientEdge) -> float:
-    """The machine epsilon of the shortest floating-point dtype that took part, as in a model under autocast.
-
-    Args:
-        *outputs: The tensors whose graph is walked.
-
-    Returns:
-        The epsilon, 0 without a graph.
-    """
+    """The machine epsilon of the shortest floating-point dtype that took part, as under autocast; 0 without a graph."""
     dtypes = {result.dtype for node in nodes_of(*outputs) for result in results_of(node)}
     return max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
 
 
 def is_once_differentiable(function: type) -> bool:
-    """Whether a Function's gradient is marked `once_differentiable`.
-
-    Args:
-        function: The class, or the one that torch.func makes of it for a level.
-
-    Returns:
-        Whether it is.
-    """
+    """Whether the gradient of a Function is marked `once_differentiable`, also one that torch.func made of another."""
     rules = [getattr(function, name, None) for name in ("backward", "vjp")]
     if any(getattr(rule, "__code__", None) is _ONCE for rule in rules):
         return True

@@ -188,15 +188,7 @@ _apply = super(Function, CustomFunction).apply
 
 
 def apply(call: RuleCall, leaves: Tensors) -> tuple[Tensor, ...]:
-    """Results of a call, differentiable.
-
-    Args:
-        call: The call.
-        leaves: Its tensors.
-
-    Returns:
-        Tensors of the output, then residuals.
-    """
+    """Results of a call, differentiable: tensors of the output, then residuals."""
     if call.transformed:
         return CustomFunction.apply(call, *leaves)
     return _apply(call, *[_alive(each) for each in leaves])

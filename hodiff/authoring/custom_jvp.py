@@ -133,17 +133,7 @@ class JVPCall(RuleCall):
 def transpose_of(
     pushforward: Callable[..., Any], leaves: Tensors, needed: Sequence[bool], cotangents: Tensors
 ) -> list[Tensor | None]:
-    """Transpose a pushforward by the tangents of those leaves that need it.
-
-    Args:
-        pushforward: From leaves and tangents to tangents of the outputs.
-        leaves: Where it is taken.
-        needed: Which leaves need a cotangent.
-        cotangents: Cotangents of the outputs; None is zero.
-
-    Returns:
-        Cotangents of all leaves; None where none is needed, or for zero.
-    """
+    """Cotangents of the leaves that need one, by the pushforward's transpose at them; None is zero."""
     if all(needed):
         return transpose(lambda tangents: pushforward(leaves, tangents), list(leaves), cotangents)
     chosen = [i for i, need in enumerate(needed) if need]

@@ -115,17 +115,8 @@ class CustomRule(ABC):
 
 
 def _for_graph(bind: Callable[..., Any], evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    """The call as one node of a compiled graph, through which torch differentiates by the rule as in eager code.
-
-    Torch ignores a Function's jvp, or refuses it, where it traces into it; so it must not.
-
-    Args:
-        bind: Makes a call of the arguments, and their leaves.
-        evaluate: Its outputs.
-
-    Returns:
-        The function of positional arguments, keyword arguments and the keys of what is neither.
-    """
+    """The call as one node of a compiled graph, through which torch differentiates by the rule as in eager code."""
+    # Torch ignores a Function's jvp, or refuses it, where it traces into it; so it must not.
 
     def call(arguments: list[Any], keywords: dict[str, Any], keys: list[int]) -> Any:
         args = tuple(_OPAQUE[key] if key else each for each, key in zip(arguments, keys, strict=False))

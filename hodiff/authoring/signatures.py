@@ -41,18 +41,7 @@ class Signature:
             )
 
     def positional(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments by position, defaults filled in.
-
-        Args:
-            arguments: Positional arguments.
-            keywords: Keyword arguments.
-
-        Returns:
-            The arguments in the order of the parameters.
-
-        Raises:
-            InputError: If they do not fit the signature.
-        """
+        """All arguments by position, defaults filled in; refused if they do not fit the signature."""
         if self._signature is None:
             if keywords:
                 raise InputError(

@@ -14,19 +14,9 @@ Linear = Callable[[list[Tensor]], Sequence[Tensor | None]]
 
 
 def transpose(linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-    r"""$\bar t = L^T \bar y$ for a linear map $L$ given as a function.
-
-    The map is evaluated at zero and differentiated backward; both are recorded for higher derivatives where torch
-    records anything at all.
-
-    Args:
-        linear: The map, from a list of tensors to a sequence of tensors, where None is zero.
-        inputs: Tensors of the shapes that the map takes; their values play no part.
-        cotangents: One for each output, of its shape; None is zero.
-
-    Returns:
-        One tensor for each input; None is zero.
-    """
+    r"""$\bar t = L^T \bar y$ for a linear map $L$ of tensors of the inputs' shapes; None is zero on both sides."""
+    # The map is evaluated at zero and differentiated backward; both are recorded for higher derivatives where torch
+    # records anything at all.
     if in_transform():
         return _transpose_by_transform(linear, inputs, cotangents)
     recorded = torch.is_grad_enabled()

@@ -14,16 +14,7 @@ Linear = Callable[[list[Tensor | None]], Sequence[Tensor | None]]
 
 
 def require_same_value(what: str, found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Refuse a rule that computes another function.
-
-    Args:
-        what: The function and the part of the rule, for the message.
-        found: Tensors that the rule returned.
-        expected: Tensors that the function returned.
-
-    Raises:
-        InputError: If they differ by more than rounding.
-    """
+    """Refuse a rule that computes another function, by more than rounding."""
     for a, b in zip(found, expected, strict=True):
         if not _close(a, b):
             raise InputError(
@@ -33,17 +24,7 @@ def require_same_value(what: str, found: Sequence[Tensor], expected: Sequence[Te
 
 
 def require_linear(what: str, rule: Linear, like: Sequence[Tensor], seed: int) -> None:
-    """Refuse a rule that is not linear, by two random inputs.
-
-    Args:
-        what: The function and the part of the rule, for the message.
-        rule: The rule at a point, of tangents or cotangents.
-        like: Tensors of their shapes.
-        seed: Seed of the random numbers.
-
-    Raises:
-        InputError: If it is not linear.
-    """
+    """Refuse a rule of tangents or cotangents that is not linear, by two random inputs of the shapes of `like`."""
     generator = torch.Generator().manual_seed(seed)
     u, v = ([_random(each, generator) for each in like] for _ in range(2))
     both = [None if a is None or b is None else 2 * a - 3 * b for a, b in zip(u, v, strict=True)]

@@ -35,15 +35,7 @@ class ByteCount(EagerDispatchMode):
 
 
 def validate_chunk_size(chunk_size: int | str | None, caller: str) -> None:
-    """Refuse what is neither a positive int nor "auto" nor None.
-
-    Args:
-        chunk_size: The argument.
-        caller: The public function, for the error message.
-
-    Raises:
-        InputError: If it is anything else.
-    """
+    """Refuse what is neither a positive int nor "auto" nor None."""
     if chunk_size is None or chunk_size == "auto" or (is_int(chunk_size) and chunk_size >= 1):
         return
     raise InputError(
@@ -52,17 +44,7 @@ def validate_chunk_size(chunk_size: int | str | None, caller: str) -> None:
 
 
 def resolve_chunk_size(chunk_size: int | str | None, directions: int, bytes_each: int, device: torch.device) -> int:
-    """The number of directions a group.
-
-    Args:
-        chunk_size: A validated `chunk_size`.
-        directions: How many directions there are in all.
-        bytes_each: Bytes of intermediate results that one direction takes.
-        device: Where they live.
-
-    Returns:
-        A number from 1 to `directions`.
-    """
+    """The directions of a group, from 1 to all, where each takes `bytes_each` of intermediate results."""
     if chunk_size == "auto":
         budget = MEMORY_BUDGET["cpu" if device.type == "cpu" else "accelerator"]
         chunk_size = budget // max(bytes_each, 1)

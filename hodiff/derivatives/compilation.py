@@ -22,16 +22,8 @@ Compiled = Callable[..., Sequence[Tensor]]
 
 
 def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], *, relayout: bool = True) -> Compiled:
-    """Compile a graph that nothing differentiates any more.
-
-    Args:
-        graph: The graph; it is changed.
-        inputs: Examples of its inputs.
-        relayout: Whether the compiler may lay images out with their channels last for the sake of convolutions.
-
-    Returns:
-        The compiled function, for inputs of the same form.
-    """
+    """Compile a graph that nothing differentiates any more, for inputs of this form; the graph is changed."""
+    # `relayout` lets the compiler lay images out with their channels last for the sake of convolutions.
     exchange_products(graph)
     return compile_captured(graph, inputs, None if relayout else {"layout_optimization": False})
 
@@ -59,15 +51,7 @@ class Arguments:
 
 
 def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[bool, float]:
-    """Whether two computations of the same agree, and how far they are apart.
-
-    Args:
-        found: Tensors.
-        expected: The same by other means.
-
-    Returns:
-        Whether they agree to what their dtype allows, and the norm of the difference over that of what was expected.
-    """
+    """Whether two computations agree to what their dtype allows, and their relative distance."""
     difference = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, expected, strict=True))
     size = sum(float(b.double().square().sum()) for b in expected)
     gap = (difference / size) ** 0.5 if size else difference**0.5
@@ -75,12 +59,7 @@ def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[bool, fl
 
 
 def warn_of_failure(caller: str, problem: Exception | float) -> None:
-    """Say that something stays eager.
-
-    Args:
-        caller: What was to be compiled.
-        problem: What the compiler said, or how far its result was off.
-    """
+    """Say that something stays eager, for what the compiler said or for how far its result was off."""
     if isinstance(problem, Exception):
         line = str(problem).strip().split("\n")[0][:200]
         what = f"could not be compiled ({type(problem).__name__}: {line})"

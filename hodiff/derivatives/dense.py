@@ -162,17 +162,7 @@ def hessian_matrix(
 
 
 def validate_options(caller: str, route: str, chunk_size: int | str | None, randomness: str) -> None:
-    """Refuse options that no dense derivative takes.
-
-    Args:
-        caller: The public function, for the error message.
-        route: The route.
-        chunk_size: The chunk size.
-        randomness: The treatment of random operations.
-
-    Raises:
-        InputError: If one of them is unknown.
-    """
+    """Refuse options that no dense derivative takes."""
     validate_route(route, caller)
     validate_chunk_size(chunk_size, caller)
     if randomness not in ("error", "same"):

@@ -60,19 +60,8 @@ def hessian_blocks(
     *,
     joined: bool = False,
 ) -> tuple[Blocks, PyTree]:
-    """One block of each mirrored pair: rows of the smaller leaf, so that the many directions do the least work.
-
-    Args:
-        function: The bound function.
-        route: A validated route.
-        chunk_size: A validated chunk size.
-        randomness: "error" or "same".
-        progress: Whether to show a progress bar.
-        joined: Whether one matrix is wanted in the end; where possible the blocks are then written into it at once.
-
-    Returns:
-        The blocks, and aux.
-    """
+    """One block of each mirrored pair, and aux: rows of the smaller leaf, so that directions are few."""
+    # Where one matrix is wanted in the end (`joined`), the blocks are written into it at once where possible.
 
     def assemble(name: str) -> tuple[Blocks, PyTree]:
         linearized = LinearizedHessian(function, name, chunk_size=chunk_size, randomness=randomness, progress=progress)
@@ -82,15 +71,7 @@ def hessian_blocks(
 
 
 def symmetric_blocks(linearized: LinearizedHessian, joined: bool) -> Blocks:
-    """The blocks of a Hessian that is linearized already.
-
-    Args:
-        linearized: The source of rows.
-        joined: As in `hessian_blocks`.
-
-    Returns:
-        The blocks, those on the diagonal symmetric.
-    """
+    """The blocks of a Hessian that is linearized already, those on the diagonal symmetric."""
     leaves = linearized.function.leaves
     order = list(range(len(leaves)))
     if not linearized.traced:

@@ -127,15 +127,7 @@ def guard_forward(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]
 
 
 def validate_route(route: str, caller: str) -> None:
-    """Refuse a name that is no route.
-
-    Args:
-        route: The route's name, or "auto".
-        caller: The public function, for the error message.
-
-    Raises:
-        InputError: If the name is unknown.
-    """
+    """Refuse a name that is no route."""
     if route not in ("auto", *ROUTES):
         known = ", ".join(repr(name) for name in ("auto", *ROUTES))
         raise InputError(f"{caller}: unknown route {route!r}; expected one of {known}.")

@@ -16,15 +16,7 @@ POLICIES = ("per-task", "shared", "frozen")
 
 
 def moving_statistics(module: nn.Module, policy: str) -> dict[str, Tensor]:
-    """The buffers that a forward pass of the module would update, by name.
-
-    Args:
-        module: The module.
-        policy: One of `POLICIES`; nothing moves where statistics are frozen.
-
-    Returns:
-        The buffers themselves.
-    """
+    """The buffers, by name, that a forward pass would update; none where the policy freezes them."""
     found: dict[str, Tensor] = {}
     for name, norm in () if policy == "frozen" else module.named_modules():
         if isinstance(norm, RunningNorm) and norm.training and norm.track_running_stats:
@@ -34,15 +26,7 @@ def moving_statistics(module: nn.Module, policy: str) -> dict[str, Tensor]:
 
 @contextmanager
 def frozen_norms(module: nn.Module, policy: str) -> Iterator[None]:
-    """Let norms use their running statistics for a while, if the policy is "frozen".
-
-    Args:
-        module: The module.
-        policy: One of `POLICIES`.
-
-    Yields:
-        Nothing.
-    """
+    """Let norms use their running statistics for a while, if the policy is "frozen"."""
     norms = [
         each for each in module.modules() if policy == "frozen" and isinstance(each, RunningNorm) and each.training
     ]

@@ -22,17 +22,7 @@ def modules_in(*roots: Any) -> list[nn.Module]:
 def require_deterministic(
     caller: str, value: Callable[[], Tensor], leaves: Sequence[Tensor], modules: Sequence[nn.Module]
 ) -> None:
-    """Refuse a function that gives another value the second time.
-
-    Args:
-        caller: The operator, for the error message.
-        value: Evaluates the function on one batch.
-        leaves: Its parameters, on whose devices random numbers may be drawn.
-        modules: The modules it closes over.
-
-    Raises:
-        InputError: If two evaluations differ; the message names the cause.
-    """
+    """Refuse a function that gives another value the second time, and name the cause."""
     state = RandomState(leaves)
     first, second = value(), value()
     if _same(first, second):

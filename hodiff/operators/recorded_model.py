@@ -105,17 +105,7 @@ def lacks_derivatives(*outputs: Tensor | GradientEdge) -> bool:
 
 @contextmanager
 def refused(caller: str) -> Iterator[None]:
-    """Say in one way what torch says in many where a derivative is missing.
-
-    Args:
-        caller: The operator, for the error message.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        RouteError: If torch lacks the derivative.
-    """
+    """Say in one way, a `RouteError`, what torch says in many where a derivative is missing."""
     try:
         yield
     except Exception as error:

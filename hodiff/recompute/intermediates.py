@@ -14,11 +14,7 @@ from hodiff.torch_internals.tensors import version_of
 
 
 def can_forget() -> bool:
-    """Whether plain reverse mode records here: what `forget_between` works in.
-
-    Returns:
-        False inside `torch.func` transforms, forward mode, compiled or traced code, and where nothing is recorded.
-    """
+    """Whether plain reverse mode records here, and nothing else is at work: what `forget_between` works in."""
     return torch.is_grad_enabled() and only_reverse_mode() and not in_jit_trace()
 
 

@@ -37,14 +37,7 @@ Place = tuple[Callable[[], Any], Callable[[Any], None], bool]
 
 
 def reachable(*roots: Any) -> Iterator[Any]:
-    """Walk what a callable closes over.
-
-    Args:
-        *roots: Where to begin.
-
-    Yields:
-        Each object that may hold a tensor, once; tensors themselves are not among them.
-    """
+    """Each object that a callable can reach and that may hold a tensor, once; tensors are not among them."""
     seen: dict[int, Any] = {}
     stack = list(roots)
     while stack:

@@ -71,20 +71,14 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
 
 
 def in_dtype(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a result of `forward`; the result itself where nothing is to be done."""
+    """Convert a result of `forward`, or hand it on."""
+    # Compiled by torch 2.11, a result that `to` hands on as it is loses its gradient, without a word.
     # Compiled by torch 2.11, a result that `to` hands on as it is loses its gradient, and nothing is said.
     return t if t.dtype == dtype else t.to(dtype)
 
 
 def outside_graphs(function: F) -> F:
-    """Keep dynamo from tracing a function, as `torch.compiler.disable` does, which takes a second to import.
-
-    Args:
-        function: What to run between two graphs; `fullgraph=True` raises.
-
-    Returns:
-        The function, wrapped.
-    """
+    """Keep dynamo from tracing a function, as `torch.compiler.disable` does, which takes a second to import."""
     disabled: Any = None
 
     @functools.wraps(function)

@@ -12,15 +12,7 @@ from hodiff.errors import InputError
 
 
 def require_floating(function: str, **arguments: Any) -> None:
-    """Refuse what is not a real floating-point tensor.
-
-    Args:
-        function: The public function, for the message.
-        **arguments: Arguments by name.
-
-    Raises:
-        InputError: If one is not.
-    """
+    """Refuse what is not a real floating-point tensor."""
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
             raise InputError(
@@ -46,15 +38,7 @@ def require_number_or_floating(function: str, **arguments: Any) -> None:
 
 
 def require_broadcastable(function: str, **arguments: Any) -> None:
-    """Refuse tensors whose shapes do not broadcast; other arguments are passed over.
-
-    Args:
-        function: The public function, for the message.
-        **arguments: Arguments by name.
-
-    Raises:
-        InputError: If the shapes do not broadcast.
-    """
+    """Refuse tensors whose shapes do not broadcast; other arguments are passed over."""
     shapes = {name: tuple(value.shape) for name, value in arguments.items() if isinstance(value, Tensor)}
     if len(set(shapes.values())) < 2:
         return
@@ -69,7 +53,7 @@ def require_broadcastable(function: str, **arguments: Any) -> None:
 
 
 def require_dims(function: str, x: Tensor, dim: Any) -> tuple[int, ...]:
-    """Dimensions of x as a sorted tuple of non-negative ints; refuse what is no int, out of range, or given twice."""
+    """The dimensions as sorted non-negative ints; refused if one is no int, out of range, or given twice."""
     given = (dim,) if isinstance(dim, int) else tuple(dim)
     rank = max(x.dim(), 1)
     for each in given:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def autocast_like_torch(*arguments: Any) -> tuple[Any, ...]:
-    """Lower the tensors among arguments as `torch.autocast` lowers those of a matrix product or convolution."""
+    """Lower tensors as `torch.autocast` lowers those of a matrix product or convolution; float64 stays, as in torch."""
     # A Function calls operators below autocast in forward and again in backward, where autocast is off; so that both
     # see the same dtype, the cast stands in front of the Function and is differentiated with it. float64 stays.
     return tuple(_lowered(each) if isinstance(each, Tensor) else each for each in arguments)

@@ -46,16 +46,7 @@ class Plan(NamedTuple):
 
 
 def blockwise(formula: Formula, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """Evaluate a formula on each block of rows; join the outputs that have rows, and sum the others.
-
-    Args:
-        formula: Takes the index of its first row, then the tensors; returns a tuple.
-        plan: Roles and sizes.
-        *tensors: Inputs; None stays None.
-
-    Returns:
-        The outputs.
-    """
+    """Evaluate a formula of a first row and tensors on each block; join outputs that have rows, and sum the others."""
     if plan.length <= plan.block:
         return tuple(formula(0, *tensors))
     joined: list[list[Tensor]] = [[] for _ in plan.outputs]

@@ -16,7 +16,7 @@ AUTO = {"cpu": 2**20, "cuda": 2**25}
 
 
 def block_size(chunk_size: int | str | None, x: Tensor, dim: int) -> int | None:
-    """Numbers in a block, from a count of samples: what shares all indices but that of `dim` is one sample."""
+    """Numbers in a block of so many samples; a sample is all that one index outside of `dim` has. None is no limit."""
     if chunk_size is None:
         return None
     if isinstance(chunk_size, str):
@@ -28,13 +28,15 @@ def allows_in_place(*tensors: Tensor | None) -> bool:
     """Whether `forward` may change in place what it computes from the tensors."""
     # Not under `torch.compile`, which differentiates through it; not with the zeros without memory that forward mode
     # hands over; and not with `is_grads_batched=True`, which batches what it sees without asking for a rule.
+    # Not under `torch.compile`, which differentiates through it; not with the zeros without memory that forward mode
+    # hands over; and not with `is_grads_batched=True`, which batches what it sees without asking for a rule.
     if torch.compiler.is_compiling():
         return False
     return not any(each is not None and (is_zero_without_memory(each) or is_legacy_batched(each)) for each in tensors)
 
 
 def blocks(dim: int, limit: int | None, x: Tensor, *others: Tensor) -> list[tuple[slice, ...]]:
-    """Slices that cut a tensor in front of the negative dimension `dim`, into blocks of at most `limit` numbers."""
+    """Slices that cut what is in front of `dim` (negative) into blocks of at most `limit` numbers, where they can."""
     if limit is None or x.numel() <= limit or not allows_in_place(x, *others):
         return [()]
     return list(_cuts(x.shape, dim, limit))
@@ -56,14 +58,14 @@ def _cuts(shape: torch.Size, dim: int, limit: int) -> Iterator[tuple[slice, ...]
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> list[int]:
-    """What shapes broadcast to; torch's function of the name takes longer than a small product."""
+    """The shape that shapes broadcast to; torch's function of the name takes longer than a small product."""
     rank = max(map(len, shapes))
     aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return [next((size for size in sizes if size != 1), 1) for sizes in zip(*aligned, strict=True)]
 
 
 def block_of(tensor: Tensor, slices: tuple[slice, ...], rank: int) -> Tensor:
-    """The part of a tensor that meets a block, where the tensor broadcasts with the shape of a rank that was cut."""
+    """A view of the part of a tensor that meets a block, where the tensor broadcasts with what was cut to it."""
     if not slices:
         return tensor
     missing = rank - tensor.dim()
