@@ -18,6 +18,7 @@ from hodiff.checks.comparisons.orders import Level, climb, evaluate_route
 from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, draw_normal, scalarize
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
 from hodiff.checks.report.data import Entry
+from hodiff.common.randomness import seeded
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 
@@ -52,8 +53,7 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
         A verdict for each route.
     """
     f, point = sample.function(correct=correct), sample.point
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch.no_grad(), seeded(seed):
         values, *again = (attempt(f, *point) for _ in range(_EVALUATIONS))
         # Both start from the same random state, as a sampler is compared with itself.
         torch.manual_seed(seed)
@@ -67,8 +67,7 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
         return _with_fixed_seed(sample, correct, seed)
     if _differs(values, uncorrected):
         return everywhere(Verdict("wrong", None, "the value is not torch's"))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         try:
             return audit_function(f, point, seed)
         except UnrepeatableError:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from hodiff.common.randomness import seeded
 from hodiff.corrections import corrected
 from hodiff.corrections.registry import CORRECTIONS
 from hodiff.errors import HodiffError
@@ -136,9 +137,8 @@ def _as_it_is(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def samples(name: str, op: Any, count: int) -> list[Sample]:
     """Some of an operator's samples in float64, chosen at random, the same in every run."""
-    with torch.random.fork_rng(devices=[]):
-        seed = zlib.crc32(name.encode())
-        torch.manual_seed(seed)
+    seed = zlib.crc32(name.encode())
+    with seeded(seed):
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002  (what torch's generators of samples draw from)
         everything = list(itertools.islice(_differentiable(op), _LISTED))

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from hodiff.checks.attempts import first_line
 from hodiff.checks.comparisons.scalarize import ScalarProblem
 from hodiff.checks.report.data import Entry
+from hodiff.common.randomness import seeded
 
 # Both checks are off unless asked for, and a wrong rule passes all but its own switch.
 _OFF = {
@@ -63,9 +63,7 @@ def _run(
 ) -> str:
     """Return the first line of what the check said, empty if it passed; random states are put back."""
     leaves = tuple(leaf.clone().requires_grad_() for leaf in problem.leaves)
-    devices = sorted({leaf.device.index or 0 for leaf in leaves if leaf.is_cuda})
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
+    with seeded(seed, leaves):
         try:
             check(f, leaves, **switches)
         except Exception as error:

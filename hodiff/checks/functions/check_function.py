@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from hodiff.checks.comparisons.scalarize import UnrepeatableError, scalarize
 from hodiff.checks.functions.by_reference import check_by_reference
@@ -15,6 +14,8 @@ from hodiff.checks.functions.conclusion import unrepeatable
 from hodiff.checks.functions.switches import Switches
 from hodiff.checks.report.report import Report
 from hodiff.checks.torch_warnings import silence_torch_warnings
+from hodiff.common.randomness import seeded
+from hodiff.common.trees import tensors_in
 
 
 def check_function(
@@ -29,8 +30,7 @@ def check_function(
     """Check a function or a Function class, as `hodiff.check` does with arguments that it has validated."""
     function = f.apply if isinstance(f, type) and issubclass(f, torch.autograd.Function) else f
     generator = torch.Generator().manual_seed(switches.seed)
-    with silence_torch_warnings(), torch.random.fork_rng(_devices_of(args)):
-        torch.manual_seed(switches.seed)
+    with silence_torch_warnings(), seeded(switches.seed, tensors_in(args)):
         try:
             problem = scalarize(function, args, generator, switches.method)
         except UnrepeatableError as error:
@@ -38,9 +38,3 @@ def check_function(
         if reference is None:
             return check_by_routes(f, args, problem, switches, approximate=approximate, generator=generator)
         return check_by_reference(f, args, problem, switches, reference=reference, ulps=ulps, generator=generator)
-
-
-def _devices_of(args: tuple[Any, ...]) -> list[int]:
-    """Whose random state has to be put back."""
-    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
-    return sorted({tensor.device.index or 0 for tensor in tensors})
