@@ -7,4 +7,4 @@ from hodiff.derivatives.directional import directional_derivatives as directiona
 from hodiff.derivatives.hvp import hvp as hvp
 from hodiff.derivatives.hvp_function import hvp_function as hvp_function
 from hodiff.derivatives.jacobian import jacobian as jacobian
-from hodiff.derivatives.second_order import ROUTES as ROUTES
+from hodiff.routes import ROUTES as ROUTES

@@ -11,7 +11,7 @@ from hodiff.common.chunks import validate_chunk_size
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.hessian_blocks import hessian_blocks
-from hodiff.derivatives.second_order import validate_route
+from hodiff.derivatives.route_choice import validate_route
 from hodiff.errors import InputError
 
 

@@ -12,7 +12,7 @@ from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.dense import validate_options
 from hodiff.derivatives.hessian_rows import LinearizedHessian
-from hodiff.derivatives.second_order import follow
+from hodiff.derivatives.route_choice import follow
 
 
 def hessian_diagonal(

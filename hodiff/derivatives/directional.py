@@ -8,7 +8,8 @@ from typing import Any
 from hodiff.common.options import require_int
 from hodiff.common.trees import PyTree, flatten_tangents
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
-from hodiff.derivatives.second_order import Leaves, follow
+from hodiff.derivatives.products_by_route import Leaves
+from hodiff.derivatives.route_choice import follow
 from hodiff.derivatives.transforms import push
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from hodiff.common.trees import PyTree, leaf_names
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.hessian_rows import LinearizedHessian
-from hodiff.derivatives.second_order import follow
+from hodiff.derivatives.route_choice import follow
 from hodiff.errors import HodiffWarning
 from hodiff.kernels import fused
 

@@ -15,11 +15,12 @@ from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.derivatives.products_by_route import PRODUCTS, Leaves, guard_reverse
 from hodiff.derivatives.recorded_gradient import RecordedGradient
-from hodiff.derivatives.second_order import PRODUCTS, ROUTES, Leaves, guard_reverse
 from hodiff.derivatives.transforms import gradient, pull
 from hodiff.kernels.narrow import NarrowKernels
 from hodiff.kernels.unit_directions import UnitRows
+from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import only_reverse_mode
 
 NARROW_FROM = 32

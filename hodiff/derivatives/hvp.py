@@ -7,8 +7,10 @@ from typing import Any
 
 from hodiff.common.trees import PyTree, flatten_tangents
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
 from hodiff.derivatives.recorded_gradient import RecordedGradient
-from hodiff.derivatives.second_order import PRODUCTS, ROUTES, Leaves, follow, validate_route
+from hodiff.derivatives.route_choice import follow, validate_route
+from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import only_reverse_mode
 
 

@@ -16,7 +16,8 @@ from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, describe, leaf_names, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction, bind, leave_inference_mode
 from hodiff.derivatives.dense import validate_options
-from hodiff.derivatives.second_order import Leaves, follow
+from hodiff.derivatives.products_by_route import Leaves
+from hodiff.derivatives.route_choice import follow
 from hodiff.derivatives.transforms import pull, push
 from hodiff.errors import InputError
 

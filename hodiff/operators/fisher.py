@@ -13,8 +13,8 @@ from hodiff.common.keyword_options import shows
 from hodiff.common.options import require_int
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.derivatives.products_by_route import guard_reverse
 from hodiff.derivatives.recorded_gradient import pull_batch
-from hodiff.derivatives.second_order import guard_reverse
 from hodiff.derivatives.transforms import gradient
 from hodiff.errors import InputError
 from hodiff.operators.curvature import Leaves

@@ -15,12 +15,14 @@ from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.hessian_blocks import symmetric_blocks
 from hodiff.derivatives.hessian_rows import LinearizedHessian
+from hodiff.derivatives.products_by_route import PRODUCTS
 from hodiff.derivatives.recorded_gradient import RecordedGradient
-from hodiff.derivatives.second_order import PRODUCTS, ROUTES, follow, validate_route
+from hodiff.derivatives.route_choice import follow, validate_route
 from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.recorded_model import lacks_derivatives
 from hodiff.operators.restriction import restrict
+from hodiff.routes import ROUTES
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -14,7 +14,7 @@ from hodiff.common.trees import describe
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
-from hodiff.derivatives.second_order import unavailable
+from hodiff.derivatives.route_choice import unavailable
 from hodiff.errors import InputError, RouteError
 from hodiff.graphs import cotangent_bytes, nodes_of
 from hodiff.recompute.recording import Recording

@@ -1,4 +1,4 @@
-r"""The four second-order routes as compositions of `torch.func` transforms, and the choice among them.
+r"""The four second-order routes as compositions of `torch.func` transforms.
 
 For scalar $f$ and directions $v$, each computes $\nabla^2 f(x)\, v$ (Griewank & Walther, *Evaluating Derivatives*,
 2nd ed., ch. 5): reverse mode pulls cotangents back, forward mode pushes tangents on, and "X-over-Y" applies X to what
@@ -7,9 +7,7 @@ Y computes.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -21,14 +19,9 @@ from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.transforms import gradient, pull, push
-from hodiff.errors import HodiffError, HodiffWarning, InputError, RouteError
 from hodiff.graphs import inspect_graph
-from hodiff.routes import FORWARD_INSIDE as FORWARD_INSIDE
-from hodiff.routes import ROUTES as ROUTES
-from hodiff.torch_internals.wording import UNAVAILABLE, Wording, says
 
 Leaves = tuple[Tensor, ...]
-T = TypeVar("T")
 
 
 def reverse_over_reverse(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
@@ -124,82 +117,3 @@ def guard_forward(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]
         return value, aux
 
     return checked
-
-
-def validate_route(route: str, caller: str) -> None:
-    """Refuse a name that is no route."""
-    if route not in ("auto", *ROUTES):
-        known = ", ".join(repr(name) for name in ("auto", *ROUTES))
-        raise InputError(f"{caller}: unknown route {route!r}; expected one of {known}.")
-
-
-# Where a derivative is unavailable, and a user can do more about it than torch's words say.
-_EXPLAINED = {
-    Wording.RANDOM: "the function draws random numbers, and this way would draw anew for each group of "
-    "directions; call model.eval(), pass randomness='same' to share one draw, or use the route "
-    "'reverse-over-reverse' (for a Jacobian, the mode 'reverse'), which draws once",
-    Wording.INFERENCE_TENSOR: "the function closes over a tensor made under torch.inference_mode; clone it "
-    "outside of that mode",
-    Wording.CHANGES_CAPTURED: "the function changes a tensor in place, which torch.func refuses (batch norm updates "
-    "its buffers so in training mode); call model.eval(), pass copies of the buffers through functional_call, or use "
-    "the route 'reverse-over-reverse'",
-}
-
-
-def unavailable(error: Exception) -> bool:
-    """Whether an exception says that torch lacks the derivative on this route."""
-    if isinstance(error, HodiffError):
-        return False
-    return isinstance(error, NotImplementedError) or (
-        isinstance(error, RuntimeError) and says(error, *UNAVAILABLE, *_EXPLAINED)
-    )
-
-
-def _reason(error: Exception) -> str:
-    for words, explanation in _EXPLAINED.items():
-        if says(error, words):
-            return explanation
-    return str(error).strip().split("\n")[0]
-
-
-def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence[str] = ROUTES) -> T:
-    """Run one attempt by the named route; for "auto", by the first route of the order that torch implements.
-
-    Args:
-        route: A route, or "auto".
-        caller: The public function, for the error message.
-        attempt: What to do, given a route's name.
-        order: The routes that "auto" tries, in this order.
-
-    Returns:
-        What the attempt returned.
-
-    Raises:
-        RouteError: If the route, or under "auto" every route, is not implemented.
-    """
-    candidates = order if route == "auto" else (route,)
-    if torch.compiler.is_compiling():
-        return attempt(candidates[0])
-    said = {}
-    for name in candidates:
-        try:
-            result = attempt(name)
-        except Exception as error:
-            if not unavailable(error):
-                raise
-            said[name] = error
-            continue
-        if said and name in FORWARD_INSIDE:
-            warnings.warn(
-                f"{caller}: took {name}, as torch does not implement {' and '.join(said)} here. Inside of it "
-                "torch's forward rules of some operators are silently wrong, of which hodiff corrects those in "
-                "hodiff.corrections.table(), unless correct=False; compare with hodiff.check(f, x).",
-                HodiffWarning,
-                stacklevel=4,
-            )
-        return result
-    listing = "\n".join(f"  {name}: {_reason(error)}" for name, error in said.items())
-    remedy = "" if route == "auto" else '\n"auto" tries the others.'
-    raise RouteError(f"{caller}: torch does not implement this derivative.\n{listing}{remedy}") from next(
-        iter(said.values())
-    )
