@@ -13,7 +13,7 @@ from hodiff.functions.losses.cross_entropy import CrossEntropy, class_of
 from hodiff.functions.losses.soft_cross_entropy import SoftCrossEntropy
 from hodiff.rules.arguments import require_floating, require_number_or_floating
 from hodiff.rules.elementwise import ElementwiseFunction
-from hodiff.rules.tiles import block_size
+from hodiff.rules.tensor_blocks import block_size
 
 REDUCTIONS = ("none", "mean", "sum")
 

@@ -19,7 +19,7 @@ from hodiff.kernels import fused
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.elementwise import batch_in_front
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.rules.tiles import block_of, blocks, broadcast_shape
+from hodiff.rules.tensor_blocks import block_of, blocks, broadcast_shape
 
 
 class LogSumExp(AnyOrderFunction):
