@@ -1,0 +1,77 @@
+"""Recorded gradients against closed forms, and who may differentiate them."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from hodiff.recompute.recording import Recording
+
+X = torch.tensor([1.0, 2.0], dtype=torch.float64)
+V = torch.tensor([0.5, -1.0], dtype=torch.float64)
+
+
+def cubes(operands):
+    (x,) = operands
+    return (x**3).sum()
+
+
+def test_the_gradient_and_its_product():
+    recording = Recording(cubes, [X])
+    (gradient,) = recording.gradients([recording.result], graph=True)
+    (product,) = torch.autograd.grad(gradient, recording.operands, V)
+    torch.testing.assert_close(gradient, 3 * X**2)
+    torch.testing.assert_close(product, 6 * X * V)
+
+
+def test_several_outputs_of_which_one_is_constant():
+    recording = Recording(lambda operands: (operands[0] ** 2, X, operands[1]), [X, V, X])
+    gradients = recording.gradients(recording.result, [V, V, X])
+    torch.testing.assert_close(gradients[0], 2 * X * V)
+    torch.testing.assert_close(gradients[1], X)
+    assert gradients[2] is None
+
+
+def test_constants_have_no_gradients():
+    recording = Recording(lambda operands: X.sum(), [X])
+    assert recording.gradients([recording.result]) == (None,)
+
+
+def test_a_tensor_that_the_function_closes_over_is_another_than_the_operand():
+    x = X.clone().requires_grad_()
+    recording = Recording(lambda operands: (operands[0] * x).sum(), [x])
+    (gradient,) = recording.gradients([recording.result])
+    torch.testing.assert_close(gradient, X)
+    (again,) = torch.autograd.grad(gradient.sum(), x)
+    torch.testing.assert_close(again, torch.ones_like(X))
+
+
+@pytest.mark.parametrize("who", ["the point", "another argument"])
+def test_connected_to_what_requires_a_gradient(who):
+    moving = X.clone().requires_grad_()
+    point, others = ([moving], ()) if who == "the point" else ([X], [moving])
+    assert Recording(cubes, point, others).connected
+    with torch.no_grad():
+        assert not Recording(cubes, point, others).connected
+
+
+def test_connected_to_what_the_function_closes_over_once_inspected():
+    w = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    recording = Recording(lambda operands: w * cubes(operands), [X])
+    assert not recording.connected
+    assert recording.inspect(recording.result) is None
+    assert recording.connected
+    (gradient,) = recording.gradients([recording.result])
+    torch.testing.assert_close(torch.autograd.grad(gradient.sum(), w)[0], (3 * X**2).sum())
+
+
+def test_nothing_is_kept_for_nobody():
+    recording = Recording(cubes, [X])
+    recording.inspect(recording.result)
+    assert not recording.gradients([recording.result])[0].requires_grad
+
+
+def test_a_dual_number_keeps_its_tangent():
+    with forward_ad.dual_level():
+        recording = Recording(cubes, [forward_ad.make_dual(X, V)])
+        (gradient,) = recording.gradients([recording.result], graph=True)
+        torch.testing.assert_close(forward_ad.unpack_dual(gradient).tangent, 6 * X * V)
