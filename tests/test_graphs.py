@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hodiff import RouteError, hvp
+from hodiff import InputError, RouteError, hvp
+from hodiff.functions import checkpoint
+from hodiff.graphs import inspect_graph
 
 X = torch.tensor([1.0, 2.0], dtype=torch.float64)
 
@@ -43,3 +45,15 @@ def test_backward_that_is_no_plain_function() -> None:
 def test_once_differentiable_by_its_other_name() -> None:
     with pytest.raises(RouteError, match="once_differentiable"):
         hvp(lambda x: OnceByVjp.apply(x).sum(), X, torch.ones_like(X))
+
+
+class Holder:
+    """A class, whose attributes nobody looks for."""
+
+    weight = torch.tensor(2.0, requires_grad=True)
+
+
+def test_a_leaf_is_the_graph_of_itself():
+    assert [id(leaf) for leaf in inspect_graph(Holder.weight)[0]] == [id(Holder.weight)]
+    with pytest.raises(InputError, match="that f reaches otherwise"):
+        checkpoint(lambda x: (x, Holder.weight), X.clone().requires_grad_())

@@ -17,7 +17,8 @@ from hodiff.torch_internals.modules import buffers_by_name
 def buffers_put_back(*known: nn.Module) -> Iterator[None]:
     """Let some modules, and every other one that is called, however it is reached, change copies of their buffers.
 
-    The first call of each module that is not known has to be outside of transforms.
+    The first call of each module that is not known has to be outside of transforms. Values are written back,
+    where `hodiff.common.buffers` exchanges tensors, as a function may hold a buffer by any other way.
     """
     seen: set[nn.Module] = set()
     with ExitStack() as stack:

@@ -22,6 +22,7 @@ def test_a_replay_leaves_the_generators_where_they_were():
     with state.replayed():
         assert torch.equal(torch.rand(3), first[0])
         assert torch.equal(torch.rand(3, generator=own), first[1])
+        torch.rand(50), torch.rand(50, generator=own)
     assert torch.equal(torch.get_rng_state(), now[0])
     assert torch.equal(own.get_state(), now[1])
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
 
 from hodiff.recompute.recording import Recording
 
@@ -62,6 +63,26 @@ def test_connected_to_what_the_function_closes_over_once_inspected():
     assert recording.connected
     (gradient,) = recording.gradients([recording.result])
     torch.testing.assert_close(torch.autograd.grad(gradient.sum(), w)[0], (3 * X**2).sum())
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, cotangent):
+        return 2 * cotangent
+
+
+def test_what_made_the_point_is_none_of_the_graph_that_nobody_differentiates():
+    x = Doubled.apply(X.clone().requires_grad_())
+    with torch.no_grad():
+        recording = Recording(cubes, [x])
+    assert recording.inspect(recording.result) is None
+    recording = Recording(lambda operands: cubes([Doubled.apply(*operands)]), [X])
+    assert recording.inspect(recording.result) == "Doubled"
 
 
 def test_nothing_is_kept_for_nobody():
