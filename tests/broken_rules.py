@@ -119,7 +119,13 @@ BROKEN = [
         "rules: curvature of an elementwise rule",
         "return cls.scaled(cotangent, x) if index == 0 else cls.scaled_slope(cotangent * vector, 0, x)",
         "return cls.scaled(cotangent, x) if index == 0 else cls.scaled_slope(cotangent, 0, x)",
-        (FUNCTIONS, "-k", "mish"),
+        ("tests/kernels/test_fused.py",),
+    ),
+    (
+        "rules: pullback of an elementwise rule",
+        "cls.scaled_slope(cotangent, index, *residuals).sum_to_size(shape) if needed else None",
+        "cls.scaled_slope(cotangent, 0, *residuals).sum_to_size(shape) if needed else None",
+        (FUNCTIONS, "-k", "xlogy"),
     ),
     (
         "recompute: a tangent too many",

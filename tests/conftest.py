@@ -1,5 +1,6 @@
 """What every test runs under: one thread a worker, seeded generators, reproducible property tests."""
 
+import gc
 import warnings
 from collections.abc import Iterator
 
@@ -25,6 +26,16 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("hodiff")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: a garbage collection, of which tests ask for many, may pass it over."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -253,7 +253,10 @@ def test_the_layer_leaves_its_fused_path_inside():
     assert not fused(hodiff.corrected())
 
 
-@pytest.mark.parametrize("route", hodiff.ROUTES[:3])
+@pytest.mark.parametrize(
+    "route",
+    [hodiff.ROUTES[0], *(pytest.param(route, marks=pytest.mark.slow) for route in hodiff.ROUTES[1:3])],
+)
 def test_multi_head_attention_compiles(route):
     model = nn.MultiheadAttention(4, 2, batch_first=True).double().requires_grad_(False)
     x = normal(2, 3, 4)

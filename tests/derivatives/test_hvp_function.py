@@ -11,6 +11,7 @@ from hodiff.errors import InputError
 D = torch.float64
 
 
+@pytest.mark.slow
 def test_third_order_by_every_route():
     """The fifth derivative of the function."""
     product = hvp_function(lambda x: torch.sin(x.prod()))

@@ -20,7 +20,8 @@ def serious(report):
 
 @pytest.mark.parametrize("specimen", WRONG, ids=lambda each: each.name)
 def test_defect_is_named(specimen):
-    report = check(specimen.function, specimen.inputs, **specimen.options)
+    # SciPy's oracle comes last and finds what differences have found; it may call what is right wrong, see below.
+    report = check(specimen.function, specimen.inputs, **{"scipy": False, **specimen.options})
     assert serious(report) == set(specimen.codes), str(report)
     # What is not finite at an edge is an error where the point lies there, and a warning where it does not.
     if specimen.codes != ("HD112",):

@@ -192,6 +192,7 @@ def table() -> AuditTable:
     return audit([*names, "nn.functional.instance_norm"], correct="both", samples=2, jobs=1)
 
 
+@pytest.mark.slow
 def test_the_database_is_audited(table):
     assert table.torch == torch.__version__.split("+")[0]
     for name in ("sin", "nn.functional.relu", "linalg.cholesky"):  # symmetric probing makes cholesky well-posed
