@@ -21,7 +21,6 @@ def test_the_exit_status_says_whether_all_is_right(monkeypatch, tmp_path, capsys
     assert not capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_the_command_line_audits_one_operator(capsys):
     assert (
         main(["audit", "--op", "native_layer_norm", "--uncorrected", "--quiet", "--jobs", "1", "--samples", "1"]) == 1
