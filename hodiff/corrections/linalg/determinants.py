@@ -126,6 +126,7 @@ class Determinant(AnyOrderFunction):
         return Determinant.call(*in_front(in_dims, tensors, (2, 2, 1))), 0
 
 
+# torch 2.15 differentiates this rightly only where the matrix is far from singular.
 @_determinant(
     torch.det,
     torch.Tensor.det,

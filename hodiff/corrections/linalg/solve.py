@@ -21,10 +21,10 @@ _solves = partial(
     reason="the forward rule solves with factors that are constants to a second derivative",
     reference="Giles, Collected matrix derivative results (2008), sec. 2.2",
     covers=for_lapack,
-    mended="2.15",
 )
 
 
+# torch 2.15 differentiates solves rightly, yet refuses some that broadcast in a `vmap`.
 @_solves(torch.linalg.solve)
 def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
     result = _solve_ex(A, B, left=left, check_errors=True)
@@ -52,7 +52,7 @@ def _adjoint(matrix: Tensor) -> Tensor:
     return matrix.mT.conj_physical() if matrix.is_complex() else matrix.mT
 
 
-@_solves(torch.linalg.tensorsolve)
+@_solves(torch.linalg.tensorsolve, mended="2.15")
 def _tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Any:
     if dims is not None:
         A = A.movedim(tuple(dims), tuple(range(A.dim() - len(dims), A.dim())))

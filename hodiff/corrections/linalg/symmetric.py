@@ -17,19 +17,21 @@ from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.legacy_batching import is_legacy_batched
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
+# torch 2.15 has removed it.
+if torch.__version__ < "2.15":
 
-@register(
-    torch.cholesky,
-    torch.Tensor.cholesky,
-    name="torch.cholesky",
-    kind="missing",
-    routes=ROUTES[1:],
-    reason="there is no forward rule",
-    reference="torch.linalg.cholesky",
-    covers=for_lapack,
-)
-def _cholesky(input: Tensor, upper: bool = False) -> Tensor:
-    return torch.linalg.cholesky(input, upper=upper)
+    @register(
+        torch.cholesky,
+        torch.Tensor.cholesky,
+        name="torch.cholesky",
+        kind="missing",
+        routes=ROUTES[1:],
+        reason="there is no forward rule",
+        reference="torch.linalg.cholesky",
+        covers=for_lapack,
+    )
+    def _cholesky(input: Tensor, upper: bool = False) -> Tensor:
+        return torch.linalg.cholesky(input, upper=upper)
 
 
 def inverse_gaps(eigenvalues: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from hodiff.corrections.registry import register
 from hodiff.corrections.sampling.interpolation import MODES, PADDINGS, sample
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 
+_HAS_CUBIC_VOLUMES = torch.__version__ >= "2.15"
+
 _no_forward = partial(
     register,
     kind="missing",
@@ -39,7 +41,7 @@ def _fit(input: Tensor, grid: Tensor) -> bool:
 
 
 def _sampled(input: Tensor, grid: Tensor, mode: str, padding_mode: str, align_corners: bool) -> Any:
-    if not _fit(input, grid) or (mode == "bicubic" and input.dim() == 5):
+    if not _fit(input, grid) or (mode == "bicubic" and input.dim() == 5 and not _HAS_CUBIC_VOLUMES):
         return INVALID
     return sample(input, grid, mode, padding_mode, align_corners)
 

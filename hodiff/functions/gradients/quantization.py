@@ -11,6 +11,7 @@ from hodiff.common.options import require_int
 from hodiff.errors import InputError
 from hodiff.functions.gradients.straight_through import straight_through
 from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating
+from hodiff.rules.clipping import clip
 from hodiff.rules.elementwise import ElementwiseFunction
 
 MAX_BITS = 16
@@ -20,8 +21,8 @@ def _identity(x: Tensor) -> Tensor:
     return x
 
 
-def _clamp(x: Tensor) -> Tensor:
-    return x.clamp(-1, 1)
+def _clip(x: Tensor) -> Tensor:
+    return clip(x, -1, 1)
 
 
 def _sign(x: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ def _sign(x: Tensor) -> Tensor:
 
 
 _sign_ste = straight_through(_sign, _identity, name="sign_ste")
-_sign_clipped_ste = straight_through(_sign, _clamp, name="sign_clipped_ste")
+_sign_clipped_ste = straight_through(_sign, _clip, name="sign_clipped_ste")
 _round_ste = straight_through(torch.round, _identity, name="round_ste")
 _floor_ste = straight_through(torch.floor, _identity, name="floor_ste")
 

@@ -12,6 +12,7 @@ from hodiff.errors import InputError
 from hodiff.functions.losses.cross_entropy import CrossEntropy, class_of
 from hodiff.functions.losses.soft_cross_entropy import SoftCrossEntropy
 from hodiff.rules.arguments import require_floating, require_number_or_floating
+from hodiff.rules.clipping import clip
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.rules.tensor_blocks import block_size
 
@@ -30,7 +31,7 @@ class Huber(ElementwiseFunction):
     @staticmethod
     def slope(index: int, residual: Tensor, delta: Any) -> Tensor:
         """$c$ by the residual and $max(|r| - δ, 0)$ by delta."""
-        return residual.clamp(-delta, delta) if index == 0 else torch.relu(residual.abs() - delta)
+        return clip(residual, -delta, delta) if index == 0 else torch.relu(residual.abs() - delta)
 
 
 class Hinge(ElementwiseFunction):
