@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a rule returns in place of a value: the call is not for it, and why. No tuple, which might pass for results.
+    """What a rule returns in place of a value: the call is not for it, and why.
 
     Attributes:
         torch_is_right: Whether torch's own derivatives of this call are right. If not, the call is one that the rule

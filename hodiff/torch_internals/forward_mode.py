@@ -39,5 +39,6 @@ def has_tangent(tensor: Tensor) -> bool:
 def load_forward_rules() -> None:
     """Load now what torch would load on first use, warning its users of a deprecation inside of itself."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=f".*{Wording.TORCHSCRIPT.pattern}", category=DeprecationWarning)
+        # A DeprecationWarning, and from torch 2.15 on a FutureWarning.
+        warnings.filterwarnings("ignore", message=f".*{Wording.TORCHSCRIPT.pattern}")
         importlib.import_module("torch._decomp.decompositions_for_jvp")

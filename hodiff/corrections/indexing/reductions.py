@@ -88,7 +88,8 @@ def _index_reduce(
     if index.dim() > 1 or source.dim() != input.dim() or reduce not in _INDEX_REDUCTIONS:
         return INVALID
     if input.dim() == 0:
-        return _index_reduce(input[None], 0, index.reshape(1), source[None], reduce, include_self=include_self)[0]
+        result = _index_reduce(input[None], 0, index.reshape(1), source[None], reduce, include_self=include_self)
+        return result if isinstance(result, Refusal) else result[0]
     axis = dim % input.dim()
     sizes = [*input.shape[:axis], index.numel(), *input.shape[axis + 1 :]]
     if list(source.shape) != sizes:

@@ -59,7 +59,8 @@ def _tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Any
     shape = A.shape[B.dim() :]
     if math.prod(shape) != B.numel():
         return INVALID
-    return _solve(A.reshape(B.numel(), B.numel()), B.flatten()).reshape(shape)
+    result = _solve(A.reshape(B.numel(), B.numel()), B.flatten())
+    return result if isinstance(result, Refusal) else result.reshape(shape)
 
 
 @register(

@@ -14,6 +14,7 @@ from hodiff.functions.projections.euclidean import project_l2_ball as project_l2
 from hodiff.functions.projections.euclidean import project_simplex as project_simplex
 from hodiff.functions.projections.euclidean import require_groups, require_level
 from hodiff.rules.arguments import require_broadcastable, require_floating
+from hodiff.rules.clipping import clip
 from hodiff.rules.elementwise import ElementwiseFunction
 
 
@@ -25,7 +26,7 @@ class SoftThreshold(ElementwiseFunction):
     @staticmethod
     def forward(x: Tensor, lam: Any) -> Tensor:
         r"""Compute $x - \operatorname{clamp}(x, -λ, λ)$."""
-        return x - x.clamp(-lam, lam)
+        return x - clip(x, -lam, lam)
 
     @staticmethod
     def residuals(inputs: Sequence[Any], output: Any) -> Sequence[Any]:
