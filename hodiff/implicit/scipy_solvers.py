@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import scipy.optimize
+import scipy  # loads scipy.optimize on first use, which spares those the time who import this room without it
 import torch
 from torch import Tensor
 
