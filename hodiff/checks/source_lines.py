@@ -33,11 +33,7 @@ def place(filename: str, line: int) -> str:
 
 
 def rule_location(function: Any, *names: str) -> str:
-    """The line on which the first of some rules begins that a class writes itself; else the class's own line.
-
-    Returns:
-        Such as ``"file.py:123"``; empty if there is no source.
-    """
+    """The line ("file.py:123") of the first of some rules that a class writes itself; else the class's own."""
     for name in names:
         code = getattr(inspect.unwrap(getattr(function, name, None) or _nothing), "__code__", None)
         if code is not None and (where := place(code.co_filename, code.co_firstlineno)):

@@ -24,19 +24,7 @@ class Default:
 
 
 def with_defaults(owner: type, options: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options, those that were not given by their defaults.
-
-    Args:
-        owner: The public class, for the error message.
-        options: The declaration.
-        given: What the user gave.
-
-    Returns:
-        Values by name.
-
-    Raises:
-        TypeError: If there is no such option, as Python has it.
-    """
+    """All options by name, those not given by their defaults; a TypeError names the one nearest to a mistyped one."""
     parameters = _parameters(options)
     for name in given.keys() - parameters.keys():
         known = [each.name for each in inspect.signature(owner).parameters.values() if each.kind is each.KEYWORD_ONLY]

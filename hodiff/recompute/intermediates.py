@@ -21,19 +21,9 @@ def can_forget() -> bool:
 def forget_between(
     inner: Callable[..., Tensor], inputs: Sequence[Tensor | None], outer: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Compute `outer(inner(*inputs))`, keeping the inputs for backward in place of what lies between.
-
-    The result of `inner` stays what it is in the graph, so that derivatives of all orders pass through the one node of
-    `inner`; only its numbers are dropped. A backward pass that is itself recorded computes them once and keeps them.
-
-    Args:
-        inner: Cheap to compute again; keeps its inputs, or nothing.
-        inputs: Its arguments.
-        outer: What keeps the intermediate result.
-
-    Returns:
-        The result.
-    """
+    """Compute `outer(inner(*inputs))`, keeping the inputs for backward in place of what lies between."""
+    # The result of `inner` stays what it is in the graph, so that derivatives of all orders pass through the one node
+    # of `inner`; only its numbers go. A backward pass that is itself recorded computes them once and keeps them.
     recipe = _Recipe(inner, inputs)
     between = inner(*inputs)
     place = between.data_ptr()

@@ -23,14 +23,7 @@ def only_reverse_mode() -> bool:
 
 
 def may_be_differentiated(tensors: Iterable[Any] | None = None) -> bool:
-    """Whether a derivative of what runs now may be asked for; False only where it certainly is not.
-
-    Args:
-        tensors: Arguments of the computation, of which what is no tensor is passed over; any tensor, if not given.
-
-    Returns:
-        Whether a transform or forward mode is at work, whatever it does to the tensors, or a graph is recorded.
-    """
+    """Whether a derivative by these tensors, or any, may be asked for; False only where it certainly is not."""
     if in_transform() or in_forward_mode():
         return True
     if tensors is None:

@@ -7,14 +7,7 @@ from typing import Any
 
 
 def operator_database(wrapper: Callable[..., Any]) -> list[Any]:
-    """The entries, which are `OpInfo` objects.
-
-    Args:
-        wrapper: What to put in place of the database's own wrapper that sets a seed: it calls the operator.
-
-    Returns:
-        The entries; the import raises whatever its many imports raise.
-    """
+    """The `OpInfo` entries, with `wrapper` in place of the one by which the database sets a seed around each call."""
     from torch.testing._internal import common_methods_invocations as definitions
 
     definitions.wrapper_set_seed = wrapper

@@ -34,14 +34,7 @@ class FunctionDefect:
 
 
 def function_defects(outputs: Iterable[Any]) -> Iterator[FunctionDefect]:
-    """Look for Functions with a defect among everything that computed some tensors; hodiff's own are passed over.
-
-    Args:
-        outputs: Tensors, and other things.
-
-    Yields:
-        One entry for each Function and defect.
-    """
+    """Defects of the Functions among all that computed some tensors; hodiff's own are passed over."""
     seen = set()
     for output in outputs:
         for node in nodes_of(output) if isinstance(output, Tensor) else ():

@@ -164,17 +164,7 @@ def _infinities(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor,
 def bad_gradient(
     function: LeavesFunction, point: tuple[Tensor, ...], truth: LeavesFunction | None = None, only: int | None = None
 ) -> str:
-    """Say which gradient is not finite though the function has slopes.
-
-    Args:
-        function: What is checked.
-        point: Where.
-        truth: The same function for float64, whose slopes are known better.
-        only: The input of whose gradient the first element alone counts; by default all of all.
-
-    Returns:
-        The words; empty if there is none.
-    """
+    """Which gradient is not finite though the function, or its float64 `truth`, has slopes; "" for none."""
     values = values_of(function, point)
     if not all(bool(y.isfinite().all()) for y in values):
         return ""

@@ -30,16 +30,7 @@ def finding_text(finding: FindingData, *, color: bool = False, width: int = WIDT
 
 
 def report_text(report: ReportData, *, color: bool = False, width: int = WIDTH) -> str:
-    """Write a whole report.
-
-    Args:
-        report: What a check found.
-        color: Whether to mark failures by the colours of ANSI terminals.
-        width: Where the sentences of findings are wrapped; tables are as wide as they have to be.
-
-    Returns:
-        Lines without trailing spaces: title and verdict, tables, findings by severity, notes.
-    """
+    """Title and verdict, tables, findings by severity wrapped at a width, and notes; failures may be coloured."""
     worst = next((severity for severity, _ in by_severity(report.findings)), "note")
     hue = _COLORS["ok"] if report.ok and worst == "note" else _COLORS[worst]
     parts = [f"check of {report.title}: {_paint(verdict(report), hue, color)}"]

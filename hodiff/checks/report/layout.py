@@ -68,11 +68,7 @@ def verdict(report: ReportData) -> str:
 
 
 def by_severity(findings: Iterable[FindingData]) -> Iterator[tuple[str, tuple[FindingData, ...]]]:
-    """Sort findings by severity, the worst first; severities without findings are left out.
-
-    Yields:
-        A severity and its findings.
-    """
+    """Each severity that has findings with these, the worst first."""
     found = tuple(findings)
     for severity in SEVERITIES:
         some = tuple(finding for finding in found if finding.severity == severity)

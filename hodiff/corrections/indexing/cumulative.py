@@ -18,15 +18,7 @@ from hodiff.routes import FORWARD_INSIDE
 
 
 def scan_of_products(x: Tensor, segments: Tensor | None = None) -> Tensor:
-    """Cumulative products along the last dimension, begun anew with every segment.
-
-    Args:
-        x: (..., n).
-        segments: Numbers of the segments, sorted along the last dimension, of the shape of x; None for a single one.
-
-    Returns:
-        Of the shape of x.
-    """
+    """Cumulative products along the last dimension, begun anew with every segment (sorted numbers, shaped as x)."""
     n, step = x.shape[-1], 1
     while step < n:
         head, tail = x[..., :step], x[..., step:]
@@ -39,17 +31,7 @@ def scan_of_products(x: Tensor, segments: Tensor | None = None) -> Tensor:
 
 
 def products_by_index(x: Tensor, index: Tensor, target: Tensor, *, include_target: bool) -> Tensor:
-    """Multiply what shares an index along the last dimension into the places of a target.
-
-    Args:
-        x: Factors, of the shape of the index.
-        index: Places along the last dimension of the target.
-        target: What stays where no index points.
-        include_target: Whether it is a factor elsewhere.
-
-    Returns:
-        Of the shape of the target.
-    """
+    """Multiply what shares an index along the last dimension into a target, or put the products in its places."""
     places, order = index.sort(dim=-1, stable=True)
     products = scan_of_products(x.gather(-1, order), places)
     last = torch.cat([places[..., 1:] != places[..., :-1], places.new_ones(*places.shape[:-1], 1).bool()], -1)

@@ -12,16 +12,8 @@ _LARGEST = 64
 
 
 def is_nearly_singular(pair: Tensor) -> bool:
-    """Whether a matrix of a batch is so near to singular that solves are of no use.
-
-    A compiler sees no values: there, solves give a determinant that is not finite, or inaccurate.
-
-    Args:
-        pair: The factors L and U of the matrices, in one.
-
-    Returns:
-        False for matrices too large to eliminate step by step.
-    """
+    """Whether a matrix (L and U in one) of a batch is too singular for solves, and small enough to eliminate."""
+    # A compiler sees no values: there, solves give a determinant that is not finite, or inaccurate.
     if torch.compiler.is_compiling() or pair.shape[-1] > _LARGEST or pair.device.type == "meta":
         return False
     pivots = below_transforms(pair).detach().diagonal(dim1=-2, dim2=-1).abs()
@@ -30,14 +22,7 @@ def is_nearly_singular(pair: Tensor) -> bool:
 
 
 def determinant_of_few(matrix: Tensor) -> Tensor:
-    """The determinant of up to three rows, as a polynomial.
-
-    Args:
-        matrix: (..., n, n), n at most 3.
-
-    Returns:
-        Of shape (...).
-    """
+    """The determinant of matrices (..., n, n) of up to three rows, as a polynomial."""
     rows = [row.unbind(-1) for row in matrix.unbind(-2)]
     return _expanded(rows) if rows else matrix.new_ones(matrix.shape[:-2])
 
@@ -55,17 +40,9 @@ def _expanded(rows: list[tuple[Tensor, ...]]) -> Tensor:
 
 
 def determinant_by_elimination(matrix: Tensor) -> Tensor:
-    """The determinant by complete pivoting down to four rows, which are expanded.
-
-    Where the pivots end, the matrix has lost five ranks or more, and no derivative below the fifth is left: what the
-    quotients are there does not matter, as long as they are finite.
-
-    Args:
-        matrix: (..., n, n), n at least 4.
-
-    Returns:
-        Of shape (...).
-    """
+    """The determinant of matrices (..., n, n) by complete pivoting down to four rows, which are expanded."""
+    # Where the pivots end, the matrix has lost five ranks or more, and no derivative below the fifth is left: what the
+    # quotients are there does not matter, as long as they are finite.
     result = None
     while matrix.shape[-1] > 4:
         matrix, sign = _largest_first(matrix)

@@ -26,46 +26,20 @@ def for_lapack(*args: Any, out: Any = None, **kwargs: Any) -> bool:
 
 
 def named(kind: str, values: Sequence[Tensor]) -> Any:
-    """The named tuple that a torch function returns, which no stub declares.
-
-    Args:
-        kind: Its name in `torch.return_types`.
-        values: What it holds.
-
-    Returns:
-        The tuple.
-    """
+    """The named tuple of `torch.return_types` that a torch function returns, which no stub declares."""
     return getattr(torch.return_types, kind)(values)
 
 
 def factors(matrix: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Factor a matrix for its values: P, L and U are constants wherever a Function brings the derivatives.
-
-    A compiler differentiates what a Function's forward consists of, so there they are not.
-
-    Args:
-        matrix: A, (..., n, n).
-        check_errors: Whether a singular matrix is an error.
-
-    Returns:
-        L and U in one matrix, the pivots, and LAPACK's info.
-    """
+    """L and U in one matrix, the pivots, and LAPACK's info; constants, as a Function brings the derivatives."""
+    # A compiler differentiates what a Function's forward consists of, so there they are not.
     traced = torch.compiler.is_compiling() and in_transform()
     pair, pivots, info = torch.linalg.lu_factor_ex(matrix if traced else matrix.detach(), check_errors=check_errors)
     return pair, pivots, info
 
 
 def in_front(in_dims: Sequence[int | None], tensors: Sequence[Tensor], cores: Sequence[int]) -> list[Tensor]:
-    """Move batch dimensions to the front, and pad after them, so that leading dimensions broadcast.
-
-    Args:
-        in_dims: The batch dimension of each tensor, or None.
-        tensors: The tensors.
-        cores: How many trailing dimensions of each do not broadcast.
-
-    Returns:
-        The tensors.
-    """
+    """Batch dimensions moved to the front and padded after, so that all but the `cores` trailing ones broadcast."""
     leading = [t.dim() - c - (d is not None) for t, d, c in zip(tensors, in_dims, cores, strict=True)]
     moved = []
     for tensor, dim, own in zip(tensors, in_dims, leading, strict=True):

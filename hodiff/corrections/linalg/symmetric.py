@@ -35,14 +35,8 @@ if torch.__version__ < "2.15":
 
 
 def inverse_gaps(eigenvalues: Tensor) -> Tensor:
-    """1 / (l_j - l_i), and zeros on the diagonal, by way of no infinity, whose derivative would be NaN.
-
-    Args:
-        eigenvalues: (..., n).
-
-    Returns:
-        (..., n, n), infinite where eigenvalues are repeated.
-    """
+    """1 / (l_j - l_i), (..., n, n), with zeros on the diagonal; infinite where eigenvalues are repeated."""
+    # By way of no infinity on the diagonal, whose derivative would be NaN.
     same = torch.eye(eigenvalues.shape[-1], dtype=torch.bool, device=eigenvalues.device)
     differences = eigenvalues.unsqueeze(-2) - eigenvalues.unsqueeze(-1)
     return (1 / differences.where(~same, 1)).where(~same, 0)

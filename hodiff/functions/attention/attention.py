@@ -200,25 +200,7 @@ def attend(
     generator: torch.Generator | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """`attention` that draws the seed of dropout from torch's own generator where none is given.
-
-    Args:
-        q: As in `attention`, and so are all others.
-        k: Keys.
-        v: Values.
-        mask: The mask, or None.
-        scale: Factor of the scores, or None.
-        is_causal: Whether a query sees no later keys.
-        dropout_p: Probability that a weight is dropped.
-        generator: Where the seed comes from; None for torch's own generator of the device.
-        enable_gqa: Whether heads of k and v are shared.
-
-    Returns:
-        The same.
-
-    Raises:
-        InputError: If shapes, dtypes or options do not fit.
-    """
+    """`attention` that draws the seed of dropout from torch's own generator where none is given."""
     require_options(scale, dropout_p)
     require_inputs(q, k, v, mask)
     q, k, v, mask = autocast_like_torch(q, k, v, mask)
