@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from hodiff.checks.audit.table import TITLES, AuditTable
-from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, Verdict
+from hodiff.checks.audit.table import TITLES, TORCH, AuditTable
+from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, Verdict, Verdicts
 
 _MESSAGE = 110
 
@@ -30,11 +30,21 @@ they come out large. An operator is as good as its worst sample.
   operator for which torch declares no derivative.
 """
 
+# As the tables of routes abbreviate them.
+_SHORT = dict(zip(AUDITED_ROUTES, ("rr", "fr", "rf", "ff", "third"), strict=True))
 
-def markdown_page(table: AuditTable) -> str:
-    """Write the text, the counts, and a table of what is not right by every route."""
+_VERSIONS = """\
+What torch alone has wrong or lacks, in the versions that were audited: rr is reverse-over-reverse, fr
+forward-over-reverse, rf reverse-over-forward, ff forward-over-forward, and third the third order in reverse mode.
+`hodiff.preflight` looks up the version that is installed, or else the nearest older one.
+"""
+
+
+def markdown_page(table: AuditTable, versions: Sequence[AuditTable] = ()) -> str:
+    """Write the text, the counts, a table of what is not right by every route, and one of several versions of torch."""
     parts = [f"# Derivatives of torch {table.torch}, audited", _HOW, "## Counts", *_counts(table)]
     parts += ["## Not right everywhere", *_defects(table), "## What the errors say", *_messages(table)]
+    parts += ["## By version of torch", *_by_version(versions)] if versions else []
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 
@@ -80,6 +90,27 @@ def _messages(table: AuditTable) -> Iterator[str]:
     yield f"Of the run {TITLES[run]}." if rows else "Nothing."
     if rows:
         yield _grid(("operator", "routes", "detail"), rows)
+
+
+def _by_version(versions: Sequence[AuditTable]) -> Iterator[str]:
+    """A row an operator that torch alone has wrong or lacks in a version, a column a version."""
+    found = [table.defects(TORCH) for table in versions]
+    names = sorted({name for defects in found for name in defects})
+    yield _VERSIONS
+    rows = [
+        (f"`{name}`", *(_defect_of(table, defects, name) for table, defects in zip(versions, found, strict=True)))
+        for name in names
+    ]
+    yield _grid(("operator", *(f"torch {table.torch}" for table in versions)), rows)
+
+
+def _defect_of(table: AuditTable, defects: Mapping[str, Verdicts], name: str) -> str:
+    if name not in table.operators:
+        return "not there"
+    by_status: dict[str, list[str]] = {}
+    for route, verdict in defects.get(name, {}).items():
+        by_status.setdefault(verdict.status, []).append(_SHORT[route])
+    return "; ".join(f"{status}: {', '.join(routes)}" for status, routes in by_status.items()) or "right"
 
 
 def _listed(routes: list[str]) -> str:

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 from hodiff.checks.audit.audit import audit
+from hodiff.checks.audit.on_file import audit_on_file, versions_on_file
 from hodiff.checks.audit.page import markdown_page
+from hodiff.checks.audit.table import AuditTable
 
 
 def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,6 +26,7 @@ def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     which.add_argument("--corrected", action="store_true", help="with hodiff's corrections alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole table here")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page here; else to standard output")
+    parser.add_argument("--on-file", action="store_true", help="audit nothing: the page of the audits on file")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--samples", type=int, default=6, metavar="N", help="most samples of an operator (%(default)s)")
     parser.add_argument(
@@ -36,6 +39,10 @@ def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def run_audit(options: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 without defects and 1 with."""
+    if options.on_file:
+        versions = [audit_on_file(version) for version in versions_on_file()]
+        _write(options, audit_on_file(), markdown_page(audit_on_file(), versions))
+        return 0
     table = audit(
         options.op,
         correct=False if options.uncorrected else True if options.corrected else "both",
@@ -45,11 +52,14 @@ def run_audit(options: argparse.Namespace) -> int:
         seed=options.seed,
         progress=not options.quiet,
     )
-    page = markdown_page(table)
+    _write(options, table, markdown_page(table))
+    return 1 if table.defects(table.runs[-1]) else 0
+
+
+def _write(options: argparse.Namespace, table: AuditTable, page: str) -> None:
     if options.json:
         options.json.write_text(table.to_json(), encoding="utf-8")
     if options.markdown:
         options.markdown.write_text(page, encoding="utf-8")
     else:
         sys.stdout.write(page)
-    return 1 if table.defects(table.runs[-1]) else 0

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import torch
@@ -14,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
+from hodiff.checks.audit.on_file import audit_on_file
 from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.preflight.function_defects import FunctionDefect, function_defects
 from hodiff.corrections import Corrections, Refusal
@@ -209,16 +207,17 @@ def _judge(func: Any, name: str, correction: Correction | None, correct: bool) -
 
 def _audited(name: str, which: str) -> dict[str, str]:
     """By route, what the audit found of an operator, of all its variants the worst."""
+    operators = audit_on_file().operators
     last = name.rsplit(".", 1)[-1]
     plain = name.removeprefix("torch.").removeprefix("Tensor.")
     for base in (last, last.removesuffix("_")):
         for key in (plain if base == last else base, *(prefix + base for prefix in _PREFIXES)):
-            found = [entry for op, entry in _audit().items() if op == key] or [
-                entry for op, entry in _audit().items() if op.startswith(key + ".")
+            found = [entry for op, entry in operators.items() if op == key] or [
+                entry for op, entry in operators.items() if op.startswith(key + ".")
             ]
             if found:
                 return {
-                    route: max((_word(each[which][route]["status"]) for each in found), key=_RANKS.index)
+                    route: max((_word(each[which][route].status) for each in found), key=_RANKS.index)
                     for route in ROUTES
                 }
     return {}
@@ -226,13 +225,6 @@ def _audited(name: str, which: str) -> dict[str, str]:
 
 def _word(status: str) -> str:
     return status if status in _RANKS else "not audited"
-
-
-@cache
-def _audit() -> dict[str, Any]:
-    file = resources.files("hodiff.checks.audit") / "data" / "torch-2.13.json"
-    operators: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["operators"]
-    return operators
 
 
 class _Remarks(DispatchMode):

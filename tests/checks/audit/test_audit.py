@@ -12,8 +12,10 @@ from torch.utils._pytree import tree_flatten
 
 import hodiff
 from hodiff.checks import AuditTable, Verdict, audit
+from hodiff.checks.audit import on_file
 from hodiff.checks.audit.audit import select_operators
 from hodiff.checks.audit.audit_sample import audit_function, audit_sample
+from hodiff.checks.audit.on_file import audit_on_file, versions_on_file
 from hodiff.checks.audit.page import markdown_page
 from hodiff.checks.audit.pool import DiedError, Worker, serve
 from hodiff.checks.audit.samples import Sample, database
@@ -22,7 +24,6 @@ from hodiff.errors import HodiffError, InputError
 from hodiff.routes import ROUTES
 
 ROOT = Path(__file__).parents[3]
-COMMITTED = ROOT / "hodiff" / "checks" / "audit" / "data" / "torch-2.13.json"
 
 
 def point(*shape: int) -> torch.Tensor:
@@ -302,11 +303,13 @@ def test_only_what_got_worse_is_named():
 
 @pytest.fixture(scope="module")
 def committed() -> AuditTable:
-    return AuditTable.from_json(COMMITTED.read_text(encoding="utf-8"))
+    return audit_on_file("2.13")
 
 
-def test_the_committed_table_has_both_runs_of_every_operator(committed):
-    assert committed.torch.startswith("2.13")
+@pytest.mark.parametrize("version", versions_on_file())
+def test_tables_on_file_have_both_runs_of_every_operator(version):
+    committed = audit_on_file(version)
+    assert committed.torch.startswith(f"{version}.")
     assert len(committed.operators) > 600
     for entry in committed.operators.values():
         assert set(entry) == {"torch", "corrected"}
@@ -316,8 +319,30 @@ def test_the_committed_table_has_both_runs_of_every_operator(committed):
     assert committed.operators["nn.functional.layer_norm"]["torch"]["reverse-over-forward"].status == "wrong"
 
 
-def test_the_page_shows_the_committed_table(committed):
-    assert (ROOT / "docs" / "audit.md").read_text(encoding="utf-8") == markdown_page(committed)
+def test_the_page_shows_the_tables_on_file(committed):
+    versions = [audit_on_file(version) for version in versions_on_file()]
+    assert (ROOT / "docs" / "audit.md").read_text(encoding="utf-8") == markdown_page(committed, versions)
+
+
+def test_a_torch_that_was_not_audited_has_the_table_of_the_nearest_older_one(monkeypatch):
+    monkeypatch.setattr(on_file, "versions_on_file", lambda: ["2.9", "2.11", "2.13"])
+    monkeypatch.setattr(on_file, "_read", lambda version: version)
+    asked = ["2.8.0", "2.9.1", "2.10.0", "2.11.0+cpu", "2.12.0a0", "2.13.0", "2.20.0", "3.0.0"]
+    assert [audit_on_file(each) for each in asked] == ["2.9", "2.9", "2.9", "2.11", "2.11", "2.13", "2.13", "2.13"]
+
+
+def test_the_page_says_of_each_version_what_is_wrong_there():
+    wrong = everywhere(Verdict("right", 1e-9)) | {ROUTES[2]: Verdict("wrong", 1.0), ROUTES[3]: Verdict("raises")}
+    right = everywhere(Verdict("right", 1e-9))
+    tables = [
+        AuditTable("2.13.0", {"det": {"torch": wrong}, "old": {"torch": wrong}, "sin": {"torch": right}}),
+        AuditTable("2.15.0", {"det": {"torch": right}, "sin": {"torch": right}}),
+    ]
+    page = markdown_page(tables[0], tables)
+    assert "| operator | torch 2.13.0 | torch 2.15.0 |" in page
+    assert "| `det` | wrong: rf; raises: ff | right |" in page
+    assert "| `old` | wrong: rf; raises: ff | not there |" in page
+    assert "| `sin` | right" not in page
 
 
 @pytest.mark.slow

@@ -31,3 +31,9 @@ def test_the_command_line_audits_one_operator(capsys):
     with pytest.raises(SystemExit) as stop:
         main([])
     assert stop.value.code == 2
+
+
+def test_the_page_on_file_runs_no_audit(monkeypatch, capsys):
+    monkeypatch.setattr(audit_command, "audit", None)
+    assert main(["audit", "--on-file"]) == 0
+    assert "## By version of torch" in capsys.readouterr().out

@@ -1,0 +1,35 @@
+"""The audits that hodiff brings along, one for each minor version of torch that was audited."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+import torch
+
+from hodiff.checks.audit.table import AuditTable
+
+_FOLDER = resources.files("hodiff.checks.audit") / "data"
+
+
+def versions_on_file() -> list[str]:
+    """Minor versions of torch, such as "2.13", oldest first."""
+    names = [file.name for file in _FOLDER.iterdir() if file.name.startswith("torch-")]
+    return sorted((name.removeprefix("torch-").removesuffix(".json") for name in names), key=_numbers)
+
+
+def audit_on_file(version: str = torch.__version__) -> AuditTable:
+    """The audit of a version of torch: of its minor version, or else of the nearest older one, or the oldest."""
+    audited = versions_on_file()
+    older = [each for each in audited if _numbers(each) <= _numbers(version)]
+    return _read(older[-1] if older else audited[0])
+
+
+@cache
+def _read(version: str) -> AuditTable:
+    return AuditTable.from_json((_FOLDER / f"torch-{version}.json").read_text(encoding="utf-8"))
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor, *_ = version.split(".")
+    return int(major), int(minor)
