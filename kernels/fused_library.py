@@ -28,34 +28,40 @@ from hodiff.torch_internals.wrapped_tensors import is_wrapped
 _FOLDER = Path(__file__).parent
 
 
-@cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they were not built or their OpenMP is not the one that torch brought."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = _FOLDER / f"_fused{suffix}"
-        if path.exists():
-            return _load(path)
-    return None
+    found, complaint = _load()
+    if complaint and complaint not in _said:
+        # Noted first, so that it is said once also where warnings are errors.
+        _said.add(complaint)
+        warnings.warn(complaint, HodiffWarning, stacklevel=2)
+    return found
 
 
-def _load(path: Path) -> ctypes.CDLL | None:
+_said: set[str] = set()
+
+
+@cache
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """The library, and what is to be said of one that is not used."""
+    built = [_FOLDER / f"_fused{suffix}" for suffix in EXTENSION_SUFFIXES]
+    path = next((each for each in built if each.exists()), None)
+    if path is None:
+        return None, ""
     if reason := flaw(path):
-        warnings.warn(
+        return None, (
             f"hodiff.kernels: {path} is not used, for {reason}. hodiff computes the same by torch's operators, more "
             f"slowly. To build it again: `pip install --force-reinstall --no-deps hodiff`, or, in a checkout, "
-            f"`pip install --editable .`.",
-            HodiffWarning,
-            stacklevel=2,
+            f"`pip install --editable .`."
         )
-        return None
     try:
         found = ctypes.CDLL(str(path))
     except OSError:
-        return None
+        return None, ""
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
-    return found
+    return found, ""
 
 
 def available() -> bool:
@@ -65,7 +71,7 @@ def available() -> bool:
 
 def run(kernel: str, *arguments: int | float | None) -> None:
     """Call a kernel by its name, with addresses and numbers as its signature has them."""
-    getattr(library(), kernel)(*arguments)
+    getattr(_load()[0], kernel)(*arguments)
 
 
 @cache

@@ -129,13 +129,13 @@ def hypergradient(
     require_callable("hypergradient", outer=outer, inner=inner)
     require_choice("hypergradient", "method", method, METHODS)
     require_int("hypergradient", "iterations", iterations, 1, optional=True)
-    require_int("hypergradient", "steps", steps, 1)
     if damping is None:
         damping = 0.01 if method == "nystrom" else 0.0
     if damping < 0 or (method == "nystrom" and damping == 0):
         raise InputError(f"hypergradient: damping: expected a number above 0, got {damping!r}.")
     problem = _BilevelProblem(outer, inner, params, hyper)
     if method == "unroll":
+        require_int("hypergradient", "steps", steps, 1)
         return _unrolled(problem, steps, SGD(0.01) if optimizer is None else optimizer)
     make, default_iterations, default_tolerance = INVERSES[method]
     tolerance = default_tolerance if tolerance is None else tolerance

@@ -35,6 +35,8 @@ class RecordedModel:
         bytes_each: Bytes of intermediate results that one vector takes.
     """
 
+    # Where nothing is recorded, what is made of a subclass of Tensor is cast to it by a view that cuts the graph.
+    @torch.enable_grad()
     def __init__(self, function: BoundFunction):
         mode = Corrections(lean=True, many=True)
         recording = Recording(lambda primals: function(primals, mode), [leaf.detach() for leaf in function.leaves])

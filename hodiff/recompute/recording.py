@@ -63,4 +63,6 @@ class Recording(Generic[T]):
         if not outputs:
             return (None,) * len(self.operands)
         graph = self.connected if graph is None else graph
-        return torch.autograd.grad(outputs, self.operands, cotangents, create_graph=graph, allow_unused=True)
+        # Without recording, results of a subclass of Tensor would be cast to it by a view that cuts the graph.
+        with torch.set_grad_enabled(graph or torch.is_grad_enabled()):
+            return torch.autograd.grad(outputs, self.operands, cotangents, create_graph=graph, allow_unused=True)

@@ -37,7 +37,7 @@ v = torch.ones_like(x).cumsum(1)
 exact = hodiff.hvp(lambda y: (torch.softmax(y, -1) ** 3).sum(), x.double(), v.double()).float()
 for folder in map(Path, sys.argv[1:]):
     fused_library._FOLDER = folder
-    for cached in (fused_library.library, fused_library.formulas, fused_library.pullbacks):
+    for cached in (fused_library._load, fused_library.formulas, fused_library.pullbacks):
         cached.cache_clear()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

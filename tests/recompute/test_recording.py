@@ -96,3 +96,16 @@ def test_a_dual_number_keeps_its_tangent():
         recording = Recording(cubes, [forward_ad.make_dual(X, V)])
         (gradient,) = recording.gradients([recording.result], graph=True)
         torch.testing.assert_close(forward_ad.unpack_dual(gradient).tangent, 6 * X * V)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_subclasses_of_tensors_keep_their_graph_in_every_grad_mode(mode):
+    with mode():
+        recording = Recording(cubes, [X.as_subclass(Subclass)])
+        (gradient,) = recording.gradients([recording.result], graph=True)
+    (product,) = torch.autograd.grad(gradient, recording.operands, V)
+    torch.testing.assert_close(product.as_subclass(torch.Tensor), 6 * X * V)
