@@ -132,7 +132,8 @@ def test_errors_has_each_message_that_hodiff_recognises():
 def test_readme_says_what_the_audit_says():
     """A row of the README's table has the audit's verdicts by the four routes for torch alone."""
     pattern = re.compile(r"^\| `([\w.]+)` \| (.+) \|$", re.MULTILINE)
-    audit = dict(pattern.findall(text_of(ROOT / "docs" / "audit.md")))
+    page = text_of(ROOT / "docs" / "audit.md")
+    audit = dict(pattern.findall(page.split("## Not right everywhere")[1].split("\n## ")[0]))
     rows = pattern.findall(text_of(ROOT / "README.md").split("## Where torch is wrong")[1].split("## Speed")[0])
     assert rows
     for operator, verdicts in rows:
