@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hodiff.common.options import require_number
+from hodiff.common.options import require_bool, require_number
 from hodiff.errors import InputError
 
 
@@ -28,6 +28,12 @@ def require_module(f: Any) -> torch.nn.Module:
             "Compose loss and f, and check the composition."
         )
     return f
+
+
+def require_backend(compile: Any) -> None:
+    """Refuse what neither switches compilation nor names a backend."""
+    if not isinstance(compile, str):
+        require_bool("check", "compile", compile, remedy="or the name of a backend, as 'inductor'")
 
 
 def require_ulps(ulps: Any, reference: Any) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from hodiff.checks.arguments import require_function, require_module, require_reference, require_ulps
+from hodiff.checks.arguments import require_backend, require_function, require_module, require_reference, require_ulps
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.switches import METHODS, Switches
 from hodiff.checks.modules.check_module import check_module
 from hodiff.checks.report.report import Report
-from hodiff.common.options import require_choice, require_int
+from hodiff.common.options import require_bools, require_choice, require_int
 
 
 def check(
@@ -116,6 +116,9 @@ def check(
     """
     require_function(f)
     require_int("check", "order", order, 1)
+    require_int("check", "seed", seed)
+    require_bools("check", vmap=vmap, scipy=scipy, approximate=approximate)
+    require_backend(compile)
     require_choice("check", "method", method, METHODS)
     require_ulps(ulps, reference)
     if loss is not None:

@@ -34,12 +34,12 @@ class ByteCount(EagerDispatchMode):
         return result
 
 
-def validate_chunk_size(chunk_size: int | str | None, caller: str) -> None:
+def require_chunk_size(caller: str, argument: str, value: Any) -> None:
     """Refuse what is neither a positive int nor "auto" nor None."""
-    if chunk_size is None or chunk_size == "auto" or (is_int(chunk_size) and chunk_size >= 1):
+    if value is None or (isinstance(value, str) and value == "auto") or (is_int(value) and value >= 1):
         return
     raise InputError(
-        f"{caller}: chunk_size must be a positive int, 'auto', or None for all directions at once, got {chunk_size!r}."
+        f"{caller}: {argument} must be a positive int, 'auto', or None for all directions at once, got {value!r}."
     )
 
 
@@ -50,7 +50,7 @@ def resolve_chunk_size(chunk_size: int | str | None, directions: int, bytes_each
         chunk_size = budget // max(bytes_each, 1)
     elif chunk_size is None:
         chunk_size = directions
-    assert isinstance(chunk_size, int)
+    assert is_int(chunk_size)
     return max(1, min(chunk_size, directions))
 
 

@@ -1,7 +1,9 @@
 """Keyword options that several classes take: declared once as a `TypedDict`, shown in each signature.
 
-An entry carries its default, `name: Annotated[type, Default(value)]`. A function that hands the options on takes
-`**options: Unpack[...]`, by which type checkers and editors know them.
+An entry carries its default and a validator, `name: Annotated[type, Default(value), validator]`, such as those of
+`hodiff.common.options` with the caller, the name and the value as their arguments: an option is validated because it is
+declared. A function that hands the options on takes `**options: Unpack[...]`, by which type checkers and editors know
+them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
+# Of the caller, the option's name, and its value.
+Validator = Callable[[str, str, Any], None]
 
 
 @dataclass(frozen=True)
@@ -24,13 +28,15 @@ class Default:
 
 
 def with_defaults(owner: type, options: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options by name, those not given by their defaults; a TypeError names the one nearest to a mistyped one."""
-    parameters = _parameters(options)
+    """All options by name, validated, or by their defaults; a TypeError names the one nearest to a mistyped one."""
+    parameters, validators = _declared(options)
     for name in given.keys() - parameters.keys():
         known = [each.name for each in inspect.signature(owner).parameters.values() if each.kind is each.KEYWORD_ONLY]
         near = difflib.get_close_matches(name, known, 1)
         remedy = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}."
         raise TypeError(f"{owner.__name__}() got an unexpected keyword argument {name!r}; {remedy}")
+    for name, value in given.items():
+        validators[name](owner.__name__, name, value)
     return {name: given.get(name, parameter.default) for name, parameter in parameters.items()}
 
 
@@ -40,20 +46,19 @@ def shows(options: type) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        function.__signature__ = signature.replace(parameters=[*own, *_parameters(options).values()])  # type: ignore[attr-defined]
+        function.__signature__ = signature.replace(parameters=[*own, *_declared(options)[0].values()])  # type: ignore[attr-defined]
         return function
 
     return decorate
 
 
 @functools.cache
-def _parameters(options: type) -> dict[str, inspect.Parameter]:
-    return {
-        name: inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=next(each.value for each in hint.__metadata__ if isinstance(each, Default)),
-            annotation=hint.__origin__,
+def _declared(options: type) -> tuple[dict[str, inspect.Parameter], dict[str, Validator]]:
+    """Parameters and validators by the option's name."""
+    parameters, validators = {}, {}
+    for name, hint in get_type_hints(options, include_extras=True).items():
+        default, validators[name] = hint.__metadata__
+        parameters[name] = inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default.value, annotation=hint.__origin__
         )
-        for name, hint in get_type_hints(options, include_extras=True).items()
-    }
+    return parameters, validators

@@ -6,20 +6,27 @@ import math
 from collections.abc import Iterable
 from typing import Any, TypeGuard
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 
+# NumPy's scalars count as Python's: sizes and numbers come out of arrays.
+BOOLS = (bool, np.bool_)
+INTS = (int, np.integer)
+NUMBERS = (int, float, np.integer, np.floating)
+
 
 def is_int(value: Any) -> TypeGuard[int]:
-    """Whether a value is an int; True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether a value is an int, of Python's or NumPy's; True and False are none."""
+    return isinstance(value, INTS) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a real number of Python's; True and False are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether a value is a real number of Python's or NumPy's; True and False are none."""
+    return isinstance(value, NUMBERS) and not isinstance(value, bool)
 
 
 def require_int(
@@ -74,17 +81,30 @@ def require_amount(caller: str, argument: str, value: Any, *, positive: bool = F
     require_number(caller, argument, value, positive=positive, nonnegative=not positive, finite=True)
 
 
-def require_bool(caller: str, argument: str, value: Any) -> None:
+def require_bool(caller: str, argument: str, value: Any, *, remedy: str = "") -> None:
     """Refuse what is neither True nor False."""
-    if not isinstance(value, bool):
-        _refuse(caller, argument, value, "True or False")
+    if not isinstance(value, BOOLS):
+        _refuse(caller, argument, value, "True or False", remedy=remedy)
+
+
+def require_bools(caller: str, **switches: Any) -> None:
+    """Refuse any that is neither True nor False."""
+    for argument, each in switches.items():
+        require_bool(caller, argument, each)
 
 
 def require_choice(caller: str, argument: str, value: Any, choices: Iterable[Any], *, optional: bool = False) -> None:
     """Refuse what is not one of the choices."""
     known = tuple(choices)
-    if value not in known and not (optional and value is None):
+    # Arrays compare element by element.
+    if (isinstance(value, (Tensor, np.ndarray)) or value not in known) and not (optional and value is None):
         _refuse(caller, argument, value, f"one of {', '.join(map(repr, known))}", optional)
+
+
+def require_generator(caller: str, argument: str, value: Any) -> None:
+    """Refuse what is neither a torch.Generator nor None."""
+    if value is not None and not isinstance(value, torch.Generator):
+        _refuse(caller, argument, value, "a torch.Generator", True, "pass torch.Generator().manual_seed(0)")
 
 
 def require_callable(caller: str, **functions: Any) -> None:

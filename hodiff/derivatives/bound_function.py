@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.options import is_int
+from hodiff.common.options import is_int, require_bool
 from hodiff.common.trees import PyTree, dense, describe, flatten_primals, recordable, tensors_in
 from hodiff.corrections import Corrections
 from hodiff.errors import InputError
@@ -130,6 +130,8 @@ def bind(
     """
     if not callable(f):
         raise InputError(f"{caller}: f must be callable, got {describe(f)}.")
+    require_bool(caller, "has_aux", has_aux)
+    require_bool(caller, "correct", correct)
     positions = argnums if isinstance(argnums, tuple) else (argnums,)
     for position in positions:
         if not is_int(position):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_amount, require_choice, require_int
+from hodiff.common.options import require_amount, require_bool, require_choice, require_int
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.convergence import not_converged
@@ -109,6 +109,7 @@ def eigsh(
     """
     view = view_of(A, "eigsh")
     require_int("eigsh", "k", k, 1)
+    require_bool("eigsh", "throw", throw)
     if k > view.n:
         raise InputError(f"eigsh: k: expected at most n = {view.n} eigenvalues, got {k}.")
     require_choice("eigsh", "which", which, SELECT)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_amount, require_choice, require_int
+from hodiff.common.options import require_amount, require_bool, require_choice, require_int
 from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.eigsh import start_block
 from hodiff.estimators.lanczos import Chain
@@ -101,6 +101,7 @@ def sharpness(
     require_choice("sharpness", "method", method, METHODS)
     require_amount("sharpness", "tol", tol, positive=True)
     require_int("sharpness", "max_iterations", max_iterations, 1)
+    require_bool("sharpness", "throw", throw)
     generator = generator_or_default(generator)
     vector = start_block(view, start, 1, generator)[:, 0]
     if start is not None:

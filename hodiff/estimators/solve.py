@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_amount, require_choice, require_int
+from hodiff.common.options import require_amount, require_bool, require_choice, require_int
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators import conjugate_gradients, neumann, scipy_krylov
@@ -128,6 +128,7 @@ def solve(
     if max_iterations is None:
         max_iterations = 1000 if method == "neumann" else min(10 * n, 10_000)
     require_int("solve", "max_iterations", max_iterations, 1)
+    require_bool("solve", "throw", throw)
     tol = view.default_tolerance(1e-6) if tol is None else tol
     require_amount("solve", "tol", tol)
     require_amount("solve", "atol", atol)

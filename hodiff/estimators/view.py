@@ -14,7 +14,8 @@ from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
+from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
+from hodiff.common.options import require_bool
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 
@@ -91,6 +92,7 @@ class View:
     @contextmanager
     def counting(self, total: int | None, progress: bool) -> Iterator[None]:
         """Show products as they are made, `total` of them if that is known."""
+        require_bool(self.caller, "progress", progress)
         with tqdm(total=total, unit=" products", disable=not progress) as self.bar:
             yield
         self.bar = None
@@ -112,7 +114,7 @@ def view_of(A: Any, caller: str, *, square: bool = True, chunk_size: int | str |
     Raises:
         InputError: If `A` is none of these, is empty, complex or not square, or `chunk_size` does not fit.
     """
-    validate_chunk_size(chunk_size, caller)
+    require_chunk_size(caller, "chunk_size", chunk_size)
     if not hasattr(A, "__matmul__") or not hasattr(A, "shape"):
         raise InputError(
             f"{caller}: A: expected a matrix, a SciPy LinearOperator or an object with shape, dtype, device and A @ v, "

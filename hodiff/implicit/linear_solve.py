@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.authoring.closures import refuse_captured_by
-from hodiff.common.options import require_callable
+from hodiff.common.options import require_bools, require_callable
 from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.implicit.diagnostics import Reporter
@@ -74,6 +74,7 @@ def linear_solve(
     differentiation", 2008, section 2.3.1.
     """
     require_callable("linear_solve", matvec=matvec)
+    require_bools("linear_solve", symmetric=symmetric, check=check, throw=throw)
     report = Reporter("linear_solve", check, throw)
     options = linear_options("linear_solve", "method", method, symmetric, tol, max_iterations, report)
     b, params = pytree.tree_map_only(Tensor, recordable, (b, params))

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.authoring.closures import refuse_captured_by
 from hodiff.authoring.rule_trees import TreeLayout, flatten
-from hodiff.common.options import require_int, require_number
+from hodiff.common.options import require_bools, require_int, require_number
 from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.corrections import corrected
 from hodiff.derivatives.bound_function import leave_inference_mode
@@ -78,6 +78,8 @@ def implicit_function(
     symmetric: bool = False,
 ) -> Callable[..., Any]:
     """The function `(x0, *params) -> x`; `symmetric` says whether the Jacobian of the residual is."""
+    switches = {"has_aux": settings.has_aux, "check": settings.check}
+    require_bools(caller, **switches, throw=settings.throw, correct=settings.correct)
     report = Reporter(caller, settings.check, settings.throw)
     options = linear_options(
         caller, "linear_solver", settings.linear_solver, symmetric, settings.tol, settings.max_iterations, report

@@ -12,22 +12,28 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
-from hodiff.common.options import is_number, require_callable, require_choice, require_int
+from hodiff.common.options import (
+    require_bools,
+    require_callable,
+    require_choice,
+    require_generator,
+    require_int,
+)
 from hodiff.common.randomness import drawn_seed, seeded
-from hodiff.common.trees import PyTree, describe, flatten_primals, recordable
+from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.derivatives.bound_function import leave_inference_mode
-from hodiff.errors import InputError
 from hodiff.meta.gradients import (
     Gradient,
     InnerLoss,
     constant_gradient,
     detached,
     mixed_gradient,
+    require_norm,
     reverse_gradient,
 )
 from hodiff.meta.loop import Loop, Point, segments
 from hodiff.meta.nonfinite import all_finite, explain
-from hodiff.meta.optimizer import Optimizer, OptimizerState
+from hodiff.meta.optimizer import Optimizer, OptimizerState, require_optimizer
 from hodiff.meta.tasks import batch_source
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.differentiation import only_reverse_mode
@@ -137,6 +143,9 @@ def adapt(
     eq. 1; truncation: A. Shaban et al., "Truncated back-propagation for bilevel optimization", 2019, section 3; the
     mixed route: I. Kemaev et al., "Scalable meta-learning via mixed-mode differentiation", 2025, section 3.
     """
+    switches = {"first_order": first_order, "check_finite": check_finite, "correct": correct}
+    require_bools("adapt", **switches, history=history, progress=progress)
+    require_generator("adapt", "generator", generator)
     leaves, spec = _validate(loss, params, optimizer, steps, checkpoint, truncate, clip, route)
     gradient = constant_gradient if first_order else GRADIENTS[route]
     again = not first_order and (torch.is_grad_enabled() or not only_reverse_mode())
@@ -172,13 +181,11 @@ def _validate(
     loss: Any, params: Any, optimizer: Any, steps: Any, checkpoint: Any, truncate: Any, clip: Any, route: Any
 ) -> tuple[tuple[Tensor, ...], pytree.TreeSpec]:
     require_callable("adapt", loss=loss)
-    if not isinstance(optimizer, Optimizer):
-        remedy = "; convert it with hodiff.meta.from_torch" if isinstance(optimizer, torch.optim.Optimizer) else ""
-        raise InputError(f"adapt: optimizer: expected one of hodiff.meta, got {type(optimizer).__name__}{remedy}.")
+    require_optimizer("adapt", "optimizer", optimizer)
     require_int("adapt", "steps", steps, 0)
     require_int("adapt", "checkpoint", checkpoint, 1, optional=True)
     require_int("adapt", "truncate", truncate, 0, optional=True)
-    if not (clip is None or (is_number(clip) and clip > 0) or isinstance(clip, Tensor) or callable(clip)):
-        raise InputError(f"adapt: clip: expected a positive norm, a function or None, got {describe(clip)}.")
+    if not callable(clip):
+        require_norm("adapt", "clip", clip, wanted="a positive norm, a function or None")
     require_choice("adapt", "route", route, GRADIENTS)
     return flatten_primals(params, "adapt", "params")

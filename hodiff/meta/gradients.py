@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
+from hodiff.common.options import is_number
 from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.corrections import Corrections
 from hodiff.derivatives.hvp import hvp
@@ -22,6 +23,7 @@ from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.differentiation import only_reverse_mode
 from hodiff.torch_internals.forward_mode import in_dual_level
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 # Of the leaves of the parameters: the value, gradients by the leaves, and buffers.
 Gradient = tuple[Tensor, list[Tensor], PyTree]
@@ -194,6 +196,19 @@ def detached(tree: PyTree) -> PyTree:
 def copied(tree: PyTree) -> PyTree:
     """The tree in other memory."""
     return pytree.tree_map_only(Tensor, torch.Tensor.clone, tree)
+
+
+def require_norm(caller: str, argument: str, value: Any, *, wanted: str = "a positive norm or None") -> None:
+    """Refuse what no gradients can be clipped to: by a negative norm they would turn round."""
+    if value is None or (is_number(value) and value > 0):
+        return
+    if isinstance(value, Tensor) and value.shape == () and value.is_floating_point():
+        # Numbers inside of transforms are not known, and others are not worth waiting for an accelerator.
+        hidden = torch.compiler.is_compiling() or value.device.type != "cpu" or is_wrapped(value)
+        if hidden or bool(value > 0):
+            return
+    got = repr(value) if is_number(value) or (isinstance(value, Tensor) and value.shape == ()) else describe(value)
+    raise InputError(f"{caller}: {argument}: expected {wanted}, got {got}.")
 
 
 def clipped(gradients: Sequence[Tensor], max_norm: Any) -> list[Tensor]:

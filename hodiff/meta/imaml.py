@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 from hodiff.authoring.closures import refuse_captured_by
 from hodiff.common.keyword_options import shows
-from hodiff.common.options import require_number
+from hodiff.common.options import require_int, require_number
 from hodiff.common.trees import describe
 from hodiff.corrections import corrected
 from hodiff.errors import HodiffWarning, InputError, RouteError
@@ -75,7 +75,7 @@ class IMAML(MetaLearner):
         residual: Relative residuals of the last call, one a task.
 
     Raises:
-        InputError: As for `MAML`, and if `strength` is not positive.
+        InputError: As for `MAML`, and if `strength`, `cg_steps` or `cg_tolerance` is not positive.
 
     Example:
         >>> import torch
@@ -104,6 +104,8 @@ class IMAML(MetaLearner):
     ):
         super().__init__(module, loss, lr, steps, **options)
         require_number("IMAML", "strength", strength, positive=True)
+        require_int("IMAML", "cg_steps", cg_steps, 1)
+        require_number("IMAML", "cg_tolerance", cg_tolerance, positive=True)
         self.strength, self.cg_steps, self.cg_tolerance = strength, cg_steps, cg_tolerance
         self.residual = torch.zeros(0)
 

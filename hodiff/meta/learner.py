@@ -12,13 +12,13 @@ from torch.func import functional_call, vmap
 
 from hodiff.common.chunks import spans
 from hodiff.common.keyword_options import shows, with_defaults
-from hodiff.common.options import require_callable, require_choice, require_int
+from hodiff.common.options import require_callable, require_int
 from hodiff.common.trees import describe
 from hodiff.corrections import corrected
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.meta.adaptation import Adaptation, adapt
-from hodiff.meta.batch_norms import POLICIES, average, frozen_norms, joined, moving_statistics, stacked
+from hodiff.meta.batch_norms import average, frozen_norms, joined, moving_statistics, stacked
 from hodiff.meta.gradients import clipped
 from hodiff.meta.optimizer import Optimizer, Setting
 from hodiff.meta.options import LearnerOptions
@@ -60,8 +60,7 @@ class MetaLearner(nn.Module):
         if not isinstance(module, nn.Module):
             raise InputError(f"{caller}: module: expected an nn.Module, got {describe(module)}.")
         require_callable(caller, loss=loss)
-        require_choice(caller, "batch_norm", given["batch_norm"], POLICIES)
-        require_int(caller, "chunk_size", given["chunk_size"], 1, optional=True)
+        require_int(caller, "steps", steps, 0)
         # Settled now: tangents and replaced parameters of torch.func do not say whether they require a gradient.
         self.names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         if not self.names:

@@ -201,6 +201,13 @@ def _require_numbers(name: str, key: str, value: Any, limit: float | None = None
         raise InputError(f"{name}: {key}: expected {wanted}, or a floating-point tensor, got {describe(leaf)}.")
 
 
+def require_optimizer(caller: str, argument: str, value: Any) -> None:
+    """Refuse what is no functional optimizer."""
+    if not isinstance(value, Optimizer):
+        remedy = "; convert it with hodiff.meta.from_torch" if isinstance(value, torch.optim.Optimizer) else ""
+        raise InputError(f"{caller}: {argument}: expected one of hodiff.meta, got {type(value).__name__}{remedy}.")
+
+
 def is_active(setting: Setting) -> bool:
     """Whether a setting has an effect; a tensor has, as its gradient may be wanted."""
     return isinstance(setting, Tensor) or setting != 0

@@ -12,7 +12,8 @@ from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
+from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
+from hodiff.common.options import require_bool
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.operators.linear_product import multiply
@@ -203,7 +204,8 @@ class LinearOperator(ABC):
         Raises:
             InputError: If `chunk_size` is not one of these.
         """
-        validate_chunk_size(chunk_size, "to_dense")
+        require_chunk_size("to_dense", "chunk_size", chunk_size)
+        require_bool("to_dense", "progress", progress)
         return self._by_columns(self.multiply, chunk_size, progress)
 
     def _by_columns(self, multiply: Callable[[Tensor], Tensor], chunk_size: int | str | None, progress: bool) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,9 +36,6 @@ class Batches:
         reduction: "mean" or "sum": what the function does over a batch.
         batch_size: Tells how many examples a batch holds; the first tensor's length by default.
         progress: Whether passes show a progress bar.
-
-    Raises:
-        InputError: If an argument is not what it should be.
     """
 
     def __init__(
@@ -48,20 +46,6 @@ class Batches:
         batch_size: Callable[[PyTree], int] | None,
         progress: bool,
     ):
-        if reduction not in REDUCTIONS:
-            raise InputError(
-                f"{caller}: reduction: expected one of {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}; "
-                "say what the function does over the examples of a batch."
-            )
-        if data is not None and not isinstance(data, Iterable):
-            raise InputError(
-                f"{caller}: data: expected an iterable of batches, got {describe(data)}; pass a list or a DataLoader."
-            )
-        if isinstance(data, Iterator):
-            raise InputError(
-                f"{caller}: data: expected an iterable that can be walked once a product, got the iterator "
-                f"{type(data).__name__}, which is used up after one; pass list(data)."
-            )
         self.caller = caller
         self.data = data
         self.reduction = reduction
@@ -128,6 +112,38 @@ class Batches:
         raise InputError(
             f"{self.caller}: data: expected batches with a tensor whose first dimension counts examples, "
             f"got {type(content).__name__} without one; pass batch_size=lambda batch: ..., or reduction='sum'."
+        )
+
+
+def require_reduction(caller: str, argument: str, value: Any) -> None:
+    """Refuse another reduction than those of torch's losses."""
+    if value not in REDUCTIONS:
+        raise InputError(
+            f"{caller}: {argument}: expected one of {', '.join(map(repr, REDUCTIONS))}, got {value!r}; "
+            "say what the function does over the examples of a batch."
+        )
+
+
+def require_data(caller: str, argument: str, value: Any) -> None:
+    """Refuse what cannot be walked once a product."""
+    if value is not None and not isinstance(value, Iterable):
+        raise InputError(
+            f"{caller}: {argument}: expected an iterable of batches, got {describe(value)}; "
+            "pass a list or a DataLoader."
+        )
+    if isinstance(value, Iterator):
+        raise InputError(
+            f"{caller}: {argument}: expected an iterable that can be walked once a product, got the iterator "
+            f"{type(value).__name__}, which is used up after one; pass list(data)."
+        )
+
+
+def require_batch_size(caller: str, argument: str, value: Any) -> None:
+    """Refuse what does not tell the size of any batch."""
+    if value is not None and not callable(value):
+        raise InputError(
+            f"{caller}: {argument}: expected a function of a batch or None, got {describe(value)}; "
+            "pass batch_size=lambda batch: ..., which tells how many examples it holds."
         )
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.buffers import untouched_buffers
-from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
+from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.keyword_options import shows, with_defaults
-from hodiff.common.options import require_choice
+from hodiff.common.options import require_bool
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.errors import InputError
@@ -23,7 +23,7 @@ from hodiff.operators.base import LinearOperator
 from hodiff.operators.batches import Batches
 from hodiff.operators.compiled.linearizations import CompiledLinearizations
 from hodiff.operators.determinism import modules_in, require_deterministic
-from hodiff.operators.distributed import require_group, sum_over_ranks
+from hodiff.operators.distributed import sum_over_ranks
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.spaces import Space
 from hodiff.torch_internals.tensors import version_of
@@ -85,14 +85,11 @@ class CurvatureOperator(LinearOperator):
                 raise InputError(f"{caller}: expected callables, got {type(function).__name__}; pass f(x, ...).")
         leaves, _ = flatten_primals(x, caller, "x")
         super().__init__(Space.of(x), symmetric=True)
-        validate_chunk_size(given["chunk_size"], caller)
-        require_group(caller, process_group)
         if process_group is not None and data is None and reduction == "mean":
             raise InputError(
                 f"{caller}: data: expected batches, as the mean over ranks weights each by its number of examples, got "
                 "none; pass data=[batch], or reduction='sum'."
             )
-        require_choice(caller, "cache", given["cache"], (True, False, "auto"))
         self.args = pytree.tree_map_only(Tensor, recordable, args)
         self.batches = Batches(caller, data, reduction, given["batch_size"], given["progress"])
         self.process_group = process_group
@@ -183,7 +180,8 @@ class CurvatureOperator(LinearOperator):
     @leave_inference_mode
     def to_dense(self, *, chunk_size: int | str | None = "auto", progress: bool = False) -> Tensor:
         """See `LinearOperator.to_dense`; here every batch is linearized once, and its matrix added to the others'."""
-        validate_chunk_size(chunk_size, "to_dense")
+        require_chunk_size("to_dense", "chunk_size", chunk_size)
+        require_bool("to_dense", "progress", progress)
         self._require_unchanged()
         with torch.no_grad():
             return self._sum(lambda each: self._dense(each, chunk_size, progress), self.shape)
@@ -259,10 +257,10 @@ class CurvatureOperator(LinearOperator):
     def _keeps(self, linearization: Linearization) -> bool:
         if self.batches.data is None:
             return True
-        if self.cache is not True and self.cache != "auto":
+        if not self.cache:
             return False
         held = sum(each.nbytes for each, _ in self._kept.values())
-        return self.cache is True or held + linearization.nbytes <= self.memory_budget
+        return self.cache != "auto" or held + linearization.nbytes <= self.memory_budget
 
     def _tree(self, leaves: Sequence[Tensor]) -> PyTree:
         return pytree.tree_unflatten(list(leaves), self.domain.spec)

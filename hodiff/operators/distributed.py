@@ -11,18 +11,18 @@ from torch import Tensor
 from hodiff.errors import InputError
 
 
-def require_group(caller: str, process_group: Any) -> None:
+def require_group(caller: str, argument: str, process_group: Any) -> None:
     """Refuse a process group where `torch.distributed` is not there or not initialised."""
     if process_group is None:
         return
     if not dist.is_available() or not dist.is_initialized():
         raise InputError(
-            f"{caller}: process_group: expected a group of an initialised torch.distributed, got {process_group!r}; "
+            f"{caller}: {argument}: expected a group of an initialised torch.distributed, got {process_group!r}; "
             "call torch.distributed.init_process_group first, and pass torch.distributed.group.WORLD."
         )
     if dist.get_rank(process_group) < 0:
         raise InputError(
-            f"{caller}: process_group: expected a group that this process belongs to, got {process_group!r}; "
+            f"{caller}: {argument}: expected a group that this process belongs to, got {process_group!r}; "
             "make the operator on the ranks of the group only."
         )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.keyword_options import shows
-from hodiff.common.options import require_int
+from hodiff.common.options import require_generator, require_int
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import guard_reverse
@@ -83,8 +83,7 @@ class FisherOperator(GaussNewtonOperator):
                 "FisherOperator: samples: expected an int with a likelihood of your own, as the expectation is known "
                 "for torch's losses only, got None; GaussNewtonOperator is the one for natural parameters."
             )
-        if generator is not None and not isinstance(generator, torch.Generator):
-            raise InputError(f"FisherOperator: generator: expected a torch.Generator, got {describe(generator)}.")
+        require_generator("FisherOperator", "generator", generator)
         self.samples = samples
         self.likelihood = likelihood or likelihood_of("FisherOperator", loss)
         # One seed for all passes: re-linearized batches must draw the same targets.

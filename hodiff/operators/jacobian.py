@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.buffers import untouched_buffers
-from hodiff.common.chunks import resolve_chunk_size, spans, validate_chunk_size
+from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.operators.base import LinearOperator
@@ -59,7 +59,7 @@ class JacobianOperator(LinearOperator):
         chunk_size: int | str | None = "auto",
         correct: bool = True,
     ):
-        validate_chunk_size(chunk_size, "JacobianOperator")
+        require_chunk_size("JacobianOperator", "chunk_size", chunk_size)
         require_constant("JacobianOperator", x)
         flatten_primals(x, "JacobianOperator", "x")
         function = bind("JacobianOperator", f, (x, *args), name="x", correct=correct)

@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hodiff import HodiffWarning, InputError
-from hodiff.meta import ANIL, FOMAML, IMAML, MAML, SGD, Adam, MetaSGD, NonFiniteError, Reptile
+from hodiff.meta import ANIL, FOMAML, IMAML, MAML, SGD, Adam, MetaSGD, NonFiniteError, Reptile, adapt
 from hodiff.meta.learner import MetaLearner
 
 Tasks = tuple[Tensor, ...]
@@ -476,7 +477,9 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "counts": (lambda: MAML(network(), mse)((*tasks(3)[:2], *tasks(2)[2:])), InputError, "same number of tasks"),
     "no tasks": (lambda: MAML(network(), mse)([]), InputError, "at least one task"),
     "in a list": (lambda: MAML(network(), mse)([tasks(), 3]), InputError, r"tasks\[1\]"),
-    "steps": (lambda: MAML(network(), mse, steps=-1)(tasks()), InputError, "steps"),
+    "steps": (lambda: MAML(network(), mse, steps=-1), InputError, "MAML: steps"),
+    "cg steps": (lambda: IMAML(network(), mse, cg_steps=0), InputError, "IMAML: cg_steps"),
+    "cg tolerance": (lambda: IMAML(network(), mse, cg_tolerance="1"), InputError, "IMAML: cg_tolerance"),
     "independent": (lambda: MAML(network(), no_gradient)(tasks()), InputError, "depends on the parameters"),
     "unreached": (lambda: MAML(network(), only_inner())(tasks()), InputError, "query loss that depends"),
     "nan": (lambda: MAML(network(), mse, 1e200, 3)(tasks()), NonFiniteError, r"step \d of 3: .*params\['"),
@@ -536,3 +539,46 @@ def test_signatures_name_every_option_and_refuse_others(cls: Any) -> None:
 def test_every_option_of_learners_is_explained_once() -> None:
     names = [each.name for each in inspect.signature(MAML).parameters.values() if each.kind is each.KEYWORD_ONLY]
     assert [name for name in names if f"\n    {name}: " not in (inspect.getdoc(MAML) or "")] == []
+
+
+NO_SUCH = {
+    "optimizer": ["SGD", torch.optim.SGD],
+    "checkpoint": [0, 1.0, "2"],
+    "truncate": [-1, True],
+    "clip": [-1.0, 0.0, math.nan, "1", torch.tensor(-1.0), torch.ones(2), len],
+    "route": ["reverse", None],
+    "batch_norm": ["no"],
+    "chunk_size": [0, "auto"],
+    "generator": [3],
+    "check_finite": ["no"],
+    "first_order": ["no", 1],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NO_SUCH.items() for value in values])
+@pytest.mark.parametrize("cls", [MAML, ANIL, MetaSGD, Reptile, IMAML])
+def test_every_option_is_validated_when_the_learner_is_made(cls, name, value):
+    with pytest.raises(InputError, match=f"^{cls.__name__}: {name}: expected"):
+        cls(network(), mse, **{name: value})
+
+
+def test_each_option_is_tried_with_a_value_that_does_not_fit():
+    named = [each.name for each in inspect.signature(MAML).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    assert set(named) == set(NO_SUCH)
+
+
+ADAPT = {
+    "clip": [-1.0, 0.0, "1", torch.tensor(-1.0)],
+    "generator": [3],
+    "first_order": ["no"],
+    "check_finite": ["no"],
+    "correct": ["no"],
+    "history": [1],
+    "progress": ["yes"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ADAPT.items() for value in values])
+def test_adapt_validates_them_in_the_same_words(name, value):
+    with pytest.raises(InputError, match=f"^adapt: {name}: expected"):
+        adapt(lambda w, batch: (w * w).sum(), torch.ones(2), None, SGD(0.1), 1, **{name: value})

@@ -4,6 +4,7 @@ import inspect
 import pydoc
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,3 +67,63 @@ def test_an_unknown_option_is_refused_with_the_nearest(cls: Any) -> None:
         make(cls, zzz=1)
     with pytest.raises(hodiff.InputError, match="cache: expected one of True, False, 'auto'"):
         make(cls, cache="no")
+
+
+NO_SUCH: dict[str, list[Any]] = {
+    "data": [3, iter([])],
+    "reduction": ["max", 1],
+    "batch_size": [3, "all"],
+    "compile": ["yes", 1],
+    "process_group": ["world"],
+    "cache": ["no", None],
+    "memory_budget": ["1G", -1, 1.5, True],
+    "chunk_size": [0, 2.0, "all", True],
+    "check_deterministic": ["no", 0],
+    "progress": ["yes", None],
+    "correct": ["no", torch.tensor(False)],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NO_SUCH.items() for value in values])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_option_is_validated_when_the_operator_is_made(cls: Any, name: str, value: Any) -> None:
+    with pytest.raises(hodiff.InputError, match=rf"^{cls.__name__}: {name}\b.*(expected|must)"):
+        make(cls, **{name: value})
+
+
+def test_each_option_is_tried_with_a_value_that_does_not_fit() -> None:
+    assert set(NO_SUCH) == set(DEFAULTS)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_numbers_and_switches_of_numpy_are_taken(cls: Any) -> None:
+    plain, v = make(cls), torch.eye(2)
+    numpy = {"memory_budget": np.int64(2**20), "chunk_size": np.int32(1), "progress": np.bool_(False)}
+    A = make(cls, **numpy, correct=np.True_, cache=np.True_, check_deterministic=np.False_)
+    torch.testing.assert_close(A @ v, plain @ v)
+
+
+SWITCHES = {
+    "hvp": lambda **given: hodiff.hvp(torch.sum, torch.ones(2), torch.ones(2), **given),
+    "hessian": lambda **given: hodiff.hessian(torch.sum, **given)(torch.ones(2)),
+    "jacobian": lambda **given: hodiff.jacobian(torch.exp, **given)(torch.ones(2)),
+    "hessian_diagonal": lambda **given: hodiff.hessian_diagonal(torch.sum, **given)(torch.ones(2)),
+    "directional_derivatives": lambda **given: hodiff.directional_derivatives(
+        torch.sum, torch.ones(2), torch.ones(2), order=1, **given
+    ),
+    "check": lambda **given: hodiff.check(torch.exp, torch.ones(2), **given),
+}
+NAMED = {
+    "hvp": ["correct", "has_aux"],
+    "hessian": ["correct", "has_aux", "progress"],
+    "jacobian": ["correct", "has_aux", "progress"],
+    "hessian_diagonal": ["correct", "has_aux", "progress"],
+    "directional_derivatives": ["correct"],
+    "check": ["vmap", "compile", "scipy", "approximate"],
+}
+
+
+@pytest.mark.parametrize(("function", "name"), [(function, name) for function in NAMED for name in NAMED[function]])
+def test_switches_of_functions_are_validated_too(function: str, name: str) -> None:
+    with pytest.raises(hodiff.InputError, match=rf"^{function}: {name}: expected True or False, got 3"):
+        SWITCHES[function](**{name: 3})
