@@ -20,7 +20,7 @@ from hodiff.errors import InputError
 from hodiff.operators.curvature import Leaves
 from hodiff.operators.distributed import rank_in, size_of
 from hodiff.operators.gauss_newton import GaussNewtonOperator
-from hodiff.operators.likelihoods import Likelihood, likelihood_of, require_rows
+from hodiff.operators.likelihoods import Likelihood, counted_examples, likelihood_of, require_rows
 from hodiff.operators.model_loss import ModelLossOperator, OuterProducts, OutputMatrix, pair
 from hodiff.operators.options import CurvatureOptions
 
@@ -120,11 +120,18 @@ class FisherOperator(GaussNewtonOperator):
 class EmpiricalFisherOperator(ModelLossOperator):
     r"""The second moment of the examples' gradients, known by its products.
 
-    $$ A = \frac1N \sum_{i=1}^{N} \nabla_x \ell_i(x)\, \nabla_x \ell_i(x)^\top $$
+    $$ A = \frac1N \sum_{i=1}^{N} \nabla_x \ell_i(x)\, \nabla_x \ell_i(x)^\top, \qquad
+       \frac1N \sum_{i=1}^{N} \ell_i = \ell $$
 
-    for reduction "mean", without the division for "sum". There is one term for each index along the first dimension of
-    the outputs, whose loss must not depend on other examples (no batch norm in training mode). It uses the observed
+    for reduction "mean", without both divisions for "sum". There is one term for each index along the first dimension
+    of the outputs, whose loss must not depend on other examples (no batch norm in training mode). It uses the observed
     targets, and is in general no approximation of the Fisher matrix away from a good fit.
+
+    The terms $\ell_i$ are the examples' shares of the loss as given, of which it is the mean. With class weights
+    $w$, `cross_entropy` divides by their sum, so that $\ell_i = N w_{y_i} \mathrm{nll}_i / \sum_j w_{y_j}$. Examples
+    all of whose targets `cross_entropy` or `nll_loss` ignores, or weights by 0, change nothing, and N does not count
+    them: this is known of the functions and modules of torch and of `functools.partial` with keywords; around a loss
+    of your own that masks examples, pass reduction="sum". With `data`, `batch_size` has to count alike.
 
     Args:
         model: As in `hodiff.GaussNewtonOperator`; examples along the first dimension of every output.
@@ -162,7 +169,8 @@ class EmpiricalFisherOperator(ModelLossOperator):
         filled = tuple(
             torch.zeros_like(z)[None] if g is None else g[None] for g, z in zip(gradients, leaves, strict=True)
         )
-        return OuterProducts(filled, leaves[0].shape[0] if self.batches.reduction == "mean" else 1)
+        mean = self.batches.reduction == "mean"
+        return OuterProducts(filled, counted_examples(self.loss, targets, leaves[0].shape[0]) if mean else 1)
 
 
 def _gradients(loss: BoundFunction) -> tuple[Tensor | None, ...]:

@@ -77,6 +77,9 @@ CATEGORICAL_OPTIONS = {"weight": None, "label_smoothing": 0.0}
 BERNOULLI_OPTIONS = {"weight": None, "pos_weight": None}
 POISSON_OPTIONS = {"log_input": True}
 
+# Losses whose targets are classes, of which some may be ignored.
+IGNORING = (F.cross_entropy, F.nll_loss, nn.CrossEntropyLoss, nn.NLLLoss)
+
 # By the loss: a function of torch, or a module, and the options that it must have.
 LIKELIHOODS: dict[Any, tuple[Likelihood, dict[str, Any]]] = {
     F.cross_entropy: (CATEGORICAL, CATEGORICAL_OPTIONS),
@@ -113,16 +116,30 @@ def require_rows(caller: str, loss: Any, outputs: Tensor, likelihood: Likelihood
         )
 
 
+def counted_examples(loss: Any, targets: Any, rows: int) -> Tensor | int:
+    """How many of the outputs' rows a loss takes a mean over: all but those that it ignores or weights by 0."""
+    key, given = _options_of(loss)
+    if not any(key is each for each in IGNORING) or not isinstance(targets, Tensor) or targets.is_floating_point():
+        return rows
+    counted = targets != given.get("ignore_index", -100)
+    weight = given.get("weight")
+    if isinstance(weight, Tensor):
+        counted = counted & (weight[targets.where(counted, 0)] != 0)
+    return counted.unsqueeze(-1).flatten(1).any(1).sum()
+
+
+def _options_of(loss: Any) -> tuple[Any, dict[str, Any]]:
+    """A loss as the table names it, and the options that it carries."""
+    if isinstance(loss, nn.Module):
+        return type(loss), vars(loss) | buffers_by_name(loss)
+    if isinstance(loss, partial) and not loss.args:
+        return loss.func, loss.keywords
+    return loss, {}
+
+
 def _look_up(loss: Any) -> tuple[Likelihood | None, list[str]]:
     """The distribution of a loss, and what options of it change that."""
-    key: Any
-    given: dict[str, Any]
-    if isinstance(loss, nn.Module):
-        key, given = type(loss), vars(loss) | buffers_by_name(loss)
-    elif isinstance(loss, partial) and not loss.args:
-        key, given = loss.func, loss.keywords
-    else:
-        key, given = loss, {}
+    key, given = _options_of(loss)
     try:
         likelihood, options = LIKELIHOODS.get(key, (None, {}))
     except TypeError:  # not hashable

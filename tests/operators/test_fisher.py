@@ -190,6 +190,53 @@ def test_empirical_fisher_of_sequences_and_several_outputs() -> None:
     close(EmpiricalFisherOperator(both, loss, p.x, p.inputs, p.targets).to_dense(), G.T @ G / 5)
 
 
+IGNORING = {
+    "function": (F.cross_entropy, -100, None),
+    "partial": (partial(F.cross_entropy, ignore_index=1), 1, None),
+    "module": (nn.CrossEntropyLoss(ignore_index=2), 2, None),
+    "log-probabilities": (nn.NLLLoss(), -100, None),
+    "weights": (nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 3.0]).double()), -100, [0.5, 2.0, 3.0]),
+    "weights of zero": (partial(F.cross_entropy, weight=torch.tensor([0.5, 2.0, 0.0]).double()), 2, [0.5, 2.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize(("loss", "ignored", "weights"), IGNORING.values(), ids=IGNORING)
+def test_empirical_fisher_leaves_ignored_targets_out(loss: Any, ignored: int, weights: Any) -> None:
+    """The mean of the examples' gradients is the loss's, and theirs are the terms, one example at a time."""
+    generator = torch.Generator().manual_seed(0)
+    w, inputs = (torch.randn(size, 4, generator=generator, dtype=torch.float64) for size in (3, 5))
+    w = w.T
+    model = lambda w, x: (x @ w).log_softmax(1)  # noqa: E731
+    targets = torch.tensor([0, 1, 2, 0, 2]).masked_fill(torch.tensor([False, True, False, True, False]), ignored)
+    of_classes = torch.tensor(weights or [1.0, 1.0, 1.0], dtype=torch.float64)
+    kept = [i for i in range(5) if targets[i] != ignored]
+    total = sum(float(of_classes[targets[i]]) for i in kept)
+    rows = []
+    for i in kept:
+        leaf = w.clone().requires_grad_()
+        share = -len(kept) * of_classes[targets[i]] / total * model(leaf, inputs[i : i + 1])[0, targets[i]]
+        rows.append(torch.autograd.grad(share, leaf)[0].flatten())
+    G = torch.stack(rows)
+    leaf = w.clone().requires_grad_()
+    close(G.mean(0), torch.autograd.grad(loss(model(leaf, inputs), targets), leaf)[0].flatten())
+    A = EmpiricalFisherOperator(model, loss, w, inputs, targets)
+    close(A.to_dense(), G.T @ G / len(kept))
+    close(EmpiricalFisherOperator(model, loss, w, inputs[kept], targets[kept]).to_dense(), A.to_dense())
+
+
+def test_empirical_fisher_counts_sequences_that_are_ignored_in_part() -> None:
+    w, inputs = torch.randn(4, 3).double(), torch.randn(3, 2, 4).double()
+    targets = torch.tensor([[0, -100], [1, 2], [-100, -100]])
+    model = lambda w, x: (x @ w).transpose(1, 2)  # noqa: E731
+    rows = []
+    for i in range(2):
+        leaf = w.clone().requires_grad_()
+        share = 2 / 3 * F.cross_entropy(model(leaf, inputs[i : i + 1]), targets[i : i + 1], reduction="sum")
+        rows.append(torch.autograd.grad(share, leaf)[0].flatten())
+    G = torch.stack(rows)
+    close(EmpiricalFisherOperator(model, F.cross_entropy, w, inputs, targets).to_dense(), G.T @ G / 2)
+
+
 def test_bad_arguments() -> None:
     p = problem("mlp")
     arguments = (p.x, p.inputs, p.targets)
