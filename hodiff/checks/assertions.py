@@ -6,6 +6,7 @@ from typing import Any
 
 from hodiff.checks.check import check
 from hodiff.checks.report.report import Report
+from hodiff.common.keyword_options import require_options
 from hodiff.errors import CheckError, InputError
 
 
@@ -33,6 +34,7 @@ def assert_differentiable(f: Any, inputs: Any, *, order: int = 2, **options: Any
     """
     # Test runners that honour this name show the line of the test instead of hodiff's own.
     __tracebackhide__ = True
+    require_options(assert_differentiable, check, options)
     try:
         report = check(f, inputs, order=order, **options)
     except InputError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
@@ -30,14 +30,35 @@ class Default:
 def with_defaults(owner: type, options: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """All options by name, validated, or by their defaults; a TypeError names the one nearest to a mistyped one."""
     parameters, validators = _declared(options)
-    for name in given.keys() - parameters.keys():
-        known = [each.name for each in inspect.signature(owner).parameters.values() if each.kind is each.KEYWORD_ONLY]
-        near = difflib.get_close_matches(name, known, 1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}."
-        raise TypeError(f"{owner.__name__}() got an unexpected keyword argument {name!r}; {remedy}")
+    _require_known(owner, given, parameters)
     for name, value in given.items():
         validators[name](owner.__name__, name, value)
     return {name: given.get(name, parameter.default) for name, parameter in parameters.items()}
+
+
+def require_options(caller: Callable[..., Any], takes: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse options that `takes`, to which the caller hands them on, does not have, in the name of the caller."""
+    _require_known(caller, given, _keywords(takes), (*_keywords(caller), *_keywords(takes)))
+
+
+def _require_known(
+    owner: Callable[..., Any], given: Iterable[str], taken: Iterable[str], known: Iterable[str] | None = None
+) -> None:
+    """Raise a TypeError for an option that is not taken, with the nearest of the known ones, or all of them."""
+    for name in given:
+        if name not in taken:
+            names = list(_keywords(owner) if known is None else known)
+            near = difflib.get_close_matches(name, names, 1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names)}."
+            raise TypeError(f"{owner.__name__}() got an unexpected keyword argument {name!r}; {remedy}")
+
+
+@functools.cache
+def _keywords(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The options in a signature."""
+    return tuple(
+        each.name for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY
+    )
 
 
 def shows(options: type) -> Callable[[F], F]:

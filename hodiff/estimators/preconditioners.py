@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.keyword_options import require_options
 from hodiff.common.options import require_amount, require_int
 from hodiff.errors import InputError
 from hodiff.estimators.diagonal import diagonal
@@ -43,6 +44,7 @@ def jacobi_preconditioner(A: Any, damping: float = 0.0, *, floor: float = 1e-3, 
 
     Source: Saad, "Iterative methods for sparse linear systems" (SIAM 2003), section 10.2.
     """
+    require_options(jacobi_preconditioner, diagonal, options)
     require_amount("jacobi_preconditioner", "damping", damping)
     require_amount("jacobi_preconditioner", "floor", floor, positive=True)
     if floor > 1:

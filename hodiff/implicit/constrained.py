@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.keyword_options import require_options
 from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree, flatten_primals
 from hodiff.errors import InputError
@@ -64,6 +65,7 @@ def equality_argmin(
     for name in ("symmetric", "has_aux"):
         if name in options:
             raise InputError(f"equality_argmin: {name}: expected none, got {options[name]!r}; leave it out.")
+    require_options(equality_argmin, root, options)
 
     def conditions(point: tuple[PyTree, PyTree], *params: Any) -> tuple[PyTree, PyTree]:
         x, y = point
@@ -122,6 +124,7 @@ def proximal_argmin(
     Source: Q. Bertrand et al., "Implicit differentiation of lasso-type models", ICML 2020, section 3; M. Blondel et
     al., "Efficient and modular implicit differentiation", NeurIPS 2022, section 2.2.
     """
+    require_options(proximal_argmin, fixed_point, options)
     require_callable("proximal_argmin", objective=objective, proximal=proximal, solver=solver or anderson)
     require_positive("proximal_argmin", step_size=step_size)
     slope = gradient("proximal_argmin", objective)
@@ -179,6 +182,7 @@ def projected_argmin(
 
     Source: M. Blondel et al., "Efficient and modular implicit differentiation", NeurIPS 2022, equation 9.
     """
+    require_options(projected_argmin, fixed_point, options)
     require_callable("projected_argmin", objective=objective, projection=projection)
     return proximal_argmin(
         objective, lambda x, _, *params: projection(x, *params), solver, step_size=step_size, **options

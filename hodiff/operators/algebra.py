@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.keyword_options import require_options
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.estimators.solve import Solution
+from hodiff.estimators.solve import Solution, solve
 from hodiff.operators.base import LinearOperator, require_operator
 from hodiff.operators.inverse import Solutions
 from hodiff.operators.restriction import leaves_named, subspace
@@ -189,6 +190,7 @@ class InverseOperator(LinearOperator):
         **options: Any,
     ):
         require_operator(A, "InverseOperator", "A")
+        require_options(InverseOperator, solve, options)
         self._solutions = Solutions(A, method, {"damping": damping, "tol": tol, "throw": throw, **options})
         super().__init__(A.codomain, A.domain, symmetric=A.symmetric)
         self.operator = A

@@ -1,0 +1,44 @@
+"""Options that a function hands on are refused in its own name, when it is called."""
+
+import pytest
+import torch
+
+import hodiff
+from hodiff.estimators import jacobi_preconditioner
+from hodiff.implicit import equality_argmin, projected_argmin, proximal_argmin
+from hodiff.operators import MatrixOperator
+
+
+def objective(x):
+    return (x * x).sum()
+
+
+MISTYPED = {
+    "InverseOperator": (lambda: MatrixOperator(torch.eye(2)).inverse("cg", max_iter=5), "max_iterations"),
+    "jacobi_preconditioner": (lambda: jacobi_preconditioner(torch.eye(2), 0.1, product=6), "products"),
+    "equality_argmin": (lambda: equality_argmin(objective, torch.sum, max_iteration=3), "max_iterations"),
+    "proximal_argmin": (lambda: proximal_argmin(objective, lambda x, t: x, stepsize=3), "step_size"),
+    "projected_argmin": (lambda: projected_argmin(objective, lambda x: x, thro=3), "throw"),
+    "assert_differentiable": (lambda: hodiff.assert_differentiable(torch.sin, torch.ones(2), sead=3), "seed"),
+}
+
+
+@pytest.mark.parametrize("name", MISTYPED)
+def test_the_function_that_was_called_refuses_an_unknown_option(name):
+    call, meant = MISTYPED[name]
+    with pytest.raises(
+        TypeError, match=rf"^{name}\(\) got an unexpected keyword argument '\w+'; did you mean '{meant}'"
+    ):
+        call()
+
+
+def test_all_options_are_named_where_none_is_near():
+    with pytest.raises(TypeError, match=r"'zzz'; it takes floor, method, .*products"):
+        jacobi_preconditioner(torch.eye(2), zzz=1)
+    with pytest.raises(TypeError, match=r"InverseOperator\(\) .*'tolerance'; it takes damping, tol, .*max_iterations"):
+        MatrixOperator(torch.eye(2)).inverse("cg", tolerance=1)
+
+
+def test_options_that_are_known_are_handed_on():
+    A = MatrixOperator(torch.eye(2), symmetric=True)
+    torch.testing.assert_close(A.inverse("cg", max_iterations=5, atol=0.0) @ torch.ones(2), torch.ones(2))
