@@ -10,6 +10,10 @@ from hodiff.corrections import (
     once_differentiable,
     pooling,
 )
+from hodiff.corrections.declining import INVALID as INVALID
+from hodiff.corrections.declining import UNNEEDED as UNNEEDED
+from hodiff.corrections.declining import Declined as Declined
+from hodiff.corrections.declining import unable as unable
 from hodiff.corrections.distances import cdist
 from hodiff.corrections.indexing import cumulative, embedding, reductions, splits, strides
 from hodiff.corrections.linalg import determinants, eigenvectors, reflectors, solve, symmetric
@@ -17,10 +21,6 @@ from hodiff.corrections.losses import constant_targets, cross_entropy, ctc, marg
 from hodiff.corrections.mode import Corrections as Corrections
 from hodiff.corrections.mode import corrected as corrected
 from hodiff.corrections.recurrent import networks, packing
-from hodiff.corrections.refusals import INVALID as INVALID
-from hodiff.corrections.refusals import UNNEEDED as UNNEEDED
-from hodiff.corrections.refusals import Refusal as Refusal
-from hodiff.corrections.refusals import unable as unable
 from hodiff.corrections.registry import Correction as Correction
 from hodiff.corrections.registry import register as register
 from hodiff.corrections.registry import table as table

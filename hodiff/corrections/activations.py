@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.refusals import INVALID, UNNEEDED, unable
+from hodiff.corrections.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.refusals import UNNEEDED, Refusal, unable
+from hodiff.corrections.declining import UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.functions.logistic import Logistic
 from hodiff.routes import ROUTES
@@ -35,7 +35,7 @@ def _is_new(*_: Any, out: Any = None, **__: Any) -> bool:
     return out is None
 
 
-def _refused(*inputs: Tensor) -> Refusal:
+def _declined(*inputs: Tensor) -> Declined:
     return unable("numbers are complex") if any(each.is_complex() for each in inputs) else UNNEEDED
 
 
@@ -50,7 +50,7 @@ def _refused(*inputs: Tensor) -> Refusal:
 )
 def _logaddexp(input: Tensor, other: Tensor) -> Any:
     if not (input.is_floating_point() and other.is_floating_point()):
-        return _refused(input, other)
+        return _declined(input, other)
     return LogAddExp.call(input, other)
 
 
@@ -65,7 +65,7 @@ def _logaddexp(input: Tensor, other: Tensor) -> Any:
 )
 def _logcumsumexp(input: Tensor, dim: int) -> Any:
     if not input.is_floating_point():
-        return _refused(input)
+        return _declined(input)
     if not input.dim():
         return input.clone()
     y, step = input.movedim(dim, -1), 1

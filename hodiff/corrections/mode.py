@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from hodiff.corrections.refusals import UNNEEDED, Refusal, unable
+from hodiff.corrections.declining import UNNEEDED, Declined, unable
 from hodiff.corrections.registry import CORRECTIONS, Correction
 from hodiff.errors import HodiffError, InputError
 
@@ -57,17 +57,17 @@ class Corrections(TorchFunctionMode):
             or (correction.kind == "slow" and not self._pays(correction.least_elements, args, kwargs))
         ):
             return func(*args, **kwargs)
-        result = _value_or_refusal(correction.rule, func, args, kwargs)
-        if not isinstance(result, Refusal):
+        result = _value_or_declined(correction.rule, func, args, kwargs)
+        if not isinstance(result, Declined):
             return result
-        return self.refused(correction, result, func, args, kwargs)
+        return self.declined(correction, result, func, args, kwargs)
 
-    def refused(self, correction: Correction, refusal: Refusal, func: Any, args: Any, kwargs: Any) -> Any:
-        """What becomes of a call that its rule refuses, decided here alone: torch's own function, whatever the reason.
+    def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call that its rule declined: by torch's own function, whatever the reason. This is the one place to change.
 
         Args:
             correction: The entry of the rule.
-            refusal: Why it refuses: `torch_is_right` says whether torch's derivatives of this call are to be trusted.
+            why: The reason; `torch_is_right` says whether torch's derivatives of this call are to be trusted.
             func: The torch function.
             args: Its arguments.
             kwargs: Its arguments by keyword.
@@ -75,7 +75,7 @@ class Corrections(TorchFunctionMode):
         Returns:
             Its value.
         """
-        del correction, refusal
+        del correction, why
         return func(*args, **kwargs)
 
     def _pays(self, least_elements: int, args: Any, kwargs: Any) -> bool:
@@ -86,7 +86,7 @@ class Corrections(TorchFunctionMode):
         return self.many or not least_elements or (args[0] if args else kwargs["input"]).numel() >= least_elements
 
 
-def _value_or_refusal(rule: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
+def _value_or_declined(rule: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
     """What a rule returns; for arguments that torch does not take either, torch's own error."""
     if torch.compiler.is_compiling():
         result = rule(*args, **kwargs)

@@ -32,7 +32,7 @@ _OFFERS = ("has_torch_function", "has_torch_function_unary", "has_torch_function
 
 def _twin(function: Any) -> Callable[..., Any]:
     """The same code, which offers itself to no mode."""
-    replaced = {**dict.fromkeys(_OFFERS, _decline), in_projections.__name__: _projections}
+    replaced = {**dict.fromkeys(_OFFERS, _no_offer), in_projections.__name__: _projections}
     surroundings = {**function.__globals__, **replaced}
     # Without a name, dynamo does not look the globals up in the module that they come from.
     del surroundings["__name__"]
@@ -42,7 +42,7 @@ def _twin(function: Any) -> Callable[..., Any]:
     return twin
 
 
-def _decline(*_: Any) -> bool:
+def _no_offer(*_: Any) -> bool:
     return False
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff import functions
-from hodiff.corrections.refusals import INVALID, UNNEEDED, Refusal, unable
+from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.functions.normalization.formulas import wide
 from hodiff.routes import FORWARD_INSIDE, ROUTES
@@ -56,7 +56,7 @@ def _native_layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
     y = _layer_norm(input, normalized_shape, weight, bias, eps)
-    if isinstance(y, Refusal):
+    if isinstance(y, Declined):
         return y
     weight, bias = (None if each is None else each.detach() for each in (weight, bias))
     return y, *torch.native_layer_norm(input.detach(), normalized_shape, weight, bias, eps)[1:]
@@ -194,7 +194,7 @@ def _native_batch_norm(
     if not training:
         return UNNEEDED  # right, and the kernel alone knows which statistics it returns
     y = _batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
-    if isinstance(y, Refusal):
+    if isinstance(y, Declined):
         return y
     # Torch takes these two for constants.
     variance, mean = torch.var_mean(wide(input.detach()), [0, *range(2, input.dim())], correction=0)
@@ -220,7 +220,7 @@ def _batch_norm_with_update(
     eps: float,
 ) -> Any:
     y = _batch_norm(input, None, None, weight, bias, True, momentum, eps)
-    if isinstance(y, Refusal):
+    if isinstance(y, Declined):
         return y
     weight, bias = (None if each is None else each.detach() for each in (weight, bias))
     others = batch_norm_with_update(input.detach(), weight, bias, running_mean, running_var, momentum, eps)

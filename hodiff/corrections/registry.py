@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.overrides import resolve_name
 
-from hodiff.corrections.refusals import UNNEEDED
+from hodiff.corrections.declining import UNNEEDED
 from hodiff.errors import InputError
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
@@ -24,7 +24,7 @@ class Correction:
 
     Attributes:
         name: The torch function, as users write it.
-        rule: Takes its arguments and returns its value, or a `Refusal`.
+        rule: Takes its arguments and returns its value, or a `Declined`.
         kind: "wrong" or "missing", which every `corrected()` mends, or "slow", which hodiff's own transforms spare
             where it pays.
         reason: What is amiss with torch's derivatives.
@@ -96,7 +96,7 @@ def register(
 
     Returns:
         The decorator. It returns the rule, which takes the arguments of the torch function and returns its value, made
-        of operators that torch differentiates rightly. A rule refuses a call by returning a `Refusal`:
+        of operators that torch differentiates rightly. A rule declines a call by returning a `Declined`:
         `hodiff.corrections.UNNEEDED` where torch is right, `hodiff.corrections.unable(because)` where it is not.
         `NotImplemented` stands for the former.
 
@@ -125,7 +125,7 @@ def register(
     def enter(rule: Rule) -> Rule:
         if not callable(rule):
             raise InputError(f"register: rule: expected a callable, got {type(rule).__name__}.")
-        inside = rule if covers is None else _refusing(rule, covers)
+        inside = rule if covers is None else _declining(rule, covers)
         entry = Correction(title, inside, kind, reason, tuple(routes), reference, least_elements, mended)
         (MENDED if entry.stands_aside else CORRECTIONS).update(dict.fromkeys(functions, entry))
         return rule
@@ -133,13 +133,13 @@ def register(
     return enter
 
 
-def _refusing(rule: Callable[..., Any], covers: Callable[..., bool]) -> Callable[..., Any]:
-    """The rule, which refuses what it is not needed for."""
+def _declining(rule: Callable[..., Any], covers: Callable[..., bool]) -> Callable[..., Any]:
+    """The rule, which declines what it is not needed for."""
 
-    def refusing(*args: Any, **kwargs: Any) -> Any:
+    def declining(*args: Any, **kwargs: Any) -> Any:
         return rule(*args, **kwargs) if covers(*args, **kwargs) else UNNEEDED
 
-    return refusing
+    return declining
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -179,13 +179,13 @@ def test_a_rule_that_fails_is_not_hidden():
 
 @pytest.fixture
 def strict():
-    """The mode with one method changed: what torch may have wrong is refused."""
+    """The mode with one method changed: a call that torch may have wrong raises."""
 
     class Strict(hodiff.corrections.Corrections):
-        def refused(self, correction, refusal, func, args, kwargs):
-            result = super().refused(correction, refusal, func, args, kwargs)
-            if not refusal.torch_is_right:
-                raise hodiff.RouteError(f"{correction.name}: not corrected, because {refusal.because}.")
+        def declined(self, correction, why, func, args, kwargs):
+            result = super().declined(correction, why, func, args, kwargs)
+            if not why.torch_is_right:
+                raise hodiff.RouteError(f"{correction.name}: not corrected, because {why.because}.")
             return result
 
     yield Strict()

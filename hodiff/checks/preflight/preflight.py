@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from hodiff.checks.audit.on_file import audit_on_file
 from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.preflight.function_defects import FunctionDefect, function_defects
-from hodiff.corrections import Corrections, Refusal
+from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.registry import CORRECTIONS, Correction
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
@@ -148,15 +148,15 @@ def _recording(tensor: Tensor) -> Tensor:
 
 
 class _Corrections(Corrections):
-    """Notes the torch functions of which a rule refused a call."""
+    """Notes the torch functions of which a rule declined a call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.without_rule: set[Any] = set()
 
-    def refused(self, correction: Correction, refusal: Refusal, func: Any, args: Any, kwargs: Any) -> Any:
+    def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
         self.without_rule.add(func)
-        return super().refused(correction, refusal, func, args, kwargs)
+        return super().declined(correction, why, func, args, kwargs)
 
 
 class _Listener(TorchFunctionMode):

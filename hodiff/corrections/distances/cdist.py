@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hodiff.corrections.declining import INVALID
 from hodiff.corrections.distances.euclidean import EuclideanDistances
-from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.refusals import UNNEEDED, unable
+from hodiff.corrections.declining import UNNEEDED, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.refusals import INVALID, UNNEEDED, Refusal, unable
+from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.wrapped_tensors import is_batched
@@ -20,7 +20,7 @@ _REASON = "no forward rule, and no second derivative with weights of samples or 
 _REFERENCE = "sums and maxima of rows are linear in them"
 
 
-def _refused(weight: Tensor, max_norm: Any, scale_grad_by_freq: Any, sparse: Any, padding_idx: Any) -> Refusal | None:
+def _declined(weight: Tensor, max_norm: Any, scale_grad_by_freq: Any, sparse: Any, padding_idx: Any) -> Declined | None:
     """What no rule for rows of a weight knows."""
     if not weight.is_floating_point() or weight.dim() != 2:
         return INVALID
@@ -48,9 +48,9 @@ def _embedding_bag(
     padding_idx: int | None = None,
 ) -> Any:
     del norm_type
-    refused = _refused(weight, max_norm, scale_grad_by_freq, sparse, padding_idx)
-    if refused is not None:
-        return refused
+    declined = _declined(weight, max_norm, scale_grad_by_freq, sparse, padding_idx)
+    if declined is not None:
+        return declined
     if input.is_nested:
         return unable("the input is nested")
     if input.is_floating_point() or mode not in _MODES or (input.dim(), offsets is None) not in ((1, False), (2, True)):
@@ -96,7 +96,7 @@ def _embedding_bag_by_number(
         include_last_offset=include_last_offset,
         padding_idx=padding_idx,
     )
-    if isinstance(output, Refusal):
+    if isinstance(output, Declined):
         return output
     constants = (weight.detach(), indices, offsets, scale_grad_by_freq, mode, sparse)
     weights = None if per_sample_weights is None else per_sample_weights.detach()
@@ -175,8 +175,8 @@ def _embedding(
     del norm_type
     if padding_idx is None:
         return UNNEEDED
-    refused = _refused(weight, max_norm, scale_grad_by_freq, sparse, padding_idx)
-    if refused is not None:
-        return refused
+    declined = _declined(weight, max_norm, scale_grad_by_freq, sparse, padding_idx)
+    if declined is not None:
+        return declined
     rows = F.embedding(input, weight)
     return torch.where((input == padding_idx % weight.shape[0]).unsqueeze(-1), rows.detach(), rows)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.corrections.declining import INVALID, Declined
 from hodiff.corrections.indexing.cumulative import products_by_index
-from hodiff.corrections.refusals import INVALID, Refusal
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
@@ -69,7 +69,7 @@ def _scatter_reduce_(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
     result = _scatter_reduce(input.clone(), dim, index, src, reduce, include_self=include_self)
-    return result if isinstance(result, Refusal) else input.copy_(result)
+    return result if isinstance(result, Declined) else input.copy_(result)
 
 
 @register(
@@ -89,7 +89,7 @@ def _index_reduce(
         return INVALID
     if input.dim() == 0:
         result = _index_reduce(input[None], 0, index.reshape(1), source[None], reduce, include_self=include_self)
-        return result if isinstance(result, Refusal) else result[0]
+        return result if isinstance(result, Declined) else result[0]
     axis = dim % input.dim()
     sizes = [*input.shape[:axis], index.numel(), *input.shape[axis + 1 :]]
     if list(source.shape) != sizes:
@@ -112,7 +112,7 @@ def _index_reduce_(
     input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
     result = _index_reduce(input.clone(), dim, index, source, reduce, include_self=include_self)
-    return result if isinstance(result, Refusal) else input.copy_(result)
+    return result if isinstance(result, Declined) else input.copy_(result)
 
 
 _INDEX_REDUCTIONS = ("prod", "mean", "amax", "amin")

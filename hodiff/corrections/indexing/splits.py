@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.refusals import INVALID
+from hodiff.corrections.declining import INVALID
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.wrapped_tensors import below_derivatives, is_wrapped

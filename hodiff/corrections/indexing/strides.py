@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.refusals import INVALID, unable
+from hodiff.corrections.declining import INVALID, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.corrections.declining import INVALID
 from hodiff.corrections.linalg.elimination import determinant_by_elimination, determinant_of_few, is_nearly_singular
 from hodiff.corrections.linalg.factored import FactoredSolve, factors, for_lapack, in_front, named
-from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE
 from hodiff.rules.any_order import AnyOrderFunction

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.corrections.declining import INVALID
 from hodiff.corrections.linalg.factored import for_lapack, named, solve
 from hodiff.corrections.linalg.symmetric import diagonal, inverse_gaps, refuse_phases
-from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp

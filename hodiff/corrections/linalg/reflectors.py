@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.corrections.declining import INVALID
 from hodiff.corrections.linalg.factored import for_lapack
-from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.corrections.declining import INVALID, Declined
 from hodiff.corrections.linalg.factored import FactoredSolve, factors, for_lapack, named
-from hodiff.corrections.refusals import INVALID, Refusal
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 
@@ -28,7 +28,7 @@ _solves = partial(
 @_solves(torch.linalg.solve)
 def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
     result = _solve_ex(A, B, left=left, check_errors=True)
-    return result if isinstance(result, Refusal) else result[0]
+    return result if isinstance(result, Declined) else result[0]
 
 
 @_solves(torch.linalg.solve_ex)
@@ -60,7 +60,7 @@ def _tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Any
     if math.prod(shape) != B.numel():
         return INVALID
     result = _solve(A.reshape(B.numel(), B.numel()), B.flatten())
-    return result if isinstance(result, Refusal) else result.reshape(shape)
+    return result if isinstance(result, Declined) else result.reshape(shape)
 
 
 @register(

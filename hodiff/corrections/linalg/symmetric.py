@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.corrections.declining import INVALID
 from hodiff.corrections.linalg.factored import for_lapack, named
-from hodiff.corrections.refusals import INVALID
 from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.refusals import INVALID, UNNEEDED, Refusal, unable
+from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.functions import log_sigmoid
 from hodiff.torch_internals.forward_mode import in_forward_mode
@@ -21,7 +21,7 @@ from hodiff.torch_internals.transforms import in_transform
 _REDUCE: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda each: each, "mean": torch.mean, "sum": torch.sum}
 
 
-def _refused(input: Tensor, target: Tensor, size_average: Any, reduce: Any, reduction: str) -> Refusal | None:
+def _declined(input: Tensor, target: Tensor, size_average: Any, reduce: Any, reduction: str) -> Declined | None:
     """What the rules do not know, or are not needed for: without a tangent torch is right."""
     if not (in_transform() or in_forward_mode()):
         return UNNEEDED
@@ -49,9 +49,9 @@ def _mse_loss(
 ) -> Any:
     if weight is not None:
         return UNNEEDED  # torch has operators of its own for that
-    refused = _refused(input, target, size_average, reduce, reduction)
-    if refused is not None:
-        return refused
+    declined = _declined(input, target, size_average, reduce, reduction)
+    if declined is not None:
+        return declined
     return _REDUCE[reduction]((input - target).square())
 
 
@@ -71,9 +71,9 @@ def _binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Any:
-    refused = _refused(input, target, size_average, reduce, reduction)
-    if refused is not None:
-        return refused
+    declined = _declined(input, target, size_average, reduce, reduction)
+    if declined is not None:
+        return declined
     hits = log_sigmoid(input) if pos_weight is None else (1 + (pos_weight - 1) * target) * log_sigmoid(input)
     loss = (1 - target) * input - hits
     return _REDUCE[reduction](loss if weight is None else loss * weight)

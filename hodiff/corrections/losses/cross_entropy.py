@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff import functions
-from hodiff.corrections.refusals import UNNEEDED
+from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.refusals import INVALID
+from hodiff.corrections.declining import INVALID
 from hodiff.corrections.registry import register
 from hodiff.functions.losses.losses import REDUCTIONS
 from hodiff.routes import ROUTES

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.refusals import INVALID, Refusal, unable
+from hodiff.corrections.declining import INVALID, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.functions.logarithms import LogSigmoid
 from hodiff.functions.losses.losses import REDUCTIONS, Huber
@@ -31,7 +31,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
     return {"mean": Tensor.mean, "sum": Tensor.sum}[reduction](losses) if reduction != "none" else losses
 
 
-def _refused(input: Tensor, target: Tensor, reduction: str, *deprecated: Any) -> Refusal | None:
+def _declined(input: Tensor, target: Tensor, reduction: str, *deprecated: Any) -> Declined | None:
     """What no rule for a target of the input's kind knows."""
     if not input.is_floating_point() or reduction not in REDUCTIONS:
         return INVALID
@@ -44,9 +44,9 @@ def _refused(input: Tensor, target: Tensor, reduction: str, *deprecated: Any) ->
 def _huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
 ) -> Any:
-    refused = _refused(input, target, reduction)
-    if refused is not None:
-        return refused
+    declined = _declined(input, target, reduction)
+    if declined is not None:
+        return declined
     if not isinstance(delta, (int, float)) or delta <= 0 or (weight is not None and weight.shape != input.shape):
         return INVALID
     if input.shape != target.shape:
@@ -59,9 +59,9 @@ def _huber_loss(
 def _soft_margin_loss(
     input: Tensor, target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
 ) -> Any:
-    refused = _refused(input, target, reduction, size_average, reduce)
-    if refused is not None:
-        return refused
+    declined = _declined(input, target, reduction, size_average, reduce)
+    if declined is not None:
+        return declined
     return _reduced(-LogSigmoid.call(target * input), reduction)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
 from hodiff.corrections.recurrent.unrolled import GRU, LSTM, RELU, TANH, Cell, Stack
-from hodiff.corrections.refusals import INVALID, UNNEEDED, Refusal
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.autocast import autocast_like_torch
@@ -52,7 +52,7 @@ def _padded(
     sequence = input.transpose(0, 1) if batch_first else input
     stack = Stack(cell, has_biases, num_layers, dropout if train else 0.0, 1 + bidirectional)
     found = _differentiable(stack, sequence, None, sequence.shape[1], hx, params)
-    if isinstance(found, Refusal) or not batch_first:
+    if isinstance(found, Declined) or not batch_first:
         return found
     return (found[0].transpose(0, 1), *found[1:])
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.refusals import UNNEEDED, Refusal, unable
+from hodiff.corrections.declining import UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 
@@ -34,7 +34,7 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     if inplace:
         return unable("the result is written into the input")
     dropped = _native_dropout(input, p, training)
-    return dropped if isinstance(dropped, Refusal) else dropped[0]
+    return dropped if isinstance(dropped, Declined) else dropped[0]
 
 
 @_no_forward(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.refusals import INVALID, unable
+from hodiff.corrections.declining import INVALID, unable
 from hodiff.corrections.registry import register
 from hodiff.corrections.sampling.interpolation import MODES, PADDINGS, sample
 from hodiff.routes import FORWARD_INSIDE, ROUTES

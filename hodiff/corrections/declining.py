@@ -1,4 +1,4 @@
-"""How a rule refuses a call: one vocabulary, which the mode reads in one place."""
+"""How a rule declines a call, and says why; `Corrections.declined` decides what runs instead."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """What a rule returns in place of a value: the call is not for it, and why.
+class Declined:
+    """What a rule returns in place of a value: it declines the call, and why.
 
     Attributes:
         torch_is_right: Whether torch's own derivatives of this call are right. If not, the call is one that the rule
@@ -20,13 +20,13 @@ class Refusal:
 
 
 # No rule is needed: torch differentiates such a call rightly, or it has no derivatives.
-UNNEEDED = Refusal(True, "torch differentiates such a call rightly")
+UNNEEDED = Declined(True, "torch differentiates such a call rightly")
 # Arguments that torch refuses as well, with the better error.
-INVALID = Refusal(False, "its arguments do not fit together")
+INVALID = Declined(False, "its arguments do not fit together")
 
 
-def unable(because: str) -> Refusal:
-    """Refuse a call that torch takes and differentiates wrongly, or not at all.
+def unable(because: str) -> Declined:
+    """Decline a call that torch takes and differentiates wrongly, or not at all.
 
     Args:
         because: What the rule does not know, as the end of a sentence that begins with "because".
@@ -39,4 +39,4 @@ def unable(because: str) -> Refusal:
         >>> unable("the result is written into the input").torch_is_right
         False
     """
-    return Refusal(False, because)
+    return Declined(False, because)
