@@ -22,6 +22,7 @@ from hodiff.corrections.mode import Corrections as Corrections
 from hodiff.corrections.mode import corrected as corrected
 from hodiff.corrections.recurrent import networks, packing
 from hodiff.corrections.registry import Correction as Correction
+from hodiff.corrections.registry import keep_as_own
 from hodiff.corrections.registry import register as register
 from hodiff.corrections.registry import table as table
 from hodiff.corrections.registry import unregister as unregister
@@ -42,3 +43,5 @@ FAMILIES = {
     "sampling": (dropout, grid_sample),
     "sums in the log domain": (logarithms,),
 }
+
+keep_as_own()

@@ -63,7 +63,7 @@ class Corrections(TorchFunctionMode):
         return self.declined(correction, result, func, args, kwargs)
 
     def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call that its rule declined: by torch's own function, whatever the reason. This is the one place to change.
+        """Run a call that its rule declined. This one method decides how: by torch's own function, whatever the reason.
 
         Args:
             correction: The entry of the rule.

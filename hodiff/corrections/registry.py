@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -60,9 +60,13 @@ class Row(NamedTuple):
     mended: str = ""
 
 
-# What the mode looks up at every call, and what stands aside: decided once, when a rule is entered.
+# What the mode looks up at every call.
 CORRECTIONS: dict[Callable[..., Any], Correction] = {}
-MENDED: dict[Callable[..., Any], Correction] = {}
+
+# All rules entered for a torch function, the newest last; the newest that does not stand aside is in `CORRECTIONS`.
+_ENTERED: dict[Callable[..., Any], list[Correction]] = {}
+# How many of them are hodiff's own.
+_OWN: dict[Callable[..., Any], int] = {}
 
 
 def register(
@@ -78,7 +82,8 @@ def register(
 ) -> Callable[[Rule], Rule]:
     r"""Decorator that enters a rule in place of a torch function: the one way in, for hodiff's rules and for yours.
 
-    Inside `hodiff.corrected()`, and so in every transform of hodiff, a call of the torch function runs the rule.
+    Inside `hodiff.corrected()`, and so in every transform of hodiff, a call of the torch function runs the rule. The
+    newest rule of a function is in force; `unregister` brings back the one before, such as hodiff's own.
 
     Args:
         *functions: The torch function, by all the names it is called by: `torch.relu`, `torch.Tensor.relu`,
@@ -113,11 +118,7 @@ def register(
         'SqrtBackward0'
         >>> hodiff.corrections.unregister(torch.hypot)
     """
-    if not functions:
-        raise InputError("register: functions: expected at least one torch function, got none.")
-    for function in functions:
-        if not callable(function):
-            raise InputError(f"register: functions: expected callables, got {type(function).__name__}.")
+    _require_functions("register", functions)
     if kind not in KINDS:
         raise InputError(f"register: kind: expected one of {KINDS}, got {kind!r}.")
     title = name or _name_of(functions[-1])
@@ -127,7 +128,9 @@ def register(
             raise InputError(f"register: rule: expected a callable, got {type(rule).__name__}.")
         inside = rule if covers is None else _declining(rule, covers)
         entry = Correction(title, inside, kind, reason, tuple(routes), reference, least_elements, mended)
-        (MENDED if entry.stands_aside else CORRECTIONS).update(dict.fromkeys(functions, entry))
+        for function in dict.fromkeys(functions):
+            _ENTERED.setdefault(function, []).append(entry)
+            _put_in_force(function)
         return rule
 
     return enter
@@ -142,6 +145,18 @@ def _declining(rule: Callable[..., Any], covers: Callable[..., bool]) -> Callabl
     return declining
 
 
+def _require_functions(caller: str, functions: Sequence[Any]) -> None:
+    """Refuse no functions at all, and what is none."""
+    if not functions:
+        raise InputError(f"{caller}: functions: expected at least one torch function, got none.")
+    for function in functions:
+        if not callable(function):
+            raise InputError(
+                f"{caller}: functions: expected callables, got {type(function).__name__} {function!r}. Pass the torch "
+                "functions themselves, such as torch.cosh."
+            )
+
+
 def _name_of(function: Callable[..., Any]) -> str:
     """The name by which users call a torch function."""
     name = resolve_name(function) or function.__name__
@@ -151,22 +166,51 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def unregister(*functions: Callable[..., Any]) -> None:
-    """Remove the rules of torch functions; those without one are passed over.
+    """Remove the newest of your rules of each function; what was in force before it is so again.
+
+    hodiff's own rules stay: `correct=False` is the way to torch's own derivatives.
 
     Args:
-        *functions: The torch functions.
+        *functions: The torch functions, each by all the names that its rule was registered under.
+
+    Raises:
+        InputError: If one is not callable, or has no rule but hodiff's own. Then none is removed.
     """
+    _require_functions("unregister", functions)
+    functions = tuple(dict.fromkeys(functions))
     for function in functions:
+        if len(_ENTERED.get(function, ())) > _OWN.get(function, 0):
+            continue
+        got = "only hodiff's own, which stays" if function in _OWN else "none"
+        raise InputError(
+            f"unregister: functions: expected functions with a rule that you registered, got {_name_of(function)} with "
+            f"{got}. Pass the functions that you gave to register; correct=False leaves hodiff's rules out."
+        )
+    for function in functions:
+        _ENTERED[function].pop()
+        _put_in_force(function)
+
+
+def _put_in_force(function: Callable[..., Any]) -> None:
+    """Let the mode find the newest rule that does not stand aside."""
+    entry = next((each for each in reversed(_ENTERED[function]) if not each.stands_aside), None)
+    if entry is None:
         CORRECTIONS.pop(function, None)
-        MENDED.pop(function, None)
+    else:
+        CORRECTIONS[function] = entry
+
+
+def keep_as_own() -> None:
+    """Make the rules entered so far hodiff's own, which `unregister` does not remove."""
+    _OWN.update((function, len(entries)) for function, entries in _ENTERED.items())
 
 
 def table() -> list[Row]:
     """What is corrected, by which routes, why and whence.
 
     Returns:
-        A row for each torch function, sorted by name. One with a version in `mended` is corrected in older versions of
-        torch only.
+        A row for each rule in force, sorted by the torch function's name. One with a version in `mended` is corrected
+        in older versions of torch only.
 
     Example:
         >>> import hodiff
@@ -176,5 +220,14 @@ def table() -> list[Row]:
     """
     return sorted({
         Row(each.name, each.kind, each.routes, each.reason, each.reference, each.mended)
-        for each in (*CORRECTIONS.values(), *MENDED.values())
+        for entries in _ENTERED.values()
+        for each in _in_force_or_aside(entries)
     })
+
+
+def _in_force_or_aside(entries: list[Correction]) -> Iterator[Correction]:
+    """The rule in force, and newer ones that stand aside."""
+    for each in reversed(entries):
+        yield each
+        if not each.stands_aside:
+            return

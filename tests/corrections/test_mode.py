@@ -141,16 +141,11 @@ def test_compiled_inside_and_around():
         assert right(torch.compile(torch.func.grad(along), backend="aot_eager")(X))
 
 
-@pytest.fixture
-def hypot():
+def test_registering():
+    @register(torch.hypot, reason="a test", routes=hodiff.ROUTES, reference="none")
     def rule(input, other):
         return (input**2 + other**2).sqrt() if other.dim() else NotImplemented
 
-    yield register(torch.hypot, reason="a test", routes=hodiff.ROUTES, reference="none")(rule)
-    unregister(torch.hypot)
-
-
-def test_registering(hypot):
     three, four = torch.tensor(3.0, requires_grad=True), torch.tensor([4.0])
     with hodiff.corrected():
         assert torch.hypot(three, four).grad_fn.name() == "SqrtBackward0"
@@ -188,24 +183,31 @@ def strict():
                 raise hodiff.RouteError(f"{correction.name}: not corrected, because {why.because}.")
             return result
 
-    yield Strict()
-    unregister(torch.hypot)
+    return Strict()
 
 
-def enter_hypot(answer, **options):
-    def rule(input, other):
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+@pytest.fixture
+def enter_hypot():
+    entered = []
 
-    register(torch.hypot, reason="a test", **options)(rule)
+    def enter(answer, **options):
+        def rule(input, other):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        entered.append(register(torch.hypot, reason="a test", **options)(rule))
+
+    yield enter
+    for _ in entered:
+        unregister(torch.hypot)
 
 
 ONES = torch.ones(2)
 
 
 @pytest.mark.parametrize("answer", [UNNEEDED, NotImplemented, "not covered"])
-def test_what_needs_no_rule_is_left_to_torch(answer, strict):
+def test_what_needs_no_rule_is_left_to_torch(answer, strict, enter_hypot):
     enter_hypot(answer, covers=(lambda *_: False) if answer == "not covered" else None)
     with hodiff.corrected():
         assert torch.equal(torch.hypot(ONES, ONES), ONES * 2**0.5)
@@ -221,7 +223,7 @@ def test_what_needs_no_rule_is_left_to_torch(answer, strict):
         (hodiff.InputError("hypot: expected more"), "because hypot: expected more"),
     ],
 )
-def test_what_no_rule_mends_is_decided_in_one_place(answer, because, strict):
+def test_what_no_rule_mends_is_decided_in_one_place(answer, because, strict, enter_hypot):
     """Today torch's own function runs; the reason reaches the method that decides."""
     enter_hypot(answer)
     with hodiff.corrected():
@@ -233,14 +235,12 @@ def test_what_no_rule_mends_is_decided_in_one_place(answer, because, strict):
 
 
 @pytest.mark.parametrize(("mended", "runs"), [("", True), ("2.0", False), ("99.0", True)])
-def test_a_rule_stands_aside_where_torch_is_mended(mended, runs, strict):
+def test_a_rule_stands_aside_where_torch_is_mended(mended, runs, strict, enter_hypot):
     enter_hypot(torch.zeros(()), mended=mended)
     with strict:
         assert torch.equal(torch.hypot(ONES, ONES), torch.zeros(()) if runs else ONES * 2**0.5)
     assert (torch.hypot in CORRECTIONS) == runs
     assert next(row for row in table() if row.name == "torch.hypot").mended == mended
-    unregister(torch.hypot)
-    assert "torch.hypot" not in {row.name for row in table()}
 
 
 def test_subclasses_bring_their_own_rules():

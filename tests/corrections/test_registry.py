@@ -1,0 +1,73 @@
+"""Entering rules and taking them away: the newest is in force, hodiff's own come back, wrong arguments are named."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hodiff
+from hodiff.corrections import register, table, unregister
+from hodiff.corrections.registry import CORRECTIONS
+
+ONES = torch.ones(2)
+
+
+def constant(value):
+    return lambda *_, **__: torch.tensor(value)
+
+
+def corrected_hypot():
+    with hodiff.corrected():
+        return torch.hypot(ONES, ONES)
+
+
+def test_unregistering_brings_back_hodiffs_own_rule():
+    before, rows = CORRECTIONS[F.layer_norm], table()
+    register(F.layer_norm, torch.layer_norm, reason="mine")(constant(7.0))
+    assert "mine" in {row.reason for row in table()}
+    with hodiff.corrected():
+        assert F.layer_norm(ONES, (2,)) == torch.layer_norm(ONES, (2,)) == 7
+        unregister(F.layer_norm)
+        assert F.layer_norm(ONES, (2,)).shape == ONES.shape
+        assert torch.layer_norm(ONES, (2,)) == 7
+        unregister(torch.layer_norm)
+    assert CORRECTIONS[F.layer_norm] is CORRECTIONS[torch.layer_norm] is before
+    assert table() == rows
+
+
+def test_rules_are_taken_away_newest_first():
+    register(torch.hypot, torch.hypot, reason="old")(constant(1.0))
+    register(torch.hypot, reason="new")(constant(2.0))
+    assert [row.reason for row in table() if row.name == "torch.hypot"] == ["new"]
+    assert corrected_hypot() == 2
+    unregister(torch.hypot, torch.hypot)
+    assert corrected_hypot() == 1
+    unregister(torch.hypot)
+    torch.testing.assert_close(corrected_hypot(), torch.hypot(ONES, ONES))
+    assert "torch.hypot" not in {row.name for row in table()}
+
+
+def test_a_rule_that_stands_aside_leaves_the_one_before_in_force():
+    register(torch.hypot, reason="old")(constant(1.0))
+    register(torch.hypot, reason="new", mended="2.0")(constant(2.0))
+    assert corrected_hypot() == 1
+    assert {row.reason for row in table() if row.name == "torch.hypot"} == {"old", "new"}
+    unregister(torch.hypot)
+    assert corrected_hypot() == 1
+    unregister(torch.hypot)
+    assert torch.hypot not in CORRECTIONS
+
+
+def test_unregistering_what_is_not_the_users():
+    with pytest.raises(hodiff.InputError, match=r"torch\.cosh with none"):
+        unregister(torch.cosh)
+    with pytest.raises(hodiff.InputError, match=r"layer_norm with only hodiff's own, which stays"):
+        unregister(F.layer_norm)
+    with pytest.raises(hodiff.InputError, match=r"unregister: functions: expected callables, got str 'torch\.cosh'"):
+        unregister("torch.cosh")
+    with pytest.raises(hodiff.InputError, match="unregister: functions: expected at least one"):
+        unregister()
+    register(torch.hypot, reason="mine")(constant(1.0))
+    with pytest.raises(hodiff.InputError, match="cosh"):
+        unregister(torch.hypot, torch.cosh)
+    assert corrected_hypot() == 1  # none is removed
+    unregister(torch.hypot)
