@@ -22,6 +22,18 @@ R = TypeVar("R")
 _PLAIN = {Tensor, Parameter}
 
 
+# torch's functions that return None, if only at times.
+_MAY_RETURN_NONE = frozenset({
+    "backward",
+    "retain_grad",
+    "record_stream",
+    "__get__",
+    "__set__",
+    "__delete__",
+    "__setitem__",
+})
+
+
 class Corrections(TorchFunctionMode):
     """While active, in this thread, torch functions with an entry in the table run hodiff's rule.
 
@@ -57,10 +69,25 @@ class Corrections(TorchFunctionMode):
             or (correction.kind == "slow" and not self._pays(correction.least_elements, args, kwargs))
         ):
             return func(*args, **kwargs)
-        result = _value_or_declined(correction.rule, func, args, kwargs)
-        if not isinstance(result, Declined):
-            return result
-        return self.declined(correction, result, func, args, kwargs)
+        if torch.compiler.is_compiling():
+            result = correction.rule(*args, **kwargs)
+        else:
+            try:
+                result = correction.rule(*args, **kwargs)
+            except InputError as error:  # hodiff's function does not take them
+                result = unable(str(error))
+            except HodiffError:
+                raise
+            except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+                func(*args, **kwargs)  # torch's own error, for arguments that torch does not take either
+                raise
+        if result is NotImplemented:
+            result = UNNEEDED
+        if type(result) is Declined:
+            return self.declined(correction, result, func, args, kwargs)
+        if result is None and getattr(func, "__name__", "") not in _MAY_RETURN_NONE:
+            raise _without_value(correction, func)
+        return result
 
     def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a call that its rule declined. This one method decides how: by torch's own function, whatever the reason.
@@ -86,21 +113,13 @@ class Corrections(TorchFunctionMode):
         return self.many or not least_elements or (args[0] if args else kwargs["input"]).numel() >= least_elements
 
 
-def _value_or_declined(rule: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
-    """What a rule returns; for arguments that torch does not take either, torch's own error."""
-    if torch.compiler.is_compiling():
-        result = rule(*args, **kwargs)
-    else:
-        try:
-            result = rule(*args, **kwargs)
-        except InputError as error:  # hodiff's function does not take them
-            return unable(str(error))
-        except HodiffError:
-            raise
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-            func(*args, **kwargs)
-            raise
-    return UNNEEDED if result is NotImplemented else result
+def _without_value(correction: Correction, func: Any) -> HodiffError:
+    """The error of a rule that returns None."""
+    rule = getattr(correction.rule, "__qualname__", repr(correction.rule))
+    return HodiffError(
+        f"{rule}, the rule registered for {correction.name}: expected it to return what {func.__name__} returns, got "
+        'None. Return the value, or decline the call by hodiff.corrections.UNNEEDED or unable("...").'
+    )
 
 
 def corrected() -> Corrections:

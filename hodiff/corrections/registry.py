@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -9,8 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.overrides import resolve_name
 
+from hodiff.common.options import require_choice, require_int
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.errors import InputError
+from hodiff.routes import ROUTES
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
@@ -106,7 +109,7 @@ def register(
         `NotImplemented` stands for the former.
 
     Raises:
-        InputError: If no function is given, one is not callable, or the kind is unknown.
+        InputError: If no function is given, one is not callable, or the kind, a route, the size or the version is none.
 
     Example:
         >>> import torch, hodiff
@@ -119,8 +122,7 @@ def register(
         >>> hodiff.corrections.unregister(torch.hypot)
     """
     _require_functions("register", functions)
-    if kind not in KINDS:
-        raise InputError(f"register: kind: expected one of {KINDS}, got {kind!r}.")
+    _require_options(kind, routes, least_elements, mended)
     title = name or _name_of(functions[-1])
 
     def enter(rule: Rule) -> Rule:
@@ -142,7 +144,20 @@ def _declining(rule: Callable[..., Any], covers: Callable[..., bool]) -> Callabl
     def declining(*args: Any, **kwargs: Any) -> Any:
         return rule(*args, **kwargs) if covers(*args, **kwargs) else UNNEEDED
 
+    declining.__qualname__ = getattr(rule, "__qualname__", repr(rule))  # for errors
     return declining
+
+
+def _require_options(kind: Any, routes: Any, least_elements: Any, mended: Any) -> None:
+    """Refuse what would never match a route, a size or a version."""
+    require_choice("register", "kind", kind, KINDS)
+    if isinstance(routes, str) or not all(each in ROUTES for each in routes):
+        raise InputError(f"register: routes: expected some of hodiff.ROUTES, which are {ROUTES}, got {routes!r}.")
+    require_int("register", "least_elements", least_elements, 0)
+    if not isinstance(mended, str) or (mended and not re.fullmatch(r"\d+(\.\d+)+", mended)):
+        raise InputError(
+            f'register: mended: expected a version of torch such as "2.15", or "" where there is none, got {mended!r}.'
+        )
 
 
 def _require_functions(caller: str, functions: Sequence[Any]) -> None:

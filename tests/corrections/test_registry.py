@@ -71,3 +71,40 @@ def test_unregistering_what_is_not_the_users():
         unregister(torch.hypot, torch.cosh)
     assert corrected_hypot() == 1  # none is removed
     unregister(torch.hypot)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "odd"}, "kind: expected"),
+        ({"routes": ("rr",)}, r"routes: expected some of hodiff.ROUTES, .*, got \('rr',\)"),
+        ({"routes": hodiff.ROUTES[0]}, "routes: expected some of hodiff.ROUTES"),
+        ({"least_elements": -1}, "least_elements: expected"),
+        ({"least_elements": "many"}, "least_elements: expected"),
+        ({"mended": "soon"}, "mended: expected a version of torch such as .*, got 'soon'"),
+        ({"mended": 2.15}, "mended: expected a version of torch such as .*, got 2.15"),
+    ],
+)
+def test_options_of_a_rule_are_checked(options, message):
+    with pytest.raises(hodiff.InputError, match="register: " + message):
+        register(torch.hypot, reason="a test", **options)
+    assert torch.hypot not in CORRECTIONS
+
+
+@pytest.mark.parametrize("covers", [None, lambda *_: True])
+def test_a_rule_that_returns_nothing_is_named(covers):
+    @register(torch.hypot, reason="a test", covers=covers)
+    def forgetful(input, other):
+        input + other
+
+    try:
+        with pytest.raises(hodiff.HodiffError, match=r"forgetful, the rule registered for torch\.hypot: .* got None"):
+            corrected_hypot()
+    finally:
+        unregister(torch.hypot)
+
+
+def test_a_rule_may_return_none_where_torch_does():
+    x = torch.ones(2, requires_grad=True)
+    with hodiff.corrected():
+        assert x.sum().backward() is None
