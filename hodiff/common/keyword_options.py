@@ -73,13 +73,19 @@ def shows(options: type) -> Callable[[F], F]:
     return decorate
 
 
-@functools.cache
+# A table, as dynamo warns of caches of functools; `shows` fills it when a class is made.
+_DECLARATIONS: dict[type, tuple[dict[str, inspect.Parameter], dict[str, Validator]]] = {}
+
+
 def _declared(options: type) -> tuple[dict[str, inspect.Parameter], dict[str, Validator]]:
     """Parameters and validators by the option's name."""
+    if options in _DECLARATIONS:
+        return _DECLARATIONS[options]
     parameters, validators = {}, {}
     for name, hint in get_type_hints(options, include_extras=True).items():
         default, validators[name] = hint.__metadata__
         parameters[name] = inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default.value, annotation=hint.__origin__
         )
+    _DECLARATIONS[options] = parameters, validators
     return parameters, validators

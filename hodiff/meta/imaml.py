@@ -7,11 +7,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from typing_extensions import Unpack
 
 from hodiff.authoring.closures import refuse_captured_by
 from hodiff.common.keyword_options import shows
@@ -28,9 +29,6 @@ from hodiff.meta.learner import Batch, MetaLearner, Parameters
 from hodiff.meta.options import LearnerOptions
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.differentiation import only_reverse_mode
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)

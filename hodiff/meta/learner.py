@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from typing_extensions import Unpack
 
 from hodiff.common.chunks import spans
 from hodiff.common.keyword_options import shows, with_defaults
@@ -24,9 +25,6 @@ from hodiff.meta.optimizer import Optimizer, Setting
 from hodiff.meta.options import LearnerOptions
 from hodiff.meta.sgd import SGD
 from hodiff.torch_internals.differentiation import only_reverse_mode
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Parameters = dict[str, Tensor]
 # Inputs and targets, each with the tasks in front.

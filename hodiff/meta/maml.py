@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from hodiff.common.keyword_options import shows
 from hodiff.common.options import require_number
@@ -15,9 +16,6 @@ from hodiff.meta.learner import MetaLearner
 from hodiff.meta.optimizer import Optimizer, Setting
 from hodiff.meta.options import InnerOptions, LearnerOptions
 from hodiff.meta.sgd import SGD
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class MAML(MetaLearner):

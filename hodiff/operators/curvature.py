@@ -6,11 +6,12 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from typing_extensions import Unpack
 
 from hodiff.common.buffers import untouched_buffers
 from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
@@ -28,9 +29,6 @@ from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.spaces import Space
 from hodiff.torch_internals.tensors import version_of
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Leaves = tuple[Tensor, ...]
 A = TypeVar("A", bound="CurvatureOperator")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from typing_extensions import Unpack
 
 from hodiff.common.keyword_options import shows
 from hodiff.common.options import require_generator, require_int
@@ -23,9 +24,6 @@ from hodiff.operators.gauss_newton import GaussNewtonOperator
 from hodiff.operators.likelihoods import Likelihood, counted_examples, likelihood_of, require_rows
 from hodiff.operators.model_loss import ModelLossOperator, OuterProducts, OutputMatrix, pair
 from hodiff.operators.options import CurvatureOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class FisherOperator(GaussNewtonOperator):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from typing_extensions import Unpack
 
 from hodiff.common.buffers import untouched_buffers
 from hodiff.common.keyword_options import shows
@@ -23,9 +24,6 @@ from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.recorded_model import lacks_derivatives
 from hodiff.operators.restriction import restrict
 from hodiff.routes import ROUTES
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class HessianOperator(CurvatureOperator):

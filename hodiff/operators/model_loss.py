@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
+from typing_extensions import Unpack
 
 from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.trees import PyTree
@@ -21,9 +22,6 @@ from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.recorded_model import RecordedModel, refused
 from hodiff.operators.restriction import restrict
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class OutputMatrix(Protocol):

@@ -2,6 +2,7 @@
 
 import inspect
 import pydoc
+import typing
 from typing import Any
 
 import numpy as np
@@ -127,3 +128,10 @@ NAMED = {
 def test_switches_of_functions_are_validated_too(function: str, name: str) -> None:
     with pytest.raises(hodiff.InputError, match=rf"^{function}: {name}: expected True or False, got 3"):
         SWITCHES[function](**{name: 3})
+
+
+@pytest.mark.parametrize(
+    "owner", [hodiff.HessianOperator, hodiff.GaussNewtonOperator, hodiff.FisherOperator, hodiff.meta.MAML]
+)
+def test_annotations_can_be_evaluated(owner):
+    assert {"return", "options"} - set(typing.get_type_hints(owner.__init__)) <= {"return"}
