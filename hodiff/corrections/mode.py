@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
@@ -69,7 +69,7 @@ class Corrections(TorchFunctionMode):
             or (correction.kind == "slow" and not self._pays(correction.least_elements, args, kwargs))
         ):
             return func(*args, **kwargs)
-        if torch.compiler.is_compiling():
+        if is_compiling():
             result = correction.rule(*args, **kwargs)
         else:
             try:
@@ -81,10 +81,10 @@ class Corrections(TorchFunctionMode):
             except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                 func(*args, **kwargs)  # torch's own error, for arguments that torch does not take either
                 raise
-        if result is NotImplemented:
-            result = UNNEEDED
         if type(result) is Declined:
             return self.declined(correction, result, func, args, kwargs)
+        if result is NotImplemented:
+            return self.declined(correction, UNNEEDED, func, args, kwargs)
         if result is None and getattr(func, "__name__", "") not in _MAY_RETURN_NONE:
             raise _without_value(correction, func)
         return result
@@ -107,7 +107,7 @@ class Corrections(TorchFunctionMode):
 
     def _pays(self, least_elements: int, args: Any, kwargs: Any) -> bool:
         # A compiler fuses what the lean rules spare, and traces torch's own functions best.
-        if not self.lean or torch.compiler.is_compiling():
+        if not self.lean or is_compiling():
             return False
         # All functions with a least size call their first argument so.
         return self.many or not least_elements or (args[0] if args else kwargs["input"]).numel() >= least_elements
