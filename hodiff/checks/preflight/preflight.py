@@ -148,14 +148,14 @@ def _recording(tensor: Tensor) -> Tensor:
 
 
 class _Corrections(Corrections):
-    """Notes the torch functions of which a rule declined a call."""
+    """Notes why the rule of the last call declined it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.without_rule: set[Any] = set()
+        self.why: Declined | None = None
 
     def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
-        self.without_rule.add(func)
+        self.why = why
         return super().declined(correction, why, func, args, kwargs)
 
 
@@ -167,16 +167,24 @@ class _Listener(TorchFunctionMode):
         self.correct = correct
         self.corrections = corrections
         self.uses: dict[str, OperatorUse] = {}
+        self.judged: dict[Any, tuple[dict[str, str], str]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.corrections.why = None
         result = func(*args, **(kwargs or {}))
+        why = self.corrections.why
         name = resolve_name(func) or getattr(func, "__name__", str(func))
         if not name.endswith(("__get__", "__set__")) and _differentiable(result):
             use = self.uses.setdefault(name, OperatorUse(name))
             use.calls += 1
-            if not use.routes:
-                correction = None if func in self.corrections.without_rule else CORRECTIONS.get(func)
-                use.routes, use.remedy = _judge(func, name, correction, self.correct)
+            case = (func, why is not None, why is not None and why.torch_is_right)
+            if case not in self.judged:
+                self.judged[case] = _judge(func, name, CORRECTIONS.get(func), why, self.correct)
+            routes, remedy = self.judged[case]
+            use.routes = {
+                route: max(use.routes.get(route, "right"), routes[route], key=_RANKS.index) for route in ROUTES
+            }
+            use.remedy = use.remedy or remedy
         return result
 
 
@@ -184,14 +192,20 @@ def _differentiable(result: Any) -> bool:
     return any(isinstance(each, Tensor) and each.requires_grad for each in pytree.tree_leaves(result))
 
 
-def _judge(func: Any, name: str, correction: Correction | None, correct: bool) -> tuple[dict[str, str], str]:
-    """What each route makes of a torch function, and the remedy."""
+def _judge(
+    func: Any, name: str, correction: Correction | None, why: Declined | None, correct: bool
+) -> tuple[dict[str, str], str]:
+    """What each route makes of a torch function, whose rule may have declined the call, and the remedy."""
+    if why is not None or (correction is not None and correction.kind == "slow"):
+        correction = None  # it did not run
     if isinstance(func, (OpOverload, OpOverloadPacket)) and not name.startswith(("aten.", "prims.")):
         silent = dict.fromkeys(ROUTES, "raises") | dict.fromkeys(ROUTES[2:], "wrong")
         return silent, "a custom operator has a zero tangent, in silence; wrap it in a Function with backward and jvp"
-    known = _audited(name, "corrected" if correct else "torch")
+    # A rule that declines because torch is right here had its part in the audit with corrections.
+    mended = correct and (correction is not None or (why is not None and why.torch_is_right))
+    known = _audited(name, "corrected" if mended else "torch")
     routes = {route: known.get(route, "not audited") for route in ROUTES}
-    if correct and correction is not None and correction.kind != "slow":
+    if correct and correction is not None:
         routes = {
             route: "corrected" if route in correction.routes and word not in _BAD else word
             for route, word in routes.items()

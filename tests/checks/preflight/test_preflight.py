@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from custom_functions import Square
 from torch import nn
 from torch.autograd.function import once_differentiable
 
 import hodiff
+from hodiff.corrections.registry import CORRECTIONS
 
 
 class Cut(torch.autograd.Function):
@@ -40,6 +42,24 @@ def test_a_model_that_torch_has_wrong_and_hodiff_right():
     assert by_torch_alone.routes["reverse-over-forward"] == "wrong"
     assert by_torch_alone.routes["reverse-over-reverse"] == "right"
     assert "inside hodiff.corrected()" in str(by_torch_alone)
+
+
+def test_calls_that_a_rule_declines_have_torchs_verdict():
+    def corrected_then_declined(x):
+        return F.hardsigmoid(x) + F.hardsigmoid(x.clone(), inplace=True)
+
+    (use,) = (each for each in hodiff.preflight(corrected_then_declined, X).operators if "hardsigmoid" in each.name)
+    assert use.calls == 2
+    assert set(use.routes.values()) == {"raises"}
+    unneeded = hodiff.preflight(nn.Embedding(3, 2), torch.tensor([0, 1]))
+    assert unneeded.ok
+
+
+def test_functions_without_a_rule_have_torchs_verdict(monkeypatch):
+    monkeypatch.delitem(CORRECTIONS, F.layer_norm)
+    report = hodiff.preflight(MODEL, X)
+    assert report.routes["reverse-over-forward"] == "wrong"
+    assert report.routes["reverse-over-reverse"] == "right"
 
 
 def test_verdicts_come_true():
