@@ -109,7 +109,8 @@ def register(
         `NotImplemented` stands for the former.
 
     Raises:
-        InputError: If no function is given, one is not callable, or the kind, a route, the size or the version is none.
+        InputError: If no function is given, one is not callable, or the kind, a route, the least size or the version is
+            not one that exists.
 
     Example:
         >>> import torch, hodiff

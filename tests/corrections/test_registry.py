@@ -34,6 +34,21 @@ def test_unregistering_brings_back_hodiffs_own_rule():
     assert table() == rows
 
 
+def test_products_are_right_again_after_unregistering():
+    x, v = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64), torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+
+    def product(**options):
+        return hodiff.hvp(lambda x: F.layer_norm(x, (3,))[0], x, v, route="reverse-over-forward", **options)
+
+    by_own_rule = product()
+    register(F.layer_norm, reason="mine")(lambda x, *_, **__: x * x.sum())
+    by_mine = product()
+    unregister(F.layer_norm)
+    torch.testing.assert_close(by_mine, torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64))
+    assert torch.equal(product(), by_own_rule)
+    assert not torch.allclose(by_own_rule, product(correct=False), rtol=1e-3)
+
+
 def test_rules_are_taken_away_newest_first():
     register(torch.hypot, torch.hypot, reason="old")(constant(1.0))
     register(torch.hypot, reason="new")(constant(2.0))

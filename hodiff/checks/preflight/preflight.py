@@ -154,6 +154,11 @@ class _Corrections(Corrections):
         super().__init__()
         self.why: Declined | None = None
 
+    def watch(self, call: Callable[[], Any]) -> tuple[Any, Declined | None]:
+        """The value of a call, and why its rule declined it, if one did."""
+        self.why = None
+        return call(), self.why
+
     def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
         self.why = why
         return super().declined(correction, why, func, args, kwargs)
@@ -170,9 +175,7 @@ class _Listener(TorchFunctionMode):
         self.judged: dict[Any, tuple[dict[str, str], str]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.corrections.why = None
-        result = func(*args, **(kwargs or {}))
-        why = self.corrections.why
+        result, why = self.corrections.watch(lambda: func(*args, **(kwargs or {})))
         name = resolve_name(func) or getattr(func, "__name__", str(func))
         if not name.endswith(("__get__", "__set__")) and _differentiable(result):
             use = self.uses.setdefault(name, OperatorUse(name))
