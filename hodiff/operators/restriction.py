@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -21,7 +21,12 @@ def leaves_named(domain: Space, names: str | Sequence[str]) -> tuple[list[int], 
     """Indices and names of the leaves that names, or leading parts of them, pick: "0" picks "0.weight" and "0.bias"."""
     labels = [_label(path) for path in domain.names]
     indices: list[int] = []
-    for name in [names] if isinstance(names, str) else names:
+    wanted = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
+    if not wanted or not all(isinstance(name, str) for name in wanted):
+        raise InputError(
+            f"block: names: expected a name of parameters or several, out of {', '.join(labels)}, got {names!r}."
+        )
+    for name in wanted:
         found = [i for i, label in enumerate(labels) if label == name or label.startswith(f"{name}.")]
         if not found:
             raise InputError(

@@ -295,6 +295,16 @@ def test_blocks_must_exist(names: Any) -> None:
         A.block(names)
 
 
+@pytest.mark.parametrize("names", [[], 0, None, [0], ["a", 1]])
+def test_a_block_of_no_name_is_refused(names: Any) -> None:
+    x = {"a": torch.ones(2), "b": torch.ones(1)}
+    for A in (HessianOperator(lambda x: (x["a"] ** 2).sum() * x["b"].sum(), x), IdentityOperator(x)):
+        with pytest.raises(
+            hodiff.InputError, match=r"block: names: expected a name of parameters or several, out of a, b"
+        ):
+            A.block(names)
+
+
 def test_blocks_are_of_operators_from_a_space_to_itself() -> None:
     J = JacobianOperator(lambda x: x["a"] * x["b"].sum(), {"a": torch.ones(3), "b": torch.ones(2)})
     with pytest.raises(hodiff.InputError, match="block: expected an operator that maps a space to itself"):
