@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hodiff.errors import InputError
 
 PyTree = Any
+
+# What to pass instead of a leaf that is no tensor; containers that torch's pytrees do not know count as leaves.
+REMEDIES: dict[Any, str] = {
+    (Mapping, nn.ParameterDict): "pass dict(...) of it, a pytree",
+    nn.ParameterList: "pass list(...) of it, a pytree",
+    nn.Module: "pass dict(module.named_parameters()), which torch.func.functional_call takes",
+    object: "pass torch.tensor(...), or make it a constant argument",
+}
 
 
 def describe(leaf: object) -> str:
@@ -53,7 +61,7 @@ def flatten_primals(tree: PyTree, caller: str, argument: str) -> tuple[tuple[Ten
         elif isinstance(leaf, Tensor):
             remedy = "convert it with .to(torch.float64), or pass it as a constant argument"
         else:
-            remedy = "pass torch.tensor(...), or make it a constant argument"
+            remedy = next(words for kind, words in REMEDIES.items() if isinstance(leaf, kind))
         raise InputError(
             f"{caller}: cannot differentiate with respect to {where}: expected a real floating-point tensor, "
             f"got {describe(leaf)}; {remedy}."

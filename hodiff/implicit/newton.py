@@ -58,7 +58,7 @@ def newton(
         x = ravel.vector(x0)
 
         def at(x: Any) -> Any:
-            return ravel.vector(residual(ravel.tree(x), *params)).detach()
+            return ravel.residual(residual(ravel.tree(x), *params), "newton").detach()
 
         r = at(x)
         for _ in range(max_iterations):

@@ -36,6 +36,17 @@ class Ravel:
             for part, shape, each in zip(vector.split(self.sizes), self.shapes, self.like, strict=True)
         ])
 
+    def residual(self, tree: PyTree, solver: str) -> Tensor:
+        """The vector of a residual that a solver for roots evaluates, one equation for each unknown."""
+        leaves = pytree.tree_leaves(tree)
+        shapes = [each.shape if isinstance(each, Tensor) else None for each in leaves]
+        if shapes != self.shapes:
+            remedy = "there must be as many equations as unknowns, in the structure of x0"
+            if shapes == [()]:
+                remedy += f"; to minimise by argmin, pass stationary({solver}()) as its solver"
+            self.require_same(tree, f"{solver}: residual: result", remedy)
+        return self.vector(leaves)
+
     def require_same(self, tree: PyTree, where: str, remedy: str) -> list[Tensor]:
         """Leaves of what a user's function returned, which must have this structure, these shapes and dtypes."""
         leaves, spec = pytree.tree_flatten(tree)

@@ -60,7 +60,7 @@ def scipy_root(method: str = "hybr", *, tol: float | None = None, **options: Any
         point = _Point(x0)
 
         def value(x: Tensor) -> Tensor:
-            return point.ravel.vector(residual(point.ravel.tree(x), *params))
+            return point.ravel.residual(residual(point.ravel.tree(x), *params), "scipy_root")
 
         known = {"jac": point.on_arrays(jacobian(value))} if method in _WITH_JACOBIAN else {}
         found = _quietly(

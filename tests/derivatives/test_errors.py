@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hodiff import (
     ROUTES,
+    HessianOperator,
     HodiffError,
     HodiffWarning,
     InputError,
@@ -388,3 +389,25 @@ def test_a_failed_call_changes_nothing(name: str) -> None:
     assert torch.is_grad_enabled()
     # No transform's level is left open: the next derivative is right.
     torch.testing.assert_close(TRANSFORMS["hessian_matrix"](cubes, X), torch.diag(6 * X))
+
+
+CONTAINERS = {
+    "dict": nn.ParameterDict({"w": torch.ones(2)}),
+    "list": nn.ParameterList([torch.ones(2)]),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_containers_of_parameters_are_refused_with_the_pytree_to_pass(kind):
+    x = CONTAINERS[kind]
+    for refused in (lambda: hvp(lambda x: x["w"].sum(), x, x), lambda: HessianOperator(torch.sum, x)):
+        with pytest.raises(InputError, match=rf"got Parameter{kind.title()} .*; pass {kind}\(\.\.\.\)"):
+            refused()
+    v = {"dict": dict, "list": list}[kind](x)
+    f = lambda x: sum((each**2).sum() for each in torch.utils._pytree.tree_leaves(x))  # noqa: E731
+    torch.testing.assert_close(torch.utils._pytree.tree_leaves(hvp(f, v, v))[0], 2 * torch.ones(2))
+
+
+def test_a_module_is_refused_with_its_parameters_to_pass():
+    with pytest.raises(InputError, match=r"got Linear .*; pass dict\(module.named_parameters\(\)\)"):
+        hvp(torch.sum, nn.Linear(1, 1), None)

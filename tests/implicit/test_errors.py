@@ -174,3 +174,14 @@ def test_captured_tensors_with_a_derivative_are_refused(name, make):
     with torch.no_grad():
         make(w)(X, X)
     make(X)(X, X)
+
+
+@pytest.mark.parametrize("solver", [newton, scipy_root])
+def test_a_residual_of_another_shape_is_refused_by_the_solver(solver):
+    name = solver.__name__
+    with pytest.raises(InputError, match=rf"^{name}: residual: result: expected \(2,\) float64, got \(\) float64"):
+        root(lambda x, p: (x - p).sum(), solver())(X, X)
+    with pytest.raises(InputError, match=rf"^{name}: residual: result: expected \(2,\) float64, got \(3,\) float64"):
+        root(lambda x, p: torch.cat([x, p[:1]]), solver())(X, X)
+    with pytest.raises(InputError, match=rf"as many equations as unknowns.* stationary\({name}\(\)\)"):
+        argmin(lambda x, p: ((x - p) ** 2).sum(), solver())(X, X)
