@@ -1,9 +1,9 @@
 """Keyword options that several classes take: declared once as a `TypedDict`, shown in each signature.
 
-An entry carries its default and a validator, `name: Annotated[type, Default(value), validator]`, such as those of
-`hodiff.common.options` with the caller, the name and the value as their arguments: an option is validated because it is
-declared. A function that hands the options on takes `**options: Unpack[...]`, by which type checkers and editors know
-them.
+An entry carries its default with what `help` says of the option, and a validator, as those of `hodiff.common.options`,
+of the caller, the name and the value: an option is validated and explained because it is declared,
+`name: Annotated[type, Default(value, "What it does."), validator]`. A function that hands the options on takes
+`**options: Unpack[...]`, by which type checkers and editors know them.
 """
 
 from __future__ import annotations
@@ -11,20 +11,26 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+# The entry with its further lines.
+_ENTRY = re.compile(r"^( *)\*\*options:.*\n(?:\1 +\S.*\n)*", re.MULTILINE)
 # Of the caller, the option's name, and its value.
 Validator = Callable[[str, str, Any], None]
 
 
 @dataclass(frozen=True)
 class Default:
-    """The default of an option."""
+    """The default of an option, and what the option does."""
 
     value: Any
+    explanation: str
 
 
 def with_defaults(owner: type, options: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +44,8 @@ def with_defaults(owner: type, options: type, given: Mapping[str, Any]) -> dict[
 
 def require_options(caller: Callable[..., Any], takes: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse options that `takes`, to which the caller hands them on, does not have, in the name of the caller."""
-    _require_known(caller, given, _keywords(takes), (*_keywords(caller), *_keywords(takes)))
+    if given:
+        _require_known(caller, given, _keywords(takes), (*_keywords(caller), *_keywords(takes)))
 
 
 def _require_known(
@@ -71,6 +78,26 @@ def shows(options: type) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+def explains(options: type) -> Callable[[C], C]:
+    """Decorate a class whose docstring has an entry `**options`, so that it explains each of them in its place."""
+
+    def decorate(cls: C) -> C:
+        # None where Python leaves docstrings out.
+        if cls.__doc__ is not None:
+            cls.__doc__ = _ENTRY.sub(lambda found: _explanations(options, found[1]), cls.__doc__)
+        return cls
+
+    return decorate
+
+
+def _explanations(options: type, indent: str) -> str:
+    """The entries of a docstring's arguments, at its indentation."""
+    wrapper = textwrap.TextWrapper(120, indent, f"{indent}    ", break_long_words=False, break_on_hyphens=False)
+    hints = get_type_hints(options, include_extras=True)
+    entries = [f"{name}: {hint.__metadata__[0].explanation}" for name, hint in hints.items()]
+    return "".join(f"{wrapper.fill(each)}\n" for each in entries)
 
 
 # A table, as dynamo warns of caches of functools; `shows` fills it when a class is made.

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from typing_extensions import Unpack
 
 from hodiff.authoring.closures import refuse_captured_by
-from hodiff.common.keyword_options import shows
+from hodiff.common.keyword_options import explains, shows
 from hodiff.common.options import require_int, require_number
 from hodiff.common.trees import describe
 from hodiff.corrections import corrected
@@ -43,6 +43,7 @@ class Minimum:
     around_query: Surroundings
 
 
+@explains(LearnerOptions)
 class IMAML(MetaLearner):
     r"""MAML whose meta-gradient depends on where the inner loop ends, not on how it got there.
 

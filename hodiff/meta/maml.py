@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from hodiff.common.keyword_options import shows
+from hodiff.common.keyword_options import explains, shows
 from hodiff.common.options import require_number
 from hodiff.errors import InputError
 from hodiff.meta.learner import MetaLearner
@@ -18,6 +18,7 @@ from hodiff.meta.options import InnerOptions, LearnerOptions
 from hodiff.meta.sgd import SGD
 
 
+@explains(LearnerOptions)
 class MAML(MetaLearner):
     r"""Model-agnostic meta-learning.
 
@@ -33,18 +34,7 @@ class MAML(MetaLearner):
         loss: `loss(prediction, target)` of one task, a tensor of shape `()`.
         lr: Inner learning rate $\alpha$, also a tensor with gradient.
         steps: Number of inner steps.
-        optimizer: Functional optimizer for the inner steps, in place of `SGD(lr)`.
-        first_order: Whether inner gradients count as constants.
-        checkpoint: Recompute inner steps in segments of this length; see `adapt`.
-        truncate: Differentiate the last steps only; see `adapt`.
-        clip: Largest norm of a task's inner gradient.
-        route: How inner gradients are differentiated; see `adapt`.
-        batch_norm: What batch norms in training mode do with their running statistics: "per-task", each task moves a
-            copy that is dropped afterwards; "shared", the module's move to the mean of those copies; "frozen", they
-            normalise, as in evaluation, and do not move.
-        chunk_size: How many tasks go through the module at once; by default all.
-        generator: Seeds the random numbers of the inner loops, such as dropout's; by default torch's global state.
-        check_finite: Whether to raise if numbers in an inner loop are not finite.
+        **options: Those of every meta-learner.
 
     Raises:
         InputError: If an argument is not what it should be; when called, also if the tasks are not, or the loss does
@@ -74,6 +64,7 @@ class MAML(MetaLearner):
         return torch.cat(losses).mean()
 
 
+@explains(InnerOptions)
 class FOMAML(MAML):
     r"""First-order MAML: inner gradients count as constants.
 
@@ -112,6 +103,7 @@ class FOMAML(MAML):
         super().__init__(module, loss, lr, steps, first_order=True, **options)
 
 
+@explains(LearnerOptions)
 class ANIL(MAML):
     r"""Almost no inner loop: MAML that adapts the head only, on features that all tasks share.
 
@@ -161,6 +153,7 @@ class ANIL(MAML):
         self.names = [name for name in self.names if any(name in names for names in found.values())]
 
 
+@explains(LearnerOptions)
 class MetaSGD(MAML):
     r"""MAML with a learned rate for every element of the parameters.
 

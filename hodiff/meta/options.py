@@ -1,4 +1,4 @@
-"""The options that every meta-learner takes, with their types, defaults and validators."""
+"""The options that every meta-learner takes, with their types, defaults, explanations and validators."""
 
 from __future__ import annotations
 
@@ -23,20 +23,93 @@ def _require_optimizer_or_none(caller: str, argument: str, value: Any) -> None:
 
 
 class InnerOptions(TypedDict, total=False):
-    """As `hodiff.meta.MAML` explains them."""
+    """Those of every inner loop."""
 
-    optimizer: Annotated[Optimizer | None, Default(None), _require_optimizer_or_none]
-    checkpoint: Annotated[int | None, Default(None), partial(require_int, least=1, optional=True)]
-    truncate: Annotated[int | None, Default(None), partial(require_int, least=0, optional=True)]
-    clip: Annotated[float | Tensor | None, Default(None), require_norm]
-    route: Annotated[str, Default("auto"), partial(require_choice, choices=tuple(GRADIENTS))]
-    batch_norm: Annotated[str, Default("per-task"), partial(require_choice, choices=POLICIES)]
-    chunk_size: Annotated[int | None, Default(None), partial(require_int, least=1, optional=True)]
-    generator: Annotated[torch.Generator | None, Default(None), require_generator]
-    check_finite: Annotated[bool, Default(True), require_bool]
+    optimizer: Annotated[
+        Optimizer | None,
+        Default(
+            None,
+            "Functional optimizer for the inner steps, in place of `SGD(lr)`; `MetaSGD` has its own.",
+        ),
+        _require_optimizer_or_none,
+    ]
+    checkpoint: Annotated[
+        int | None,
+        Default(
+            None,
+            "Recompute inner steps in segments of this length, which saves memory; see `adapt`.",
+        ),
+        partial(require_int, least=1, optional=True),
+    ]
+    truncate: Annotated[
+        int | None,
+        Default(
+            None,
+            "Differentiate the last steps only, as many as this; see `adapt`.",
+        ),
+        partial(require_int, least=0, optional=True),
+    ]
+    clip: Annotated[
+        float | Tensor | None,
+        Default(
+            None,
+            "Largest norm of a task's inner gradient.",
+        ),
+        require_norm,
+    ]
+    route: Annotated[
+        str,
+        Default(
+            "auto",
+            'How inner gradients are differentiated: "auto", "reverse-over-reverse" or "forward-over-reverse"; '
+            "see `adapt`.",
+        ),
+        partial(require_choice, choices=tuple(GRADIENTS)),
+    ]
+    batch_norm: Annotated[
+        str,
+        Default(
+            "per-task",
+            'What batch norms in training mode do with their running statistics: "per-task", each task moves a '
+            'copy that is dropped afterwards; "shared", the module\'s move to the mean of those copies; "frozen", '
+            "they normalise, as in evaluation, and do not move.",
+        ),
+        partial(require_choice, choices=POLICIES),
+    ]
+    chunk_size: Annotated[
+        int | None,
+        Default(
+            None,
+            "How many tasks go through the module at once; by default all.",
+        ),
+        partial(require_int, least=1, optional=True),
+    ]
+    generator: Annotated[
+        torch.Generator | None,
+        Default(
+            None,
+            "Seeds the random numbers of the inner loops, such as dropout's; by default torch's global state.",
+        ),
+        require_generator,
+    ]
+    check_finite: Annotated[
+        bool,
+        Default(
+            True,
+            "Whether to raise if numbers in an inner loop are not finite.",
+        ),
+        require_bool,
+    ]
 
 
 class LearnerOptions(InnerOptions, total=False):
     """Those, and the one that `hodiff.meta.FOMAML` settles."""
 
-    first_order: Annotated[bool, Default(False), require_bool]
+    first_order: Annotated[
+        bool,
+        Default(
+            False,
+            "Whether inner gradients count as constants.",
+        ),
+        require_bool,
+    ]

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.keyword_options import explains
 from hodiff.meta.learner import Batch, MetaLearner
+from hodiff.meta.options import LearnerOptions
 
 
+@explains(LearnerOptions)
 class Reptile(MetaLearner):
     r"""Reptile: the meta-gradient is the way back from the adapted parameters.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from typing_extensions import Unpack
 
-from hodiff.common.keyword_options import shows
+from hodiff.common.keyword_options import explains, shows
 from hodiff.common.options import require_generator, require_int
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import BoundFunction
@@ -26,6 +26,7 @@ from hodiff.operators.model_loss import ModelLossOperator, OuterProducts, Output
 from hodiff.operators.options import CurvatureOptions
 
 
+@explains(CurvatureOptions)
 class FisherOperator(GaussNewtonOperator):
     r"""The Fisher information of a model whose loss is a negative log-likelihood, known by its products.
 
@@ -46,7 +47,7 @@ class FisherOperator(GaussNewtonOperator):
         samples: None for the exact matrix, or how many targets to draw for each output.
         likelihood: For `samples`, the distribution of another loss.
         generator: Where the drawn targets come from; None for a generator seeded with 0.
-        **options: `data`, `reduction` and all others of `hodiff.GaussNewtonOperator`.
+        **options: Those of every operator at a point.
 
     Raises:
         InputError: If an argument is not what it should be, or the loss is no likelihood that is known here.
@@ -115,6 +116,7 @@ class FisherOperator(GaussNewtonOperator):
         return OuterProducts((gradients,), factors / self.samples)
 
 
+@explains(CurvatureOptions)
 class EmpiricalFisherOperator(ModelLossOperator):
     r"""The second moment of the examples' gradients, known by its products.
 
@@ -136,7 +138,7 @@ class EmpiricalFisherOperator(ModelLossOperator):
         loss: Function `loss(outputs, targets)` that returns a tensor of shape (), the mean or sum over examples.
         x: The point.
         *args: As in `hodiff.GaussNewtonOperator`.
-        **options: `data`, `reduction` and all others of `hodiff.GaussNewtonOperator`.
+        **options: Those of every operator at a point.
 
     Raises:
         InputError: If an argument is not what it should be.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from hodiff.common.keyword_options import explains
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.operators.curvature import Leaves
 from hodiff.operators.model_loss import ModelLossOperator, OutputMatrix
+from hodiff.operators.options import CurvatureOptions
 
 
+@explains(CurvatureOptions)
 class GaussNewtonOperator(ModelLossOperator):
     r"""The generalized Gauss-Newton matrix of a loss on a model's outputs, known by its products.
 
@@ -26,9 +29,7 @@ class GaussNewtonOperator(ModelLossOperator):
         loss: Function `loss(outputs, targets)` that returns a tensor of shape (), convex in the outputs.
         x: The point: a tensor or a pytree of tensors, n numbers in all.
         *args: `inputs, targets`; or one batch of another form, a dict for instance, which goes to both functions.
-        **options: `data`, instead of these arguments an iterable of such pairs or batches; `reduction`, what the loss
-            does over the examples of a batch; and `batch_size`, `compile`, `process_group`, `cache`, `memory_budget`,
-            `chunk_size`, `check_deterministic`, `progress` and `correct`, all as for `hodiff.HessianOperator`.
+        **options: Those of every operator at a point.
 
     Raises:
         InputError: If an argument is not what it should be; on first use, as for `hodiff.HessianOperator`.

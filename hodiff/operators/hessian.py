@@ -11,7 +11,7 @@ from torch.func import vmap
 from typing_extensions import Unpack
 
 from hodiff.common.buffers import untouched_buffers
-from hodiff.common.keyword_options import shows
+from hodiff.common.keyword_options import explains, shows
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.hessian_blocks import symmetric_blocks
@@ -26,6 +26,7 @@ from hodiff.operators.restriction import restrict
 from hodiff.routes import ROUTES
 
 
+@explains(CurvatureOptions)
 class HessianOperator(CurvatureOperator):
     r"""The Hessian of a scalar function at a point, known by its products.
 
@@ -41,26 +42,8 @@ class HessianOperator(CurvatureOperator):
         f: Function `f(x, *args)` that returns a tensor of shape (); with `data`, `f(x, *args, batch)`.
         x: The point: a tensor or a pytree of tensors, n numbers in all. Leaves that `f` ignores have rows of zeros.
         *args: Further arguments of `f`, taken as constants.
-        data: Batches to sum over: a list, a DataLoader, any iterable that yields the same batches on each walk.
-            Each goes to `f` as it comes, tensor, tuple or dict.
-        reduction: What `f` does over the examples of a batch. "mean": batches are weighted by their number of
-            examples, so that a smaller last one counts less; "sum": they are added.
-        batch_size: Tells how many examples a batch holds; by default the length of its first tensor.
-        compile: Whether to capture the linearized product as one graph and compile it with `torch.compile`. The first
-            product takes seconds and is compared with the eager one; where they disagree, or the function cannot be
-            captured, a warning says so and products stay eager.
-        process_group: Sum over the ranks of this `torch.distributed` group, each with its own `data`, which may be
-            empty, and with the same `x` and `v`.
-        cache: Whether linearizations of batches are kept for the next product: "auto" as many as `memory_budget`
-            allows, True all, False none. Without data the one linearization is always kept.
-        memory_budget: Bytes, 1 GiB by default; linearizations are counted by the size of their intermediate results.
-        chunk_size: Columns of a block that are multiplied together: a positive int, None for all, or "auto" for as many
-            as keep intermediate results within 64 MiB on a CPU and 1 GiB on a GPU.
-        check_deterministic: Whether the first use evaluates `f` twice on a batch and refuses a function that differs,
-            naming dropout, batch norm or other state as the cause.
-        progress: Whether each pass over the data shows a progress bar.
         route: As in `hodiff.hvp`. The other routes share nothing between products.
-        correct: As in `hodiff.hvp`.
+        **options: Those of every operator at a point.
 
     Raises:
         InputError: If an argument is not what it should be; on first use, if `f` does not return one real number, does

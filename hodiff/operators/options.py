@@ -1,4 +1,4 @@
-"""The options that every operator at a point takes, with their types, defaults and validators."""
+"""The options that every operator at a point takes, with their types, defaults, explanations and validators."""
 
 from __future__ import annotations
 
@@ -15,16 +15,102 @@ from hodiff.operators.distributed import require_group
 
 
 class CurvatureOptions(TypedDict, total=False):
-    """As `hodiff.HessianOperator` explains them."""
+    """Those that do not depend on the kind of operator."""
 
-    data: Annotated[Iterable[PyTree] | None, Default(None), require_data]
-    reduction: Annotated[str, Default("mean"), require_reduction]
-    batch_size: Annotated[Callable[[PyTree], int] | None, Default(None), require_batch_size]
-    compile: Annotated[bool, Default(False), require_bool]
-    process_group: Annotated[Any, Default(None), require_group]
-    cache: Annotated[bool | str, Default("auto"), partial(require_choice, choices=(True, False, "auto"))]
-    memory_budget: Annotated[int, Default(2**30), partial(require_int, least=0, remedy="it counts bytes")]
-    chunk_size: Annotated[int | str | None, Default("auto"), require_chunk_size]
-    check_deterministic: Annotated[bool, Default(True), require_bool]
-    progress: Annotated[bool, Default(False), require_bool]
-    correct: Annotated[bool, Default(True), require_bool]
+    data: Annotated[
+        Iterable[PyTree] | None,
+        Default(
+            None,
+            "Batches to sum over: a list, a DataLoader, any iterable that yields the same batches on each walk. "
+            "Each goes to the function as it comes, tensor, tuple or dict, after `args`; to a model and a loss "
+            "instead of `args`, as a pair of inputs and targets or as a whole.",
+        ),
+        require_data,
+    ]
+    reduction: Annotated[
+        str,
+        Default(
+            "mean",
+            'What the function or loss does over the examples of a batch. "mean": batches are weighted by their '
+            'number of examples, so that a smaller last one counts less; "sum": they are added.',
+        ),
+        require_reduction,
+    ]
+    batch_size: Annotated[
+        Callable[[PyTree], int] | None,
+        Default(
+            None,
+            "Tells how many examples a batch holds; by default the length of its first tensor.",
+        ),
+        require_batch_size,
+    ]
+    compile: Annotated[
+        bool,
+        Default(
+            False,
+            "Whether to capture the linearized product as one graph and compile it with `torch.compile`. The "
+            "first product takes seconds and is compared with the eager one; where they disagree, or the function "
+            "cannot be captured, a warning says so and products stay eager.",
+        ),
+        require_bool,
+    ]
+    process_group: Annotated[
+        Any,
+        Default(
+            None,
+            "Sum over the ranks of this `torch.distributed` group, each with its own `data`, which may be empty, "
+            "and with the same `x` and `v`.",
+        ),
+        require_group,
+    ]
+    cache: Annotated[
+        bool | str,
+        Default(
+            "auto",
+            'Whether linearizations of batches are kept for the next product: "auto" as many as `memory_budget` '
+            "allows, True all, False none. Without data the one linearization is always kept.",
+        ),
+        partial(require_choice, choices=(True, False, "auto")),
+    ]
+    memory_budget: Annotated[
+        int,
+        Default(
+            2**30,
+            "Bytes, 1 GiB by default; linearizations are counted by the size of their intermediate results.",
+        ),
+        partial(require_int, least=0, remedy="it counts bytes"),
+    ]
+    chunk_size: Annotated[
+        int | str | None,
+        Default(
+            "auto",
+            'Columns of a block that are multiplied together: a positive int, None for all, or "auto" for as many '
+            "as keep intermediate results within 64 MiB on a CPU and 1 GiB on a GPU.",
+        ),
+        require_chunk_size,
+    ]
+    check_deterministic: Annotated[
+        bool,
+        Default(
+            True,
+            "Whether the first use evaluates the function twice on a batch and refuses one that differs, naming "
+            "dropout, batch norm or other state as the cause.",
+        ),
+        require_bool,
+    ]
+    progress: Annotated[
+        bool,
+        Default(
+            False,
+            "Whether each pass over the data shows a progress bar.",
+        ),
+        require_bool,
+    ]
+    correct: Annotated[
+        bool,
+        Default(
+            True,
+            "Whether hodiff's rules take the place of torch's where those are wrong or missing, as in `hodiff.hvp`.",
+        ),
+        require_bool,
+    ]

@@ -536,9 +536,12 @@ def test_signatures_name_every_option_and_refuse_others(cls: Any) -> None:
         cls(network(), mse, chunksize=3)
 
 
-def test_every_option_of_learners_is_explained_once() -> None:
-    names = [each.name for each in inspect.signature(MAML).parameters.values() if each.kind is each.KEYWORD_ONLY]
-    assert [name for name in names if f"\n    {name}: " not in (inspect.getdoc(MAML) or "")] == []
+@pytest.mark.parametrize("cls", [MAML, FOMAML, ANIL, MetaSGD, IMAML, Reptile])
+def test_help_explains_every_option_of_learners(cls: Any) -> None:
+    text = inspect.getdoc(cls) or ""
+    named = [name for name, each in inspect.signature(cls).parameters.items() if each.kind is each.KEYWORD_ONLY]
+    assert {name: text.count(f"\n    {name}: ") for name in named} == dict.fromkeys(named, 1)
+    assert "**options" not in text
 
 
 NO_SUCH = {

@@ -48,8 +48,14 @@ def test_signatures_name_every_option_with_its_default(cls: Any) -> None:
     assert "check_deterministic: bool = True" in pydoc.render_doc(cls)
 
 
-def test_every_option_is_explained_once() -> None:
-    assert [name for name in DEFAULTS if f"\n    {name}: " not in (inspect.getdoc(HessianOperator) or "")] == []
+@pytest.mark.parametrize("cls", CLASSES)
+def test_help_explains_every_option(cls: Any) -> None:
+    text = inspect.getdoc(cls) or ""
+    named = [name for name, each in inspect.signature(cls).parameters.items() if each.kind is each.KEYWORD_ONLY]
+    assert {name: text.count(f"\n    {name}: ") for name in named} == dict.fromkeys(named, 1)
+    assert "**options" not in text
+    assert max(map(len, text.splitlines())) <= 120
+    assert "\n    memory_budget: Bytes, 1 GiB by default; " in text
 
 
 @pytest.mark.parametrize("cls", CLASSES)
