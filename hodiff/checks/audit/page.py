@@ -109,12 +109,12 @@ def _defect_of(table: AuditTable, defects: Mapping[str, Verdicts], name: str) ->
         return "not there"
     by_status: dict[str, list[str]] = {}
     for route, verdict in defects.get(name, {}).items():
-        by_status.setdefault(verdict.status, []).append(_SHORT[route])
-    return "; ".join(f"{status}: {', '.join(routes)}" for status, routes in by_status.items()) or "right"
+        by_status.setdefault(verdict.status, []).append(route)
+    return "; ".join(f"{status}: {_listed(routes, _SHORT)}" for status, routes in by_status.items()) or "right"
 
 
-def _listed(routes: list[str]) -> str:
-    return "all" if len(routes) == len(AUDITED_ROUTES) else ", ".join(routes)
+def _listed(routes: list[str], names: Mapping[str, str] | None = None) -> str:
+    return "all" if len(routes) == len(AUDITED_ROUTES) else ", ".join((names or {}).get(each, each) for each in routes)
 
 
 def _grid(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
