@@ -12,6 +12,7 @@ import hodiff
 EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "influence_digits.py"))
 
 
+@pytest.mark.slow
 def test_predicts_training_again_and_finds_wrong_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "influence.png"
     EXAMPLE["main"](["--quick", "--no-progress", "--output", str(figure)])

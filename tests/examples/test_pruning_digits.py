@@ -14,6 +14,7 @@ def rows(text: str, label: str) -> list[list[float]]:
     return [[float(cell) for cell in line.removeprefix(label).split()] for line in lines]
 
 
+@pytest.mark.slow
 def test_saliency_keeps_more_than_magnitude(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "pruning.png"
     EXAMPLE["main"](["--quick", "--no-progress", "--output", str(figure)])

@@ -19,7 +19,12 @@ def serious(report):
     return {finding.code for finding in report.findings if finding.severity != "note"}
 
 
-@pytest.mark.parametrize("specimen", WRONG, ids=lambda each: each.name)
+def wrong(specimen):
+    """Compiled code takes seconds; the page of findings has one at once."""
+    return pytest.param(specimen, id=specimen.name, marks=[pytest.mark.slow] * bool(specimen.options.get("compile")))
+
+
+@pytest.mark.parametrize("specimen", [wrong(each) for each in WRONG])
 def test_defect_is_named(specimen):
     # SciPy's oracle comes last and finds what differences have found; it may call what is right wrong, see below.
     report = check(specimen.function, specimen.inputs, **{"scipy": False, **specimen.options})

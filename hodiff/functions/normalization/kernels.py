@@ -20,7 +20,10 @@ def value_kernel(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: 
     if layout.kind == "trailing":
         return torch.native_layer_norm(x, x.shape[-layout.size :], weight, bias, layout.eps)
     if layout.kind == "groups":
-        return torch.native_group_norm(_dense(x), _dense(weight), _dense(bias), *_sizes(x), layout.size, layout.eps)
+        samples, _, places = sizes = _sizes(x)
+        if not places:  # later versions of torch refuse it
+            return torch.empty_like(x), *x.new_zeros(2, samples, layout.size)
+        return torch.native_group_norm(_dense(x), _dense(weight), _dense(bias), *sizes, layout.size, layout.eps)
     # The kernel mixes the variance into a running one, here with a share of 1.
     dtype = layout.parameter_dtype
     mean, variance = (torch.zeros(x.shape[1], dtype=dtype, device=x.device) for _ in range(2))
@@ -47,6 +50,8 @@ def gradient_kernel(
         shape = x.shape[-layout.size :]
         bias = weight if weight is not None else x.new_empty(shape)
         found = _aten.native_layer_norm_backward.default(cotangent, x, shape, mean, rstd, weight, bias, mask)
+    elif layout.kind == "groups" and not _sizes(x)[2]:
+        found = (torch.empty_like(x), *x.new_zeros(2, x.shape[1], dtype=layout.parameter_dtype))
     elif layout.kind == "groups":
         # Without a weight the kernel knows no bias.
         bias_alone = weight is None and wanted[2]

@@ -14,6 +14,11 @@ from hodiff.functions.gradients.quantization import (
 from hodiff.functions.gradients.straight_through import StraightThrough, straight_through
 
 
+def clipped_bytes(x):
+    """The input, or from torch 2.14 on a byte an element: whether it lies inside."""
+    return x.nbytes if torch.__version__ < "2.14" else x.numel()
+
+
 def frozen(x):
     return x.detach() if isinstance(x, torch.Tensor) else x
 
@@ -56,7 +61,7 @@ def estimator(name, function, value, surrogate, formula):
         formula=formula,
         reference=value,
         surrogate=surrogate,
-        saved_bytes=lambda x: x.nbytes if "clipped" in name else 0,
+        saved_bytes=lambda x: clipped_bytes(x) if "clipped" in name else 0,
         saved="input" if "clipped" in name else "nothing",
         empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     )
