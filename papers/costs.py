@@ -48,7 +48,7 @@ def flops(run: Run) -> int:
 def peak_bytes(run: Run) -> int:
     """The most that torch's allocator had handed out at once during a call, beyond what was there before."""
     run()  # what is allocated once and kept, for the call after
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         run()
     assert profiler.profiler is not None
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -37,6 +37,9 @@ def _under_vmap(look: Callable[[], Any]) -> Any:
     return found[0]
 
 
+# Some versions forget what a node knows with the tensor that it computed.
+_DOUBLED = _Double.apply(_x())
+
 # A value that has the attributes, for each of the table's words.
 EXAMPLES: dict[str, Callable[[], Any]] = {
     "tensor": _x,
@@ -44,7 +47,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "module": nn.Module,
     "convolution": lambda: nn.Conv1d(1, 1, 1),
     "node of an operator": lambda: _x().exp().grad_fn,
-    "node of a Function": lambda: _Double.apply(_x()).grad_fn,
+    "node of a Function": lambda: _DOUBLED.grad_fn,
     "operator": lambda: torch.ops.aten.exp.default,
     "operators of oneDNN": lambda: torch.ops.mkldnn,
     "disabled function": lambda: torch.compiler.disable(lambda: None),

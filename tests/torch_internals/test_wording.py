@@ -207,6 +207,10 @@ def _alternatives(pattern: str) -> list[str]:
 @pytest.mark.parametrize("wording", Wording, ids=lambda each: each.name)
 def test_torch_says_so(wording: Wording) -> None:
     texts = [_said(each) for each in PROVOCATIONS[wording]]
+    if wording == Wording.OTHER_DEVICE and torch.__version__ < "2.12":
+        # There the device without numbers takes indices of any other.
+        assert says(texts[0], wording)
+        return
     assert [text for text in texts if not says(text, wording)] == []
     for part in _alternatives(wording.value[0]):
         assert any(re.search(part, text, re.IGNORECASE) for text in texts), f"torch does not say {part!r}: {texts}"
