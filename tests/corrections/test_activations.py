@@ -35,7 +35,7 @@ def test_third_order_batched_and_compiled(name):
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_values_are_torchs(name, dtype):
+def test_values_are_those_of_torch(name, dtype):
     x = torch.cat([X, torch.tensor([float("inf"), -float("inf"), 3.0, -3.0, 1e-9, 0.0], dtype=D)]).to(dtype)
     x = x[:6] if name == "GLU" else x
     expected = CALLS[name](x)
@@ -73,7 +73,7 @@ def test_in_place_stays_in_place():
 
 
 @pytest.mark.parametrize("call", [lambda: F.glu(torch.ones(3)), lambda: F.glu(torch.tensor(1.0))])
-def test_errors_are_torchs(call):
+def test_errors_are_those_of_torch(call):
     with pytest.raises((RuntimeError, TypeError)) as expected:
         call()
     with pytest.raises(expected.type) as caught, corrected:

@@ -112,7 +112,7 @@ def recording(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_values_are_torchs(name, recording):
+def test_values_are_those_of_torch(name, recording):
     expected, got = (run(CALLS[name], mode) for mode in (nullcontext(), hodiff.corrected()))
     assert got.dtype == expected.dtype
     tolerance = {D: 1e-13, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[got.dtype]
@@ -137,7 +137,7 @@ def nodes(call):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_torchs(name, recording):
+def test_errors_are_those_of_torch(name, recording):
     def error(mode):
         with pytest.raises((RuntimeError, ValueError, IndexError, TypeError)) as caught:
             run(WRONG[name], mode)

@@ -61,7 +61,7 @@ MODES = ("use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist", "donot
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("p", NORMS)
-def test_values_and_gradients_are_torchs(p, mode):
+def test_values_and_gradients_are_those_of_torch(p, mode):
     """With batches that broadcast, and more than the 25 points from which torch takes a matrix product."""
     x, y = draw(2, 1, 30, 3).requires_grad_(), draw(3, 2, 3, seed=1).requires_grad_()
 
@@ -75,7 +75,7 @@ def test_values_and_gradients_are_torchs(p, mode):
 
 
 @pytest.mark.parametrize("p", NORMS)
-def test_at_equal_points_and_ties_first_derivatives_are_torchs(p):
+def test_at_equal_points_and_ties_first_derivatives_are_those_of_torch(p):
     x = torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, 4.0], [3.0, 4.0]], dtype=D, requires_grad=True)
     weights = draw(4, 4)
 
@@ -127,7 +127,7 @@ def test_nothing(shapes, p):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_dtypes_are_torchs(autocast):
+def test_dtypes_are_those_of_torch(autocast):
     x = draw(3, 2).float()
 
     def results(dtype):
@@ -153,7 +153,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_torchs(name):
+def test_errors_are_those_of_torch(name):
     def error():
         with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
             WRONG[name](draw(3, 2))

@@ -65,7 +65,7 @@ def test_third_order_batched_and_compiled(name):
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_values_and_gradients_are_torchs(name, dtype):
+def test_values_and_gradients_are_those_of_torch(name, dtype):
     function, inputs = CALLS[name]
     leaves = [each.to(dtype).requires_grad_() for each in inputs]
 
@@ -106,7 +106,7 @@ def test_a_maximum_of_nan_is_nan():
         assert bags("max")(w).isnan().tolist() == [[True, False], [False, False], [False, False], [True, False]]
 
 
-def test_other_outputs_are_torchs():
+def test_other_outputs_are_those_of_torch():
     expected = torch.embedding_bag(draw(4, 2), ROWS, OFFSETS, mode=2)
     with corrected:
         torch.testing.assert_close(torch.embedding_bag(draw(4, 2), ROWS, OFFSETS, mode=2), expected)
@@ -156,7 +156,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_torchs(name):
+def test_errors_are_those_of_torch(name):
     def error():
         with pytest.raises((RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)) as caught:
             WRONG[name](draw(4, 2))

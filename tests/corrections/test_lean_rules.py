@@ -45,7 +45,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_values_and_dtypes_are_torchs(name):
+def test_values_and_dtypes_are_those_of_torch(name):
     function, x = CALLS[name]
     torch.manual_seed(0)
     expected = function(x)
@@ -69,7 +69,7 @@ def test_values_and_dtypes_are_torchs(name):
         *(name for name in CALLS if "pool" in name and "NaN" not in name),
     ],
 )
-def test_products_are_torchs(name):
+def test_products_are_those_of_torch(name):
     function, x = CALLS[name]
     x = torch.where(x.isfinite(), x, 0.5).double()
 
@@ -115,7 +115,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_torchs(name):
+def test_errors_are_those_of_torch(name):
     def error(mode):
         with pytest.raises((RuntimeError, ValueError, IndexError, TypeError)) as caught, mode:
             WRONG[name](torch.randn(2, 3, requires_grad=True))
@@ -125,7 +125,7 @@ def test_errors_are_torchs(name):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_an_empty_batch_is_torchs(reduction):
+def test_an_empty_batch_is_that_of_torch(reduction):
     x, target = torch.randn(0, 3, requires_grad=True), torch.empty(0, dtype=torch.long)
     expected = F.cross_entropy(x, target, reduction=reduction)
     with Corrections(lean=True, many=True):

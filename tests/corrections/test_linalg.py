@@ -305,7 +305,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_errors_are_torchs(name):
+def test_errors_are_those_of_torch(name):
     with pytest.raises((RuntimeError, IndexError)) as by_torch:
         BAD[name](A)
     with pytest.raises(type(by_torch.value)) as ours, hodiff.corrected():

@@ -29,7 +29,7 @@ def test_every_route(name):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_values_and_gradients_are_torchs(name):
+def test_values_and_gradients_are_those_of_torch(name):
     f, inputs = FUNCTIONS[name]
     corrected = hodiff.corrected()(f)
     torch.testing.assert_close(corrected(*inputs), f(*inputs))

@@ -98,7 +98,7 @@ WIDE = tuple(name for name in CALLS if name.startswith(("soft_margin", "multi_ma
 @pytest.mark.parametrize(
     ("name", "dtype"), [(name, dtype) for name in CALLS for dtype in ((D,) if name in WIDE else (D, torch.float32))]
 )
-def test_values_and_gradients_are_torchs(name, dtype):
+def test_values_and_gradients_are_those_of_torch(name, dtype):
     function, inputs = CALLS[name]
     leaves = [each.to(dtype).requires_grad_() for each in inputs]
 
@@ -210,7 +210,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_torchs(name):
+def test_errors_are_those_of_torch(name):
     def error():
         with pytest.raises((RuntimeError, ValueError, TypeError, IndexError)) as caught:
             WRONG[name](draw(2, 3))
@@ -221,7 +221,7 @@ def test_errors_are_torchs(name):
         assert error() == expected
 
 
-def test_a_loss_that_broadcasts_warns_as_torchs():
+def test_a_loss_that_broadcasts_warns_as_torch_does():
     x, t = draw(2, 3), draw(3, seed=1)
     with pytest.warns(UserWarning, match="different to the input size"):
         expected = F.huber_loss(x, t)

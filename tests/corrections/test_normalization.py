@@ -161,12 +161,12 @@ def assert_same(call):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_outcomes_are_torchs(name):
+def test_outcomes_are_those_of_torch(name):
     assert_same(CALLS[name])
 
 
 @pytest.mark.parametrize("name", AUTOCAST)
-def test_autocast_is_torchs(name):
+def test_autocast_is_that_of_torch(name):
     with torch.autocast("cpu", B):
         assert_same(AUTOCAST[name])
 

@@ -42,7 +42,7 @@ def unrolled(network, x, lengths, state, mode):
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["padded", "packed"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_values_and_draws_are_torchs(name, lengths):
+def test_values_and_draws_are_those_of_torch(name, lengths):
     for bias, layers, both_ways, batch_first in itertools.product((True, False), (1, 3), (False, True), (False, True)):
         network = NETWORKS[name](
             3, 4, layers, bias=bias, dropout=0.4 * (layers > 1), bidirectional=both_ways, batch_first=batch_first
@@ -240,7 +240,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_torchs(name):
+def test_errors_are_those_of_torch(name):
     def outcome(mode):
         torch.manual_seed(0)
         with mode:

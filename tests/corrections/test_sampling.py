@@ -69,7 +69,7 @@ against_torch = pytest.mark.skipif(not torch_differentiates_twice(), reason="tor
 
 @against_torch
 @pytest.mark.parametrize(("dimensions", "mode", "padding", "align_corners"), OPTIONS)
-def test_values_and_derivatives_are_torchs(dimensions, mode, padding, align_corners):
+def test_values_and_derivatives_are_those_of_torch(dimensions, mode, padding, align_corners):
     """Where torch has them: in reverse mode. The points reach far outside, and some lie on the kinks."""
     x, grid = inputs(dimensions, 40)
     grid = torch.cat(
@@ -145,7 +145,7 @@ def test_a_spatial_transformer_and_a_batch_of_grids():
 
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("size", [(2, 1, 3, 4), (2, 5, 1, 2), (2, 1, 3, 1, 4)])
-def test_affine_grids_are_torchs(size, align_corners):
+def test_affine_grids_are_those_of_torch(size, align_corners):
     theta = draw(2, len(size) - 2, len(size) - 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a single point with aligned corners
@@ -165,7 +165,7 @@ def test_points_that_are_no_numbers_lie_outside(padding):
     assert y.isfinite().all()
 
 
-def test_half_precision_is_closer_than_torchs():
+def test_half_precision_is_closer_than_that_of_torch():
     x, grid = draw(1, 2, 8, 8).bfloat16(), draw(1, 6, 6, 2, seed=1).bfloat16() / 2
     truth = F.grid_sample(x.double(), grid.double(), align_corners=False)
     by_torch = F.grid_sample(x, grid, align_corners=False)
@@ -212,7 +212,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_torchs(name):
+def test_errors_are_those_of_torch(name):
     def error():
         with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
             WRONG[name](*inputs(2))

@@ -70,7 +70,7 @@ class TestKinks:
             linear = (by_x == 1) and all(each == 0 for each in (by_beta, xx, xb, bx, bb))
             assert bool(linear) == (k == 1)
 
-    def test_softplus_with_torchs_threshold_is_torchs(self):
+    def test_softplus_with_torchs_threshold_is_that_of_torch(self):
         x = torch.linspace(-30, 30, 61, dtype=torch.float64)
         assert torch.allclose(softplus(x, 0.7, 20.0), nn.functional.softplus(x, 0.7, 20.0), rtol=1e-14)
 
