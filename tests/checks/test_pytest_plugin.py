@@ -73,6 +73,7 @@ def run(pytester, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_outcomes_and_what_a_failure_shows(run):
     result = run(
         test_functions=FUNCTIONS

@@ -234,6 +234,7 @@ def test_gradcheck_switches_are_separate():
     assert by_quantity == {"reverse": "ok", "forward": "fails"}
 
 
+@pytest.mark.slow
 def test_compiled_code_that_ignores_a_jvp():
     """The tangent that torch.compile makes is not the one that the Function states."""
     report = check(DoubledTangent, X, compile="aot_eager", vmap=False, scipy=False)

@@ -67,7 +67,7 @@ def test_dense_of_other_sizes() -> None:
         return (x["a"].sin().sum() * x["b"].exp().sum()).tanh()
 
     function = compiled(lambda x: (hessian_matrix(f, x), hessian(f)(x)))
-    for n in (3, 4, 5):
+    for n in (3, 5):
         x = {"a": torch.randn(n), "b": torch.randn(n + 1)}
         torch.testing.assert_close(function(x), (hessian_matrix(f, x), hessian(f)(x)))
 

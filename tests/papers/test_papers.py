@@ -59,6 +59,7 @@ def test_saves_claims_and_a_small_figure(results: Any, paper: str) -> None:
         assert claim["measured"] in found["stdout"]
 
 
+@pytest.mark.slow
 def test_pearlmutter_exact_products_beat_every_step(results: Any) -> None:
     found = results("pearlmutter-1994")["data"]
     for dtype, rounding in (("float64", 1e-14), ("float32", 1e-5)):

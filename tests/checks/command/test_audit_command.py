@@ -21,11 +21,15 @@ def test_the_exit_status_says_whether_all_is_right(monkeypatch, tmp_path, capsys
     assert not capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_line_audits_one_operator(capsys):
     assert (
         main(["audit", "--op", "native_layer_norm", "--uncorrected", "--quiet", "--jobs", "1", "--samples", "1"]) == 1
     )
     assert "| `native_layer_norm` | right | right | wrong" in capsys.readouterr().out
+
+
+def test_wrong_options(capsys):
     assert main(["audit", "--samples", "0"]) == 2
     assert "samples: expected a positive number" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
