@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 
 def operator_database(wrapper: Callable[..., Any]) -> list[Any]:
@@ -12,3 +15,16 @@ def operator_database(wrapper: Callable[..., Any]) -> list[Any]:
 
     definitions.wrapper_set_seed = wrapper
     return list(definitions.op_db)
+
+
+def parameter_names(op: Any) -> tuple[str, ...]:
+    """What an operator calls its arguments, in order: by its signature or, for a builtin, its first overload."""
+    try:
+        return tuple(inspect.signature(op.op).parameters)
+    except (TypeError, ValueError):
+        packet = getattr(torch.ops.aten, op.aten_name or op.name, None)
+    overloads = packet.overloads() if packet is not None else []
+    if not overloads:
+        return ()
+    schema = getattr(packet, overloads[0])._schema
+    return tuple("input" if each.name == "self" else each.name for each in schema.arguments)

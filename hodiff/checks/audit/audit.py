@@ -64,7 +64,7 @@ def audit(
     Source:
         C. J. F. Ridders (1982) for the differences; torch.testing for the operators.
     """
-    runs = _runs(correct)
+    runs = runs_of("audit", correct)
     for name, value in (("samples", samples), ("jobs", jobs), ("time_limit", time_limit)):
         require_number("audit", name, value, positive=True)
     first = Worker()
@@ -95,10 +95,11 @@ def audit(
     return AuditTable(torch.__version__.split("+")[0], found)
 
 
-def _runs(correct: bool | str) -> tuple[str, ...]:
+def runs_of(caller: str, correct: bool | str) -> tuple[str, ...]:
+    """The runs that an argument asks for."""
     choices = {False: (TORCH,), True: (CORRECTED,), "both": RUNS}
     if correct not in choices:
-        raise InputError(f"audit: correct: expected True, False or 'both', got {correct!r}.")
+        raise InputError(f"{caller}: correct: expected True, False or 'both', got {correct!r}.")
     return choices[correct]
 
 

@@ -60,12 +60,12 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
         uncorrected = attempt(sample.function(correct=False), *point) if correct else values
     if isinstance(values, Failure):
         return everywhere(Verdict("raises", None, values.message))
-    obstacle = _obstacle(values)
-    if obstacle:
-        return everywhere(Verdict("not differentiable", None, obstacle))
+    reason = obstacle(values)
+    if reason:
+        return everywhere(Verdict("not differentiable", None, reason))
     if not all(_same(values, each) for each in again):
         return _with_fixed_seed(sample, correct, seed)
-    if _differs(values, uncorrected):
+    if differs(values, uncorrected):
         return everywhere(Verdict("wrong", None, "the value is not torch's"))
     with seeded(seed):
         try:
@@ -90,17 +90,17 @@ def audit_function(f: Function, point: tuple[Tensor, ...], seed: int = 0) -> Ver
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated operators announce themselves
         try:
-            problem = _narrow(scalarize(f, point, generator), generator)
+            problem = narrow(scalarize(f, point, generator), generator)
         except InputError as error:
             return everywhere(Verdict("not differentiable", None, str(error).removeprefix("check: ")))
         first = climb(problem, problem.curved_loss, 1, generator)[0]
         if not first.settled:
             return {route: _unjudged(problem, route, _KINK) for route in AUDITED_ROUTES}
         if first.truth is first.differences:
-            wrong = replace(_verdict(_entry(first, "reverse")), detail=GRADIENT)
+            wrong = replace(_verdict(entry_of(first, "reverse")), detail=GRADIENT)
             return {route: _unjudged(problem, route, wrong) for route in AUDITED_ROUTES}
         level = climb(problem, problem.curved_loss, 2, generator)[1]
-        verdicts = {route: _verdict(_entry(level, route)) for route in ROUTES}
+        verdicts = {route: _verdict(entry_of(level, route)) for route in ROUTES}
         verdicts[THIRD] = _third(problem, level, generator)
     return verdicts
 
@@ -119,7 +119,7 @@ def _with_fixed_seed(sample: Sample, correct: bool, seed: int) -> Verdicts:
     }
 
 
-def _obstacle(values: tuple[Tensor, ...]) -> str:
+def obstacle(values: tuple[Tensor, ...]) -> str:
     """Why these outputs have no derivative worth measuring; empty if they have one."""
     if not any(value.numel() for value in values):
         return "no floating-point output"
@@ -137,17 +137,17 @@ def _same(values: tuple[Tensor, ...], again: tuple[Tensor, ...] | Failure) -> bo
     )
 
 
-def _differs(values: tuple[Tensor, ...], own: tuple[Tensor, ...] | Failure) -> bool:
-    """Whether the corrected value is not torch's."""
+def differs(values: tuple[Tensor, ...], own: tuple[Tensor, ...] | Failure, rounding: float | None = None) -> bool:
+    """Whether the corrected value is not torch's, beyond rounding."""
+    allowed = _ROUNDING if rounding is None else rounding
     return not isinstance(own, Failure) and not all(
-        a.shape == b.shape
-        and a.dtype == b.dtype
-        and torch.allclose(a, b, rtol=_ROUNDING, atol=_ROUNDING, equal_nan=True)
+        a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
         for a, b in zip(values, own, strict=True)
     )
 
 
-def _narrow(problem: ScalarProblem, generator: torch.Generator) -> ScalarProblem:
+def narrow(problem: ScalarProblem, generator: torch.Generator) -> ScalarProblem:
+    """The problem along a few random directions where it has more numbers."""
     sizes = [leaf.numel() for leaf in problem.leaves]
     count = sum(sizes)
     if count <= _DIRECTIONS:
@@ -155,7 +155,8 @@ def _narrow(problem: ScalarProblem, generator: torch.Generator) -> ScalarProblem
     return replace(problem, directions=draw_normal((count, _DIRECTIONS), generator).split(sizes))
 
 
-def _entry(level: Level, route: str) -> Entry:
+def entry_of(level: Level, route: str) -> Entry:
+    """Compare a route with differences of the order below."""
     return _judge(route, level.order, level.outcomes[route], level.differences, level.lower, level.eps)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from hodiff.common.randomness import seeded
 from hodiff.corrections import corrected
 from hodiff.corrections.registry import CORRECTIONS
 from hodiff.errors import HodiffError
-from hodiff.torch_internals.operator_database import operator_database
+from hodiff.torch_internals.operator_database import operator_database, parameter_names
 from hodiff.torch_internals.operators import batch_norm_with_update, native_batch_norm
 
 # Beyond these the database only repeats itself.
@@ -52,6 +52,18 @@ FIRST_OUTPUT_ONLY = frozenset({
 })
 
 
+class Layout(NamedTuple):
+    """How a tensor lies in memory.
+
+    Attributes:
+        arrange: Gives the same numbers in this layout, differentiably.
+        source: That as Python, with "{0}" for the tensor.
+    """
+
+    arrange: Callable[[Tensor], Tensor]
+    source: str
+
+
 @dataclass(frozen=True)
 class Sample:
     """One call of an operator.
@@ -61,12 +73,18 @@ class Sample:
         leaves: The leaves of its arguments, tensors or not.
         structure: How they are arranged.
         places: Which of them are differentiated.
+        layouts: Those of differentiated tensors that do not lie in memory one after the other.
+        parameters: The operator's names of its arguments, as far as they are known.
+        direct: Whether `call` calls the torch function with its arguments and does nothing else.
     """
 
     call: Callable[..., Any]
     leaves: tuple[Any, ...]
     structure: Any
     places: tuple[int, ...]
+    layouts: Mapping[int, Layout] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
+    direct: bool = False
 
     @property
     def point(self) -> tuple[Tensor, ...]:
@@ -84,7 +102,8 @@ class Sample:
         def run(*moving: Tensor) -> tuple[Tensor, ...]:
             filled = [leaf.detach().clone() if _is_buffer(leaf) else leaf for leaf in self.leaves]
             for place, tensor in zip(self.places, moving, strict=True):
-                filled[place] = tensor.clone()  # some operators write into their arguments
+                copy = tensor.clone()  # some operators write into their arguments
+                filled[place] = self.layouts[place].arrange(copy) if place in self.layouts else copy
             if seed is not None:
                 torch.manual_seed(seed)
             mode: AbstractContextManager[Any] = corrected() if correct else nullcontext()
@@ -128,7 +147,12 @@ def database() -> dict[str, Any]:
             f"audit: torch {torch.__version__} has no operator database here ({type(error).__name__}: {error}). "
             "Use a build of torch with torch.testing._internal, and install the package expecttest that it needs."
         ) from error
-    return {f"{op.name}.{op.variant_test_name}".rstrip("."): op for op in entries}
+    return {name_of(op): op for op in entries}
+
+
+def name_of(op: Any) -> str:
+    """An operator's name, with its variant."""
+    return f"{op.name}.{op.variant_test_name}".rstrip(".")
 
 
 def _as_it_is(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +179,31 @@ def _differentiable(op: Any) -> Iterator[Sample]:
         places = tuple(i for i, leaf in enumerate(leaves) if _moves(leaf) and i != held)
         if any(leaves[i].numel() for i in places):
             values = tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-            yield Sample(_call(op, sample.output_process_fn_grad), values, structure, places)
+            process = sample.output_process_fn_grad
+            yield Sample(
+                _call(op, process),
+                values,
+                structure,
+                places,
+                parameters=parameter_names(op),
+                direct=_is_direct(op, process),
+            )
+
+
+def _is_direct(op: Any, process: Callable[[Any], Any]) -> bool:
+    """Whether a call of the database is one of the torch function, with nothing around it."""
+    mark = object()
+    try:
+        untouched = process(mark) is mark
+    except (AttributeError, IndexError, TypeError):
+        untouched = False
+    wrapped = op.gradcheck_wrapper.__name__ not in {"<lambda>", "wrapper_set_seed"}
+    return untouched and not wrapped and op.name not in FIRST_OUTPUT_ONLY
+
+
+def call_of(name: str) -> Callable[..., Any]:
+    """An operator of the database as its samples call it, a function of `(input, args, kwargs)`."""
+    return next(_differentiable(database()[name])).call
 
 
 def _is_buffer(leaf: Any) -> bool:

@@ -14,7 +14,8 @@ from typing import Any, TextIO
 import torch
 
 from hodiff.checks.audit.audit_sample import audit_sample
-from hodiff.checks.audit.samples import ILL_POSED, database, samples
+from hodiff.checks.audit.mutated.operator import audit_changed
+from hodiff.checks.audit.samples import ILL_POSED, database, name_of, samples
 from hodiff.checks.audit.verdicts import Verdict, everywhere, worst
 from hodiff.errors import HodiffError
 
@@ -32,7 +33,11 @@ def main() -> None:
     _write(replies, {"operators": list(operators)})
     for line in sys.stdin:
         request = json.loads(line)
-        _write(replies, audit_operator(operators[request.pop("operator")], **request))
+        name, invented = request.pop("operator"), request.pop("changed", False)
+        _write(
+            replies,
+            audit_invented(operators[name], **request) if invented else audit_operator(operators[name], **request),
+        )
 
 
 def audit_operator(op: Any, *, correct: bool, count: int, seed: int) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def audit_operator(op: Any, *, correct: bool, count: int, seed: int) -> dict[str
     Returns:
         The verdicts of each route, and whether any correction concerns the operator.
     """
-    name = f"{op.name}.{op.variant_test_name}".rstrip(".")
+    name = name_of(op)
     reason = ILL_POSED.get(name) or _undeclared(op)
     listed = [] if reason else samples(name, op, count)
     if not reason and not listed:
@@ -60,6 +65,24 @@ def audit_operator(op: Any, *, correct: bool, count: int, seed: int) -> dict[str
         "verdicts": {route: verdict.to_json() for route, verdict in verdicts.items()},
         "is_corrected": any(each.is_corrected() for each in listed),
     }
+
+
+def audit_invented(op: Any, *, correct: bool, count: int, seed: int) -> dict[str, Any]:
+    """Audit one operator of the database at calls that the database leaves out.
+
+    Args:
+        op: The entry of the database.
+        correct: Whether hodiff's corrections are on.
+        count: The most calls to judge.
+        seed: Of everything random.
+
+    Returns:
+        The counts, and some findings.
+    """
+    name = name_of(op)
+    if name in ILL_POSED or _undeclared(op):
+        return {"judged": 0, "silent": 0, "raising": 0, "findings": []}
+    return audit_changed(name, op, correct=correct, cases=count, seed=seed)
 
 
 def _undeclared(op: Any) -> str:

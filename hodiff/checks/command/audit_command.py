@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from hodiff.checks.audit.audit import audit
+from hodiff.checks.audit.mutated.mutated_audit import MutatedAudit, mutated_audit
 from hodiff.checks.audit.on_file import audit_on_file, versions_on_file
 from hodiff.checks.audit.page import markdown_page
 from hodiff.checks.audit.table import AuditTable
@@ -33,6 +34,10 @@ def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--time-limit", type=float, default=120.0, metavar="S", help="seconds an operator (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random directions (%(default)s)")
+    parser.add_argument("--mutate", action="store_true", help="calls that the database leaves out, and their scripts")
+    parser.add_argument(
+        "--cases", type=int, default=6, metavar="N", help="with --mutate: calls an operator (%(default)s)"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run_audit)
 
@@ -43,9 +48,11 @@ def run_audit(options: argparse.Namespace) -> int:
         versions = [audit_on_file(version) for version in versions_on_file()]
         _write(options, audit_on_file(), markdown_page(audit_on_file(), versions))
         return 0
+    if options.mutate:
+        return _run_mutated(options)
     table = audit(
         options.op,
-        correct=False if options.uncorrected else True if options.corrected else "both",
+        correct=_runs(options),
         samples=options.samples,
         jobs=options.jobs,
         time_limit=options.time_limit,
@@ -56,7 +63,26 @@ def run_audit(options: argparse.Namespace) -> int:
     return 1 if table.defects(table.runs[-1]) else 0
 
 
-def _write(options: argparse.Namespace, table: AuditTable, page: str) -> None:
+def _runs(options: argparse.Namespace) -> bool | str:
+    return False if options.uncorrected else True if options.corrected else "both"
+
+
+def _run_mutated(options: argparse.Namespace) -> int:
+    """The audit that invents its samples; the exit status is 1 for silent errors."""
+    found = mutated_audit(
+        options.op,
+        correct=_runs(options),
+        cases=options.cases,
+        jobs=options.jobs,
+        time_limit=max(options.time_limit, 20.0 * options.cases),
+        seed=options.seed,
+        progress=not options.quiet,
+    )
+    _write(options, found, f"{found}\n")
+    return 1 if found.silent else 0
+
+
+def _write(options: argparse.Namespace, table: AuditTable | MutatedAudit, page: str) -> None:
     if options.json:
         options.json.write_text(table.to_json(), encoding="utf-8")
     if options.markdown:

@@ -40,6 +40,7 @@ class ScalarProblem:
         cotangents: u, one tensor an output, float64.
         weights: The curvature of the curved loss, one tensor an output, float64.
         eps: The coarsest rounding among inputs and outputs.
+        reach: What the largest step of differences is multiplied by.
     """
 
     function: Callable[..., tuple[Tensor, ...]]
@@ -48,6 +49,7 @@ class ScalarProblem:
     cotangents: tuple[Tensor, ...]
     weights: tuple[Tensor, ...]
     eps: float
+    reach: float = 1.0
 
     @property
     def point(self) -> Tensor:
@@ -60,7 +62,7 @@ class ScalarProblem:
         """Largest step in t for differences."""
         count = sum(leaf.numel() for leaf in self.leaves)
         square = sum(float(leaf.double().square().sum()) for leaf in self.leaves)
-        return 0.1 * max(1.0, (square / count) ** 0.5)
+        return 0.1 * self.reach * max(1.0, (square / count) ** 0.5)
 
     @property
     def dtypes(self) -> str:

@@ -1,0 +1,146 @@
+"""One invented call: its value, and its derivatives of order 1 to 3 by every route, against differences."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.audit.audit_sample import differs, entry_of, narrow, obstacle
+from hodiff.checks.audit.samples import Sample
+from hodiff.checks.comparisons.orders import Level, climb, in_own_dtype
+from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, scalarize
+from hodiff.checks.report.data import Entry
+from hodiff.common.randomness import seeded
+from hodiff.errors import InputError
+
+# In silence: a number that is wrong, or none.
+SILENT = frozenset({"wrong", "zero", "non-finite"})
+_ORDER = 3
+# float32 answers are compared with float64 ones; ill-conditioned calls magnify rounding to some hundredths.
+_GROSS = 0.1
+# At a point where a derivative does not exist, differences depend on the largest step.
+_OTHER_STEPS = 0.15
+# Part of an error by which differences of other steps may differ.
+_AGREEMENT = 0.1
+# What is as small counts as rounding, whatever its relative error.
+_VANISHING = 1e-9
+# Rounding of values that ill-conditioned calls magnify, in float32.
+_COARSE = 1e-3
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A number that is wrong, missing or not finite.
+
+    Attributes:
+        order: Of the derivative; 0 for the value.
+        route: By which it was taken.
+        status: "wrong", "zero", "non-finite" or "raises".
+        error: Relative to the scale of the derivative, where there was a comparison.
+        detail: What else there is to say.
+    """
+
+    order: int
+    route: str
+    status: str
+    error: float | None = None
+    detail: str = ""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing says so."""
+        return self.status in SILENT
+
+
+def judge_case(sample: Sample, *, correct: bool, seed: int) -> list[Defect] | None:
+    """Judge a call that was invented.
+
+    Args:
+        sample: The call.
+        correct: Whether hodiff's corrections are on.
+        seed: Of everything random.
+
+    Returns:
+        What is amiss, nothing where all is right; None where torch refuses the call, or where there is no derivative
+        that two steps of differences agree on.
+    """
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        f, own = (sample.function(correct=each, seed=seed) for each in (correct, False))
+        with torch.no_grad():
+            value, torchs = attempt(f, *sample.point), attempt(own, *sample.point)
+        if isinstance(torchs, Failure) or obstacle(torchs):
+            return None
+        if isinstance(value, Failure):
+            return [Defect(0, "value", "raises", None, value.message)]
+        single = any(leaf.dtype == torch.float32 for leaf in sample.point)
+        if differs(value, torchs, _COARSE if single else None):
+            return [Defect(0, "value", "wrong", None, "the value is not torch's")]
+        with seeded(seed):
+            try:
+                return _judge_derivatives(sample, correct, seed, single)
+            except (UnrepeatableError, InputError):
+                return None  # random in spite of the seed, or nothing to differentiate
+
+
+def _judge_derivatives(sample: Sample, correct: bool, seed: int, single: bool) -> list[Defect] | None:
+    double = in_double(sample) if single else sample
+    problem, levels = _climbed(double, correct, seed, 2 if single else _ORDER, 1.0)
+    if not levels[0].settled:
+        return None
+    entries = _in_single(sample, problem, levels, correct, seed) if single else _in_double(levels)
+    amiss = [each for each in entries if each.status in SILENT or each.status == "raises"]
+    if any(each.status in SILENT for each in amiss):
+        _, again = _climbed(double, correct, seed, len(levels), _OTHER_STEPS)
+        amiss = [each for each in amiss if each.status == "raises" or _is_sure(each, levels, again, single)]
+    return [Defect(each.order, each.route, each.status, each.error, each.detail) for each in amiss]
+
+
+def _climbed(sample: Sample, correct: bool, seed: int, order: int, reach: float) -> tuple[ScalarProblem, list[Level]]:
+    generator = torch.Generator().manual_seed(seed)
+    whole = scalarize(sample.function(correct=correct, seed=seed), sample.point, generator)
+    problem = replace(narrow(whole, generator), reach=reach)
+    return problem, climb(problem, problem.curved_loss, order, generator, by_differences=False)
+
+
+def _is_sure(entry: Entry, levels: list[Level], again: list[Level], single: bool) -> bool:
+    """Whether differences of other steps say the same, and the error is no rounding of what vanishes."""
+    if len(again) < entry.order:
+        return False
+    here, there = levels[entry.order - 1].differences, again[entry.order - 1].differences
+    apart = float((here.value - there.value).abs().max())
+    outcome = levels[entry.order - 1].outcomes[entry.route]
+    if entry.status == "non-finite" or single or isinstance(outcome, Failure):
+        return apart <= _AGREEMENT * float(here.value.abs().max()) + _VANISHING
+    error = float((outcome - here.value).abs().max())
+    return error > _VANISHING and apart <= _AGREEMENT * error
+
+
+def in_double(sample: Sample) -> Sample:
+    """The same call with float64 in place of float32."""
+    return replace(
+        sample,
+        leaves=tuple(
+            leaf.double() if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf
+            for leaf in sample.leaves
+        ),
+    )
+
+
+def _in_double(levels: list[Level]) -> list[Entry]:
+    return [entry_of(level, route) for level in levels if level.settled for route in level.outcomes]
+
+
+def _in_single(sample: Sample, problem: ScalarProblem, levels: list[Level], correct: bool, seed: int) -> list[Entry]:
+    """Compare the float32 call with the float64 one, of which only gross errors count."""
+    run = sample.function(correct=correct, seed=seed)
+    coarse = replace(problem, function=run, leaves=sample.point, eps=torch.finfo(torch.float32).eps)
+    settled = [level for level in levels if level.settled]
+    return [
+        replace(each, status="wrong") if each.status == "imprecise" and (each.error or 0.0) > _GROSS else each
+        for each in in_own_dtype(coarse, coarse.curved_loss, settled, "in float32")
+    ]

@@ -1,0 +1,185 @@
+"""`mutated_audit`: torch's operators at calls that its database leaves out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from tqdm import tqdm
+
+from hodiff.checks.audit.audit import runs_of, select_operators
+from hodiff.checks.audit.mutated.operator import Finding
+from hodiff.checks.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
+from hodiff.checks.audit.table import CORRECTED, RUNS, TITLES
+from hodiff.common.options import require_int, require_number
+from hodiff.errors import InputError
+
+
+@dataclass(frozen=True)
+class Count:
+    """Invented calls of one operator.
+
+    Attributes:
+        judged: Those that torch takes and that differences could judge.
+        silent: Of these, those with a wrong or non-finite number, in silence.
+        raising: Those that raise by some route, and are right by the others.
+        lost: Why the operator was given up: a crash of torch, or the time limit.
+    """
+
+    judged: int = 0
+    silent: int = 0
+    raising: int = 0
+    lost: str = ""
+
+
+@dataclass(frozen=True)
+class MutatedAudit:
+    """What `mutated_audit` measured.
+
+    Attributes:
+        torch: The version of torch.
+        seed: Of the changes.
+        counts: By run, "torch" alone or "corrected", and operator.
+        findings: Of the last run, some of each kind for each operator.
+    """
+
+    torch: str
+    seed: int
+    counts: Mapping[str, Mapping[str, Count]]
+    findings: tuple[Finding, ...]
+
+    def total(self, run: str) -> Count:
+        """The sums over all operators; `lost` says how many were given up."""
+        counts = self.counts[run].values()
+        lost = sum(bool(each.lost) for each in counts)
+        return Count(
+            sum(each.judged for each in counts),
+            sum(each.silent for each in counts),
+            sum(each.raising for each in counts),
+            f"{lost} operators given up" if lost else "",
+        )
+
+    @property
+    def silent(self) -> tuple[Finding, ...]:
+        """The findings of which no error tells."""
+        return tuple(each for each in self.findings if each.defect.is_silent)
+
+    def to_json(self) -> str:
+        """All of it as JSON."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> MutatedAudit:
+        """Read what `to_json` wrote.
+
+        Args:
+            text: The JSON.
+
+        Returns:
+            The audit.
+
+        Raises:
+            InputError: If it is something else.
+        """
+        try:
+            data = json.loads(text)
+            counts = {run: {op: Count(**each) for op, each in row.items()} for run, row in data["counts"].items()}
+            return MutatedAudit(data["torch"], data["seed"], counts, tuple(map(Finding.from_json, data["findings"])))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(f"MutatedAudit.from_json: text: expected such an audit's JSON, got {error}.") from error
+
+    def __str__(self) -> str:
+        """Of each run, how many calls fail; then the silent findings with their scripts."""
+        lines = [f"invented calls of operators of torch {self.torch}, seed {self.seed}"]
+        for run in self.counts:
+            total = self.total(run)
+            operators = sorted(name for name, each in self.counts[run].items() if each.silent)
+            lines.append(
+                f"{TITLES[run]}: {total.judged} calls, {total.silent} silently wrong, {total.raising} raise"
+                f"{'; ' * bool(total.lost)}{total.lost}{': ' * bool(operators)}{', '.join(operators)}"
+            )
+        return "\n".join(lines + [f"\n# {each}" for each in self.silent])
+
+
+def mutated_audit(
+    operators: str | Iterable[str] | None = None,
+    *,
+    correct: bool | str = True,
+    cases: int = 6,
+    jobs: int = 2,
+    time_limit: float = 300.0,
+    seed: int = 0,
+    progress: bool = False,
+) -> MutatedAudit:
+    r"""Measure derivatives of torch's operators at invented calls: what `audit` does at the database's own samples.
+
+    Each sample of torch's database is changed in one way: one argument batched, or with a dimension of size 1 or 0;
+    zeros, ties, equal slices, large, small and subnormal numbers; close eigenvalues and matrices that are nearly
+    singular; transposed, sliced, expanded and channels-last memory; repeated indices; other options, keyword arguments,
+    float32. The value is compared with torch's, and derivatives of order 1 to 3 by every route with extrapolated
+    differences of the order below. A call counts where differences of two largest steps agree; what fails has to fail
+    along other directions too, is made smaller as long as it fails, and is written down as a script.
+
+    Args:
+        operators: Names of the database, with or without variant and module; all of them by default.
+        correct: Whether hodiff's corrections are on, or ``"both"`` for both runs.
+        cases: The most calls of each operator to judge; six take about ten minutes for all operators, on two cores.
+        jobs: The most processes.
+        time_limit: Seconds for each operator and run. One that takes longer, or that crashes, is given up.
+        seed: Of the changes, cotangents and directions: another seed, other calls.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The counts and findings; its ``str`` has a script for each kind of silent error.
+
+    Raises:
+        HodiffError: If this build of torch lacks the database.
+        InputError: If an operator is unknown, or another argument is out of range.
+
+    Example:
+        >>> found = mutated_audit("sin")  # doctest: +SKIP
+        >>> found.silent  # doctest: +SKIP
+        ()
+
+    Source:
+        J. Yang et al., Fuzzing automatic differentiation in deep-learning libraries (2023), for the idea.
+    """
+    runs = runs_of("mutated_audit", correct)
+    for name, value in (("cases", cases), ("jobs", jobs)):
+        require_int("mutated_audit", name, value, 1)
+    require_int("mutated_audit", "seed", seed, 0)
+    require_number("mutated_audit", "time_limit", time_limit, positive=True)
+    first = Worker()
+    try:
+        names = select_operators(operators, first.operators)
+    except BaseException:
+        first.close()
+        raise
+    counts: dict[str, dict[str, Count]] = {run: {} for run in runs}
+    findings: list[Finding] = []
+    requests = [
+        {"operator": name, "changed": True, "correct": run == CORRECTED, "count": cases, "seed": seed}
+        for run in runs
+        for name in names
+    ]
+    with tqdm(total=len(requests), disable=not progress, unit="operator", smoothing=0.05) as bar:
+
+        def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
+            """Note the counts, and the findings of the last run."""
+            bar.update()
+            run = RUNS[request["correct"]]
+            if not isinstance(reply, dict):
+                counts[run][request["operator"]] = Count(lost=str(reply))
+                return []
+            listed = reply.pop("findings")
+            counts[run][request["operator"]] = Count(**reply)
+            if run == runs[-1]:
+                findings.extend(map(Finding.from_json, listed))
+            return []
+
+        serve(first, requests, jobs=min(jobs, len(requests)), limit=time_limit, done=done)
+    in_order = {run: {name: row[name] for name in names} for run, row in counts.items()}
+    ordered = sorted(findings, key=lambda each: names.index(each.operator))
+    return MutatedAudit(torch.__version__.split("+")[0], seed, in_order, tuple(ordered))

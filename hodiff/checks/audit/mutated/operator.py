@@ -1,0 +1,118 @@
+"""All invented calls of one operator, in a worker process: how many fail, and the smallest ones that do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hodiff.checks.audit.mutated.case import Defect, judge_case
+from hodiff.checks.audit.mutated.changes import changed
+from hodiff.checks.audit.mutated.script import script_of
+from hodiff.checks.audit.mutated.shrinking import shrink
+from hodiff.checks.audit.samples import Sample, samples
+
+# Bases to change; the database repeats itself.
+_BASES = 6
+# Changes that torch refuses cost little, so that many may be tried for one that it takes.
+_TRIALS = 6
+# Of one operator, findings of the same kind are printed so often.
+_PRINTED = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A defect of one invented call, with the script that shows it.
+
+    Attributes:
+        operator: Its name in torch's database.
+        change: The name of the change that made the call.
+        defect: What is amiss, of the lowest order that is.
+        script: Shows it, at the smallest call that was found.
+    """
+
+    operator: str
+    change: str
+    defect: Defect
+    script: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The attributes by name."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Finding:
+        """What `to_json` gave."""
+        return Finding(**{**data, "defect": Defect(**data["defect"])})
+
+    def __str__(self) -> str:
+        """One line, and the script below."""
+        where = f"order {self.defect.order}, {self.defect.route}" if self.defect.order else "value"
+        how = f" by {self.defect.error:.1e}" if self.defect.error and self.defect.status == "wrong" else ""
+        line = f"{self.operator}, {self.change}: {where}: {self.defect.status}{how} {self.defect.detail}".rstrip()
+        return f"{line}\n\n{self.script}"
+
+
+def audit_changed(name: str, op: Any, *, correct: bool, cases: int, seed: int) -> dict[str, Any]:
+    """Judge invented calls of an operator.
+
+    Args:
+        name: Of the operator in torch's database.
+        op: Its entry.
+        correct: Whether hodiff's corrections are on.
+        cases: How many calls to judge, at most.
+        seed: Of everything random.
+
+    Returns:
+        How many were judged, how many fail in silence and how many raise, and some findings.
+    """
+    judged = silent = raising = 0
+    findings: dict[tuple[int, str], list[Finding]] = {}
+    for change, sample in itertools.islice(_calls(name, op, seed), cases * _TRIALS):
+        if judged == cases:
+            break
+        defects = judge_case(sample, correct=correct, seed=seed)
+        if defects is None:
+            continue
+        judged += 1
+        defect = _confirmed(sample, defects, correct, seed)
+        if defect is None:
+            continue
+        silent, raising = silent + defect.is_silent, raising + (not defect.is_silent)
+        alike = findings.setdefault((defect.order, defect.status), [])
+        if len(alike) < _PRINTED:
+            alike.append(_finding(name, op, change, sample, defect, correct, seed))
+    listed = [each.to_json() for alike in findings.values() for each in alike]
+    return {"judged": judged, "silent": silent, "raising": raising, "findings": listed}
+
+
+def _calls(name: str, op: Any, seed: int) -> Iterator[tuple[str, Sample]]:
+    """Changed calls, one of each base in turn."""
+    bases = samples(name, op, _BASES)
+    streams = [changed(base, seed + i) for i, base in enumerate(bases)]
+    rounds = itertools.zip_longest(*streams)
+    return (each for row in rounds for each in row if each is not None)
+
+
+def _confirmed(sample: Sample, defects: list[Defect], correct: bool, seed: int) -> Defect | None:
+    """The worst of the lowest order, if other directions show it too; silent ones before those that raise."""
+    if not defects:
+        return None
+    first = min(defects, key=lambda each: (not each.is_silent, each.order))
+    return first if _has(sample, first, correct, seed + 1) else None
+
+
+def _has(sample: Sample, defect: Defect, correct: bool, seed: int) -> bool:
+    """Whether a call has a defect of that order, route and status."""
+    found = judge_case(sample, correct=correct, seed=seed) or ()
+    return any((each.order, each.route, each.status) == (defect.order, defect.route, defect.status) for each in found)
+
+
+def _finding(name: str, op: Any, change: str, sample: Sample, defect: Defect, correct: bool, seed: int) -> Finding:
+    def still_fails(smaller: Sample) -> bool:
+        return _has(smaller, defect, correct, seed) and _has(smaller, defect, correct, seed + 1)
+
+    # An error message needs no small case, and shrinking takes time.
+    smallest = shrink(sample, still_fails) if defect.is_silent else sample
+    return Finding(name, change, defect, script_of(name, op, smallest, correct=correct))
