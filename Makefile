@@ -6,7 +6,10 @@ INSTALLED := .venv/installed
 # hodiff with kernels/ in its place, as it is installed: what mypy and import-linter read.
 AS_INSTALLED := build/as_installed
 
-.PHONY: demo test test-slow lint format wheel bench bench-peers papers clean $(AS_INSTALLED)
+test-explore: export HODIFF_HYPOTHESIS_PROFILE = explore
+test-explore: SEED := $(or $(SEED),$(shell date +%s))
+
+.PHONY: demo test test-slow test-explore lint format wheel bench bench-peers papers clean $(AS_INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/digits_hessian.py
@@ -18,6 +21,10 @@ test: $(INSTALLED)
 # The audits: torch's whole operator database, third order of every Function, examples and papers, among others.
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 30 -m slow
+
+# Property tests with new examples; the seed is printed, and SEED=... repeats a run.
+test-explore: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m hypothesis --hypothesis-seed $(SEED)
 
 lint: $(INSTALLED) $(AS_INSTALLED)
 	$(BIN)/ruff format --check .

@@ -46,7 +46,7 @@ def batched_product(a: Tensor, b: Tensor, units: UnitRows | None = None) -> Tens
     if columns >= NARROW:
         return aten.bmm.default(a, b)
     rows = b.transpose(1, 2).reshape(batch * columns, inner)
-    return (rows @ a[0].t()).view(batch, columns, -1).transpose(1, 2)
+    return (rows @ a[0].t()).view(batch, columns, a.shape[1]).transpose(1, 2)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     suits = LEAST <= b.shape[1] < NARROW <= a.shape[0] // NARROW and a.device.type == "cpu" and a.dtype in _EXACT
     if not suits:
         return aten.mm.default(a, b)
-    if a.dtype is torch.float32 and has_onednn_products():
+    if a.dtype is torch.float32 and a.shape[1] and has_onednn_products():  # oneDNN refuses empty sums
         return onednn_product(a, b)
     return aten.mm.default(b.t(), a.t()).t().contiguous()
 

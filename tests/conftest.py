@@ -1,6 +1,7 @@
 """What every test runs under: one thread a worker, seeded generators, reproducible property tests."""
 
 import gc
+import os
 import warnings
 from collections.abc import Iterator
 
@@ -25,7 +26,11 @@ settings.register_profile(
     # The first examples compile nothing but import a lot; that is no sign of a slow strategy.
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("hodiff")
+# Other examples at each seed, and many of them: `make test-explore`.
+settings.register_profile(
+    "explore", settings.get_profile("hodiff"), derandomize=False, max_examples=300, print_blob=True
+)
+settings.load_profile(os.environ.get("HODIFF_HYPOTHESIS_PROFILE", "hodiff"))
 
 
 def pytest_collection_finish() -> None:

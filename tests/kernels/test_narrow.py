@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hodiff.kernels.narrow import (
@@ -25,6 +25,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 @given(batch=st.integers(0, 5), rows=sizes, inner=sizes, columns=sizes, shared=st.booleans(), dtype=dtypes)
+@example(batch=2, rows=0, inner=0, columns=0, shared=True, dtype=torch.float32)
 def test_batched_product(batch, rows, inner, columns, shared, dtype):
     a = draw(rows, inner, dtype=dtype).expand(batch, rows, inner) if shared else draw(batch, rows, inner, dtype=dtype)
     b = draw(batch, columns, inner, dtype=dtype).transpose(1, 2)
@@ -32,6 +33,7 @@ def test_batched_product(batch, rows, inner, columns, shared, dtype):
 
 
 @given(rows=st.integers(0, 600), inner=sizes, columns=sizes, transposed=st.booleans(), dtype=dtypes)
+@example(rows=256, inner=0, columns=4, transposed=False, dtype=torch.float32)
 def test_product(rows, inner, columns, transposed, dtype):
     a = draw(rows, inner, dtype=dtype)
     b = draw(columns, inner, dtype=dtype).t() if transposed else draw(inner, columns, dtype=dtype)
