@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from hodiff.corrections.declining import UNNEEDED, Declined, unable
 from hodiff.corrections.registry import CORRECTIONS, Correction
-from hodiff.errors import HodiffError, InputError
+from hodiff.errors import HodiffError, InputError, RouteError
+from hodiff.torch_internals.differentiation import carry_derivatives
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,24 +64,19 @@ class Corrections(TorchFunctionMode):
         """Run the rule of a torch function, and torch's own where there is none."""
         kwargs = kwargs or {}
         correction = CORRECTIONS.get(func)
-        if (
-            correction is None
-            or not _PLAIN.issuperset(types)
-            or (correction.kind == "slow" and not self._pays(correction.least_elements, args, kwargs))
-        ):
+        if correction is None or not _PLAIN.issuperset(types):
             return func(*args, **kwargs)
-        if is_compiling():
-            result = correction.rule(*args, **kwargs)
-        else:
-            try:
-                result = correction.rule(*args, **kwargs)
-            except InputError as error:  # hodiff's function does not take them
-                result = unable(str(error))
-            except HodiffError:
-                raise
-            except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-                func(*args, **kwargs)  # torch's own error, for arguments that torch does not take either
-                raise
+        named = kwargs
+        if kwargs and not correction.parameters.names.issuperset(kwargs):
+            if kwargs.get("out") is not None and "out" not in correction.parameters.names:
+                return func(*args, **kwargs)  # which torch refuses to differentiate
+            named = correction.parameters.renamed(func, kwargs)
+        if correction.kind == "slow" and not self._pays(correction.least_elements, args, named):
+            return func(*args, **kwargs)
+        result = correction.rule(*args, **named) if is_compiling() else _attempt(correction, args, named)
+        if isinstance(result, Exception):
+            func(*args, **kwargs)  # torch's own error, for arguments that torch does not take either
+            raise result
         if type(result) is Declined:
             return self.declined(correction, result, func, args, kwargs)
         if result is NotImplemented:
@@ -90,7 +86,7 @@ class Corrections(TorchFunctionMode):
         return result
 
     def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call that its rule declined. This one method decides how: by torch's own function, whatever the reason.
+        """Run a call that its rule declined, by torch's own function. This one method decides what it may give.
 
         Args:
             correction: The entry of the rule.
@@ -101,9 +97,20 @@ class Corrections(TorchFunctionMode):
 
         Returns:
             Its value.
+
+        Raises:
+            RouteError: If a derivative goes through the call, and torch's is known as wrong.
         """
-        del correction, why
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        # A derivative that is missing raises by itself.
+        if why.torch_is_right or correction.kind != "wrong" or not carry_derivatives(_tensors(args, kwargs)):
+            return result
+        raise RouteError(
+            f"{correction.name}: hodiff's rule does not take this call, because {why.because}; and torch's own "
+            f"derivative of it may be wrong by {', '.join(correction.routes) or 'any route'}: {correction.reason}. "
+            "Call it as the rule takes it, detach its inputs if no derivative is wanted, or choose torch's own "
+            "derivatives by correct=False, or by calling it outside of corrected()."
+        )
 
     def _pays(self, least_elements: int, args: Any, kwargs: Any) -> bool:
         # A compiler fuses what the lean rules spare, and traces torch's own functions best.
@@ -111,6 +118,41 @@ class Corrections(TorchFunctionMode):
             return False
         # All functions with a least size call their first argument so.
         return self.many or not least_elements or (args[0] if args else kwargs["input"]).numel() >= least_elements
+
+
+def _attempt(correction: Correction, args: Any, kwargs: Any) -> Any:
+    """The value of a rule, a `Declined`, or the error that it raised for arguments that torch may refuse as well."""
+    result = _run(correction.rule, args, kwargs)
+    if isinstance(result, Exception) or (type(result) is Declined and not result.torch_is_right):
+        try:
+            in_numbers = correction.parameters.with_numbers(args, kwargs)
+        except TypeError as error:
+            return unable(f"of {error}")
+        if in_numbers is not None:
+            return _run(correction.rule, *in_numbers)
+    return result
+
+
+def _run(rule: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return rule(*args, **kwargs)
+    except InputError as error:  # hodiff's function does not take them
+        return unable(str(error))
+    except HodiffError:
+        raise
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        return error
+
+
+def _tensors(*arguments: Any) -> Iterator[Tensor]:
+    """The tensors in arguments."""
+    for each in arguments:
+        if isinstance(each, Tensor):
+            yield each
+        elif isinstance(each, (tuple, list)):
+            yield from _tensors(*each)
+        elif isinstance(each, dict):
+            yield from _tensors(*each.values())
 
 
 def _without_value(correction: Correction, func: Any) -> HodiffError:

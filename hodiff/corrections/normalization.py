@@ -205,8 +205,11 @@ def _native_batch_norm(
 @_of_batches(native_batch_norm)
 def _native_batch_norm_legit(input: Tensor, weight: Any, bias: Any, *rest: Any, **options: Any) -> Any:
     # Three arguments after the bias: the overload without running statistics.
-    statistics = (None, None) if len(rest) + len(options) == 3 else ()
-    return _native_batch_norm(input, weight, bias, *statistics, *rest, **options)
+    statistics = ("running_mean", "running_var") if len(rest) + len(options) > 3 else ()
+    given = dict(zip((*statistics, "training", "momentum", "eps"), rest, strict=False)) | options
+    running = (given.get("running_mean"), given.get("running_var"))
+    numbers = (float(given["momentum"]), float(given["eps"]))  # which may be tensors
+    return _native_batch_norm(input, weight, bias, *running, given["training"], *numbers)
 
 
 @_of_batches(batch_norm_with_update)

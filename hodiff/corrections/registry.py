@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from torch.overrides import resolve_name
 
 from hodiff.common.options import require_choice, require_int
 from hodiff.corrections.declining import UNNEEDED
+from hodiff.corrections.forms import Parameters
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 
@@ -35,6 +36,7 @@ class Correction:
         reference: Where the rule comes from.
         least_elements: Below this size of its first argument the rule pays only for many directions at once.
         mended: The version of torch whose own derivatives are right, or "".
+        parameters: What the rule takes.
     """
 
     name: str
@@ -45,6 +47,10 @@ class Correction:
     reference: str = ""
     least_elements: int = 0
     mended: str = ""
+    parameters: Parameters = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", Parameters(self.rule))
 
     @property
     def stands_aside(self) -> bool:
@@ -146,6 +152,7 @@ def _declining(rule: Callable[..., Any], covers: Callable[..., bool]) -> Callabl
         return rule(*args, **kwargs) if covers(*args, **kwargs) else UNNEEDED
 
     declining.__qualname__ = getattr(rule, "__qualname__", repr(rule))  # for errors
+    declining.__wrapped__ = rule  # type: ignore[attr-defined]  # whose parameters it has
     return declining
 
 

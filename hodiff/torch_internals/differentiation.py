@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hodiff.torch_internals.forward_mode import has_tangent, in_forward_mode
-from hodiff.torch_internals.transforms import differentiating_count, in_transform
-from hodiff.torch_internals.wrapped_tensors import below_batches
+from hodiff.torch_internals.transforms import differentiating_count, in_func_jvp, in_transform
+from hodiff.torch_internals.wrapped_tensors import below_batches, below_one, is_batched, is_watched, is_wrapped
 
 
 def only_reverse_mode() -> bool:
@@ -41,3 +41,21 @@ def are_differentiated(tensors: Sequence[Tensor]) -> bool:
     if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
         return True
     return in_forward_mode() and any(map(has_tangent, tensors))
+
+
+def carry_derivatives(tensors: Iterable[Tensor]) -> bool:
+    """Whether a derivative by one of the tensors is being taken, at any level, or may be taken later."""
+    if torch.compiler.is_compiling():
+        return may_be_differentiated(tensors)
+    return any(map(_carries_derivatives, tensors))
+
+
+def _carries_derivatives(tensor: Tensor) -> bool:
+    while is_wrapped(tensor):
+        # What a forward pass goes over is not asked of tensors below the innermost level, so that all may carry it.
+        if is_watched(tensor) and (tensor.requires_grad or (in_func_jvp() and not is_batched(tensor))):
+            return True
+        tensor = below_one(tensor)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return True
+    return in_forward_mode() and has_tangent(tensor)

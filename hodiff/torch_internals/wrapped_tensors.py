@@ -13,6 +13,7 @@ from hodiff.torch_internals.transforms import batching_levels
 
 is_wrapped: Callable[[Tensor], bool] = functorch.is_functorch_wrapped_tensor
 is_batched: Callable[[Tensor], bool] = functorch.is_batchedtensor
+below_one: Callable[[Tensor], Tensor] = functorch.get_unwrapped
 # A wrapper may outlive its transform; what it wraps is then a constant, which operators take as it is.
 unwrap_if_ended: Callable[[Tensor], Tensor] = functorch.unwrap_if_dead
 unwrap_all_ended: Callable[[tuple[Any, ...]], tuple[Any, ...]] = utils.unwrap_dead_wrappers

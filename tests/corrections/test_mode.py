@@ -224,7 +224,7 @@ def test_what_needs_no_rule_is_left_to_torch(answer, strict, enter_hypot):
     ],
 )
 def test_what_no_rule_mends_is_decided_in_one_place(answer, because, strict, enter_hypot):
-    """Today torch's own function runs; the reason reaches the method that decides."""
+    """Without a derivative torch's own function runs; the reason reaches the method that decides."""
     enter_hypot(answer)
     with hodiff.corrected():
         assert torch.equal(torch.hypot(ONES, ONES), ONES * 2**0.5)
@@ -232,6 +232,49 @@ def test_what_no_rule_mends_is_decided_in_one_place(answer, because, strict, ent
         torch.hypot(ONES, ONES)
     with strict, pytest.raises(TypeError, match="hypot"):
         torch.hypot("a", "b")
+
+
+def dual(f):
+    with torch.autograd.forward_ad.dual_level():
+        return f(torch.autograd.forward_ad.make_dual(ONES, ONES))
+
+
+DERIVATIVES = {
+    "autograd": lambda f: f(ONES.clone().requires_grad_()),
+    "grad": lambda f: torch.func.grad(lambda x: f(x).sum())(ONES),
+    "jvp": lambda f: torch.func.jvp(f, (ONES,), (ONES,)),
+    "jvp inside": lambda f: torch.func.grad(lambda x: torch.func.jvp(f, (x,), (ONES,))[1].sum())(ONES),
+    "jvp of a batch": lambda f: torch.func.jvp(torch.func.vmap(f), (ONES,), (ONES,)),
+    "batch of a jvp": lambda f: torch.func.vmap(lambda x: torch.func.jvp(f, (x,), (x,)))(ONES),
+    "batch of autograd": lambda f: torch.func.vmap(f)(ONES.clone().requires_grad_()),
+    "dual numbers": dual,
+}
+CONSTANT = {
+    "plain": lambda f: f(ONES),
+    "no_grad": lambda f: torch.no_grad()(f)(ONES.clone().requires_grad_()),
+    "vmap": lambda f: torch.func.vmap(f)(ONES),
+    "a constant in grad": lambda f: torch.func.grad(lambda x: (x * f(ONES)).sum())(ONES),
+    "a constant in jvp": lambda f: torch.func.jvp(lambda x: x * f(ONES), (ONES,), (ONES,)),
+    "a detached input in grad": lambda f: torch.func.grad(lambda x: (x * f(x.detach())).sum())(ONES),
+    "beside dual numbers": lambda f: dual(lambda x: x * f(ONES)),
+}
+
+
+@pytest.mark.parametrize("kind", ["wrong", "missing"])
+@pytest.mark.parametrize("take", [*DERIVATIVES, *CONSTANT])
+def test_a_derivative_through_a_declined_call_is_refused(take, kind, enter_hypot):
+    """One that is missing is torch's own to refuse, and a call without one runs."""
+    enter_hypot(unable("numbers are round"), kind=kind, routes=hodiff.ROUTES[2:])
+
+    def call():
+        {**DERIVATIVES, **CONSTANT}[take](lambda x: torch.hypot(x, ONES if x.dim() else ONES[0]))
+
+    with hodiff.corrected():
+        if kind == "missing" or take in CONSTANT:
+            call()
+        else:
+            with pytest.raises(hodiff.RouteError, match=r"because numbers are round; .* by reverse-over-forward, forw"):
+                call()
 
 
 @pytest.mark.parametrize(("mended", "runs"), [("", True), ("2.0", False), ("99.0", True)])

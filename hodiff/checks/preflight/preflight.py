@@ -161,7 +161,7 @@ class _Corrections(Corrections):
 
     def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
         self.why = why
-        return super().declined(correction, why, func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 class _Listener(TorchFunctionMode):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import UNNEEDED, unable
+from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE
 
@@ -74,6 +74,6 @@ def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> An
 def _cumprod_(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     if input.dim() == 0:
         return UNNEEDED
-    if dtype is not None:
-        return unable("a dtype is given for a result that is written into the input")
+    if dtype not in {None, input.dtype}:
+        return INVALID
     return input.copy_(_cumprod(input.clone(), dim))

@@ -1,0 +1,169 @@
+"""A call of every function that has a correction, all arguments given, which a test writes in torch's other forms."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hodiff.torch_internals.operators import (
+    batch_norm_with_update,
+    glu,
+    hardsigmoid,
+    native_batch_norm,
+    pack_padded_sequence,
+    pad_packed_sequence,
+)
+
+D = torch.float64
+GENERATOR = torch.Generator().manual_seed(0)
+AFTER = torch.__version__ >= "2.15"
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=GENERATOR, dtype=D)
+
+
+X, Y, VECTOR = randn(3, 4), randn(3, 4), randn(4)
+SQUARE = randn(3, 3) + 3 * torch.eye(3, dtype=D)
+SYMMETRIC = SQUARE @ SQUARE.mT
+RIGHT = randn(3, 2)
+IMAGE, GRID, VOLUME, POINTS = randn(2, 3, 5, 5), randn(2, 3, 3, 2) / 3, randn(1, 2, 3, 3, 3), randn(1, 2, 2, 2, 3) / 3
+CHANNELS = randn(5, 3, 4)
+SCALE, SHIFT = randn(3), randn(3)
+INDICES, ROWS = torch.tensor([0, 2, 2, 1]), 5 * randn(4, 3)
+PLACES = torch.tensor([[0, 1, 1, 0], [2, 2, 0, 0], [1, 1, 1, 1]])
+MASK = torch.rand(3, 4, generator=GENERATOR) > 0.5
+QUERY, KEY, VALUE = randn(1, 3, 2), randn(1, 4, 2), randn(1, 4, 2)
+LABELS = torch.tensor([1, 0, 3])
+SETS = torch.tensor([[1, 2, -1, 0], [3, -1, 0, 0], [0, 1, 2, 3]])
+LOG_PROBS, TARGETS = randn(6, 2, 4).log_softmax(-1), torch.tensor([[1, 2], [3, 1]])
+LENGTHS = torch.tensor([6, 5]), torch.tensor([2, 1])
+RUNNING = torch.zeros(3, dtype=D), torch.ones(3, dtype=D)
+WEIGHT = VECTOR.exp()
+# By which torch has no derivative.
+CONSTANTS = (*RUNNING, WEIGHT)
+
+
+def network(kind):
+    module = kind(2, 3, dtype=D)
+    state = torch.zeros(1, 2, 3, dtype=D)
+    hidden = (state, state) if kind is nn.LSTM else state
+    parameters = [randn(*each.shape) for each in module.parameters()]
+    return randn(4, 2, 2), hidden, parameters, True, 1, 0.0, True, False, False
+
+
+# The function, its arguments, and those that it takes by keyword alone; tensors first that are differentiated.
+CALLS = [
+    (torch.relu, (X,), {}),
+    (torch.Tensor.relu, (X,), {}),
+    (F.relu, (X, False), {}),
+    (F.hardsigmoid, (X, False), {}),
+    (hardsigmoid, (X,), {}),
+    (F.glu, (X, 1), {}),
+    (glu, (X, 1), {}),
+    (F.scaled_dot_product_attention, (QUERY, KEY, VALUE, None, 0.0, False), {"scale": 1.0, "enable_gqa": False}),
+    (F.conv1d, (IMAGE[0], randn(2, 5, 3), randn(2), 1, 0, 1, 1), {}),
+    (F.conv2d, (IMAGE, randn(2, 3, 3, 3), randn(2), 1, 0, 1, 1), {}),
+    (torch.logaddexp, (X, Y), {}),
+    (torch.Tensor.logaddexp, (X, Y), {}),
+    (torch.logcumsumexp, (X, 1), {}),
+    (torch.Tensor.logcumsumexp, (X, 1), {}),
+    (F.triplet_margin_with_distance_loss, (X, Y, X + Y), {"margin": 1.0, "swap": True, "reduction": "sum"}),
+    (torch.layer_norm, (X, [4], VECTOR, VECTOR + 1, 1.0, True), {}),
+    (F.layer_norm, (X, [4], VECTOR, VECTOR + 1, 1.0), {}),
+    (torch.native_layer_norm, (X, [4], VECTOR, VECTOR + 1, 1.0), {}),
+    (F.batch_norm, (CHANNELS, *RUNNING, SCALE, SHIFT, True, 1.0, 1.0), {}),
+    (F.batch_norm, (CHANNELS, *RUNNING, SCALE, SHIFT, False, 1.0, 1.0), {}),
+    (F.instance_norm, (CHANNELS, *RUNNING, SCALE, SHIFT, True, 1.0, 1.0), {}),
+    (torch.Tensor.add_, (torch.tensor(3), 2), {"alpha": 1}),
+    (torch.batch_norm, (CHANNELS, SCALE, SHIFT, *RUNNING, True, 1.0, 1.0, False), {}),
+    (torch.instance_norm, (CHANNELS, SCALE, SHIFT, *RUNNING, True, 1.0, 1.0, False), {}),
+    (torch.native_batch_norm, (CHANNELS, SCALE, SHIFT, *RUNNING, True, 1.0, 1.0), {}),
+    (native_batch_norm, (CHANNELS, SCALE, SHIFT, *RUNNING, True, 1.0, 1.0), {}),
+    (native_batch_norm, (CHANNELS, SCALE, SHIFT, True, 1.0, 1.0), {}),
+    (batch_norm_with_update, (CHANNELS, SCALE, SHIFT, *RUNNING, 1.0, 1.0), {}),
+    (torch.max_pool2d, (IMAGE, [2, 2], [1, 1], [0, 0], [1, 1], False), {}),
+    (F.max_pool2d, (IMAGE, [2, 2], [1, 1], [0, 0], [1, 1], False, False), {}),
+    (torch.cdist, (X, Y, 3.0, "use_mm_for_euclid_dist_if_necessary"), {}),
+    (torch.cdist, (X, Y, 2.0), {}),
+    (F.pdist, (X, 3.0), {}),
+    (torch.cumprod, (X, 1), {"dtype": D}),
+    (torch.Tensor.cumprod, (X, 1), {"dtype": D}),
+    (torch.Tensor.cumprod_, (X, 1), {"dtype": D}),
+    (F.embedding_bag, (INDICES, ROWS, torch.tensor([0, 2]), None, 2.0, False, "sum", False, ROWS[:, 0], False, 1), {}),
+    (torch.embedding_bag, (ROWS, INDICES, torch.tensor([0, 2]), False, 0, False, ROWS[:, 0], False, 1), {}),
+    (F.embedding, (INDICES, ROWS, 1, None, 2.0, False, False), {}),
+    (torch.scatter_reduce, (X, 1, PLACES, Y, "prod"), {"include_self": True}),
+    (torch.Tensor.scatter_reduce, (X, 1, PLACES, Y, "prod"), {"include_self": True}),
+    (torch.Tensor.scatter_reduce_, (X, 1, PLACES, Y, "prod"), {"include_self": True}),
+    (torch.index_reduce, (X, 0, torch.tensor([0, 2, 2]), Y, "prod"), {"include_self": True}),
+    (torch.Tensor.index_reduce, (X, 0, torch.tensor([0, 2, 2]), Y, "prod"), {"include_self": True}),
+    (torch.Tensor.index_reduce_, (X, 0, torch.tensor([0, 2, 2]), Y, "prod"), {"include_self": True}),
+    (
+        torch.segment_reduce,
+        (X, "prod"),
+        {"lengths": torch.tensor([1, 2]), "axis": 0, "unsafe": False, "initial": 1.0},
+    ),
+    (torch.segment_reduce, (X, "sum"), {"offsets": torch.tensor([0, 1, 3]), "axis": 0, "initial": 1.0}),
+    (torch.tensor_split, (X, torch.tensor([1, 2]), 1), {}),
+    (torch.Tensor.tensor_split, (X, torch.tensor([1, 2]), 1), {}),
+    (torch.as_strided_scatter, (X, Y[0], [4], [3], 1), {}),
+    (torch.Tensor.as_strided_scatter, (X, Y[0], [4], [3], 1), {}),
+    (torch.det, (SQUARE,), {}),
+    (torch.Tensor.det, (SQUARE,), {}),
+    (torch.linalg.det, (SQUARE,), {}),
+    (torch.linalg.slogdet, (SQUARE,), {}),
+    (torch.slogdet, (SQUARE,), {}),
+    (torch.Tensor.slogdet, (SQUARE,), {}),
+    (torch.logdet, (SYMMETRIC,), {}),
+    (torch.Tensor.logdet, (SYMMETRIC,), {}),
+    (torch.linalg.eigh, (SYMMETRIC, "L"), {}),
+    (torch.linalg.eig, (SYMMETRIC,), {}),
+    (torch.linalg.householder_product, (SQUARE, SCALE), {}),
+    (torch.orgqr, (SQUARE, SCALE), {}),
+    (torch.Tensor.orgqr, (SQUARE, SCALE), {}),
+    (torch.ormqr, (SQUARE, SCALE, RIGHT, True, False), {}),
+    (torch.Tensor.ormqr, (SQUARE, SCALE, RIGHT, True, False), {}),
+    (torch.linalg.solve, (SQUARE, RIGHT), {"left": True}),
+    (torch.linalg.solve_ex, (SQUARE, RIGHT), {"left": True, "check_errors": False}),
+    (torch.linalg.tensorsolve, (SQUARE, SCALE, [1]), {}),
+    (torch.triangular_solve, (RIGHT, SQUARE, True, False, False), {}),
+    (torch.Tensor.triangular_solve, (RIGHT, SQUARE, True, False, False), {}),
+    (torch.cholesky_inverse, (SQUARE, True), {}),
+    (torch.Tensor.cholesky_inverse, (SQUARE, True), {}),
+    (F.mse_loss, (X, Y, None, None, "sum"), {}),
+    (F.binary_cross_entropy_with_logits, (X, Y.sigmoid(), WEIGHT, None, None, "sum", WEIGHT), {}),
+    (F.cross_entropy, (X, LABELS, None, None, 0, None, "sum", 0.0), {}),
+    (F.ctc_loss, (LOG_PROBS, TARGETS, *LENGTHS, 0, "sum", False), {}),
+    (F.ctc_loss, (LOG_PROBS, TARGETS, [6, 5], [2, 1], 0, "sum", False), {}),
+    (torch.ctc_loss, (LOG_PROBS, TARGETS, *LENGTHS, 0, 2, False), {}),
+    (F.huber_loss, (X, Y, "sum", 1.0, None), {}),
+    (F.soft_margin_loss, (X, Y.sign(), None, None, "sum"), {}),
+    (F.multi_margin_loss, (X, LABELS, 1, 1.0, WEIGHT, None, None, "sum"), {}),
+    (F.multilabel_margin_loss, (X, SETS, None, None, "sum"), {}),
+    (torch.lstm, network(nn.LSTM), {}),
+    (torch.gru, network(nn.GRU), {}),
+    (torch.rnn_tanh, network(nn.RNN), {}),
+    (torch.rnn_relu, network(nn.RNN), {}),
+    (pack_padded_sequence, (CHANNELS, torch.tensor([5, 4, 4]), False), {}),
+    (pad_packed_sequence, (ROWS, torch.tensor([2, 1, 1]), False, 1.0, 0), {}),
+    (torch.ops.aten.native_dropout_backward, (X, MASK, 2.0), {}),
+    (torch.ops.aten.native_dropout_backward.default, (X, MASK, 2.0), {}),
+    (F.grid_sample, (IMAGE, GRID, "bilinear", "zeros", True), {}),
+    (torch.grid_sampler, (IMAGE, GRID, 0, 0, True), {}),
+    (torch.grid_sampler_2d, (IMAGE, GRID, 0, 0, True), {}),
+    (torch.grid_sampler_3d, (VOLUME, POINTS, 0, 0, True), {}),
+    (F.affine_grid, (randn(2, 2, 3), [2, 3, 4, 5], True), {}),
+]
+
+if not AFTER:
+    CALLS += [(torch.cholesky, (SYMMETRIC, False), {}), (torch.Tensor.cholesky, (SYMMETRIC, False), {})]
+
+# What is random, what takes its gradient from elsewhere, and what has forms in tests of its own.
+ELSEWHERE = {
+    torch.native_dropout,
+    F.dropout,
+    torch.autograd.grad,
+    torch.Tensor.backward,
+    F.multi_head_attention_forward,
+    getattr(F, "linear_cross_entropy", None),
+}

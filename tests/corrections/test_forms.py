@@ -1,0 +1,174 @@
+"""Every form in which torch takes a call of a corrected function has the value and derivatives of the plain form."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from corrections.calls import CALLS, CONSTANTS, ELSEWHERE
+from torch.utils import _pytree as pytree
+
+from hodiff.corrections import Corrections
+from hodiff.corrections.registry import CORRECTIONS
+
+# torch says of some, once, that they are deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
+
+NUMPY = ("a", "x", "x1", "x2", "axis", "keepdims")
+# Of functions whose rules take any arguments.
+OTHERS = "batch_first bidirectional ceil_mode dropout has_biases hx input2 input3 kernel_size num_layers params train"
+NAMES = sorted({name for each in CORRECTIONS.values() for name in each.parameters.names}.union(NUMPY, OTHERS.split()))
+NUMBERS = {
+    bool: (torch.tensor, np.bool_, int),
+    int: (torch.tensor, np.int64, np.int32, bool, float),
+    float: (torch.tensor, lambda x: torch.tensor(x, dtype=torch.float32), np.float64, np.float32, int, bool),
+}
+
+
+def copied(arguments):
+    """Calls may write into them."""
+    return pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
+
+
+def value(function, args, kwargs):
+    return [each for each in pytree.tree_leaves(function(*copied(args), **copied(kwargs))) if each is not None]
+
+
+def accepts(function, args, kwargs, expected):
+    """Whether torch takes a call, as another form of one with an expected value."""
+    try:
+        found = value(function, args, kwargs)
+    except Exception:  # whatever torch raises
+        return False
+    return len(found) == len(expected) and all(
+        torch.allclose(one, other, rtol=1e-4, equal_nan=True) if one.shape == other.shape else False
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+def names(function, args, kwargs):
+    """The names that torch has for the positional arguments, of which the first may have none."""
+    expected = value(function, args, kwargs)
+    found = []
+    for place in reversed(range(len(args))):
+        rest = {known[0]: args[place + 1 + i] for i, known in enumerate(reversed(found))}
+        given = {**rest, **kwargs}
+        taken = [
+            name
+            for name in NAMES
+            if name not in given and accepts(function, args[:place], {name: args[place], **given}, expected)
+        ]
+        # Another argument, which the value does not show, may take the same number.
+        own = [*CORRECTIONS[function].parameters.signature.parameters, *[""] * len(args)][place]
+        if own in taken:
+            taken = [own, *(name for name in taken if name in NUMPY)]
+        if not taken:
+            break
+        found.append(taken)
+    return found[::-1]
+
+
+def by_name(function, args, kwargs):
+    known = names(function, args, kwargs)
+    first = len(args) - len(known)
+    for place in range(first, len(args)):
+        rest = {names[0]: args[place + 1 + i] for i, names in enumerate(known[place + 1 - first :])}
+        for name in known[place - first]:
+            yield f"{name}=", args[:place], {name: args[place], **rest, **kwargs}
+
+
+def with_other_numbers(function, args, kwargs):
+    """Each number as a tensor, as one of NumPy's and as one of another kind; lists as tuples and of such numbers."""
+    for place, value in itertools.chain(enumerate(args), kwargs.items()):
+        if type(value) in NUMBERS:
+            others = [kind(value) for kind in NUMBERS[type(value)]]
+        elif isinstance(value, list) and value and all(type(each) is int for each in value):
+            others = [tuple(value), torch.Size(value), [torch.tensor(each) for each in value], np.array(value)]
+            others += [[np.int64(each) for each in value], value[0], np.int64(value[0]), torch.tensor(value[0])]
+        else:
+            continue
+        for other in others:
+            what = f"{place}: {type(other).__name__} {other!r}"
+            if isinstance(place, int):
+                yield what, (*args[:place], other, *args[place + 1 :]), kwargs
+            else:
+                yield what, args, {**kwargs, place: other}
+
+
+def forms(function, args, kwargs):
+    """The forms that torch takes."""
+    if kwargs:
+        yield "without keywords", args, {}
+    yield "out=None", args, {**kwargs, "out": None}
+    yield from by_name(function, args, kwargs)
+    yield from with_other_numbers(function, args, kwargs)
+
+
+def floating(tree):
+    return [each for each in pytree.tree_leaves(tree) if isinstance(each, torch.Tensor) and each.is_floating_point()]
+
+
+def parts(tree):
+    """Outputs as real tensors."""
+    leaves = (each for each in pytree.tree_leaves(tree) if isinstance(each, torch.Tensor))
+    return [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in leaves]
+
+
+def is_variable(leaf):
+    """A tensor without a dimension stands for a number, and torch has no derivative by constants."""
+    return floating(leaf) and leaf.dim() and not any(leaf is each for each in CONSTANTS)
+
+
+def derivatives(function, args, kwargs):
+    """The value, and the second derivatives of a sum of its squares by routes with the forward pass outside and inside.
+
+    Of eigenvectors, whose phases are free, the eigenvalues alone.
+    """
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    places = [i for i, each in enumerate(leaves) if is_variable(each)]
+    primals = tuple(leaves[i].detach().clone() for i in places)
+    tangents = tuple(torch.linspace(-1, 1, each.numel(), dtype=each.dtype).reshape(each.shape) for each in primals)
+
+    def call(*tensors):
+        filled = copied(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor.clone()
+        args, kwargs = pytree.tree_unflatten(filled, structure)
+        return function(*args, **kwargs)
+
+    def total(*tensors):
+        found = floating(parts(call(*tensors)))
+        found = found[:1] if function in (torch.linalg.eigh, torch.linalg.eig) else found
+        return sum((each**2).sum() for each in found)
+
+    def along(*tensors):
+        return torch.func.jvp(total, tensors, tangents)[1]
+
+    every = tuple(range(len(primals)))
+    with Corrections(lean=True, many=True):
+        value = parts(call(*primals))
+        if not primals or not total(*(each.requires_grad_() for each in map(torch.clone, primals))).requires_grad:
+            return value, (), ()
+        gradient = torch.func.grad(total, every)
+        inside = torch.func.grad(along, every)(*primals)
+        outside = torch.func.jvp(gradient, primals, tangents)[1]
+    return value, inside, outside
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call[0]}"[:60])
+def test_every_form_that_torch_takes(call):
+    function, args, kwargs = call
+    expected = derivatives(function, args, kwargs)
+    alone = value(function, args, kwargs)
+    for what, *form in forms(function, args, kwargs):
+        if not accepts(function, *form, alone):
+            continue
+        try:
+            got = derivatives(function, *form)
+        except Exception as error:
+            raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9, msg=lambda m, what=what: f"{what}: {m}")
+
+
+def test_every_correction_has_a_call():
+    assert {call[0] for call in CALLS} | ELSEWHERE >= set(CORRECTIONS)
