@@ -21,12 +21,16 @@ REMEDIES: dict[Any, str] = {
     object: "pass torch.tensor(...), or make it a constant argument",
 }
 
+# Layouts of dense and of nested tensors.
+_STRIDED = (torch.strided, torch.jagged)
+
 
 def describe(leaf: object) -> str:
     """A leaf in a few words: shape and dtype of a tensor, type and value of anything else."""
     if isinstance(leaf, Tensor):
         device = "" if leaf.device.type == "cpu" else f" on {leaf.device}"
-        return f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}{device}"
+        layout = "" if has_strides(leaf) else f" {str(leaf.layout).removeprefix('torch.')}"
+        return f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}{layout}{device}"
     return f"{type(leaf).__name__} {leaf!r:.40}"
 
 
@@ -53,10 +57,12 @@ def flatten_primals(tree: PyTree, caller: str, argument: str) -> tuple[tuple[Ten
     if not leaves:
         raise InputError(f"{caller}: {argument} holds no tensor: expected a tensor or a pytree of tensors.")
     for index, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and has_strides(leaf):
             continue
         where = f"{argument}{leaf_names(tree)[index]}"
-        if isinstance(leaf, Tensor) and leaf.is_complex():
+        if isinstance(leaf, Tensor) and not has_strides(leaf):
+            remedy = "pass its values, and make the sparse tensor of them inside the function"
+        elif isinstance(leaf, Tensor) and leaf.is_complex():
             remedy = "split it with torch.view_as_real and join it again inside the function"
         elif isinstance(leaf, Tensor):
             remedy = "convert it with .to(torch.float64), or pass it as a constant argument"
@@ -102,6 +108,7 @@ def flatten_tangents(
             and leaf.shape == primal.shape
             and leaf.dtype == primal.dtype
             and leaf.device == primal.device
+            and leaf.layout == primal.layout
         ):
             continue
         where = leaf_names(tangents)[index]
@@ -124,10 +131,27 @@ def recordable(tensor: Tensor) -> Tensor:
     return tensor.clone() if not torch.compiler.is_compiling() and tensor.is_inference() else tensor
 
 
+def has_strides(tensor: Tensor) -> bool:
+    """Whether a tensor's elements lie in memory by strides, as those of sparse tensors do not."""
+    return tensor.layout in _STRIDED
+
+
 def dense(leaf: Tensor) -> Tensor:
-    """The tensor without shared memory among its elements, which forward mode refuses in expanded tensors."""
-    shared = any(stride == 0 and size > 1 for stride, size in zip(leaf.stride(), leaf.shape, strict=True))
-    return leaf.contiguous() if shared else leaf
+    """The tensor without shared memory among its elements."""
+    # Forward mode lays tangents out as their primals, and so writes several to one place.
+    return leaf if leaf.is_contiguous() or not _overlaps(leaf) else leaf.contiguous()
+
+
+def _overlaps(leaf: Tensor) -> bool:
+    """Whether elements may lie in the same memory; unusual strides may be taken to overlap that do not."""
+    # No sorting: in a graph strides may be symbols, which can be compared and no more.
+    dims = [(stride, size) for stride, size in zip(leaf.stride(), leaf.shape, strict=True) if size > 1]
+    for i, (stride, _) in enumerate(dims):
+        # Steps along a dimension must lead past all that those with shorter steps reach.
+        shorter = [each for j, each in enumerate(dims) if each[0] < stride or (each[0] == stride and j < i)]
+        if stride <= sum(step * (size - 1) for step, size in shorter):
+            return True
+    return False
 
 
 def one_hot_rows(start: int, stop: int, like: Tensor) -> Tensor:

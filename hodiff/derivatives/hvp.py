@@ -36,7 +36,8 @@ def hvp(
         f: Function `f(x, *args)` that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`. It is
             evaluated once (by "forward-over-forward" once a group of coordinates), as an ordinary forward pass: dropout
             is drawn once, batch norm in training mode updates its buffers once.
-        x: Where to differentiate: a tensor or a pytree of tensors, real and floating-point.
+        x: Where to differentiate: a tensor or a pytree of tensors, real and floating-point. Elements that share memory,
+            as after `expand` or `unfold`, count as numbers of their own.
         v: The direction, with the structure, shapes, dtypes and devices of `x`.
         *args: Further arguments of `f`, taken as constants.
         route: One of `hodiff.ROUTES`, or "auto": "reverse-over-reverse", the fastest or within a few percent of it on
