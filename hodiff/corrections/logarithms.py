@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import UNNEEDED, Declined, unable
+from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import with_value
 from hodiff.functions.logistic import Logistic
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
@@ -35,8 +36,20 @@ def _is_new(*_: Any, out: Any = None, **__: Any) -> bool:
     return out is None
 
 
-def _declined(*inputs: Tensor) -> Declined:
-    return unable("numbers are complex") if any(each.is_complex() for each in inputs) else UNNEEDED
+def _added(a: Tensor, b: Tensor) -> Tensor:
+    """log(exp(a) + exp(b)), also of complex numbers."""
+    if not (a.is_complex() or b.is_complex()):
+        return LogAddExp.call(a, b)
+    first = a.detach().real >= b.detach().real
+    most, least = torch.where(first, a, b), torch.where(first, b, a)
+    # Two equal infinities have no difference; as the limit of equal numbers they share the derivative.
+    difference = least - most
+    difference = with_value(difference, torch.where((a == b) & a.isinf(), 0, difference.detach()))
+    return with_value(most + difference.exp().log1p(), torch.logaddexp(a.detach(), b.detach()))
+
+
+def _has_kernel(*inputs: Tensor) -> bool:
+    return all(each.is_floating_point() or each.is_complex() for each in inputs)
 
 
 @register(
@@ -49,9 +62,9 @@ def _declined(*inputs: Tensor) -> Declined:
     covers=_is_new,
 )
 def _logaddexp(input: Tensor, other: Tensor) -> Any:
-    if not (input.is_floating_point() and other.is_floating_point()):
-        return _declined(input, other)
-    return LogAddExp.call(input, other)
+    if not _has_kernel(input, other):
+        return UNNEEDED
+    return _added(input, other)
 
 
 @register(
@@ -64,12 +77,14 @@ def _logaddexp(input: Tensor, other: Tensor) -> Any:
     covers=_is_new,
 )
 def _logcumsumexp(input: Tensor, dim: int) -> Any:
-    if not input.is_floating_point():
-        return _declined(input)
+    if not _has_kernel(input):
+        return UNNEEDED
     if not input.dim():
         return input.clone()
     y, step = input.movedim(dim, -1), 1
     while step < y.shape[-1]:
-        y = torch.cat([y[..., :step], LogAddExp.call(y[..., step:], y[..., :-step])], -1)
+        y = torch.cat([y[..., :step], _added(y[..., step:], y[..., :-step])], -1)
         step *= 2
-    return (y.clone() if y.shape[-1] < 2 else y).movedim(-1, dim)
+    y = (y.clone() if y.shape[-1] < 2 else y).movedim(-1, dim)
+    # The imaginary part may differ by a turn.
+    return with_value(y, input.detach().logcumsumexp(dim)) if input.is_complex() else y

@@ -92,6 +92,7 @@ CALLS = [
     (F.embedding_bag, (INDICES, ROWS, torch.tensor([0, 2]), None, 2.0, False, "sum", False, ROWS[:, 0], False, 1), {}),
     (torch.embedding_bag, (ROWS, INDICES, torch.tensor([0, 2]), False, 0, False, ROWS[:, 0], False, 1), {}),
     (F.embedding, (INDICES, ROWS, 1, None, 2.0, False, False), {}),
+    (torch.embedding, (ROWS, INDICES, 1, False, False), {}),
     (torch.scatter_reduce, (X, 1, PLACES, Y, "prod"), {"include_self": True}),
     (torch.Tensor.scatter_reduce, (X, 1, PLACES, Y, "prod"), {"include_self": True}),
     (torch.Tensor.scatter_reduce_, (X, 1, PLACES, Y, "prod"), {"include_self": True}),

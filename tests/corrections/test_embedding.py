@@ -185,3 +185,53 @@ def test_the_padding_row_is_a_constant(route):
     torch.testing.assert_close(hodiff.hvp(padded, weight, v, route=route), expected)
     torch.testing.assert_close(hodiff.hvp(lambda w: padded(w, -4), weight, v, route=route), expected)
     assert not expected[0].any()
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"max_norm": 0.5, "norm_type": 1.0}, {"sparse": True}])
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_the_padding_row_is_a_constant_with_options(options, route):
+    weight = torch.linspace(-1, 1, 12, dtype=D).reshape(4, 3)
+    indices = torch.tensor([0, 2, 0, 3])
+    norms = weight.norm(options.get("norm_type", 2.0), dim=1, keepdim=True)
+    scale = (options["max_norm"] / (norms + 1e-7)).clamp(max=1) if "max_norm" in options else 1
+
+    def padded(weight):
+        # max_norm changes the weight in place, and that is no derivative.
+        return F.embedding(indices, weight.clone(), padding_idx=0, **options).sum(0).pow(3).sum()
+
+    def by_hand(weight):
+        rows = weight + ((scale - 1) * weight).detach()
+        return torch.cat([rows[:1].detach(), rows[1:]])[indices].sum(0).pow(3).sum()
+
+    v = torch.ones_like(weight)
+    if options.get("sparse") and route == "forward-over-reverse":
+        with pytest.raises(hodiff.RouteError, match="does not implement"):
+            hodiff.hvp(padded, weight, v, route=route)
+        return
+    expected = hodiff.hvp(by_hand, weight, v, route=route, correct=False)
+    product = hodiff.hvp(padded, weight, v, route=route)
+    torch.testing.assert_close(product.to_dense() if product.is_sparse else product, expected)
+
+
+@pytest.mark.parametrize("embed", [F.embedding, lambda i, w, **options: torch.embedding(w, i, **options)])
+def test_scaled_gradients_are_no_derivatives(embed):
+    """torch's gradient of them stays as it is; forward mode, which does not scale, would disagree with it."""
+    weight, indices = draw(4, 3), torch.tensor([0, 2, 2, 3])
+
+    def scaled(weight, **options):
+        return embed(indices, weight, scale_grad_by_freq=True, **options).pow(3).sum()
+
+    for options in ({}, {"padding_idx": 0}):
+        expected = torch.func.grad(lambda w, o=options: scaled(w, **o))(weight)
+        with corrected:
+            torch.testing.assert_close(torch.func.grad(lambda w, o=options: scaled(w, **o))(weight), expected)
+            with pytest.raises(hodiff.RouteError, match="scale_grad_by_freq"):
+                torch.func.jvp(lambda w, o=options: scaled(w, **o), (weight,), (weight,))
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_the_builtin_has_the_padding_row_as_a_constant(route):
+    weight, indices, v = draw(4, 3), torch.tensor([[0, 2], [2, 3]]), draw(4, 3, seed=1)
+    mask = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=D).unsqueeze(-1)
+    got = hodiff.hvp(lambda w: torch.embedding(w, indices, 2).pow(3).sum(), weight, v, route=route)
+    torch.testing.assert_close(got, 6 * torch.tensor([[1.0], [0], [0], [1]], dtype=D) * weight * v * mask)

@@ -237,7 +237,80 @@ def test_values_of_splits_and_strides():
     same_value(lambda: torch.as_strided_scatter(x.reshape(2, 3).mT, -torch.ones(2, 2), (2, 2), (1, 2)))
 
 
+LONG = torch.tensor([0.1] * 30 + [10.0] * 60)
+ZEROS = torch.zeros(90, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.cumprod(0)[-1],
+        lambda x: torch.ones(1).scatter_reduce(0, ZEROS, x, "prod")[0],
+        lambda x: torch.segment_reduce(x, "prod", lengths=torch.tensor([90]))[0],
+    ],
+    ids=["cumprod", "scatter_reduce", "segment_reduce"],
+)
+def test_parts_of_a_product_beyond_the_range_of_float32(f, route):
+    """Ten of the factors make 1e10, all sixty 1e60: the product is 1e30, and derivatives divide it by the factors."""
+    with hodiff.corrected():
+        torch.testing.assert_close(f(LONG.clone().requires_grad_()).detach(), f(LONG), rtol=1e-5, atol=0)
+    gradient = hodiff.jacobian(f)(LONG)
+    torch.testing.assert_close(gradient, 1e30 / LONG, rtol=1e-4, atol=0)
+    product = hodiff.hvp(f, LONG, torch.eye(90)[0], route=route)
+    torch.testing.assert_close(product[1:], 1e30 / LONG[0] / LONG[1:], rtol=1e-4, atol=0)
+    assert product[0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
+def test_values_of_products_that_are_differentiated(dtype):
+    """Extremes, too, are torch's: what has overflowed stays so, though a smaller factor follows."""
+    inf, nan = torch.inf, torch.nan
+    rows = [[1e30, 1e30, 1e-30], [1e-30, 1e-30, 1e30], [inf, 0, 1], [0, inf, 1], [nan, 1, 0], [-0.0, 2, 1e-45]]
+    x, places = torch.tensor(rows).to(dtype), torch.zeros(6, 3, dtype=torch.int64)
+
+    def differentiated():
+        return x.clone().requires_grad_()
+
+    same_value(lambda: differentiated().cumprod(1).detach())
+    same_value(lambda: (1 * differentiated()).cumprod_(0).detach())
+    same_value(lambda: differentiated().cumprod(1, dtype=torch.complex128).detach())
+    if dtype != torch.complex64:
+        same_value(lambda: differentiated().scatter_reduce(1, places, differentiated(), "prod").detach())
+
+
+STRIDES = {
+    "crossing": (0, (2, 3), (3, 2), 0),
+    "written twice": (0, (2, 2), (1, 1), 1),
+    "beside the input": (1, (2, 2), (1, 8), 0),
+    "nothing": (0, (0, 2), (1, 1), 0),
+}
+
+
+@pytest.mark.parametrize("name", STRIDES)
+def test_places_that_meet_or_lie_outside(name):
+    """Torch itself says, by labels, whence each element comes; the map is linear."""
+    skipped, size, stride, offset = STRIDES[name]
+    w, dx, dsrc = randn(3, 4)[skipped:], randn(3, 4), randn(*size)
+    labels = torch.arange(12).reshape(3, 4)
+    from_src = torch.arange(dsrc.numel()).reshape(size) + 12
+    chosen = torch.as_strided_scatter(labels[skipped:], from_src, size, stride, offset)
+    expected = torch.cat([dx.flatten(), dsrc.flatten()])[chosen]
+
+    def f(x, src):
+        return torch.as_strided_scatter(x, src, size, stride, offset)
+
+    x, src = randn(3, 4)[skipped:], randn(*size)
+    with hodiff.corrected():
+        assert torch.equal(f(x.detach().requires_grad_(), src).detach(), f(x, src))
+        _, tangent = torch.func.jvp(f, (x, src), (dx[skipped:], dsrc))
+        by_x, by_src = torch.func.grad(lambda *each: (f(*each) * w).sum(), (0, 1))(x, src)
+    assert torch.equal(tangent, expected)
+    torch.testing.assert_close((by_x * dx[skipped:]).sum() + (by_src * dsrc).sum(), (w * expected).sum())
+
+
 BAD = {
+    "as_strided_scatter": lambda x: torch.as_strided_scatter(x, x, (2, 2), (0, 1)),
     "cumprod": lambda x: x.cumprod(3),
     "scatter_reduce index": lambda x: x.scatter_reduce(0, torch.tensor([[9]]), x, "prod"),
     "scatter_reduce negative index": lambda x: x.scatter_reduce(0, torch.tensor([[-1]]), x, "prod"),

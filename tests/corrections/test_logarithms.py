@@ -77,9 +77,40 @@ def test_masked_sums():
         assert hodiff.hvp(f, x, x, route=route).isfinite().all()
 
 
-@pytest.mark.parametrize("out", [True, False])
-def test_left_to_torch(out):
-    a, b = (torch.ones(2) * (1 if out else 1j) for _ in range(2))
+def test_a_given_result_is_left_to_torch():
     with hodiff.corrected():
-        y = torch.logaddexp(a, b, out=torch.empty(2)) if out else torch.logaddexp(a, b)
+        y = torch.logaddexp(torch.ones(2), torch.ones(2), out=torch.empty(2))
     assert y.isfinite().all()
+
+
+def as_complex(f):
+    """A real function of real parts: the sum of squares of the logarithms."""
+    return lambda *x: torch.view_as_real(f(*map(torch.view_as_complex, x))).sin()
+
+
+@pytest.mark.parametrize("name", ["logaddexp", "logcumsumexp"])
+def test_complex_numbers(name):
+    f, inputs = {
+        "logaddexp": (torch.logaddexp, (randn(3, 2), randn(3, 2, seed=1))),
+        "logcumsumexp": (lambda x: torch.logcumsumexp(x, 0), (randn(5, 2),)),
+    }[name]
+    hodiff.assert_differentiable(hodiff.corrected()(as_complex(f)), inputs, order=3, scipy=False, vmap=False)
+    pairs = [torch.view_as_complex(each) for each in inputs]
+    torch.testing.assert_close(hodiff.corrected()(f)(*pairs), f(*pairs))
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_complex_numbers_far_apart_and_infinite(route):
+    """The smaller one has no share; of two that are zeros in the log domain each has half."""
+    v = torch.ones(2, dtype=D)
+    for a, b, share in ((800 + 1j, 0j, 1.0), (-800 + 1j, 3j, 0.0), (-INF, 1j, 0.0), (-INF, -INF, 0.5)):
+        x = torch.zeros(2, dtype=D)
+
+        def f(x, a=a, b=b):
+            first = torch.complex(x[0] + complex(a).real, x[1] + complex(a).imag)
+            return torch.logaddexp(first, torch.tensor(b, dtype=torch.complex128)).imag
+
+        gradient = hodiff.jacobian(f)(x)
+        torch.testing.assert_close(gradient, torch.tensor([0.0, share], dtype=D), atol=1e-300, rtol=1e-12)
+        if share in (0.0, 1.0):
+            assert not hodiff.hvp(f, x, v, route=route).any()

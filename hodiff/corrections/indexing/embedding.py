@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.forward_mode import in_forward_mode
 from hodiff.torch_internals.wrapped_tensors import is_batched
 
 # How torch.embedding_bag numbers them.
 _MODES = ("sum", "mean", "max")
 _REASON = "no forward rule, and no second derivative with weights of samples or of the maximum"
 _REFERENCE = "sums and maxima of rows are linear in them"
+_SCALED = unable("gradients that scale_grad_by_freq scales are no derivatives, with which forward mode would agree")
 
 
 def _declined(weight: Tensor, max_norm: Any, scale_grad_by_freq: Any, sparse: Any, padding_idx: Any) -> Declined | None:
@@ -29,7 +32,7 @@ def _declined(weight: Tensor, max_norm: Any, scale_grad_by_freq: Any, sparse: An
     if max_norm is not None:
         return unable("max_norm changes the weight in place")
     if scale_grad_by_freq:
-        return unable("gradients that scale_grad_by_freq scales are no derivatives")
+        return _SCALED
     return unable("a sparse gradient is torch's alone") if sparse else None
 
 
@@ -157,12 +160,15 @@ def _maximum(rows: Tensor, places: Tensor, counted: Tensor, bags: int) -> Tensor
     return torch.where(first < count, rows.gather(0, first.clamp(max=count - 1)), 0)
 
 
-@register(
-    F.embedding,
+_padded = partial(
+    register,
     routes=ROUTES,
     reason="the padding row has no gradient, yet a tangent, so that routes disagree where padding is used",
     reference="the padding row is a constant",
 )
+
+
+@_padded(F.embedding)
 def _embedding(
     input: Tensor,
     weight: Tensor,
@@ -172,11 +178,23 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    del norm_type
+    if scale_grad_by_freq and in_forward_mode():
+        return _SCALED
     if padding_idx is None:
         return UNNEEDED
-    declined = _declined(weight, max_norm, scale_grad_by_freq, sparse, padding_idx)
-    if declined is not None:
-        return declined
-    rows = F.embedding(input, weight)
+    if weight.dim() != 2 or not -weight.shape[0] <= padding_idx < weight.shape[0]:
+        return INVALID
+    rows = F.embedding(input, weight, None, max_norm, norm_type, scale_grad_by_freq, sparse)
     return torch.where((input == padding_idx % weight.shape[0]).unsqueeze(-1), rows.detach(), rows)
+
+
+@_padded(torch.embedding)
+def _embedding_by_number(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Any:
+    if scale_grad_by_freq and in_forward_mode():
+        return _SCALED
+    if padding_idx < 0:
+        return UNNEEDED
+    rows = torch.embedding(weight, indices, -1, scale_grad_by_freq, sparse)
+    return torch.where((indices == padding_idx).unsqueeze(-1), rows.detach(), rows)

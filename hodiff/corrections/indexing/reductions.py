@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, Declined
-from hodiff.corrections.indexing.cumulative import products_by_index
+from hodiff.corrections.indexing.products import products_by_index
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import with_value
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
@@ -51,7 +52,8 @@ def _scatter_reduce(
     products = products_by_index(
         factors.movedim(dim, -1), index.movedim(dim, -1), input.movedim(dim, -1), include_target=include_self
     )
-    return products.movedim(-1, dim).contiguous()
+    value = torch.scatter_reduce(input.detach(), dim, index, src.detach(), reduce, include_self=include_self)
+    return with_value(products.movedim(-1, dim).contiguous(), value)
 
 
 def _fits(input: Tensor, dim: int, index: Tensor, src: Tensor) -> bool:

@@ -24,15 +24,32 @@ from hodiff.routes import ROUTES
 def _as_strided_scatter(
     input: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Any:
-    if input.dtype != src.dtype or src.shape != torch.Size(size):
+    if input.dtype != src.dtype or src.shape != torch.Size(size) or _coincide(size, stride):
         return INVALID
-    if not input.is_contiguous() or _meet(size, stride):
-        return unable("the storage is no row of numbers, or a place in it is written to twice")
+    if not input.is_contiguous():
+        return unable("the storage of the input is no row of numbers")
     start = 0 if storage_offset is None else storage_offset - int(input.storage_offset())
     places = torch.tensor(start, device=input.device)
     for n, step in zip(size, stride, strict=True):
         places = places.unsqueeze(-1) + step * torch.arange(n, device=input.device)
-    return input.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1)).reshape(input.shape)
+    end = start + sum(step * (n - 1) for n, step in zip(size, stride, strict=True))
+    write = _last_of if start < 0 or end >= input.numel() or _meet(size, stride) else _each_of
+    return write(input.reshape(-1), places.reshape(-1), src.reshape(-1)).reshape(input.shape)
+
+
+def _each_of(input: Tensor, places: Tensor, src: Tensor) -> Tensor:
+    return input.scatter(0, places, src)
+
+
+def _last_of(input: Tensor, places: Tensor, src: Tensor) -> Tensor:
+    """Of what is written to one place the last stays, and nothing of what is written beside the input."""
+    if not input.numel() or not src.numel():
+        return input.clone()
+    order = torch.arange(src.numel(), device=input.device)
+    order = order.where((places >= 0) & (places < input.numel()), -1)
+    last = torch.full(input.shape, -1, device=input.device)
+    last = last.scatter_reduce(0, places.clamp(0, input.numel() - 1), order, "amax")
+    return torch.where(last >= 0, src[last.clamp(min=0)], input)
 
 
 def _meet(size: Sequence[int], stride: Sequence[int]) -> bool:
@@ -43,3 +60,8 @@ def _meet(size: Sequence[int], stride: Sequence[int]) -> bool:
             return True
         reach += step * (n - 1)
     return False
+
+
+def _coincide(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether all of a dimension names one place."""
+    return any(step == 0 and n > 1 for n, step in zip(size, stride, strict=True))
