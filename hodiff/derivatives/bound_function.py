@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import is_int, require_bool
+from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, dense, describe, flatten_primals, recordable, tensors_in
 from hodiff.corrections import Corrections
 from hodiff.errors import InputError
@@ -35,6 +36,7 @@ class BoundFunction:
     has_aux: bool
     correct: bool
 
+    @at_another_point
     def __call__(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[PyTree, PyTree]:
         """Evaluate at other leaves, in another mode than plain corrections; aux is `()` where there is none."""
         trees = pytree.tree_unflatten(list(leaves), self.spec)

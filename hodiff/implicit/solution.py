@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from hodiff.authoring.closures import refuse_captured_by
 from hodiff.authoring.rule_trees import TreeLayout, flatten
 from hodiff.common.options import require_bools, require_int, require_number
+from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.corrections import corrected
 from hodiff.derivatives.bound_function import leave_inference_mode
@@ -85,7 +86,7 @@ def implicit_function(
         caller, "linear_solver", settings.linear_solver, symmetric, settings.tol, settings.max_iterations, report
     )
     require_positive(caller, residual_tol=settings.residual_tol)
-    pair = corrected()(given) if settings.correct else given
+    pair = at_another_point(corrected()(given) if settings.correct else given)
     target = _first(caller, pair) if settings.has_aux else pair
     residual = residual_of(target)
     equation = Equation(residual, jacobian_of(residual, symmetric), lambda x, params: (x, *params), options)

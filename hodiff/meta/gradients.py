@@ -12,6 +12,7 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import is_number
+from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.corrections import Corrections
 from hodiff.derivatives.hvp import hvp
@@ -38,6 +39,7 @@ class InnerLoss:
         self.mode: Any = Corrections() if correct else nullcontext()
         self._unseen = again
 
+    @at_another_point
     def __call__(self, leaves: Sequence[Tensor], batch: PyTree, buffers: PyTree) -> tuple[Tensor, PyTree]:
         """Evaluate, and refuse what is no loss."""
         params = pytree.tree_unflatten(list(leaves), self.spec)

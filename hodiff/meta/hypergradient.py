@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_callable, require_choice, require_int
+from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, describe, flatten_primals
 from hodiff.corrections import corrected
 from hodiff.errors import HodiffWarning, InputError
@@ -173,6 +174,7 @@ class _BilevelProblem:
         self.params = pytree.tree_unflatten(self.leaves, self.spec)
         self.hyper = pytree.tree_unflatten(self.hypers, self.hyper_spec)
 
+    @at_another_point
     def evaluate(self, name: str, params: PyTree) -> Tensor:
         value = getattr(self, name)(params, self.hyper)
         if not (isinstance(value, Tensor) and value.shape == () and value.is_floating_point()):

@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from hodiff.common.chunks import spans
 from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.options import require_callable, require_int
+from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import describe
 from hodiff.corrections import corrected
 from hodiff.derivatives.bound_function import leave_inference_mode
@@ -137,6 +138,7 @@ class MetaLearner(nn.Module):
 
         return total
 
+    @at_another_point
     def losses(self, params: Parameters, batch: Batch, buffers: Parameters) -> tuple[Tensor, Parameters]:
         """The loss of each task, and what its forward pass made of the buffers."""
         counters = {name: each for name, each in buffers.items() if not each.is_floating_point()}

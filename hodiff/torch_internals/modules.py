@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils import parametrize
 
 # The base of all norms with running statistics, and of all dropouts.
 RunningNorm = _NormBase
@@ -16,6 +19,22 @@ Dropout = _DropoutNd
 def buffers_by_name(module: nn.Module) -> dict[str, Tensor | None]:
     """The dict that holds a module's own buffers, to read and to write."""
     return module._buffers
+
+
+def parametrized_weights_are_kept() -> bool:
+    """Whether `torch.nn.utils.parametrize.cached` is active, by which a weight is computed once, at whatever point."""
+    return parametrize._cache_enabled > 0
+
+
+@contextmanager
+def parametrized_anew() -> Iterator[None]:
+    """Forget for a while what it has kept, and that it is active."""
+    held = parametrize._cache_enabled, parametrize._cache
+    parametrize._cache_enabled, parametrize._cache = 0, {}
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled, parametrize._cache = held
 
 
 def padding_of_both_sides(convolution: Any) -> list[int]:

@@ -63,6 +63,8 @@ NAMES = (
     "torch.nn.functional._in_projection_packed",
     "torch.nn.modules.batchnorm._NormBase",
     "torch.nn.modules.dropout._DropoutNd",
+    "torch.nn.utils.parametrize._cache",
+    "torch.nn.utils.parametrize._cache_enabled",
     "torch.ops.aten._batch_norm_with_update",
     "torch.ops.aten._cdist_backward",
     "torch.ops.aten._log_softmax_backward_data.default",
