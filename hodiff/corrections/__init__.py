@@ -9,6 +9,7 @@ from hodiff.corrections import (
     normalization,
     once_differentiable,
     pooling,
+    weight_norm,
 )
 from hodiff.corrections.declining import INVALID as INVALID
 from hodiff.corrections.declining import UNNEEDED as UNNEEDED
@@ -38,7 +39,7 @@ FAMILIES = {
     "indexing": (cumulative, embedding, reductions, splits, strides),
     "linear algebra": (determinants, eigenvectors, reflectors, solve, symmetric),
     "losses": (constant_targets, cross_entropy, ctc, margins),
-    "normalization": (normalization,),
+    "normalization": (normalization, weight_norm),
     "recurrent networks": (networks, packing),
     "sampling": (dropout, grid_sample),
     "sums in the log domain": (logarithms,),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hodiff.common.randomness import RandomState
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import reachable
-from hodiff.torch_internals.modules import Dropout, RunningNorm
+from hodiff.torch_internals.modules import Dropout, RunningNorm, buffers_by_name
 
 
 def modules_in(*roots: Any) -> list[nn.Module]:
@@ -44,14 +44,20 @@ def _cause(modules: Sequence[nn.Module], *, by_chance: bool) -> str:
         active = [f"{type(each).__name__}(p={each.p})" for each in modules if _drops(each)]
         named = f" of {', '.join(sorted(set(active)))}" if active else ""
         return f"The cause are random numbers{named}: call model.eval(), or let f seed a generator of its own."
-    normalizing = sorted({type(each).__name__ for each in modules if isinstance(each, RunningNorm) and each.training})
-    if normalizing:
-        return f"The cause may be {', '.join(normalizing)} in training mode: call model.eval()."
+    moving = sorted({type(each).__name__ for each in modules if each.training and _has_state(each)})
+    if moving:
+        return f"The cause may be {', '.join(moving)} in training mode, with its buffers: call model.eval()."
     return "The cause is no random number generator of torch: look for state that f changes, or random.random()."
 
 
 def _drops(module: nn.Module) -> bool:
     return isinstance(module, Dropout) and module.training and module.p > 0
+
+
+def _has_state(module: nn.Module) -> bool:
+    """Whether a module has numbers that training may move: running statistics, vectors of power iteration."""
+    buffers = buffers_by_name(module).values()
+    return isinstance(module, RunningNorm) or any(b is not None and b.is_floating_point() for b in buffers)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -57,6 +57,8 @@ NAMES = (
     "torch._pack_padded_sequence",
     "torch._pad_packed_sequence",
     "torch._remove_batch_dim",
+    "torch._weight_norm",
+    "torch._weight_norm_interface",
     "torch.autograd.Variable._execution_engine.run_backward",
     "torch.autograd.forward_ad._current_level",
     "torch.autograd.forward_ad._set_fwd_grad_enabled",

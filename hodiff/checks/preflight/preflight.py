@@ -207,7 +207,10 @@ def _judge(
     # A rule that declines because torch is right here had its part in the audit with corrections.
     mended = correct and (correction is not None or (why is not None and why.torch_is_right))
     known = _audited(name, "corrected" if mended else "torch")
-    routes = {route: known.get(route, "not audited") for route in ROUTES}
+    unknown = dict.fromkeys(ROUTES, "not audited")
+    if correction is not None and not correct:  # the table of corrections knows more functions than the audit
+        unknown |= dict.fromkeys(correction.routes, "wrong" if correction.kind == "wrong" else "raises")
+    routes = {route: known.get(route, unknown[route]) for route in ROUTES}
     if correct and correction is not None:
         routes = {
             route: "corrected" if route in correction.routes and word not in _BAD else word
