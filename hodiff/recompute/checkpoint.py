@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_callable, require_int
+from hodiff.common.parametrizations import at_another_point
 from hodiff.recompute.closed_over import ClosedOver
 from hodiff.recompute.hidden_tensors import RefuseForeign, hidden_tensor
 from hodiff.recompute.programs import Checkpoint, Program
@@ -34,14 +34,12 @@ class CallProgram(Program):
         leaves, self._spec = pytree.tree_flatten((args, kwargs))
         self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
         self._constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._closed_over = ClosedOver(f, *self._constants)
+        self._closed_over = ClosedOver(name, f, *self._constants)
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self._count = len(given)
         self._inputs = [*given, *self._closed_over.take()]
         self._surroundings = Surroundings(self._inputs, self._closed_over.generators)
-        self._guard: AbstractContextManager[Any] = (
-            RefuseForeign(partial(hidden_tensor, name)) if in_transform() else nullcontext()
-        )
+        self._guard = RefuseForeign(partial(hidden_tensor, name)) if in_transform() else None
         self._ran = False
         self.name, self._f = name, f
 
@@ -56,9 +54,12 @@ class CallProgram(Program):
             with self._surroundings.restored():
                 return self._call(inputs)
         self._ran = True
-        with self._guard:
+        if self._guard is None:
+            return self._call(inputs)
+        with self._surroundings.modes_restored(), self._guard:
             return self._call(inputs)
 
+    @at_another_point
     def _call(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         given = iter(inputs[: self._count])
         leaves = [next(given) if each else c for each, c in zip(self._is_tensor, self._constants, strict=True)]
@@ -89,8 +90,9 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Closed-over tensors are found in closure cells, defaults, `functools.partial`, attributes of objects and modules,
     lists, dicts and the globals that `f` names, and get their gradients; other ways to reach a tensor that requires a
-    gradient raise. Later runs see random numbers, generators, autocast, buffers and rebound loop variables as the
-    first did, and leave the global state alone. `f` must return what it computes and have no other side effects.
+    gradient raise. Later runs see random numbers, generators, autocast, buffers, rebound loop variables and the numbers
+    and switches that `f` reads, such as a module's `training`, as the first did, and leave the global state alone. `f`
+    must return what it computes and have no other side effects.
 
     Under `torch.compile` the call is `f(*args, **kwargs)`: the compiler decides itself what to recompute.
 
@@ -103,7 +105,8 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         What `f` returns.
 
     Raises:
-        InputError: If `f` is not callable, or depends on a tensor that cannot be found.
+        InputError: If `f` is not callable, or depends on a tensor that cannot be found; in backward, if what `f` reads
+            has changed and cannot be put back.
 
     Example:
         >>> import torch
@@ -116,7 +119,7 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Source: A. Griewank & A. Walther, Evaluating Derivatives, 2nd ed., 2008, section 12.2.
     """
-    return _checkpoint("checkpoint", f, args, kwargs)
+    return checkpointed("checkpoint", f, args, kwargs)
 
 
 def checkpoint_sequential(functions: nn.Sequential | Iterable[Callable[..., Any]], segments: int, *args: Any) -> Any:
@@ -154,7 +157,7 @@ def checkpoint_sequential(functions: nn.Sequential | Iterable[Callable[..., Any]
     require_int(name, "segments", segments, 1, len(chain))
     bounds = [round(i * len(chain) / segments) for i in range(segments + 1)]
     for start, stop in pairwise(bounds):
-        args = (_checkpoint(name, _Chain(chain[start:stop]), args, {}),)
+        args = (checkpointed(name, _Chain(chain[start:stop]), args, {}),)
     return args[0]
 
 
@@ -170,7 +173,8 @@ class _Chain:
         return args[0]
 
 
-def _checkpoint(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def checkpointed(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """See `checkpoint`; the name is that of the public function, for errors."""
     require_callable(name, f=f)
     if torch.compiler.is_compiling() or not may_be_differentiated():
         return f(*args, **kwargs)

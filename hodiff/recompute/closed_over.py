@@ -6,7 +6,7 @@ A Function differentiates nothing but its operands; what a callable closes over 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hodiff.common.buffers import exchanged_buffers
+from hodiff.recompute.plain_values import PlainValues, changed_since
 from hodiff.recompute.reachable import places, reachable
 from hodiff.torch_internals.forward_mode import has_tangent
 from hodiff.torch_internals.modules import RunningNorm, buffers_by_name
@@ -54,14 +55,20 @@ class _Buffer:
 class ClosedOver:
     """What a callable closes over.
 
+    Args:
+        name: Who asks, for errors.
+        *roots: The callable, and whatever else it is given.
+
     Attributes:
         generators: The `torch.Generator` objects among it.
     """
 
-    def __init__(self, *roots: Any):
+    def __init__(self, name: str, *roots: Any):
+        self._name = name
         self.generators: list[torch.Generator] = []
         self._slots: list[_Slot] = []
         self._buffers: list[_Buffer] = []
+        self._values = PlainValues()
         self._tensors: list[Tensor] = []
         self._index: dict[int, int] = {}
         self._ran = False
@@ -78,7 +85,7 @@ class ClosedOver:
         """Put tensors in the places of those that were found, for the time of one run.
 
         The first run is the one whose side effects stay: what it rebinds stays bound and buffers that it updates stay
-        updated. Later runs start from the same buffers and leave no trace.
+        updated. Later runs start from the same buffers, numbers and switches, and leave no trace.
 
         Args:
             tensors: One for each that `take` gave.
@@ -87,11 +94,19 @@ class ClosedOver:
             Nothing.
         """
         first, self._ran = not self._ran, True
+        with nullcontext() if first else self._values.restored(self._name), self._exchanged(tensors, first=first):
+            yield
+
+    @contextmanager
+    def _exchanged(self, tensors: Sequence[Tensor], *, first: bool) -> Iterator[None]:
         replaced = []
         try:
             for slot in self._slots:
                 placed = _filled(slot.content, tensors)
-                replaced.append((slot, slot.get(), placed))
+                try:
+                    replaced.append((slot, slot.get(), placed))
+                except (AttributeError, LookupError, ValueError):  # of objects, containers and cells
+                    raise changed_since(self._name, "a tensor in it that is not in its place") from None
                 slot.set(placed)
             if first:
                 yield
@@ -111,10 +126,13 @@ class ClosedOver:
         for value in reachable(*roots):
             if isinstance(value, torch.Generator):
                 self.generators.append(value)
+            self._values.keep(value)
             if isinstance(value, nn.Module) and value.training:
                 self._keep_buffers(value)
             for get, set_, snapshot in places(value):
                 held = get()
+                if snapshot:
+                    self._values.keep_array(held)
                 content = self._referenced(held)
                 # Cells are kept whatever they hold: a loop may have bound them anew by the time of the next run.
                 if snapshot or content is not held:

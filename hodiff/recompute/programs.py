@@ -134,6 +134,7 @@ class Pullback(_Derivative):
     def __init__(self, base: Program, count: int, needed: Sequence[int], defined: Sequence[int]):
         super().__init__(base, count)
         self.needed, self.defined, self.used = list(needed), list(defined), list(needed)
+        self._ran = False
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Record a run and pull back."""
@@ -144,12 +145,20 @@ class Pullback(_Derivative):
             return tuple(outputs[i] for i in self.defined)
 
         moving = [point[i] for i in self.needed]
+        gradients: Sequence[Tensor | None]
         if in_transform():
-            return torch.func.vjp(restricted, *moving)[1](cotangents)
-        recording = Recording(lambda operands: restricted(*operands), moving, cotangents)
-        gradients = recording.gradients(recording.result, cotangents)
-        self.used = [i for i, each in zip(self.needed, gradients, strict=True) if each is not None]
-        return tuple(each for each in gradients if each is not None)
+            gradients = torch.func.vjp(restricted, *moving)[1](cotangents)
+        else:
+            recording = Recording(lambda operands: restricted(*operands), moving, cotangents)
+            gradients = recording.gradients(recording.result, cotangents)
+        if not self._ran:  # Later runs return as many, whether by torch.func, which knows no None, or not.
+            self.used = [i for i, each in zip(self.needed, gradients, strict=True) if each is not None]
+            self._ran = True
+        return tuple(
+            torch.zeros_like(point[i]) if each is None else each
+            for i, each in zip(self.needed, gradients, strict=True)
+            if i in self.used
+        )
 
 
 class Pushforward(_Derivative):

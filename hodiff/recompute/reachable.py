@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -32,8 +32,22 @@ _ATOMS = (
     torch.Size,
 )
 _EMPTY = CellType()
-# How to read what is in a place, how to put something there, and whether it is a closure's cell.
+# How to read what is in a place, how to put something there, and whether it is to be kept whatever it holds: a
+# closure's cell may be bound anew by a loop.
 Place = tuple[Callable[[], Any], Callable[[Any], None], bool]
+
+
+# Tensor's own check of instances runs in Python, and this is asked of all that a module holds.
+@lru_cache(maxsize=1024)
+def is_tensor(kind: type) -> bool:
+    """Whether a type is one of tensors."""
+    return issubclass(kind, Tensor)
+
+
+@lru_cache(maxsize=1024)
+def is_atom(kind: type) -> bool:
+    """Whether values of a type can hold no tensor."""
+    return issubclass(kind, _ATOMS)
 
 
 def reachable(*roots: Any) -> Iterator[Any]:
@@ -42,7 +56,7 @@ def reachable(*roots: Any) -> Iterator[Any]:
     stack = list(roots)
     while stack:
         value = stack.pop()
-        if isinstance(value, (*_ATOMS, Tensor)) or id(value) in seen:
+        if is_atom(type(value)) or is_tensor(type(value)) or id(value) in seen:
             continue
         # The reference keeps the identity from being used again.
         seen[id(value)] = value
@@ -83,15 +97,13 @@ def names_tensors(value: Any) -> bool:
 
 
 def places(value: Any) -> Iterator[Place]:
-    """The places in an object where tensors can be exchanged, and whether each is a cell."""
+    """The places in an object where tensors can be exchanged, and whether to keep each whatever it holds."""
     if isinstance(value, FunctionType):
         for _, cell in _cells(value):
             yield partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents"), True
         if value.__defaults__:
             yield partial(getattr, value, "__defaults__"), partial(setattr, value, "__defaults__"), False
-        if not _is_library(value.__globals__):
-            named = _names(value.__code__)
-            yield from _entries(value.__globals__, [name for name in named if name in value.__globals__])
+        yield from _entries(value.__globals__, names_of_globals(value))
     elif isinstance(value, partial):
         yield (lambda: value.args), partial(_set_partial_arguments, value), False
     elif isinstance(value, dict):
@@ -101,7 +113,13 @@ def places(value: Any) -> Iterator[Place]:
     else:
         for name in _slot_names(type(value)):
             if hasattr(value, name):
-                yield partial(getattr, value, name), partial(object.__setattr__, value, name), False
+                yield partial(getattr, value, name), partial(object.__setattr__, value, name), True
+
+
+def names_of_globals(function: FunctionType) -> list[str]:
+    """The globals that a user's function names."""
+    held = function.__globals__
+    return [] if _is_library(held) else [name for name in _names(function.__code__) if name in held]
 
 
 def _is_library(namespace: dict[str, Any]) -> bool:
@@ -111,7 +129,7 @@ def _is_library(namespace: dict[str, Any]) -> bool:
 
 def _entries(container: Any, keys: Sequence[Any]) -> Iterator[Place]:
     for key in keys:
-        if not isinstance(container[key], _ATOMS):
+        if not is_atom(type(container[key])):
             yield partial(container.__getitem__, key), partial(container.__setitem__, key), False
 
 

@@ -25,13 +25,20 @@ class Surroundings:
         self._modes: list[TorchFunctionMode] = list(active_function_modes())
 
     @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Return to them for a while; afterwards everything is as it was."""
+    def modes_restored(self) -> Iterator[None]:
+        """Return to the modes alone: torch leaves them where it calls a Function inside of a transform."""
         active = {id(mode) for mode in active_function_modes()}
         with ExitStack() as stack:
             for mode in self._modes:
                 if id(mode) not in active:
                     stack.enter_context(mode)
+            yield
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Return to them for a while; afterwards everything is as it was."""
+        with ExitStack() as stack:
+            stack.enter_context(self.modes_restored())
             for kind, enabled, dtype in self._autocast:
                 stack.enter_context(torch.autocast(kind, dtype, enabled=enabled))
             stack.enter_context(self._random.replayed())
