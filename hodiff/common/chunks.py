@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import is_int
+from hodiff.common.trees import has_strides
 from hodiff.errors import InputError
 from hodiff.torch_internals.interception import EagerDispatchMode
 
@@ -29,7 +30,8 @@ class ByteCount(EagerDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
             for output in result if isinstance(result, (tuple, list)) else (result,):
-                if isinstance(output, Tensor):
+                # Sparse tensors have no bytes of their own; what they are made of has been counted.
+                if isinstance(output, Tensor) and has_strides(output):
                     self.bytes += output.nbytes
         return result
 

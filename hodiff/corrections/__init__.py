@@ -28,6 +28,7 @@ from hodiff.corrections.registry import register as register
 from hodiff.corrections.registry import table as table
 from hodiff.corrections.registry import unregister as unregister
 from hodiff.corrections.sampling import dropout, grid_sample
+from hodiff.corrections.sparse import constructors
 
 # Every file of rules. Importing one enters its rules; a new file is added here.
 FAMILIES = {
@@ -42,6 +43,7 @@ FAMILIES = {
     "normalization": (normalization, weight_norm),
     "recurrent networks": (networks, packing),
     "sampling": (dropout, grid_sample),
+    "sparse tensors": (constructors,),
     "sums in the log domain": (logarithms,),
 }
 

@@ -138,7 +138,7 @@ def _run(rule: Any, args: Any, kwargs: Any) -> Any:
         return rule(*args, **kwargs)
     except InputError as error:  # hodiff's function does not take them
         return unable(str(error))
-    except HodiffError:
+    except (HodiffError, NotImplementedError):  # what the rule says of itself
         raise
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         return error

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.common.randomness import RandomState
-from hodiff.common.trees import PyTree, describe, leaf_names, one_hot_rows
+from hodiff.common.trees import PyTree, describe, has_strides, leaf_names, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction, bind, leave_inference_mode
 from hodiff.derivatives.dense import validate_options
 from hodiff.derivatives.products_by_route import Leaves
@@ -109,13 +109,18 @@ class _Linearized:
             outputs, spec = pytree.tree_flatten(output)
             specs.append(spec)
             for index, leaf in enumerate(outputs):
-                if not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
-                    is_complex = isinstance(leaf, Tensor) and leaf.is_complex()
-                    remedy = "return torch.view_as_real of it" if is_complex else "return it as aux with has_aux=True"
-                    raise InputError(
-                        f"jacobian: output{leaf_names(output)[index]} must be a real floating-point tensor, "
-                        f"got {describe(leaf)}; {remedy}."
-                    )
+                if isinstance(leaf, Tensor) and leaf.is_floating_point() and has_strides(leaf):
+                    continue
+                if isinstance(leaf, Tensor) and not has_strides(leaf):
+                    remedy = "return .to_dense() of it"
+                elif isinstance(leaf, Tensor) and leaf.is_complex():
+                    remedy = "return torch.view_as_real of it"
+                else:
+                    remedy = "return it as aux with has_aux=True"
+                raise InputError(
+                    f"jacobian: output{leaf_names(output)[index]} must be a real floating-point tensor, "
+                    f"got {describe(leaf)}; {remedy}."
+                )
             return outputs, aux
 
         def checked(leaves: Leaves) -> tuple[list[Tensor], PyTree]:

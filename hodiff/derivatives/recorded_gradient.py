@@ -141,7 +141,7 @@ def pull_batch(pull: Callable[..., Sequence[Tensor | None]], cotangents: Sequenc
     try:
         found = vmap(present)(*cotangents)
     except RuntimeError as error:
-        if not says(error, Wording.BATCHING):
+        if not says(error, Wording.BATCHING, Wording.SPARSE):
             raise
         found = [torch.stack(column) for column in zip(*map(present, *cotangents), strict=True)]
     result: list[Tensor | None] = [None] * number

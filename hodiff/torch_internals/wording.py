@@ -35,6 +35,10 @@ class Wording(Enum):
     RANDOM = (r"randomness error mode", "random numbers under vmap, which was not told what to do with them")
 
     # Tensors that cannot be what the code wants.
+    SPARSE = (
+        r"Sparse \w+ tensors do not have|unsupported for Sparse\w* tensors|expected sparse coordinate tensor layout",
+        "a sparse tensor comes where torch only knows dense ones, or only some sparse ones",
+    )
     INFERENCE_TENSOR = (r"Inference tensors cannot be saved", "a tensor made in inference mode is part of the graph")
     CHANGES_CAPTURED = (r"mutate a captured Tensor", "torch.func refuses to change what it has not been given")
     NO_NUMBERS = (r"Cannot access data pointer|Can't call numpy", "a transform or a graph hides the numbers")
@@ -62,6 +66,7 @@ UNAVAILABLE = (
     Wording.NO_VMAP,
     Wording.NO_BATCHING_RULE,
     Wording.CHANGES_UNBATCHED,
+    Wording.SPARSE,
 )
 # Warnings that would pass for defects of the code that runs.
 OF_TORCH_ITSELF = (Wording.BATCHES_BY_LOOP, Wording.OUTPUT_RESIZED, Wording.TORCHSCRIPT, Wording.FUNCTION_MADE)

@@ -98,7 +98,7 @@ def test_leaves_that_share_memory(route: str) -> None:
 SPARSE = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
 
 
-@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:Sparse .*:UserWarning")
 @pytest.mark.parametrize("layout", SPARSE, ids=str)
 def test_sparse_tensors_are_refused(layout: torch.layout) -> None:
     dense = torch.eye(3, dtype=torch.float64)

@@ -157,6 +157,12 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: vmap(lambda x: torch.zeros(3).fill_(x[0]))(_rows()),
     ),
     Wording.RANDOM: (lambda: vmap(lambda x: x * torch.rand(3))(_rows()), lambda: vmap(F.dropout)(_rows())),
+    Wording.SPARSE: (
+        lambda: torch.eye(2).to_sparse_csr().is_contiguous(),
+        lambda: torch.eye(2).to_sparse_csc().stride(),
+        lambda: torch.eye(2).to_sparse().expand(2, 2, 2),
+        lambda: torch.eye(2).to_sparse_csr().is_coalesced(),
+    ),
     Wording.INFERENCE_TENSOR: (_of_inference_mode,),
     Wording.CHANGES_CAPTURED: (_captured,),
     Wording.NO_NUMBERS: (

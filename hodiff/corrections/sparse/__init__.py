@@ -1,0 +1,1 @@
+"""Sparse tensors, made of values that are differentiated."""

@@ -1,0 +1,190 @@
+"""A sparse tensor of its values, and its values back: linear maps, each the other's adjoint."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from operator import mul
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from hodiff.rules.any_order import AnyOrderFunction
+
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def _refuse_forward_mode() -> NoReturn:
+    raise NotImplementedError("torch has no forward mode for sparse tensors")
+
+
+class FromValues(AnyOrderFunction):
+    """A sparse tensor with given values at given indices, where repeated ones add up: linear in the values."""
+
+    @staticmethod
+    def forward(values: Tensor, indices: Tensor, size: Any, options: dict[str, Any]) -> Tensor:
+        """By torch's constructor."""
+        return torch.sparse_coo_tensor(indices, values, size, **options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep the indices."""
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        """Read the cotangent at the indices."""
+        (indices,) = ctx.saved_tensors
+        return values_at(cotangent, indices), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Torch has no rules for what sparse tensors go into."""
+        _refuse_forward_mode()
+
+
+class _ValuesAt(AnyOrderFunction):
+    """The values of a sparse tensor at indices of any order; zero where it has none."""
+
+    @staticmethod
+    def forward(sparse: Tensor, indices: Tensor) -> Tensor:
+        """Look each index up."""
+        if sparse.layout != torch.sparse_coo:
+            sparse = sparse.to_sparse()
+        sparse = sparse.coalesce()
+        held, values = sparse.indices(), sparse.values()
+        if not held.shape[1]:
+            return values.new_zeros((indices.shape[1], *values.shape[1:]))
+        keys = _numbers(held, sparse.shape)
+        wanted = _numbers(indices, sparse.shape)
+        places = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
+        found = keys[places] == wanted
+        return torch.where(found.view(-1, *(1,) * (values.dim() - 1)), values[places], 0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep the indices, and what the tensor was like."""
+        sparse, indices = inputs
+        ctx.save_for_backward(indices)
+        ctx.form = form_of(sparse)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        """Put the cotangent in their places."""
+        (indices,) = ctx.saved_tensors
+        return made_of(cotangent, indices, ctx.form), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """As of `FromValues`."""
+        _refuse_forward_mode()
+
+
+class _Linear(AnyOrderFunction):
+    """What reads the values of one sparse tensor: its gradient is sparse, with values in the same places."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep the indices, and what the tensor was like."""
+        (sparse,) = inputs
+        ctx.save_for_backward(indices_of(sparse))
+        ctx.form = form_of(sparse)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """As of `FromValues`."""
+        _refuse_forward_mode()
+
+
+class Values(_Linear):
+    """The values of a sparse tensor, in their order."""
+
+    @staticmethod
+    def forward(sparse: Tensor) -> Tensor:
+        """A copy, which nobody changes in place."""
+        return sparse.values().clone()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        """Put the cotangent in their places."""
+        (indices,) = ctx.saved_tensors
+        return made_of(cotangent, indices, ctx.form)
+
+
+class ToDense(_Linear):
+    """A sparse tensor as a dense one."""
+
+    @staticmethod
+    def forward(sparse: Tensor) -> Tensor:
+        """By torch."""
+        return sparse.to_dense()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        """The cotangent where the tensor has values."""
+        (indices,) = ctx.saved_tensors
+        return made_of(values_at(cotangent, indices), indices, ctx.form)
+
+
+class Form(NamedTuple):
+    """What a sparse tensor is like, apart from its values and where they are."""
+
+    size: torch.Size
+    layout: torch.layout
+    blocksize: tuple[int, ...] | None
+
+
+def form_of(sparse: Tensor) -> Form:
+    """The form of a sparse tensor."""
+    blocks = sparse.layout in (torch.sparse_bsr, torch.sparse_bsc)
+    return Form(sparse.shape, sparse.layout, tuple(sparse.values().shape[1:3]) if blocks else None)
+
+
+def is_one_matrix(sparse: Tensor) -> bool:
+    """Whether the rules here know a sparse tensor: of coordinates, or a compressed matrix of numbers or blocks."""
+    if sparse.layout == torch.sparse_coo:
+        return True
+    blocks = sparse.layout in (torch.sparse_bsr, torch.sparse_bsc)
+    return sparse.dim() == 2 and sparse.values().dim() == (3 if blocks else 1)
+
+
+def made_of(values: Tensor, indices: Tensor, form: Form, **options: Any) -> Tensor:
+    """A sparse tensor of values, one for each index."""
+    if form.blocksize is not None:
+        values = values.flatten()
+    coo: Tensor = FromValues.call(values, indices, form.size, options)
+    return coo if form.layout == torch.sparse_coo else coo.to_sparse(layout=form.layout, blocksize=form.blocksize)
+
+
+def values_at(tensor: Tensor, indices: Tensor) -> Tensor:
+    """The elements of a dense or a sparse tensor at indices (d, k)."""
+    if tensor.layout == torch.strided:
+        return tensor[tuple(indices)]
+    values: Tensor = _ValuesAt.call(tensor, indices)
+    return values
+
+
+def indices_of(sparse: Tensor) -> Tensor:
+    """The indices (d, k) of the values of a sparse tensor, in their order; of each element of its blocks."""
+    if sparse.layout == torch.sparse_coo:
+        return sparse.indices()
+    by_rows = sparse.layout in (torch.sparse_csr, torch.sparse_bsr)
+    ends, plain = (
+        (sparse.crow_indices(), sparse.col_indices()) if by_rows else (sparse.ccol_indices(), sparse.row_indices())
+    )
+    compressed = torch.repeat_interleave(ends.diff().long())
+    indices = torch.stack((compressed, plain) if by_rows else (plain, compressed))
+    if (blocksize := form_of(sparse).blocksize) is None:
+        return indices
+    height, width = blocksize
+    down = torch.arange(height, device=ends.device).repeat_interleave(width)
+    across = torch.arange(width, device=ends.device).repeat(height)
+    corners = indices * torch.tensor([[height], [width]], device=ends.device)
+    return (corners[:, :, None] + torch.stack((down, across))[:, None]).flatten(1)
+
+
+def _numbers(indices: Tensor, size: torch.Size) -> Tensor:
+    """Each index (d, k) as one number, in the order of rows."""
+    sizes = size[1 : indices.shape[0]]
+    steps = [*accumulate(reversed(sizes), initial=1, func=mul)][::-1]
+    return (indices * torch.tensor(steps, device=indices.device)[:, None]).sum(0)
