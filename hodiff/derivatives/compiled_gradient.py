@@ -13,7 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.compilation import Arguments, Compiled, agree, compile_graph, warn_of_failure
+from hodiff.derivatives.graphs_by_form import GraphsByForm, drop_unused, refuse_hidden
 from hodiff.errors import HodiffError, InputError
+from hodiff.recompute.dependencies import Dependencies
 from hodiff.torch_internals.differentiation import only_reverse_mode
 
 
@@ -27,6 +29,11 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
     arguments (shapes, dtypes, values of what is no tensor), which takes seconds, and its first result is compared with
     the eager gradient. Where they disagree, or the function cannot be traced because it branches on values, a warning
     says so and that form stays eager. The result carries no graph.
+
+    What `f` reads besides its arguments (closures, globals, attributes of objects and modules, containers) is looked
+    at in each call: tensors are inputs of the graph, and other numbers, flags or functions have a graph of their own.
+    Beyond 16 of these, or where `f` changes such state itself, it stays eager, with a warning. The globals of installed
+    packages are taken for constants.
 
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape ().
@@ -50,7 +57,7 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
     """
     if not callable(f):
         raise InputError(f"compile_gradient: f must be callable, got {describe(f)}.")
-    graphs: dict[Any, Compiled | None] = {}
+    graphs: GraphsByForm[Compiled] = GraphsByForm("compile_gradient: f")
 
     @functools.wraps(f, assigned=("__module__", "__doc__"), updated=())
     @leave_inference_mode
@@ -63,8 +70,7 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
         function = bind("compile_gradient", f, (x, *args), name="x", correct=correct)
         arguments = Arguments((function.leaves, args))
 
-        def of_tensors(*tensors: Tensor) -> Sequence[Tensor]:
-            leaves, rest = arguments.filled(tensors)
+        def of_leaves(leaves: Sequence[Tensor], rest: tuple[Any, ...]) -> Sequence[Tensor]:
             inner = bind("compile_gradient", f, (function.unflatten(leaves), *rest), name="x", correct=correct)
             with torch.enable_grad():
                 primals = tuple(leaf.detach().requires_grad_() for leaf in leaves)
@@ -74,23 +80,38 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
                 found = torch.autograd.grad(y, primals, materialize_grads=True)
             return (*(each.detach() for each in found), y.detach())
 
+        def eager() -> Sequence[Tensor]:
+            return of_leaves(function.leaves, args)
+
+        def capture(dependencies: Dependencies, expected: Sequence[Tensor]) -> Compiled | None:
+            count = len(arguments.tensors)
+
+            def of_tensors(*tensors: Tensor) -> Sequence[Tensor]:
+                leaves, rest = arguments.filled(tensors[:count])
+                with dependencies.filled(tensors[count:]):
+                    return of_leaves(leaves, rest)
+
+            return _compiled(of_tensors, (*arguments.tensors, *dependencies.tensors), expected)
+
         with torch.no_grad():
-            if arguments.form not in graphs:
-                graphs[arguments.form] = _compiled(of_tensors, arguments.tensors)
-            run = graphs[arguments.form] or of_tensors
-            *leaves, y = run(*(tensor.detach() for tensor in arguments.tensors))
+            run, inputs = graphs.find((f,), arguments, eager, capture)
+            *leaves, y = eager() if run is None else run(*(tensor.detach() for tensor in inputs))
         result = function.unflatten(leaves)
         return (result, y) if value else result
 
     return gradient
 
 
-def _compiled(gradient: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Compiled | None:
-    expected = gradient(*tensors)
+def _compiled(
+    gradient: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], expected: Sequence[Tensor]
+) -> Compiled | None:
+    tensors = [each.detach() for each in tensors]
     try:
         graph = make_fx(gradient, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
-        compiled = compile_graph(graph, tensors)
-        found = compiled(*tensors)
+        refuse_hidden(graph)
+        used = drop_unused(graph)
+        compiled = compile_graph(graph, [tensors[i] for i in used])
+        found = compiled(*(tensors[i] for i in used))
     except HodiffError:
         raise
     except Exception as error:
@@ -101,4 +122,4 @@ def _compiled(gradient: Callable[..., Sequence[Tensor]], tensors: Sequence[Tenso
     if not same:
         warn_of_failure("compile_gradient: the gradient", gap)
         return None
-    return compiled
+    return lambda *tensors: compiled(*(tensors[i] for i in used))

@@ -65,6 +65,9 @@ class CurvatureOperator(LinearOperator):
         InputError: If an argument is not what it should be.
     """
 
+    # Names of the attributes that hold the user's functions.
+    functions: tuple[str, ...] = ("f",)
+
     @shows(CurvatureOptions)
     @leave_inference_mode
     def __init__(
@@ -247,7 +250,8 @@ class CurvatureOperator(LinearOperator):
             args = self._prepare(args, index)
             if self._compiled is not None:
                 eager = partial(self._linearize, args)
-                compiled = self._compiled.linearize(self._functional, self.leaves, args, eager)
+                functions = tuple(getattr(self, name) for name in self.functions)
+                compiled = self._compiled.linearize(self._functional, functions, self.leaves, args, eager)
                 if compiled is not None:
                     return compiled
             return self._linearize(args)

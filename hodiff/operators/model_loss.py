@@ -48,6 +48,8 @@ class ModelLossOperator(CurvatureOperator):
         InputError: If the arguments do not fit.
     """
 
+    functions = ("model", "loss")
+
     @shows(CurvatureOptions)
     def __init__(
         self,

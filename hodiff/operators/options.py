@@ -50,7 +50,9 @@ class CurvatureOptions(TypedDict, total=False):
             False,
             "Whether to capture the linearized product as one graph and compile it with `torch.compile`. The "
             "first product takes seconds and is compared with the eager one; where they disagree, or the function "
-            "cannot be captured, a warning says so and products stay eager.",
+            "cannot be captured, a warning says so and products stay eager. `at` uses the graph again, with the "
+            "tensors that the function then closes over; other numbers or modes make another, as in "
+            "`hodiff.compile_gradient`.",
         ),
         require_bool,
     ]

@@ -30,7 +30,7 @@ class _Reference:
 
 
 @dataclass
-class _Slot:
+class Slot:
     """A place that can be read and written, and what it held when it was found, with references for tensors."""
 
     get: Callable[[], Any]
@@ -66,7 +66,7 @@ class ClosedOver:
     def __init__(self, name: str, *roots: Any):
         self._name = name
         self.generators: list[torch.Generator] = []
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         self._buffers: list[_Buffer] = []
         self._values = PlainValues()
         self._tensors: list[Tensor] = []
@@ -102,7 +102,7 @@ class ClosedOver:
         replaced = []
         try:
             for slot in self._slots:
-                placed = _filled(slot.content, tensors)
+                placed = filled_in(slot.content, tensors)
                 try:
                     replaced.append((slot, slot.get(), placed))
                 except (AttributeError, LookupError, ValueError):  # of objects, containers and cells
@@ -133,10 +133,10 @@ class ClosedOver:
                 held = get()
                 if snapshot:
                     self._values.keep_array(held)
-                content = self._referenced(held)
+                content = referenced(held, self._tensors, self._index)
                 # Cells are kept whatever they hold: a loop may have bound them anew by the time of the next run.
                 if snapshot or content is not held:
-                    self._slots.append(_Slot(get, set_, content))
+                    self._slots.append(Slot(get, set_, content))
 
     def _keep_buffers(self, module: nn.Module) -> None:
         # torch.batch_norm updates its running statistics without counting it as a change.
@@ -146,20 +146,30 @@ class ClosedOver:
                 self._buffers.append(_Buffer(buffers, name, silent))
                 self._index[id(tensor)] = -1
 
-    def _referenced(self, value: Any) -> Any:
-        """The value with references in place of tensors; itself where it has none."""
-        if isinstance(value, Tensor):
-            index = self._index.setdefault(id(value), len(self._tensors))
-            if index < 0:
-                return value
-            if index == len(self._tensors):
-                self._tensors.append(value)
-            return _Reference(index)
-        if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
-            parts = [self._referenced(part) for part in value]
-            if any(a is not b for a, b in zip(parts, value, strict=True)):
-                return _like(value, parts)
-        return value
+
+def referenced(value: Any, tensors: list[Tensor], index: dict[int, int]) -> Any:
+    """The value with references in place of tensors, which join the others; itself where it has none.
+
+    Args:
+        value: What a place holds.
+        tensors: The tensors found so far.
+        index: Their positions by identity; a negative one is of a tensor to leave in its place.
+
+    Returns:
+        What `filled_in` takes.
+    """
+    if isinstance(value, Tensor):
+        position = index.setdefault(id(value), len(tensors))
+        if position < 0:
+            return value
+        if position == len(tensors):
+            tensors.append(value)
+        return _Reference(position)
+    if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        parts = [referenced(part, tensors, index) for part in value]
+        if any(a is not b for a, b in zip(parts, value, strict=True)):
+            return _like(value, parts)
+    return value
 
 
 def is_constant(tensor: Tensor) -> bool:
@@ -167,11 +177,12 @@ def is_constant(tensor: Tensor) -> bool:
     return not (tensor.requires_grad or is_wrapped(tensor) or has_tangent(tensor))
 
 
-def _filled(content: Any, tensors: Sequence[Tensor]) -> Any:
+def filled_in(content: Any, tensors: Sequence[Tensor]) -> Any:
+    """The value with tensors in place of the references."""
     if isinstance(content, _Reference):
         return tensors[content.index]
     if isinstance(content, tuple):
-        parts = [_filled(part, tensors) for part in content]
+        parts = [filled_in(part, tensors) for part in content]
         if any(a is not b for a, b in zip(parts, content, strict=True)):
             return _like(content, parts)
     return content

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 # Globals of their functions hold nothing of the user's.
-_LIBRARIES = {"torch", "hodiff", "numpy", "scipy", "functools", "builtins"}
+LIBRARIES = {"torch", "hodiff", "numpy", "scipy", "functools", "builtins"}
 _ATOMS = (
     str,
     bytes,
@@ -80,7 +80,7 @@ def named_tensors(value: Any, depth: int = 3) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, nn.Module):
         held = dict(value.named_parameters())
     elif isinstance(value, FunctionType):
-        held = {name: cell.cell_contents for name, cell in _cells(value)}
+        held = {name: cell.cell_contents for name, cell in cells_of(value)}
     else:
         return
     for name, each in held.items():
@@ -99,7 +99,7 @@ def names_tensors(value: Any) -> bool:
 def places(value: Any) -> Iterator[Place]:
     """The places in an object where tensors can be exchanged, and whether to keep each whatever it holds."""
     if isinstance(value, FunctionType):
-        for _, cell in _cells(value):
+        for _, cell in cells_of(value):
             yield partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents"), True
         if value.__defaults__:
             yield partial(getattr, value, "__defaults__"), partial(setattr, value, "__defaults__"), False
@@ -111,7 +111,7 @@ def places(value: Any) -> Iterator[Place]:
     elif isinstance(value, list):
         yield from _entries(value, range(len(value)))
     else:
-        for name in _slot_names(type(value)):
+        for name in slot_names(type(value)):
             if hasattr(value, name):
                 yield partial(getattr, value, name), partial(object.__setattr__, value, name), True
 
@@ -119,12 +119,12 @@ def places(value: Any) -> Iterator[Place]:
 def names_of_globals(function: FunctionType) -> list[str]:
     """The globals that a user's function names."""
     held = function.__globals__
-    return [] if _is_library(held) else [name for name in _names(function.__code__) if name in held]
+    return [] if _is_library(held) else [name for name in named_in(function.__code__) if name in held]
 
 
 def _is_library(namespace: dict[str, Any]) -> bool:
     name = namespace.get("__name__", "")
-    return name.partition(".")[0] in _LIBRARIES and getattr(sys.modules.get(name), "__dict__", None) is namespace
+    return name.partition(".")[0] in LIBRARIES and getattr(sys.modules.get(name), "__dict__", None) is namespace
 
 
 def _entries(container: Any, keys: Sequence[Any]) -> Iterator[Place]:
@@ -150,21 +150,22 @@ def _parts(value: Any) -> Iterator[Any]:
         yield attributes
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def named_in(code: CodeType) -> Iterator[str]:
     """Names that the code, and the functions defined in it, may look up among the globals."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from named_in(constant)
 
 
-def _slot_names(cls: type) -> Iterator[str]:
+def slot_names(cls: type) -> Iterator[str]:
+    """Names of the attributes for which the class and its bases have slots."""
     for base in cls.__mro__:
         names = base.__dict__.get("__slots__", ())
         yield from (name for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__"))
 
 
-def _cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
+def cells_of(function: FunctionType) -> Iterator[tuple[str, CellType]]:
     """The variables that a function closes over, save those that are not bound yet."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if cell != _EMPTY:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,3 +44,13 @@ class Surroundings:
                 stack.enter_context(torch.autocast(kind, dtype, enabled=enabled))
             stack.enter_context(self._random.replayed())
             yield
+
+
+def settings(tensors: Collection[Tensor]) -> tuple[Any, ...]:
+    """What decides beside functions and their arguments what is computed: default dtype, autocast, modes."""
+    kinds = sorted({"cpu", *(device.type for device in accelerators(tensors))})
+    return (
+        torch.get_default_dtype(),
+        *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds),
+        *map(type, active_function_modes()),
+    )

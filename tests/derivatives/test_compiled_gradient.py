@@ -101,6 +101,137 @@ def test_disagreement_stays_eager(monkeypatch):
     assert torch.equal(gradient(draw(3)), 2 * draw(3))
 
 
+WEIGHT = torch.ones(3, dtype=D)
+SCALE = 1.0
+
+
+class Weighted(torch.nn.Module):
+    """A weighted sum of squares, the weight a product of all that a module can read without being given it."""
+
+    power = 2
+
+    def __init__(self):
+        super().__init__()
+        self.number = 1.0
+        self.items = [torch.ones((), dtype=D)]
+        self.register_buffer("buffer", torch.ones(3, dtype=D))
+
+    def forward(self, x):
+        weight = self.number * self.items[0] * self.buffer * WEIGHT * SCALE * (1 if self.training else 5)
+        return (weight * x**self.power).sum()
+
+
+# Each makes the sum five times as large, by another way.
+FIVEFOLD = {
+    "mode": lambda module, _: module.eval(),
+    "number": lambda module, _: setattr(module, "number", 5.0),
+    "element": lambda module, _: module.items.__setitem__(0, torch.full((), 5.0, dtype=D)),
+    "in place": lambda module, _: module.buffer.mul_(5),
+    "past the version": lambda module, _: module.items[0].data.mul_(5),
+    "buffer": lambda module, _: setattr(module, "buffer", torch.full((3,), 5.0, dtype=D)),
+    "global number": lambda _, patch: patch.setitem(globals(), "SCALE", 5.0),
+    "global tensor": lambda _, patch: patch.setitem(globals(), "WEIGHT", torch.full((3,), 5.0, dtype=D)),
+}
+
+
+@pytest.mark.parametrize("change", FIVEFOLD)
+def test_what_f_reads_is_what_it_is_at_the_call(change, uncompiled, monkeypatch):
+    module, x = Weighted(), torch.tensor([0.5, 1.0, 2.0], dtype=D)
+    gradient = hodiff.compile_gradient(module)
+    for _ in range(2):
+        assert torch.equal(gradient(x), 2 * x)
+    assert len(uncompiled) == 1
+    FIVEFOLD[change](module, monkeypatch)
+    for _ in range(2):
+        assert torch.equal(gradient(x), 10 * x)
+    # Tensors are inputs, numbers are part of the graph.
+    assert len(uncompiled) == 1 + (change in {"mode", "number", "global number"})
+
+
+def test_closure_cells(uncompiled):
+    x, power, shift = draw(3), 2, draw(3, seed=1)
+    gradient = hodiff.compile_gradient(lambda x: ((x - shift) ** power).sum())
+    assert torch.allclose(gradient(x), 2 * (x - shift))
+    shift = draw(3, seed=2)
+    assert torch.allclose(gradient(x), 2 * (x - shift))
+    power = 3
+    assert torch.allclose(gradient(x), 3 * (x - shift) ** 2)
+    power = 2
+    assert torch.allclose(gradient(x), 2 * (x - shift))
+    assert len(uncompiled) == 2
+
+
+def test_autocast_and_default_dtype_are_other_graphs(uncompiled):
+    weight, x = torch.randn(4, 4), torch.randn(4)
+    gradient = hodiff.compile_gradient(lambda x: (weight @ x).pow(2).sum())
+    plain = gradient(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = gradient(x)
+        expected = torch.func.grad(lambda x: (weight @ x).pow(2).sum())(x)
+    assert torch.equal(cast, expected)
+    assert not torch.equal(cast, plain)
+
+
+def test_state_that_takes_ever_new_values_stays_eager(uncompiled):
+    module, x = Weighted(), torch.ones(3, dtype=D)
+    gradient = hodiff.compile_gradient(module)
+
+    def scaled(number):
+        module.number = number
+        return gradient(x)
+
+    for i in range(16):
+        assert torch.equal(scaled(float(i)), 2 * i * x)
+    with pytest.warns(hodiff.HodiffWarning, match="has changed 16 times"):
+        assert torch.equal(scaled(16.0), 32 * x)
+    assert torch.equal(scaled(17.0), 34 * x)
+    assert torch.equal(scaled(3.0), 6 * x)
+    assert len(uncompiled) == 16
+
+
+@pytest.mark.parametrize("where", ["list", "cell"])
+def test_a_function_that_changes_what_it_reads_stays_eager(where, uncompiled):
+    calls, count = [], 0
+
+    def f(x):
+        nonlocal count
+        if where == "list":
+            calls.append(1)
+        else:
+            count += 1
+        return (x**2).sum()
+
+    gradient = hodiff.compile_gradient(f)
+    with pytest.warns(hodiff.HodiffWarning, match="changes what it reads"):
+        gradient(torch.ones(2))
+    before = len(calls) + count
+    gradient(torch.ones(2))
+    assert len(calls) + count == before + 1
+    assert len(uncompiled) == 1
+
+
+def test_a_tensor_that_is_not_found_stays_eager(uncompiled):
+    x, hidden = torch.ones(2), torch.ones(2)
+    held = iter([hidden])
+    (multiply,) = (each.mul for each in held)
+    gradient = hodiff.compile_gradient(lambda x: multiply(x**2).sum())
+    with pytest.warns(hodiff.HodiffWarning, match=r"reads a tensor of shape \(2,\) that is neither an argument"):
+        assert torch.equal(gradient(x), 2 * x)
+    hidden.mul_(5)
+    assert torch.equal(gradient(x), 10 * x)
+
+
+def test_running_statistics_are_updated_once_a_call(uncompiled):
+    modules = [torch.nn.BatchNorm1d(3, dtype=D) for _ in range(2)]
+    x = draw(4, 3)
+    gradient = hodiff.compile_gradient(lambda x: modules[0](x).pow(3).sum())
+    for _ in range(3):
+        gradient(x)
+        modules[1](x)
+    for name, buffer in modules[1].named_buffers():
+        assert torch.allclose(modules[0].get_buffer(name), buffer)
+
+
 def test_refuses():
     with pytest.raises(hodiff.InputError, match="f must be callable"):
         hodiff.compile_gradient(3)

@@ -101,6 +101,50 @@ def test_batches_of_one_shape_share_a_graph(compilations: list[Any]) -> None:
     assert len(compilations) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_see_what_functions_close_over(kind: str, compilations: list[Any]) -> None:
+    """A hyperparameter, a mode and tensors that are other ones at the next point, as in a training loop."""
+    p = problem("mlp")
+    scale, shift, drop = 1.0, torch.zeros(3).double(), nn.Dropout(0.5).eval()
+    model, loss = p.model, p.loss.function
+
+    class Scaled(nn.Module):
+        def forward(self, x: Any, inputs: Tensor) -> Tensor:
+            outputs = functional_call(model, x, (inputs,))
+            return (scale * outputs + shift) * (1 if self.training else 3)
+
+    scaled = Scaled()
+
+    def make(**options: Any) -> Any:
+        if kind == "hessian":
+            return HessianOperator(lambda x: loss(drop(scaled(x, p.inputs)), p.targets), p.x, **options)
+        others = {"fisher": FisherOperator, "empirical": EmpiricalFisherOperator, "gauss-newton": GaussNewtonOperator}
+        options |= {"samples": 2} if kind == "fisher" else {}
+        return others[kind](lambda x, inputs: drop(scaled(x, inputs)), loss, p.x, p.inputs, p.targets, **options)
+
+    A = make(compile=True)
+    v = torch.randn(A.shape[0]).double()
+
+    def agrees() -> None:
+        close(A.at(p.x) @ v, make() @ v)
+
+    agrees()
+    made = len(compilations)
+    shift = torch.tensor([0.5, -1.0, 2.0]).double()
+    agrees()
+    shift.data.mul_(2)
+    agrees()
+    assert len(compilations) == made
+    scale = 2.0
+    agrees()
+    scaled.eval()
+    agrees()
+    assert len(compilations) == made + 2
+    scale, _ = 1.0, scaled.train()
+    agrees()
+    assert len(compilations) == made + 2
+
+
 def test_blocks_of_parameters(compilations: list[Any]) -> None:
     p = problem("mlp")
     H = p.hessian()

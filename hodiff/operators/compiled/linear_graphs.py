@@ -12,6 +12,7 @@ from torch.func import functionalize, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from hodiff.derivatives.graphs_by_form import refuse_hidden
 from hodiff.kernels.narrow import NARROW
 
 Leaves = tuple[Tensor, ...]
@@ -30,6 +31,7 @@ def capture(product: Callable[..., Sequence[Tensor]], constants: Leaves, tangent
     """Trace a product of (constants, tangents), linear in the latter, and split it."""
     # Tensors without data stand for the real ones: what branches on values is not captured, the rest holds everywhere.
     traced = make_fx(product, tracing_mode="fake", _allow_non_fake_inputs=True)(constants, tangents)
+    refuse_hidden(traced)
     return split(traced, len(constants))
 
 

@@ -12,8 +12,10 @@ from torch import Tensor, fx
 
 from hodiff.common.chunks import resolve_chunk_size
 from hodiff.derivatives.compilation import Arguments, Compiled, agree, compile_graph, warn_of_failure
+from hodiff.derivatives.graphs_by_form import GraphsByForm
 from hodiff.errors import HodiffError
 from hodiff.operators.compiled.linear_graphs import Leaves, SplitGraph, capture, widen
+from hodiff.recompute.dependencies import Dependencies
 
 # How many vectors one compiled call multiplies, and up to how many that are left it does so: few graphs serve blocks of
 # every width, the last group filled up with zeros.
@@ -26,7 +28,7 @@ Product = Callable[[Leaves, Leaves, tuple[Any, ...]], Sequence[Tensor]]
 
 
 class CompiledLinearizations:
-    """Linearizes one operator by compiled graphs, which are captured once for each form of the arguments.
+    """Linearizes one operator by compiled graphs, which are captured once for each form of what they depend on.
 
     Args:
         caller: The operator, for warnings.
@@ -34,34 +36,47 @@ class CompiledLinearizations:
 
     def __init__(self, caller: str):
         self.caller = caller
-        self._graphs: dict[Any, _Graphs | None] = {}
+        self._graphs: GraphsByForm[_Graphs] = GraphsByForm(f"{caller}: f")
 
     def linearize(
-        self, product: Product, leaves: Leaves, args: tuple[Any, ...], eager: Callable[[], Any]
+        self,
+        product: Product,
+        functions: tuple[Callable[..., Any], ...],
+        leaves: Leaves,
+        args: tuple[Any, ...],
+        eager: Callable[[], Any],
     ) -> CompiledLinearization | None:
         """The linearization by captured graphs; None where that failed or differed from eager, which is warned of."""
         arguments = Arguments((leaves, args))
-        if arguments.form not in self._graphs:
+
+        def compared() -> tuple[Leaves, Leaves]:
+            generator = torch.Generator().manual_seed(0)
+            vector = tuple(
+                torch.randn(1, *leaf.shape, generator=generator, dtype=torch.float64).to(leaf) for leaf in leaves
+            )
+            return vector, eager().products(vector)
+
+        def capture(dependencies: Dependencies, expected: tuple[Leaves, Leaves]) -> _Graphs | None:
+            count = len(arguments.tensors)
 
             def of_tensors(constants: Leaves, tangents: Leaves) -> Sequence[Tensor]:
-                point, rest = arguments.filled(constants)
-                return product(point, tangents, rest)
+                point, rest = arguments.filled(constants[:count])
+                with dependencies.filled(constants[count:]):
+                    return product(point, tangents, rest)
 
-            self._graphs[arguments.form] = self._capture(of_tensors, leaves, arguments.tensors, eager)
-        graphs = self._graphs[arguments.form]
-        return None if graphs is None else graphs.at(arguments.tensors)
+            return self._capture(of_tensors, (*arguments.tensors, *dependencies.tensors), *expected)
+
+        graphs, inputs = self._graphs.find(functions, arguments, compared, capture)
+        return None if graphs is None else graphs.at(tuple(each.detach() for each in inputs))
 
     def _capture(
         self,
         product: Callable[[Leaves, Leaves], Sequence[Tensor]],
-        leaves: Leaves,
         constants: Leaves,
-        eager: Callable[[], Any],
+        vector: Leaves,
+        expected: Leaves,
     ) -> _Graphs | None:
-        generator = torch.Generator().manual_seed(0)
-        vector = tuple(
-            torch.randn(1, *leaf.shape, generator=generator, dtype=torch.float64).to(leaf) for leaf in leaves
-        )
+        constants = tuple(each.detach() for each in constants)
         try:
             graphs = _Graphs(self.caller, capture(product, constants, tuple(v[0] for v in vector)))
             found = graphs.at(constants).products(vector)
@@ -71,7 +86,7 @@ class CompiledLinearizations:
             # Eager products work, whatever the compiler could not do.
             warn_of_failure(f"{self.caller}: the product", error)
             return None
-        same, gap = agree(found, eager().products(vector))
+        same, gap = agree(found, expected)
         if not same:
             warn_of_failure(f"{self.caller}: the product", gap)
             return None

@@ -1,0 +1,205 @@
+"""What objects hold: read to tell one state from another, and read again to see whether it is still there."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from functools import cache, partial
+from itertools import chain
+from operator import is_
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from hodiff.recompute.reachable import LIBRARIES, cells_of, named_in, slot_names
+
+# What is told apart by its value, in words or as it is.
+_NUMBERS = (bool, int, float, complex, type(None), np.generic)
+_HASHED = (str, bytes, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
+_SINGLE = (Enum, ModuleType, BuiltinFunctionType, CodeType, torch.Generator)
+# Objects of these modules have state that says nothing of a computation, and changes all the time.
+_OPAQUE = {"logging", "threading", "_thread", "_weakref", "weakref", "typing", "io", "_io", "tqdm"}
+_MISSING = object()
+
+Reader = Callable[[], Iterable[Any]]
+
+
+class Same:
+    """Stands for an object itself in a key; holds it, so that its identity is not used again."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class Contents:
+    """Places, and which objects were in them.
+
+    Args:
+        containers: Dicts and lists.
+        readers: What reads further places.
+        arrays: NumPy arrays, of which the numbers count.
+    """
+
+    def __init__(
+        self, containers: Sequence[Any], readers: Sequence[Reader], arrays: Sequence[np.ndarray[Any, Any]] = ()
+    ):
+        # Asked at each call of what was compiled, so without a loop of Python's over the many dicts of modules.
+        self._dicts = [each for each in containers if isinstance(each, dict) and each]
+        self._lists = [each for each in containers if not isinstance(each, dict) and each]
+        self._empty = [each for each in containers if not each]
+        self._readers = readers
+        self._seen = self._read()
+        self._arrays = [(each, _numbers(each)) for each in arrays]
+
+    def hold(self) -> bool:
+        """Whether the same objects are still there."""
+        if any(self._empty):
+            return False
+        now = self._read()
+        return (
+            len(now) == len(self._seen)
+            and all(map(is_, now, self._seen))
+            and all(_numbers(array) == before for array, before in self._arrays)
+        )
+
+    def _read(self) -> list[Any]:
+        return [
+            *chain.from_iterable(self._dicts),
+            *chain.from_iterable(map(dict.values, self._dicts)),
+            *chain.from_iterable(self._lists),
+            *chain.from_iterable(read() for read in self._readers),
+        ]
+
+
+def constant_form(value: Any) -> Any:
+    """What tells a constant apart from others; None for what holds other objects."""
+    if isinstance(value, _SINGLE):
+        return Same(value)
+    if isinstance(value, _NUMBERS):
+        return type(value), repr(value)
+    if isinstance(value, _HASHED):
+        return type(value), value
+    if isinstance(value, type) and not _is_users(value.__module__):
+        return Same(value)
+    return None
+
+
+def content_of(value: Any) -> tuple[Any, list[Any], list[Reader], list[Any]]:
+    """What kind of object it is; what holds its content, containers and readers; and the objects to look into."""
+    if isinstance(value, np.ndarray):
+        return ("array", Same(value) if value.dtype.hasobject else _numbers(value)), [], [], []
+    if isinstance(value, FunctionType):
+        return _function(value)
+    if isinstance(value, type):
+        return _class(value)
+    if isinstance(value, MethodType):
+        return "method", [], [], [value.__func__, value.__self__]
+    if isinstance(value, (tuple, frozenset)) and not hasattr(value, "__dict__"):
+        return Same(type(value)), [], [], list(value)
+    if type(value).__module__.partition(".")[0] in _OPAQUE:
+        return Same(value), [], [], []
+    return _object(value)
+
+
+def _object(value: Any) -> tuple[Any, list[Any], list[Reader], list[Any]]:
+    containers: list[Any] = []
+    readers: list[Reader] = []
+    parts: list[Any] = []
+    if isinstance(value, dict):
+        containers.append(value)
+        parts += [*value, *value.values()]
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        containers.append(value)
+        parts += value
+    elif isinstance(value, partial):
+        readers.append(lambda: (value.func, value.args, value.keywords))
+        parts += readers[-1]()
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        parts.append(attributes)  # a dict, which is a container itself
+    names = list(slot_names(type(value)))
+    if names:
+        readers.append(lambda: [getattr(value, name, _MISSING) for name in names])
+        parts += readers[-1]()
+    if not (containers or readers or attributes is not None):
+        return Same(value), [], [], []
+    if _is_users(type(value).__module__):
+        parts.append(type(value))
+    return Same(type(value)), containers, readers, parts
+
+
+def _function(function: FunctionType) -> tuple[Any, list[Any], list[Reader], list[Any]]:
+    cells = [cell for _, cell in cells_of(function)]
+    readers: list[Reader] = [
+        lambda: map(_in_cell, cells),
+        lambda: (function.__code__, function.__defaults__, function.__kwdefaults__),
+    ]
+    parts = [*map(_in_cell, cells), function.__defaults__, function.__kwdefaults__]
+    if vars(function):
+        parts.append(vars(function))
+    if _is_users(function.__globals__.get("__name__", "")):
+        names = sorted(set(named_in(function.__code__)))
+        # `settings.scale` names an attribute of another file of the user's.
+        modules = [
+            each
+            for each in map(function.__globals__.get, names)
+            if isinstance(each, ModuleType) and _is_users(each.__name__)
+        ]
+        for space in (function.__globals__, *map(vars, modules)):
+            readers.append(partial(_looked_up, space, [name for name in names if name in space]))
+            parts += readers[-1]()
+    return ("function", function.__code__), [], readers, parts
+
+
+def _class(cls: type) -> tuple[Any, list[Any], list[Reader], list[Any]]:
+    names = [name for name, each in vars(cls).items() if not name.startswith("__") or isinstance(each, FunctionType)]
+    bases = [each for each in cls.__mro__[1:] if _is_users(each.__module__)]
+    look = partial(_looked_up, vars(cls), names)
+    return Same(cls), [], [look], [*map(_beneath, look()), *bases]
+
+
+def _beneath(attribute: Any) -> Any:
+    """The function of a static method, a class method or a property."""
+    if isinstance(attribute, property):
+        return attribute.fget
+    return attribute.__func__ if isinstance(attribute, (staticmethod, classmethod)) else attribute
+
+
+def _looked_up(space: Any, names: Sequence[str]) -> list[Any]:
+    return [space.get(name, _MISSING) for name in names]
+
+
+def _in_cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet, or no more
+        return _MISSING
+
+
+def _numbers(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+@cache
+def _is_users(module: str) -> bool:
+    """Whether a module is the user's: no part of Python, nor an installed package, whose globals are its own matter."""
+    root = module.partition(".")[0]
+    if root in LIBRARIES or root in sys.stdlib_module_names:
+        return False
+    file = getattr(sys.modules.get(root), "__file__", None)
+    installed = (sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    return file is None or not any(Path(file).is_relative_to(folder) for folder in installed)

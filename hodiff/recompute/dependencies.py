@@ -1,0 +1,121 @@
+"""All that a callable reads without being given it, as a graph that is made of it sees that: tensors, and the rest.
+
+A graph takes tensors as inputs. Numbers, flags and which function is called are part of it, so it holds only for as
+long as these are what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from operator import is_
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from hodiff.recompute.closed_over import Slot, filled_in, referenced
+from hodiff.recompute.contents import Contents, Reader, constant_form, content_of
+from hodiff.recompute.reachable import places
+
+Form = tuple[Any, ...]
+
+
+class Dependencies:
+    """What callables depend on, as it is when this is made.
+
+    Attributes:
+        tensors: Each tensor among it, once, in the order in which `filled` wants them.
+        form: Of two that are equal, one graph serves both, given the tensors of either.
+        changed: Whether a run within `filled` left something else than it found.
+    """
+
+    def __init__(self, *roots: Any):
+        self.tensors: list[Tensor] = []
+        self.changed = False
+        self._index: dict[int, int] = {}
+        self._slots: list[Slot] = []
+        # References keep identities from being used again.
+        self._objects: list[Any] = []
+        self._containers: list[Any] = []
+        self._readers: list[Reader] = []
+        self.form: Form = tuple(self._walk(roots))
+        arrays = [each for each in self._objects if isinstance(each, np.ndarray)]
+        self._contents = Contents(self._containers, self._readers, arrays)
+        self._forms = list(map(form_of, self.tensors))
+
+    def hold(self) -> bool:
+        """Whether all is as it was, objects by identity: then the form is the same, and so are the tensors."""
+        return self._contents.hold() and self._forms == list(map(form_of, self.tensors))
+
+    @contextmanager
+    def filled(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Put tensors in the places of those that were found for a while; afterwards all is as it was before.
+
+        Args:
+            tensors: One for each of `tensors`.
+
+        Yields:
+            Nothing.
+        """
+        held = [slot.get() for slot in self._slots]
+        before = [copy(each) for each in self._containers]
+        try:
+            for slot in self._slots:
+                slot.set(filled_in(slot.content, tensors))
+            yield
+        finally:
+            for slot, value in zip(self._slots, held, strict=True):
+                slot.set(value)
+            for container, content in zip(self._containers, before, strict=True):
+                self.changed |= _refill(container, content)
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules among it."""
+        return [each for each in self._objects if isinstance(each, nn.Module)]
+
+    def _walk(self, roots: Sequence[Any]) -> Iterator[Any]:
+        seen: dict[int, int] = {}
+        stack = list(reversed(roots))
+        while stack:
+            value = stack.pop()
+            if isinstance(value, Tensor):
+                referenced(value, self.tensors, self._index)
+                yield self._index[id(value)], *form_of(value)
+                continue
+            constant = constant_form(value)
+            if constant is not None:
+                yield constant
+                continue
+            if id(value) in seen:
+                yield "again", seen[id(value)]
+                continue
+            seen[id(value)] = len(seen)
+            self._objects.append(value)
+            for get, set_, _ in places(value):
+                content = referenced(held := get(), self.tensors, self._index)
+                if content is not held:
+                    self._slots.append(Slot(get, set_, content))
+            kind, containers, readers, parts = content_of(value)
+            self._containers += containers
+            self._readers += readers
+            yield kind, len(parts)
+            stack.extend(reversed(parts))
+
+
+def _refill(container: Any, content: Any) -> bool:
+    """Give a container the elements back that it had, and say whether they were others."""
+    now = (*container, *container.values()) if isinstance(container, dict) else tuple(container)
+    then = (*content, *content.values()) if isinstance(container, dict) else tuple(content)
+    if len(now) == len(then) and all(map(is_, now, then)):
+        return False
+    container.clear()
+    getattr(container, "update" if hasattr(container, "update") else "extend")(content)
+    return True
+
+
+def form_of(tensor: Tensor) -> Form:
+    """What a graph depends on of a tensor that is its input."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
