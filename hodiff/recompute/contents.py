@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from operator import is_
-from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from hodiff.recompute.reachable import LIBRARIES, cells_of, named_in, slot_names
+from hodiff.recompute.reachable import cells_of, is_users, named_in, slot_names
 
 # What is told apart by its value, in words or as it is.
 _NUMBERS = (bool, int, float, complex, type(None), np.generic)
@@ -93,7 +90,7 @@ def constant_form(value: Any) -> Any:
         return type(value), repr(value)
     if isinstance(value, _HASHED):
         return type(value), value
-    if isinstance(value, type) and not _is_users(value.__module__):
+    if isinstance(value, type) and not is_users(value.__module__):
         return Same(value)
     return None
 
@@ -137,7 +134,7 @@ def _object(value: Any) -> tuple[Any, list[Any], list[Reader], list[Any]]:
         parts += readers[-1]()
     if not (containers or readers or attributes is not None):
         return Same(value), [], [], []
-    if _is_users(type(value).__module__):
+    if is_users(type(value).__module__):
         parts.append(type(value))
     return Same(type(value)), containers, readers, parts
 
@@ -151,13 +148,13 @@ def _function(function: FunctionType) -> tuple[Any, list[Any], list[Reader], lis
     parts = [*map(_in_cell, cells), function.__defaults__, function.__kwdefaults__]
     if vars(function):
         parts.append(vars(function))
-    if _is_users(function.__globals__.get("__name__", "")):
+    if is_users(function.__globals__.get("__name__", "")):
         names = sorted(set(named_in(function.__code__)))
         # `settings.scale` names an attribute of another file of the user's.
         modules = [
             each
             for each in map(function.__globals__.get, names)
-            if isinstance(each, ModuleType) and _is_users(each.__name__)
+            if isinstance(each, ModuleType) and is_users(each.__name__)
         ]
         for space in (function.__globals__, *map(vars, modules)):
             readers.append(partial(_looked_up, space, [name for name in names if name in space]))
@@ -167,7 +164,7 @@ def _function(function: FunctionType) -> tuple[Any, list[Any], list[Reader], lis
 
 def _class(cls: type) -> tuple[Any, list[Any], list[Reader], list[Any]]:
     names = [name for name, each in vars(cls).items() if not name.startswith("__") or isinstance(each, FunctionType)]
-    bases = [each for each in cls.__mro__[1:] if _is_users(each.__module__)]
+    bases = [each for each in cls.__mro__[1:] if is_users(each.__module__)]
     look = partial(_looked_up, vars(cls), names)
     return Same(cls), [], [look], [*map(_beneath, look()), *bases]
 
@@ -192,14 +189,3 @@ def _in_cell(cell: Any) -> Any:
 
 def _numbers(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     return array.dtype.str, array.shape, array.tobytes()
-
-
-@cache
-def _is_users(module: str) -> bool:
-    """Whether a module is the user's: no part of Python, nor an installed package, whose globals are its own matter."""
-    root = module.partition(".")[0]
-    if root in LIBRARIES or root in sys.stdlib_module_names:
-        return False
-    file = getattr(sys.modules.get(root), "__file__", None)
-    installed = (sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-    return file is None or not any(Path(file).is_relative_to(folder) for folder in installed)

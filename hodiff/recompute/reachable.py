@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
+from pathlib import Path
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -122,6 +124,17 @@ def names_of_globals(function: FunctionType) -> list[str]:
     return [] if _is_library(held) else [name for name in named_in(function.__code__) if name in held]
 
 
+@cache
+def is_users(module: str) -> bool:
+    """Whether a module is the user's: no part of Python, nor an installed package, whose globals are its own matter."""
+    root = module.partition(".")[0]
+    if root in LIBRARIES or root in sys.stdlib_module_names:
+        return False
+    file = getattr(sys.modules.get(root), "__file__", None)
+    installed = (sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    return file is None or not any(Path(file).is_relative_to(folder) for folder in installed)
+
+
 def _is_library(namespace: dict[str, Any]) -> bool:
     name = namespace.get("__name__", "")
     return name.partition(".")[0] in LIBRARIES and getattr(sys.modules.get(name), "__dict__", None) is namespace
@@ -148,6 +161,11 @@ def _parts(value: Any) -> Iterator[Any]:
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
         yield attributes
+    if is_users(type(value).__module__):
+        # Methods name globals, too.
+        for cls in type(value).__mro__:
+            if is_users(cls.__module__):
+                yield from (each for each in vars(cls).values() if isinstance(each, FunctionType))
 
 
 def named_in(code: CodeType) -> Iterator[str]:

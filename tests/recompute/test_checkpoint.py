@@ -244,6 +244,63 @@ def test_loop_variables_rebound_later():
     assert_same(*(first_and_second(chain(run), leaves) for run in (checkpoint, plain)))
 
 
+FACTOR = 1.0
+
+
+class Factors(nn.Module):
+    """A product of numbers from all the places where a module may have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.number, self.items, self.table = 1.0, [1.0], {"a": 1.0}
+        self.act, self.inner = torch.sin, nn.Dropout(0.5).eval()
+
+    def forward(self, x):
+        factor = self.number * self.items[0] * self.table["a"] * FACTOR * (1 if self.training else 3)
+        return self.inner(factor * self.act(x))
+
+
+def test_later_runs_see_the_numbers_and_modes_of_the_first(monkeypatch):
+    changes = [
+        lambda f: f.eval(),
+        lambda f: setattr(f, "number", 2.0),
+        lambda f: f.items.__setitem__(0, 2.0),
+        lambda f: f.table.update(a=2.0),
+        lambda f: f.table.clear(),
+        lambda f: monkeypatch.setitem(globals(), "FACTOR", 2.0),
+        lambda f: setattr(f, "act", torch.cos),
+        lambda f: f.inner.train(),
+        lambda f: delattr(f, "number"),
+    ]
+    x = torch.randn(3, dtype=D, requires_grad=True)
+    for change in changes:
+        f = Factors()
+        y = checkpoint(f, x)
+        change(f)
+        state = [f.training, f.inner.training, vars(f).get("number"), f.act, list(f.items), dict(f.table), FACTOR]
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        torch.testing.assert_close(slope, x.cos())
+        torch.testing.assert_close(torch.autograd.grad(slope.sum(), x)[0], -x.sin())
+        assert state == [
+            f.training, f.inner.training, vars(f).get("number"), f.act, list(f.items), dict(f.table), FACTOR
+        ]  # fmt: skip
+        monkeypatch.undo()
+
+
+def test_a_counter_of_the_function_counts_its_first_run_alone():
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x**2
+
+    f, x = Counting(), torch.ones(2, requires_grad=True)
+    y = checkpoint(f, x)
+    torch.autograd.grad(y.sum(), x)
+    assert f.calls == 1
+
+
 def test_side_effects_happen_once_and_places_are_restored():
     count, seen = 0, []
     w = torch.randn(3, dtype=D, requires_grad=True)
