@@ -1,16 +1,20 @@
-"""torch's random number generators: their states kept, drawn from again, and seeded for a while."""
+"""Random number generators: their states kept, drawn from again, and seeded for a while."""
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 # How to read a generator's state, how to set it, and what it was.
-_Kept = tuple[Callable[[], Tensor], Callable[[Tensor], object], Tensor]
+_Kept = tuple[Callable[[], Any], Callable[[Any], object], Any]
 
 
 class RandomState:
@@ -18,9 +22,14 @@ class RandomState:
 
     `torch.compile` cannot trace generator states; there nothing is kept, and a random operation under a
     `torch.func.vmap` raises as usual.
+
+    Args:
+        tensors: What tells the devices.
+        generators: Generators of torch, NumPy and Python.
+        foreign: Whether those that NumPy and Python have by default are kept, too, which takes longer.
     """
 
-    def __init__(self, tensors: Iterable[Tensor], generators: Iterable[torch.Generator] = ()):
+    def __init__(self, tensors: Iterable[Tensor], generators: Iterable[Any] = (), *, foreign: bool = False):
         self._kept: list[_Kept] = []
         if torch.compiler.is_compiling():
             return
@@ -29,10 +38,20 @@ class RandomState:
             module = torch.get_device_module(device)
             self._keep(partial(module.get_rng_state, device), partial(module.set_rng_state, device=device))
         for generator in generators:
-            self._keep(generator.get_state, generator.set_state)
+            self._keep(*_access(generator))
+        if foreign:
+            self._keep(random.getstate, random.setstate)
+            # Nobody has drawn from NumPy's where it is not even loaded.
+            if "numpy.random" in sys.modules:
+                self._keep(np.random.get_state, np.random.set_state)
 
-    def _keep(self, get: Callable[[], Tensor], put: Callable[[Tensor], object]) -> None:
+    def _keep(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
         self._kept.append((get, put, get()))
+
+    @property
+    def advanced(self) -> bool:
+        """Whether anybody has drawn since from torch's generators."""
+        return any(not torch.equal(get(), state) for get, _, state in self._kept if isinstance(state, Tensor))
 
     def rewind(self) -> None:
         """Put every generator back to where it was."""
@@ -49,6 +68,23 @@ class RandomState:
         finally:
             for put, state in now:
                 put(state)
+
+
+def is_generator(value: Any) -> bool:
+    """Whether an object draws random numbers: a generator of torch, NumPy or Python."""
+    return isinstance(value, (torch.Generator, random.Random)) or type(value).__module__ in {
+        "numpy.random._generator",
+        "numpy.random.mtrand",
+    }
+
+
+def _access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """How to read a generator's state, and how to set it."""
+    if isinstance(generator, random.Random):
+        return generator.getstate, generator.setstate
+    if hasattr(generator, "bit_generator"):
+        return lambda: generator.bit_generator.state, lambda state: setattr(generator.bit_generator, "state", state)
+    return generator.get_state, generator.set_state
 
 
 @contextmanager

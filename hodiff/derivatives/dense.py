@@ -45,7 +45,8 @@ def hessian(
             result that carries a graph keeps every group's intermediates; call under `torch.no_grad()` to bound memory
             when `f` closes over tensors that require gradients.
         randomness: What random operations in `f` mean where a route evaluates `f` several times: "error", or "same" to
-            share one draw among all directions.
+            share one draw among all directions, of torch's, NumPy's and Python's generators and of those that `f`
+            holds. A function that returns another value the next time is refused in either case.
         progress: Whether to show a progress bar over the directions.
         correct: As in `hodiff.hvp`.
 

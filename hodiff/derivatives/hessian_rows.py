@@ -12,11 +12,11 @@ from torch.func import vmap
 from tqdm.auto import tqdm
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
-from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves, guard_reverse
 from hodiff.derivatives.recorded_gradient import RecordedGradient
+from hodiff.derivatives.steady import draw_of, steady
 from hodiff.derivatives.transforms import gradient, pull
 from hodiff.kernels.narrow import NarrowKernels
 from hodiff.kernels.unit_directions import UnitRows
@@ -46,20 +46,21 @@ class RoutedRows:
     def __init__(self, function: BoundFunction, route: str, randomness: str):
         self.leaves = function.leaves
         self.randomness = randomness
-        self._draw = RandomState(self.leaves)
+        # What shares nothing between groups evaluates the function anew for each.
+        self._draw = draw_of(function) if randomness == "same" and route != ROUTES[0] else None
         self.aux: PyTree = ()
         if route == ROUTES[0]:
             _, pullback, self.aux = pull(gradient(guard_reverse(function)), self.leaves)
             self._product = lambda tangents: pullback(tangents)[0]
         else:
-            product = PRODUCTS[route]
+            product, function = PRODUCTS[route], steady(function)
             if function.has_aux:
                 self.aux = function.scalar(self.leaves)[1]
             self._product = lambda tangents: product(function, self.leaves, tangents)[0]
 
     def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
         """See `RowSource.rows`."""
-        if self.randomness == "same":
+        if self._draw is not None:
             self._draw.rewind()
 
         def product(direction: Tensor) -> Leaves:

@@ -12,12 +12,12 @@ from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
-from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, describe, has_strides, leaf_names, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction, bind, leave_inference_mode
 from hodiff.derivatives.dense import validate_options
 from hodiff.derivatives.products_by_route import Leaves
 from hodiff.derivatives.route_choice import follow
+from hodiff.derivatives.steady import draw_of, steady
 from hodiff.derivatives.transforms import pull, push
 from hodiff.errors import InputError
 
@@ -79,7 +79,7 @@ def jacobian(
     @leave_inference_mode
     def jacobian_of_f(*args: Any, **kwargs: Any) -> PyTree:
         function = bind("jacobian", f, args, kwargs, argnums, has_aux=has_aux, correct=correct)
-        linearized = follow("auto", "jacobian", lambda _: _Linearized(function), MODES[:1])
+        linearized = follow("auto", "jacobian", lambda _: _Linearized(function, randomness), MODES[:1])
         inputs = sum(leaf.numel() for leaf in function.leaves)
         outputs = sum(output.numel() for output in linearized.outputs)
         order = MODES[::-1] if inputs < _FORWARD_PAYS_BELOW * outputs else MODES
@@ -98,9 +98,10 @@ def jacobian(
 class _Linearized:
     """A function's output at a point with its pullback, and either way to its Jacobian's blocks."""
 
-    def __init__(self, function: BoundFunction):
-        self.function = function
-        self.draw = RandomState(function.leaves)
+    def __init__(self, function: BoundFunction, randomness: str):
+        # Forward mode evaluates the function again for each group.
+        self.draw = draw_of(function) if randomness == "same" else None
+        self.function = function = steady(function)
         self.traced = torch.compiler.is_compiling()
         specs: list[pytree.TreeSpec] = []
 
@@ -201,7 +202,7 @@ class _Linearized:
             bytes_each = self.bytes_each + sum(target.nbytes for target in targets) if chunk_size == "auto" else 0
             size = resolve_chunk_size(chunk_size, source.numel(), bytes_each, source.device)
             for start, stop in spans(source.numel(), size):
-                if randomness == "same":
+                if self.draw is not None:
                     self.draw.rewind()
                 rows = one_hot_rows(start, stop, source)
                 if stop - start == 1 and not redraws:

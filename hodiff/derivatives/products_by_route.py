@@ -15,9 +15,9 @@ from torch.autograd import forward_ad
 from torch.func import vmap
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
-from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.derivatives.steady import draw_of, steady
 from hodiff.derivatives.transforms import gradient, pull, push
 from hodiff.graphs import inspect_graph
 
@@ -43,6 +43,7 @@ def reverse_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
 
 def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
     """Push every unit vector through the directional derivative: n passes where the other routes take one."""
+    draw, f = draw_of(f), steady(f)
     slope = _slope(f, tangents)
 
     def second(index: int) -> Callable[[Tensor], Tensor]:
@@ -52,7 +53,6 @@ def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
 
         return along
 
-    draw = RandomState(primals)
     bytes_each, aux = _size_of_tangents(slope, primals)
     product = []
     for index, leaf in enumerate(primals):

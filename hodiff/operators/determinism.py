@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hodiff.common.randomness import RandomState
+from hodiff.derivatives.steady import difference, same
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import reachable
 from hodiff.torch_internals.modules import Dropout, RunningNorm, buffers_by_name
@@ -25,7 +25,7 @@ def require_deterministic(
     """Refuse a function that gives another value the second time, and name the cause."""
     state = RandomState(leaves)
     first, second = value(), value()
-    if _same(first, second):
+    if same(first, second):
         state.rewind()
         return
     state.rewind()
@@ -34,8 +34,8 @@ def require_deterministic(
     repeated = value()
     state.rewind()
     raise InputError(
-        f"{caller}: f: expected the same value each time for the same batch, got {_difference(first, second)}; every "
-        f"product would belong to another matrix. {_cause(modules, by_chance=_same(again, repeated))}"
+        f"{caller}: f: expected the same value each time for the same batch, got {difference(first, second)}; every "
+        f"product would belong to another matrix. {_cause(modules, by_chance=same(again, repeated))}"
     )
 
 
@@ -58,15 +58,3 @@ def _has_state(module: nn.Module) -> bool:
     """Whether a module has numbers that training may move: running statistics, vectors of power iteration."""
     buffers = buffers_by_name(module).values()
     return isinstance(module, RunningNorm) or any(b is not None and b.is_floating_point() for b in buffers)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    # Sums of many threads may round differently from run to run.
-    tolerance = 100 * torch.finfo(one.dtype).eps
-    return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-def _difference(one: Tensor, other: Tensor) -> str:
-    if one.numel() == 1:
-        return f"{one.item():.6g} and {other.item():.6g}"
-    return f"outputs that differ by up to {(one - other).abs().max().item():.2g}"

@@ -10,10 +10,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hodiff.common.buffers import exchanged_buffers
+from hodiff.common.randomness import is_generator
 from hodiff.recompute.plain_values import PlainValues, changed_since
 from hodiff.recompute.reachable import places, reachable
 from hodiff.torch_internals.forward_mode import has_tangent
@@ -60,12 +60,12 @@ class ClosedOver:
         *roots: The callable, and whatever else it is given.
 
     Attributes:
-        generators: The `torch.Generator` objects among it.
+        generators: Generators of random numbers among it, of torch, NumPy and Python.
     """
 
     def __init__(self, name: str, *roots: Any):
         self._name = name
-        self.generators: list[torch.Generator] = []
+        self.generators: list[Any] = []
         self._slots: list[Slot] = []
         self._buffers: list[_Buffer] = []
         self._values = PlainValues()
@@ -124,7 +124,7 @@ class ClosedOver:
 
     def _walk(self, roots: Sequence[Any]) -> None:
         for value in reachable(*roots):
-            if isinstance(value, torch.Generator):
+            if is_generator(value):
                 self.generators.append(value)
             self._values.keep(value)
             if isinstance(value, nn.Module) and value.training:

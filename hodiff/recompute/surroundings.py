@@ -17,7 +17,7 @@ from hodiff.torch_internals.interception import active_function_modes
 class Surroundings:
     """Random number generators, autocast and `TorchFunctionMode`s, as they are when this is made."""
 
-    def __init__(self, tensors: Collection[Tensor], generators: Iterable[torch.Generator] = ()):
+    def __init__(self, tensors: Collection[Tensor], generators: Iterable[Any] = ()):
         self._random = RandomState(tensors, generators)
         self._autocast = [
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))

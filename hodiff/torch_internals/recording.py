@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,3 +21,9 @@ def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tenso
     """The innermost pair of hooks that `torch.autograd.graph.saved_tensors_hooks` has set, if any."""
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks
+
+
+def in_fx_trace() -> bool:
+    """Whether `make_fx` writes down what runs; it is not loaded for the question."""
+    module = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return module is not None and module.get_proxy_mode() is not None

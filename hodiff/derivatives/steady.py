@@ -1,0 +1,73 @@
+"""Functions that are evaluated several times for one result, and must be the same function each time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.randomness import RandomState, is_generator
+from hodiff.common.trees import tensors_in
+from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.errors import InputError
+from hodiff.recompute.reachable import reachable
+from hodiff.torch_internals.recording import in_fx_trace
+from hodiff.torch_internals.transforms import outside_transforms
+from hodiff.torch_internals.wrapped_tensors import below_transforms
+
+
+def steady(function: BoundFunction) -> BoundFunction:
+    """The function, which raises where it returns something else than the first time."""
+    if torch.compiler.is_compiling() or in_fx_trace():
+        return function
+    first: list[Tensor] = []
+
+    def f(*args: Any, **kwargs: Any) -> Any:
+        result = function.f(*args, **kwargs)
+        is_pair = function.has_aux and isinstance(result, tuple)
+        found = [below_transforms(each).detach() for each in tensors_in(result[0] if is_pair else result)]
+        if not first:
+            first.extend(found)
+            return result
+        with outside_transforms():
+            for one, other in zip(first, found, strict=False):
+                # Tensors of other kinds need not have numbers.
+                if type(other) is Tensor and not same(one, other):
+                    raise _unsteady(function.caller, one, other)
+        return result
+
+    return replace(function, f=f)
+
+
+def draw_of(function: BoundFunction) -> RandomState:
+    """Where all generators are that the function may draw from."""
+    roots = (function.f, *function.args, *function.kwargs.values())
+    generators = () if torch.compiler.is_compiling() else filter(is_generator, reachable(*roots))
+    return RandomState(function.leaves, generators, foreign=True)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same number up to the rounding of sums in another order."""
+    if one.shape != other.shape or not one.is_floating_point():
+        return one.shape == other.shape
+    # Sums of many threads may round differently from run to run.
+    tolerance = 100 * torch.finfo(one.dtype).eps
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def difference(one: Tensor, other: Tensor) -> str:
+    """How two tensors of one shape differ, in words."""
+    if one.numel() == 1:
+        return f"{one.item():.6g} and {other.item():.6g}"
+    return f"outputs that differ by up to {(one - other).abs().max().item():.2g}"
+
+
+def _unsteady(caller: str, one: Tensor, other: Tensor) -> InputError:
+    return InputError(
+        f"{caller}: f: expected the same value each time, as it is evaluated anew for each group of directions or each "
+        f"product, got {difference(one, other)}; look for random numbers (model.eval(), randomness='same', a seed that "
+        "f sets itself) and for state that changes in between, or take the route 'reverse-over-reverse' (for a "
+        "Jacobian, the mode 'reverse'), which evaluates f once."
+    )

@@ -1,0 +1,95 @@
+"""Functions that are not the same from one group of directions to the next: replayed, or refused."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hodiff
+
+D = torch.float64
+X = torch.tensor([0.5, 1.0, 2.0], dtype=D)
+GENERATOR = torch.Generator()
+NUMPY, PYTHON = np.random.default_rng(0), random.Random(0)
+
+# Random factors from sources that torch.func.vmap knows nothing of.
+SOURCES = {
+    "private generator": lambda: torch.rand((), generator=GENERATOR, dtype=D),
+    "NumPy": lambda: 0.5 + np.random.rand(),  # noqa: NPY002
+    "NumPy's generator": lambda: 0.5 + NUMPY.random(),
+    "Python": lambda: 0.5 + random.random(),
+    "Python's generator": lambda: 0.5 + PYTHON.random(),
+}
+FORWARD = ("forward-over-reverse", "reverse-over-forward", "forward-over-forward")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_one_draw_for_all_columns_of_a_jacobian(source):
+    draw = SOURCES[source]
+    J, factor = hodiff.jacobian(
+        lambda x: (x * (factor := draw()), torch.as_tensor(factor, dtype=D)),
+        mode="forward", chunk_size=1, randomness="same", has_aux=True,
+    )(X)  # fmt: skip
+    assert torch.equal(J, factor * torch.eye(3, dtype=D))
+
+
+@pytest.mark.parametrize("route", FORWARD)
+@pytest.mark.parametrize("source", SOURCES)
+def test_one_draw_for_all_rows_of_a_hessian(source, route):
+    draw = SOURCES[source]
+    H, factor = hodiff.hessian(
+        lambda x: ((x**2).sum() * (factor := draw()), torch.as_tensor(factor, dtype=D)),
+        route=route, chunk_size=1, randomness="same", has_aux=True,
+    )(X)  # fmt: skip
+    assert torch.allclose(H, 2 * factor * torch.eye(3, dtype=D))
+
+
+def test_one_draw_for_all_groups_of_a_product():
+    x = torch.ones(3000, dtype=D)
+    for draw in SOURCES.values():
+        product = hodiff.hvp(lambda x, draw=draw: (x**2).sum() * draw(), x, x, route="forward-over-forward")
+        assert torch.equal(product, product[0].expand(3000))
+
+
+@pytest.mark.parametrize("source", [name for name in SOURCES if name != "private generator"])
+def test_without_leave_to_draw_it_is_refused(source):
+    draw = SOURCES[source]
+    with pytest.raises(hodiff.InputError, match="jacobian: f: expected the same value each time"):
+        hodiff.jacobian(lambda x: x * draw(), mode="forward", chunk_size=1)(X)
+    for route in FORWARD:
+        with pytest.raises(hodiff.InputError, match="hessian: f: expected the same value each time"):
+            hodiff.hessian(lambda x: (x**2).sum() * draw(), route=route, chunk_size=1)(X)
+
+
+def test_state_that_changes_is_refused():
+    calls = []
+
+    def f(x):
+        calls.append(1)
+        return len(calls) * x**2
+
+    for options in ({}, {"randomness": "same"}):
+        with pytest.raises(hodiff.InputError, match="expected the same value each time"):
+            hodiff.jacobian(f, mode="forward", chunk_size=1, **options)(X)
+    assert hodiff.jacobian(f, mode="reverse", chunk_size=1)(X).diagonal().div(X).unique().numel() == 1
+
+
+def test_dropout_by_one_draw():
+    dropout = nn.Dropout(0.5)
+    x = torch.ones(40, dtype=D)
+    J = hodiff.jacobian(dropout, mode="forward", chunk_size=7, randomness="same")(x)
+    assert set(J.diagonal().tolist()) == {0.0, 2.0}
+    diagonal = hodiff.hessian_diagonal(
+        lambda x: dropout(x).pow(2).sum(), route="forward-over-reverse", chunk_size=7, randomness="same"
+    )(x)
+    assert set(diagonal.tolist()) == {0.0, 8.0}
+
+
+def test_traced_by_fx():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    for mode in ("real", "fake"):
+        graph = make_fx(hodiff.jacobian(torch.sin, mode="forward", chunk_size=1), tracing_mode=mode)(X)
+        assert torch.allclose(graph(2 * X), torch.diag((2 * X).cos()))
