@@ -16,7 +16,8 @@ from hodiff.corrections.declining import UNNEEDED as UNNEEDED
 from hodiff.corrections.declining import Declined as Declined
 from hodiff.corrections.declining import unable as unable
 from hodiff.corrections.distances import cdist
-from hodiff.corrections.indexing import cumulative, embedding, reductions, splits, strides
+from hodiff.corrections.elementwise import ldexp, powers, sinc
+from hodiff.corrections.indexing import cumulative, embedding, prod, reductions, scatter, splits, strides
 from hodiff.corrections.linalg import determinants, eigenvectors, reflectors, solve, symmetric
 from hodiff.corrections.losses import constant_targets, cross_entropy, ctc, margins
 from hodiff.corrections.mode import Corrections as Corrections
@@ -36,8 +37,9 @@ FAMILIES = {
     "attention": (attention, nested_calls),
     "convolution and pooling": (convolution, pooling),
     "distances": (cdist,),
+    "elementwise functions": (ldexp, powers, sinc),
     "gradients": (once_differentiable,),
-    "indexing": (cumulative, embedding, reductions, splits, strides),
+    "indexing": (cumulative, embedding, prod, reductions, scatter, splits, strides),
     "linear algebra": (determinants, eigenvectors, reflectors, solve, symmetric),
     "losses": (constant_targets, cross_entropy, ctc, margins),
     "normalization": (normalization, weight_norm),

@@ -19,6 +19,9 @@ from hodiff.torch_internals.differentiation import carry_derivatives
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Operators that are written in Python, which dynamo finds in no dictionary, and what they call.
+_POWER, _POWER_IN_PLACE = Tensor.__pow__, Tensor.__ipow__
+
 # Other subclasses of Tensor bring rules of their own, which must be asked.
 _PLAIN = {Tensor, Parameter}
 
@@ -64,6 +67,8 @@ class Corrections(TorchFunctionMode):
         """Run the rule of a torch function, and torch's own where there is none."""
         kwargs = kwargs or {}
         correction = CORRECTIONS.get(func)
+        if correction is None and (func is _POWER or func is _POWER_IN_PLACE) and isinstance(args[1], Tensor):
+            correction = CORRECTIONS.get(Tensor.pow if func is _POWER else Tensor.pow_)
         if correction is None or not _PLAIN.issuperset(types):
             return func(*args, **kwargs)
         named = kwargs

@@ -32,6 +32,7 @@ SCALE, SHIFT = randn(3), randn(3)
 INDICES, ROWS = torch.tensor([0, 2, 2, 1]), 5 * randn(4, 3)
 PLACES = torch.tensor([[0, 1, 1, 0], [2, 2, 0, 0], [1, 1, 1, 1]])
 MASK = torch.rand(3, 4, generator=GENERATOR) > 0.5
+MASKED = X * MASK
 QUERY, KEY, VALUE = randn(1, 3, 2), randn(1, 4, 2), randn(1, 4, 2)
 LABELS = torch.tensor([1, 0, 3])
 SETS = torch.tensor([[1, 2, -1, 0], [3, -1, 0, 0], [0, 1, 2, 3]])
@@ -67,6 +68,33 @@ CALLS = [
     (torch.Tensor.logaddexp, (X, Y), {}),
     (torch.logcumsumexp, (X, 1), {}),
     (torch.Tensor.logcumsumexp, (X, 1), {}),
+    (torch.ldexp, (X, PLACES), {}),
+    (torch.Tensor.ldexp, (X, PLACES), {}),
+    (torch.Tensor.ldexp_, (X, PLACES), {}),
+    (torch.pow, (X.exp(), Y), {}),
+    (torch.Tensor.pow, (X.exp(), Y), {}),
+    (torch.Tensor.pow_, (X.exp(), Y), {}),
+    (torch.float_power, (X.exp(), Y), {}),
+    (torch.Tensor.float_power, (X.exp(), Y), {}),
+    (torch.Tensor.float_power_, (X.exp(), Y), {}),
+    (torch.sinc, (X,), {}),
+    (torch.Tensor.sinc, (X,), {}),
+    (torch.special.sinc, (X,), {}),
+    (torch.prod, (MASKED, 1, True), {"dtype": D}),
+    (torch.Tensor.prod, (MASKED, 1, True), {"dtype": D}),
+    (torch.linalg.vander, (VECTOR,), {"N": 3}),
+    (torch.vander, (VECTOR, 3, True), {}),
+    (torch.scatter_add, (X, 1, PLACES[:2], Y), {}),
+    (torch.Tensor.scatter_add, (X, 1, PLACES[:2], Y), {}),
+    (torch.Tensor.scatter_add_, (X, 1, PLACES[:2], Y), {}),
+    (torch.scatter, (X, 0, PLACES[:1], Y), {}),
+    (torch.Tensor.scatter, (X, 0, PLACES[:1], Y), {}),
+    (torch.Tensor.scatter_, (X, 0, PLACES[:1], Y), {}),
+    (torch.masked_scatter, (X, MASK, Y), {}),
+    (torch.Tensor.masked_scatter, (X, MASK, Y), {}),
+    (torch.Tensor.masked_scatter_, (X, MASK, Y), {}),
+    (torch.cholesky_solve, (RIGHT, SQUARE, True), {}),
+    (torch.Tensor.cholesky_solve, (RIGHT, SQUARE, True), {}),
     (F.triplet_margin_with_distance_loss, (X, Y, X + Y), {"margin": 1.0, "swap": True, "reduction": "sum"}),
     (torch.layer_norm, (X, [4], VECTOR, VECTOR + 1, 1.0, True), {}),
     (F.layer_norm, (X, [4], VECTOR, VECTOR + 1, 1.0), {}),
@@ -163,6 +191,10 @@ if not AFTER:
 ELSEWHERE = {
     torch.native_dropout,
     F.dropout,
+    F.alpha_dropout,
+    torch.alpha_dropout,
+    F.feature_alpha_dropout,
+    torch.feature_alpha_dropout,
     torch.autograd.grad,
     torch.Tensor.backward,
     F.multi_head_attention_forward,

@@ -81,6 +81,13 @@ CASES = {
         lambda b, a: torch.triangular_solve(b, a, upper=False, transpose=True, unitriangular=True)[0],
         (OTHER, SQUARE),
     ),
+    "cholesky_solve": (torch.cholesky_solve, (OTHER, SQUARE)),
+    "cholesky_solve many": (lambda b, a: b.cholesky_solve(a), (OTHER, BATCH)),
+    "cholesky_solve upper": (lambda b, a: torch.cholesky_solve(b, a, upper=True), (randn(2, 3, 2), SQUARE)),
+    "cholesky_solve complex": (
+        lambda a, b, c, d: torch.cholesky_solve(joined(a, b), joined(c, d)),
+        (B, A, A, B),
+    ),
     "cholesky_inverse": (torch.cholesky_inverse, (SQUARE,)),
     "cholesky_inverse upper": (lambda a: torch.cholesky_inverse(a, upper=True), (SQUARE,)),
     **({"cholesky": (lambda a: torch.cholesky(positive(a)), (SQUARE,))} if HAS_CHOLESKY else {}),
@@ -125,6 +132,7 @@ WRONG = (
     "slogdet",
     "logdet",
     "triangular_solve",
+    "cholesky_solve",
     "cholesky_inverse",
     *(["cholesky"] if HAS_CHOLESKY else []),
     "householder_product",
@@ -253,6 +261,9 @@ def test_values_and_types(dtype):
         lambda: torch.triangular_solve(b, spd),
         lambda: b.triangular_solve(spd, upper=False, transpose=True),
         *([lambda: torch.cholesky(spd, upper=True)] if HAS_CHOLESKY else []),
+        lambda: torch.cholesky_solve(b, LINALG.cholesky(spd)),
+        lambda: b.cholesky_solve(LINALG.cholesky(spd[0], upper=True), upper=True),
+        lambda: torch.cholesky_solve(b, spd, out=torch.empty_like(b)),
         lambda: torch.cholesky_inverse(LINALG.cholesky(spd)),
         lambda: LINALG.cholesky(spd, upper=True).cholesky_inverse(upper=True),
         lambda: LINALG.householder_product(a[..., :4] / 4, b[..., 0, :]),
@@ -299,6 +310,8 @@ BAD = {
     "slogdet": lambda a: LINALG.slogdet(a[0]),
     "householder_product": lambda a: LINALG.householder_product(a[:1], a[0]),
     "ormqr": lambda a: torch.ormqr(a, a[0], a[:1]),
+    "cholesky_solve": lambda a: torch.cholesky_solve(a[:1], a),
+    "cholesky_solve dtypes": lambda a: torch.cholesky_solve(a, a.float()),
     "eigh": lambda a: LINALG.eigh(a, "X"),
     "cholesky": lambda a: torch.cholesky(-a @ a.mT),
 }
@@ -319,4 +332,11 @@ def test_the_table_says_so():
     assert rows["torch.ormqr"].kind == "missing"
     # Solves that broadcast in a vmap and determinants of singular matrices are hodiff's in every version.
     mended = {name for name, row in rows.items() if row.mended}
-    assert mended == {"torch.linalg.tensorsolve", "torch.linalg.slogdet", "torch.slogdet", "torch.logdet"}
+    assert mended == {
+        "torch.linalg.tensorsolve",
+        "torch.linalg.slogdet",
+        "torch.slogdet",
+        "torch.logdet",
+        "torch.ldexp",
+        "torch.Tensor.ldexp_",
+    }

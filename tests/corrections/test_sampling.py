@@ -243,3 +243,42 @@ def test_dropout_in_every_route():
         return torch.ops.aten.native_dropout_backward(y.sin(), kept, 2.0)
 
     hodiff.assert_differentiable(corrected(f), draw(6), vmap=False, scipy=False)
+
+
+ALPHA = {
+    "alpha_dropout": (lambda x: F.alpha_dropout(x, 0.3, training=True), (3,)),
+    "torch.alpha_dropout": (lambda x: torch.alpha_dropout(x, 0.6, True), (2, 3)),
+    "feature_alpha_dropout": (lambda x: F.feature_alpha_dropout(x, 0.5, training=True), (2, 3, 2)),
+    "module": (torch.nn.AlphaDropout(0.5), (2, 2)),
+}
+
+
+def seeded(f):
+    def again(x):
+        torch.manual_seed(3)
+        return f(x)
+
+    return again
+
+
+@pytest.mark.parametrize("name", ALPHA)
+def test_alpha_dropout_by_every_route(name):
+    f, shape = ALPHA[name]
+    hodiff.assert_differentiable(corrected(seeded(f)), draw(*shape), vmap=False, scipy=False)
+
+
+@pytest.mark.parametrize("dtype", [D, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ALPHA)
+def test_alpha_dropout_draws_what_torch_draws(name, dtype):
+    f, shape = ALPHA[name]
+    x = draw(*shape).to(dtype)
+    expected, after = seeded(f)(x), torch.rand(1)
+    with corrected:
+        assert torch.equal(seeded(f)(x), expected)
+    assert torch.equal(torch.rand(1), after)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1])
+def test_wrong_probabilities_of_alpha_dropout_are_refused_by_torch(p):
+    with corrected, pytest.raises((RuntimeError, ValueError), match="dropout probability has to be between 0 and 1"):
+        F.alpha_dropout(draw(3), p, training=True)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, Declined
+from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
 from hodiff.corrections.indexing.products import products_by_index
+from hodiff.corrections.indexing.scatter import within
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value
 from hodiff.routes import ROUTES
@@ -23,34 +24,38 @@ def _floating(*args: Any, out: Any = None, **kwargs: Any) -> bool:
     return out is None and tensor is not None and tensor.is_floating_point()
 
 
-def _is_product(*args: Any, **kwargs: Any) -> bool:
-    return _floating(*args, **kwargs) and (args[4] if len(args) > 4 else kwargs.get("reduce")) == "prod"
-
-
-_scattered_product = partial(
+_scattered = partial(
     register,
-    routes=ROUTES[1:],
-    reason="the rules divide by the factors, and hold the product for a constant",
+    routes=ROUTES,
+    reason="of products, the rules divide by factors, the result held constant; a source larger than its index raises",
     reference=_SOURCE,
-    covers=_is_product,
+    covers=_floating,
 )
 
 
-@_scattered_product(torch.scatter_reduce, torch.Tensor.scatter_reduce, name="torch.scatter_reduce(prod)")
+@_scattered(torch.scatter_reduce, torch.Tensor.scatter_reduce, name="torch.scatter_reduce")
 def _scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
+    if reduce != "prod" and src.shape == index.shape:
+        return UNNEEDED
     if not _fits(input, dim, index, src):
         return INVALID
+    return _reduced_by_index(input, dim, index, within(index, src), reduce, include_self)
+
+
+def _reduced_by_index(
+    input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool
+) -> Tensor:
+    """As scatter_reduce, of a source with the shape of its index."""
     if reduce != "prod":
-        return torch.scatter_reduce(input, dim, index, src, reduce, include_self=include_self)
+        return torch.scatter_reduce(input, dim, index, source, reduce, include_self=include_self)
     if input.dim() == 0:
-        return _scatter_reduce(input[None], 0, index[None], src[None], reduce, include_self=include_self)[0]
+        return _reduced_by_index(input[None], 0, index[None], source[None], reduce, include_self)[0]
     if index.numel() == 0:
         return input.clone()
-    factors = src[tuple(slice(n) for n in index.shape)]
     products = products_by_index(
-        factors.movedim(dim, -1), index.movedim(dim, -1), input.movedim(dim, -1), include_target=include_self
+        source.movedim(dim, -1), index.movedim(dim, -1), input.movedim(dim, -1), include_target=include_self
     )
     value = torch.scatter_reduce(input.detach(), dim, index, src.detach(), reduce, include_self=include_self)
     return with_value(products.movedim(-1, dim).contiguous(), value)
@@ -60,13 +65,14 @@ def _fits(input: Tensor, dim: int, index: Tensor, src: Tensor) -> bool:
     """What does not is torch's to refuse."""
     return (
         input.dim() == index.dim() == src.dim()
+        and all(k <= n for k, n in zip(index.shape, src.shape, strict=True))
         and input.dtype == src.dtype
         and index.dtype == torch.int64
         and -max(input.dim(), 1) <= dim < max(input.dim(), 1)
     )
 
 
-@_scattered_product(torch.Tensor.scatter_reduce_)
+@_scattered(torch.Tensor.scatter_reduce_)
 def _scatter_reduce_(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
@@ -99,7 +105,9 @@ def _index_reduce(
     shape = [1] * input.dim()
     shape[axis] = -1
     places = index.to(torch.int64).reshape(shape).expand(source.shape)
-    return _scatter_reduce(input, axis, places, source, reduce, include_self=include_self)
+    if input.dtype != source.dtype:
+        return INVALID
+    return _reduced_by_index(input, axis, places, source, reduce, include_self)
 
 
 @register(

@@ -1,4 +1,4 @@
-"""Rules for solves with general and triangular matrices."""
+"""Rules for solves with general, triangular and Cholesky-factored matrices."""
 
 from __future__ import annotations
 
@@ -79,6 +79,24 @@ def _triangular_solve(
     solution = torch.linalg.solve_triangular(matrix, input, upper=upper != transpose, unitriangular=unitriangular)
     batch = solution.shape[:-2]
     return named("triangular_solve", (solution, A.expand(*batch, *A.shape[-2:]).clone()))
+
+
+@register(
+    torch.cholesky_solve,
+    torch.Tensor.cholesky_solve,
+    name="torch.cholesky_solve",
+    routes=ROUTES[1:],
+    reason="the forward rule has its factors in the wrong order",
+    reference="two triangular solves, by torch.linalg.solve_triangular",
+    covers=for_lapack,
+)
+def _cholesky_solve(input: Tensor, input2: Tensor, upper: bool = False) -> Any:
+    factor = input2
+    fits = min(input.dim(), factor.dim()) >= 2 and factor.shape[-1] == factor.shape[-2] == input.shape[-2]
+    if not fits or input.dtype != factor.dtype:
+        return INVALID
+    between = torch.linalg.solve_triangular(factor.mH if upper else factor, input, upper=False)
+    return torch.linalg.solve_triangular(factor if upper else factor.mH, between, upper=True)
 
 
 @register(

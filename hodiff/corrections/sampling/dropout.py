@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.declining import UNNEEDED, Declined, unable
+from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 
@@ -35,6 +36,45 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
         return unable("the result is written into the input")
     dropped = _native_dropout(input, p, training)
     return dropped if isinstance(dropped, Declined) else dropped[0]
+
+
+# Minus the value that SELU tends to, and that dropped elements get; as in torch.
+_SATURATION = 1.7580993408473766
+
+
+def _alpha_dropped(input: Tensor, p: float, train: bool, shape: Any) -> Any:
+    """As torch computes it, by the same draw, with nothing written in place."""
+    if not train or p in (0, 1) or not input.is_floating_point() or not input.numel():
+        return UNNEEDED
+    if not 0 < p < 1:
+        return INVALID
+    kept = torch.empty_like(input) if shape is None else input.new_empty(shape)
+    kept = kept.bernoulli_(1 - p)
+    scale = 1 / math.sqrt((_SATURATION * _SATURATION * p + 1) * (1 - p))
+    return input * (kept * scale) + ((kept - 1) * (_SATURATION * scale) + _SATURATION * scale * p)
+
+
+_in_place = partial(
+    register,
+    kind="missing",
+    routes=("forward-over-forward",),
+    reason="it is computed in place, which no tangent of zeros allows",
+    reference="Klambauer et al. (2017), section 3",
+)
+
+
+@_in_place(torch.alpha_dropout, F.alpha_dropout, name="torch.nn.functional.alpha_dropout")
+def _alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+    return unable("the result is written into the input") if inplace else _alpha_dropped(input, p, training, None)
+
+
+@_in_place(torch.feature_alpha_dropout, F.feature_alpha_dropout, name="torch.nn.functional.feature_alpha_dropout")
+def _feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+    if inplace:
+        return unable("the result is written into the input")
+    if input.dim() < 2:
+        return INVALID
+    return _alpha_dropped(input, p, training, [*input.shape[:2], *(1,) * (input.dim() - 2)])
 
 
 @_no_forward(

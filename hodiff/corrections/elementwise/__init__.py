@@ -1,0 +1,1 @@
+"""Rules for elementwise functions: powers, powers of two, sinc."""

@@ -1,0 +1,87 @@
+r"""Rules for powers with a tensor as exponent, whose derivatives by exponent and base torch mixes up at a base of 0.
+
+All derivatives are sums of $x^e \log^k x$,
+
+$$ \partial_x (x^e \log^k x) = e \, x^{e-1} \log^k x + k \, x^{e-1} \log^{k-1} x, \qquad
+   \partial_e (x^e \log^k x) = x^e \log^{k+1} x. $$
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.declining import UNNEEDED, Declined
+from hodiff.corrections.registry import register
+from hodiff.routes import ROUTES
+from hodiff.rules.elementwise import ElementwiseFunction
+
+
+class PowerTimesLogarithms(ElementwiseFunction):
+    r"""$x^e \log^k x$ of a whole number k. Saves its inputs.
+
+    At 0 a factor of 0 counts for more than a pole, and logarithms are 0 where the power has no pole, as in torch.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, exponent: Tensor, k: int) -> Tensor:
+        """Compute the power by torch's kernel."""
+        power = torch.pow(x, exponent)
+        if k == 0:
+            return power
+        return torch.where((x == 0) & (exponent >= 0), 0, power * x.to(power.dtype).log() ** k)
+
+    @staticmethod
+    def slope(index: int, x: Tensor, exponent: Tensor, k: int) -> Tensor:
+        """By the base, or by the exponent."""
+        if index == 1:
+            return PowerTimesLogarithms.call(x, exponent, k + 1)
+        # At 0 to the power of 0 the factor is 0, and its derivative by the exponent has none.
+        constant = (x == 0) & (exponent == 0)
+        x = torch.where(constant, 1, x)
+        slope = torch.where(constant, 0, exponent * PowerTimesLogarithms.call(x, exponent - 1, k))
+        return slope + k * PowerTimesLogarithms.call(x, exponent - 1, k - 1) if k else slope
+
+
+def _complex_power(x: Tensor, exponent: Tensor) -> Tensor:
+    zero = x == 0
+    return torch.where(zero, torch.pow(x, exponent), (exponent * torch.where(zero, 1, x).log()).exp())
+
+
+_with_tensors = partial(
+    register,
+    routes=ROUTES,
+    reason="wrong by base and exponent at once where the exponent is 0, and not finite where the base is",
+    reference="derivatives of $x^e \\log^k x$",
+)
+
+
+# The mode asks for these rules for the operators ** and **= as well.
+@_with_tensors(torch.pow, Tensor.pow, name="torch.pow")
+def _pow(input: Any, exponent: Any) -> Any:
+    if not isinstance(exponent, Tensor):
+        return UNNEEDED
+    dtype = torch.result_type(input, exponent)
+    if not (dtype.is_floating_point or dtype.is_complex) or not (isinstance(input, Tensor) or input == 0):
+        return UNNEEDED
+    base = input.to(dtype) if isinstance(input, Tensor) else torch.zeros((), dtype=dtype, device=exponent.device)
+    return _complex_power(base, exponent) if dtype.is_complex else PowerTimesLogarithms.call(base, exponent, 0)
+
+
+@_with_tensors(torch.float_power, Tensor.float_power, name="torch.float_power")
+def _float_power(input: Any, exponent: Any) -> Any:
+    if not isinstance(exponent, Tensor) or not isinstance(input, Tensor):
+        return UNNEEDED
+    dtype = torch.complex128 if input.is_complex() or exponent.is_complex() else torch.float64
+    return _pow(input.to(dtype), exponent.to(dtype))
+
+
+@_with_tensors(Tensor.pow_, Tensor.float_power_)
+def _pow_(input: Tensor, exponent: Any) -> Any:
+    if not isinstance(exponent, Tensor):
+        return UNNEEDED
+    result = _pow(input.clone(), exponent)
+    return result if isinstance(result, Declined) else input.copy_(result)

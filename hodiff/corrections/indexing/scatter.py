@@ -1,0 +1,73 @@
+"""Rules for scattering, where torch's rules mistake the shape of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
+from hodiff.corrections.registry import register
+from hodiff.routes import ROUTES
+
+
+def within(index: Tensor, source: Tensor) -> Tensor:
+    """What of a source at least as large as its index is scattered."""
+    return source[tuple(slice(k) for k in index.shape)]
+
+
+_scattering = partial(
+    register,
+    kind="missing",
+    routes=ROUTES,
+    reason="the gradient of a source larger than its index has a shape that autograd refuses",
+    reference="the part of the source that is scattered",
+)
+
+
+def _from_part(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    """The same function of the part of its source that is scattered."""
+
+    def rule(input: Tensor, dim: int, index: Tensor, src: Any = None, **options: Any) -> Any:
+        if not isinstance(src, Tensor) or src.shape == index.shape:
+            return UNNEEDED
+        if src.dim() != index.dim() or any(n < k for n, k in zip(src.shape, index.shape, strict=True)):
+            return INVALID
+        return function(input, dim, index, within(index, src), **options)
+
+    return rule
+
+
+_scattering(torch.scatter_add, Tensor.scatter_add, name="torch.scatter_add")(_from_part(torch.scatter_add))
+_scattering(torch.scatter, Tensor.scatter, name="torch.scatter")(_from_part(torch.scatter))
+_scattering(Tensor.scatter_add_)(_from_part(Tensor.scatter_add_))
+_scattering(Tensor.scatter_)(_from_part(Tensor.scatter_))
+
+
+_by_mask = partial(
+    register,
+    kind="missing",
+    routes=("forward-over-reverse",),
+    reason="the tangent of the source's gradient has the shape of the mask",
+    reference="a gather from the source",
+)
+
+
+@_by_mask(torch.masked_scatter, Tensor.masked_scatter, name="torch.masked_scatter")
+def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Any:
+    if mask.dtype != torch.bool or input.dtype != source.dtype:
+        return INVALID
+    if not source.numel():
+        return UNNEEDED
+    input, mask = torch.broadcast_tensors(input, mask)
+    places = (mask.flatten().cumsum(0) - 1).clamp(min=0).reshape(mask.shape)
+    return torch.where(mask, source.flatten()[places], input)
+
+
+@_by_mask(Tensor.masked_scatter_)
+def _masked_scatter_(input: Tensor, mask: Tensor, source: Tensor) -> Any:
+    result = _masked_scatter(input.clone(), mask, source)
+    return result if isinstance(result, Declined) else input.copy_(result)

@@ -1,0 +1,128 @@
+"""Powers, powers of two and sinc at 0 and away from it: closed forms, and every route against differences."""
+
+import math
+
+import mpmath
+import pytest
+import torch
+
+import hodiff
+from hodiff.checks.comparisons.orders import against_differences, climb
+from hodiff.checks.comparisons.scalarize import scalarize
+
+D = torch.float64
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=GENERATOR, dtype=D)
+
+
+def tensor(*numbers):
+    return torch.tensor(numbers, dtype=D)
+
+
+WHOLE = torch.tensor([-2, 0, 3])
+POSITIVE, EXPONENT = tensor(0.5, 1.0, 2.0), tensor(0.0, 1.5, -0.5)
+
+CASES = {
+    "ldexp": (lambda x: torch.ldexp(x**3, WHOLE), (POSITIVE,)),
+    "ldexp of rows": (lambda x: x.ldexp(WHOLE), (randn(2, 3),)),
+    "ldexp in place": (lambda x: (x**2).ldexp_(WHOLE), (POSITIVE,)),
+    "ldexp of complex numbers": (lambda a, b: torch.ldexp(torch.complex(a, b), WHOLE) ** 2, (randn(3), randn(3))),
+    "pow": (torch.pow, (POSITIVE, EXPONENT)),
+    "pow at 0": (lambda x: x ** tensor(0.0, 1.0, 2.0, 3.0, 4.0), (torch.zeros(5, dtype=D),)),
+    "pow of whole numbers": (lambda x: x.pow(torch.tensor([[0, 2], [3, 2]])), (tensor(0.0, -1.5),)),
+    "pow in place": (lambda x, e: (x * x).pow_(e), (POSITIVE, EXPONENT)),
+    "pow of complex numbers": (lambda a, b, e: torch.pow(torch.complex(a, b), e), (randn(3), randn(3), EXPONENT)),
+    "pow of 0": (lambda e: torch.pow(0, e), (tensor(1.0, 2.5),)),
+    "float_power": (torch.float_power, (POSITIVE, EXPONENT)),
+    "sinc": (torch.sinc, (tensor(0.0, 1e-6, 0.4, 0.5, -2.2),)),
+    "sinc of complex numbers": (
+        lambda a, b: torch.sinc(torch.complex(a, b)),
+        (tensor(0.0, 0.3, 2.0), tensor(0.0, 0.1, 0.2)),
+    ),
+}
+# Dynamo refuses complex numbers, what is written in place, and the gradient of a tangent that is constant.
+NOT_COMPILED = {"ldexp of rows", *(name for name in CASES if "complex" in name or "in place" in name)}
+WRONG = ("pow", "pow at 0", "sinc", *(["ldexp"] if torch.__version__ < "2.15" else []))
+
+
+def judged(f, inputs, order):
+    """What differences say of the routes: of two of first order, four of second, eight of third."""
+    generator = torch.Generator().manual_seed(0)
+    problem = scalarize(f, inputs, generator)
+    return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_route(name):
+    f, inputs = CASES[name]
+    assert judged(hodiff.corrected()(f), inputs, 3) == ["ok"] * 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_route_batched_and_compiled(name):
+    f, inputs = CASES[name]
+    compile = "aot_eager" if name not in NOT_COMPILED else False
+    # vmap writes no batch into what is none.
+    vmap = "in place" not in name
+    hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, vmap=vmap, compile=compile, scipy=False)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_torch_fails_here(name):
+    """Else nothing above proves anything."""
+    f, inputs = CASES[name]
+    assert {"wrong", "non-finite"} & set(judged(f, inputs, 2))
+
+
+@pytest.mark.parametrize("x", [0.0, 1e-9, 1e-3, 0.45, 0.5, 1.0, 2.7, 40.3])
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_derivatives_of_sinc_against_mpmath(x, order):
+    """An integral that has no pole: sinc(x) is that of cos(pi x t) over t from 0 to 1."""
+    with mpmath.workdps(30):
+        pieces = mpmath.linspace(0, 1, int(x) + 4)
+        truth = mpmath.quad(
+            lambda t: (mpmath.pi * t) ** order * mpmath.cos(mpmath.pi * t * x + order * mpmath.pi / 2), pieces
+        )
+    derivative = torch.sinc
+    for _ in range(order):
+        derivative = torch.func.grad(derivative)
+    with hodiff.corrected():
+        got = derivative(torch.tensor(x, dtype=D))
+    assert got.item() == pytest.approx(float(truth), rel=2e-14, abs=1e-15)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_powers_written_out(route):
+    """Of x^e with both moving the mixed derivative is x^(e - 1) (1 + e log x), at an exponent of 0 as well."""
+    for x, e in ((2.0, 0.0), (0.5, 3.0), (3.0, -1.0)):
+        H = hodiff.hessian_matrix(lambda p: p[0] ** p[1], tensor(x, e), route=route)
+        mixed = x ** (e - 1) * (1 + e * math.log(x))
+        expected = [[e * (e - 1) * x ** (e - 2), mixed], [mixed, x**e * math.log(x) ** 2]]
+        torch.testing.assert_close(H, tensor(*expected), rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D, torch.bfloat16, torch.complex128, torch.int64])
+def test_values_and_dtypes_are_those_of_torch(dtype):
+    x = (4 * torch.rand(5, generator=GENERATOR)).to(dtype)
+    x[1] = 0
+    small = torch.tensor([0, 1, 2, 3, -1])
+    for f in (
+        lambda: torch.ldexp(x, small),
+        lambda: torch.ldexp(x, small.float()),
+        lambda: x ** small.clamp(min=0),
+        lambda: torch.pow(input=x, exponent=small.float()),
+        lambda: torch.pow(0, x),
+        lambda: 2**x,
+        lambda: x**2,
+        lambda: torch.float_power(x, small),
+        lambda: torch.sinc(x),
+        lambda: torch.pow(x, small.clamp(min=0), out=torch.empty_like(x)),
+    ):
+        expected = f()
+        with hodiff.corrected():
+            got = f()
+        torch.testing.assert_close(got, expected, equal_nan=True)

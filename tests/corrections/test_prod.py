@@ -1,0 +1,129 @@
+"""Products and powers in a row, zeros among their factors: polynomials by hand, and every route against differences."""
+
+import math
+
+import pytest
+import torch
+
+import hodiff
+from hodiff.checks.comparisons.orders import against_differences, climb
+from hodiff.checks.comparisons.scalarize import scalarize
+
+D = torch.float64
+
+
+def tensor(*numbers):
+    return torch.tensor(numbers, dtype=D)
+
+
+ZEROS = tensor(0.0, 2.0, 0.0, 0.0, 0.5)
+ROWS = torch.stack([ZEROS, tensor(1.0, 3.0, -0.5, 2.0, 0.2), tensor(0.0, 1.0, 2.0, -1.0, 1.5)])
+
+CASES = {
+    "prod": (torch.prod, (ZEROS,)),
+    "prod of rows": (lambda x: x.prod(-1), (ROWS,)),
+    "prod of columns": (lambda x: torch.prod(x, 0, keepdim=True), (ROWS,)),
+    "prod without zeros": (torch.prod, (ROWS[1],)),
+    "prod of complex numbers": (lambda a, b: torch.complex(a, b).prod(), (ZEROS, tensor(0.0, 1.0, 0.0, 0.0, 2.0))),
+    "linalg.vander": (lambda x: torch.linalg.vander(x, N=4), (tensor(0.0, -0.5, 2.0),)),
+    "vander": (torch.vander, (tensor(0.0, -0.5, 2.0),)),
+    "vander increasing": (lambda x: torch.vander(x**2, 3, increasing=True), (tensor(0.0, 2.0),)),
+}
+# Dynamo fails, and says so, on the gradient.
+NOT_COMPILED = {"prod of complex numbers", "vander", "vander increasing"}
+WRONG = ("prod", "prod of rows", "linalg.vander", "vander")
+
+
+def judged(f, inputs, order):
+    """What differences say of the routes: of two of first order, four of second, eight of third."""
+    generator = torch.Generator().manual_seed(0)
+    problem = scalarize(f, inputs, generator)
+    return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_route(name):
+    f, inputs = CASES[name]
+    assert judged(hodiff.corrected()(f), inputs, 3) == ["ok"] * 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_route_batched_and_compiled(name):
+    f, inputs = CASES[name]
+    compile = "aot_eager" if name not in NOT_COMPILED else False
+    hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, compile=compile, scipy=False)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_torch_fails_here(name):
+    """Else nothing above proves anything."""
+    f, inputs = CASES[name]
+    assert {"wrong", "non-finite", "raises"} & set(judged(f, inputs, 3 if "prod" in name else 2))
+
+
+def third(f, x):
+    """The third derivatives by all eight nestings of forward and reverse mode."""
+    for first in (torch.func.jacrev, torch.func.jacfwd):
+        for second in (torch.func.jacrev, torch.func.jacfwd):
+            for last in (torch.func.jacrev, torch.func.jacfwd):
+                yield hodiff.corrected()(last(second(first(f))))(x)
+
+
+def test_the_third_derivatives_of_a_product_with_zeros_by_hand():
+    """Those of a b c d by three different factors are the fourth; all others are 0."""
+    x = tensor(0.0, 5.0, 0.0, 0.0)
+    expected = torch.zeros(4, 4, 4, dtype=D)
+    for left in range(4):
+        places = [i for i in range(4) if i != left]
+        for i in places:
+            for j in places:
+                for k in places:
+                    expected[i, j, k] = x[left] if len({i, j, k}) == 3 else 0.0
+    for got in third(torch.prod, x):
+        torch.testing.assert_close(got, expected)
+
+
+def test_the_third_derivatives_of_powers_by_hand():
+    """The k-th column has k (k - 1) (k - 2) x^(k - 3)."""
+    x = tensor(0.0)
+    expected = tensor(*(math.perm(k, 3) * (k == 3) for k in range(5)))
+    for got in third(lambda x: torch.vander(x, 5, increasing=True)[0], x):
+        torch.testing.assert_close(got.flatten(), expected)
+
+
+@pytest.mark.parametrize("dtype", [D, torch.float32, torch.bfloat16, torch.complex64, torch.int64])
+def test_values_are_those_of_torch(dtype):
+    x = ROWS.mul(2).to(dtype)
+    for f in (
+        lambda: x.prod(),
+        lambda: torch.prod(input=x, dim=-1, keepdim=True),
+        lambda: x[:, :1].prod(1),
+        lambda: x[:, :0].prod(1),
+        lambda: torch.prod(x, dtype=torch.complex128),
+        lambda: x[0, 0].prod(),
+        lambda: torch.prod(x, 1, out=torch.empty_like(x[:, 0])),
+        lambda: torch.vander(x[0], N=3),
+        lambda: torch.vander(x[0], 0),
+        *([lambda: torch.linalg.vander(x), lambda: torch.linalg.vander(x, N=2)] if dtype != torch.bfloat16 else []),
+    ):
+        expected = f()
+        with hodiff.corrected():
+            torch.testing.assert_close(f(), expected)
+
+
+BAD = {
+    "prod": lambda x: x.prod(3),
+    "linalg.vander": lambda x: torch.linalg.vander(x, N=1),
+    "linalg.vander in 16 bits": lambda x: torch.linalg.vander(x.bfloat16()),
+    "vander": lambda x: torch.vander(x),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_errors_are_those_of_torch(name):
+    with pytest.raises((RuntimeError, IndexError)) as by_torch:
+        BAD[name](torch.zeros(2, 2))
+    with pytest.raises(type(by_torch.value)) as ours, hodiff.corrected():
+        BAD[name](torch.zeros(2, 2))
+    assert str(ours.value) == str(by_torch.value)

@@ -1,0 +1,100 @@
+"""Scattering from sources larger than the index and by masks of any shape, by every route."""
+
+import pytest
+import torch
+
+import hodiff
+
+D = torch.float64
+GENERATOR = torch.Generator().manual_seed(0)
+INDEX = torch.tensor([[0, 2], [1, 1]])
+MASK = torch.tensor([[True, False], [True, True], [False, False]])
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=GENERATOR, dtype=D)
+
+
+def changed_in_place(x, src):
+    y = 2 * x
+    y.scatter_add_(0, INDEX, src)
+    y.scatter_(0, INDEX, src[1:])
+    y.scatter_reduce_(0, INDEX, src, "mean")
+    return y.masked_scatter_(MASK, src**2)
+
+
+TARGET, LARGE = randn(3, 2), randn(4, 3)
+CASES = {
+    "scatter_add": (lambda x, src: x.scatter_add(0, INDEX, src**2), (TARGET, LARGE)),
+    "scatter": (lambda x, src: torch.scatter(x, 0, INDEX[:1], src**2), (TARGET, LARGE)),
+    "scatter_reduce sum": (lambda x, src: x.scatter_reduce(0, INDEX, src**2, "sum"), (TARGET, LARGE)),
+    "scatter_reduce mean": (
+        lambda x, src: torch.scatter_reduce(x, 0, INDEX, src**2, "mean", include_self=False),
+        (TARGET, LARGE),
+    ),
+    "scatter_reduce amax": (lambda x, src: x.scatter_reduce(0, INDEX, src, "amax"), (TARGET, LARGE)),
+    "masked_scatter": (lambda x, src: x.masked_scatter(MASK, src**2), (TARGET, LARGE)),
+    "masked_scatter of a constant": (lambda src: torch.zeros(3, 2, dtype=D).masked_scatter(MASK, src), (randn(5),)),
+    "masked_scatter broadcast": (lambda x, src: torch.masked_scatter(x, MASK[:, :1], src**2), (TARGET, randn(2, 2))),
+    "in place": (changed_in_place, (TARGET, LARGE)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_route(name):
+    f, inputs = CASES[name]
+    # torch.func.vmap takes no write of a batch into what is none.
+    hodiff.assert_differentiable(hodiff.corrected()(f), inputs, scipy=False, vmap=name != "in place")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_third_order_and_compiled(name):
+    f, inputs = CASES[name]
+    # Dynamo refuses the gradient of a tangent that is constant, what is written in place, and masks.
+    compile = "aot_eager" if name in ("scatter", "scatter_reduce mean") else False
+    hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=3, scipy=False, vmap=False, compile=compile)
+
+
+@pytest.mark.parametrize("name", ["scatter_add", "scatter_reduce mean", "masked_scatter of a constant"])
+def test_torch_fails_here(name):
+    """Else nothing above proves anything."""
+    f, inputs = CASES[name]
+    assert not hodiff.check(f, inputs, vmap=False, scipy=False).ok
+
+
+@pytest.mark.parametrize("dtype", [D, torch.bfloat16, torch.int64])
+def test_values_are_those_of_torch(dtype):
+    x, src = (TARGET * 4).to(dtype), (LARGE * 4).to(dtype)
+    for f in (
+        lambda: x.scatter_add(0, INDEX, src),
+        lambda: torch.scatter(x, 1, INDEX[:, :1] % 2, src),
+        lambda: x.scatter(0, INDEX, 3),
+        lambda: x.scatter_reduce(0, INDEX, src, "amin"),
+        lambda: x.clone().scatter_add_(0, INDEX, src),
+        lambda: x.masked_scatter(MASK, src),
+        lambda: torch.masked_scatter(x[:1], MASK, src),
+        lambda: x.clone().masked_scatter_(MASK[:, :1], src),
+    ):
+        expected = f()
+        with hodiff.corrected():
+            torch.testing.assert_close(f(), expected)
+
+
+BAD = {
+    "scatter_add": lambda x: x.scatter_add(0, INDEX, x[:1]),
+    "scatter dtype": lambda x: x.scatter(0, INDEX, LARGE.float()),
+    "scatter_reduce": lambda x: x.scatter_reduce(0, INDEX, x[:1], "sum"),
+    "masked_scatter dtype": lambda x: x.masked_scatter(MASK, x.float()),
+    "masked_scatter too few": lambda x: x.masked_scatter(MASK, x[:1]),
+    "masked_scatter shape": lambda x: x.masked_scatter(MASK[:2], x),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_errors_are_those_of_torch(name):
+    with pytest.raises(RuntimeError) as by_torch:
+        BAD[name](TARGET)
+    with pytest.raises(RuntimeError) as ours, hodiff.corrected():
+        BAD[name](TARGET)
+    assert str(ours.value) == str(by_torch.value)
