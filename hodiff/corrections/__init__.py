@@ -22,6 +22,8 @@ from hodiff.corrections.linalg import determinants, eigenvectors, reflectors, so
 from hodiff.corrections.losses import constant_targets, cross_entropy, ctc, margins
 from hodiff.corrections.mode import Corrections as Corrections
 from hodiff.corrections.mode import corrected as corrected
+from hodiff.corrections.operators import decomposed, gradients, renamed
+from hodiff.corrections.operators.calls import enter_operators
 from hodiff.corrections.recurrent import networks, packing
 from hodiff.corrections.registry import Correction as Correction
 from hodiff.corrections.registry import keep_as_own
@@ -43,10 +45,12 @@ FAMILIES = {
     "linear algebra": (determinants, eigenvectors, reflectors, solve, symmetric),
     "losses": (constant_targets, cross_entropy, ctc, margins),
     "normalization": (normalization, weight_norm),
+    "operators of captured graphs": (renamed, decomposed, gradients),
     "recurrent networks": (networks, packing),
     "sampling": (dropout, grid_sample),
     "sparse tensors": (constructors,),
     "sums in the log domain": (logarithms,),
 }
 
+enter_operators()
 keep_as_own()

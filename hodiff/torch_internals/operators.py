@@ -50,3 +50,28 @@ def onednn_product(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` for float32 matrices on a CPU, by oneDNN; nothing differentiates it."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
     return product
+
+
+def operator_named(name: str) -> Any:
+    """All overloads of one of torch's own operators; None where this torch has none."""
+    return getattr(torch.ops.aten, name, None)
+
+
+def overloads_of(packet: Any) -> list[Any]:
+    """The operators of one name that return what they compute; the others write it into arguments."""
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    return [each for each in overloads if not any(argument.is_out for argument in each._schema.arguments)]
+
+
+def places_of(operator: Any) -> dict[str, Any]:
+    """What an operator takes by position, with defaults; `...` stands for none."""
+    return {
+        each.name: each.default_value if each.has_default_value() else ...
+        for each in operator._schema.arguments
+        if not each.kwarg_only
+    }
+
+
+def names_of(operator: Any) -> list[str]:
+    """What the arguments of an operator are called, those by keyword included."""
+    return [each.name for each in operator._schema.arguments]

@@ -57,7 +57,7 @@ def _reduced_by_index(
     products = products_by_index(
         source.movedim(dim, -1), index.movedim(dim, -1), input.movedim(dim, -1), include_target=include_self
     )
-    value = torch.scatter_reduce(input.detach(), dim, index, src.detach(), reduce, include_self=include_self)
+    value = torch.scatter_reduce(input.detach(), dim, index, source.detach(), reduce, include_self=include_self)
     return with_value(products.movedim(-1, dim).contiguous(), value)
 
 

@@ -1,0 +1,1 @@
+"""Rules for the operators in `torch.ops.aten`, by which captured graphs call what users call by functions."""

@@ -1,0 +1,142 @@
+"""Operators that decompositions leave, with results beside the value that are constants to a derivative."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hodiff.corrections.declining import UNNEEDED, Declined
+from hodiff.corrections.operators.calls import calls, rule_of, with_others
+from hodiff.corrections.operators.renamed import REDUCTIONS
+from hodiff.torch_internals.operators import batch_norm_with_update, operator_named
+
+calls(F.pdist, "_pdist_forward")(rule_of(F.pdist))
+
+
+@calls(torch.embedding_bag, "_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    rule, padding = rule_of(torch.embedding_bag), padding_idx if padding_idx >= 0 else None
+    options = (scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset)
+    return rule(weight, indices, offsets, *options, padding)
+
+
+@calls(F.ctc_loss, "_ctc_loss")
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Any:
+    arguments = (targets, input_lengths, target_lengths, blank)
+    losses = rule_of(F.ctc_loss)(log_probs, *arguments, "none", zero_infinity)
+    found = with_others(losses, "_ctc_loss", log_probs, *arguments, zero_infinity)
+    if isinstance(found, Declined) or not zero_infinity:
+        return found
+    # The operator leaves it to its caller to put a zero there.
+    value = operator_named("_ctc_loss")(log_probs.detach(), *arguments, zero_infinity)[0]
+    return torch.where(value.isinf(), value, found[0]), *found[1:]
+
+
+@calls(F.multilabel_margin_loss, "multilabel_margin_loss_forward")
+def _multilabel_margin_loss_forward(input: Tensor, target: Tensor, reduction: int) -> Any:
+    value = rule_of(F.multilabel_margin_loss)(input, target, reduction=REDUCTIONS[reduction])
+    return with_others(value, "multilabel_margin_loss_forward", input, target, reduction)
+
+
+@calls(torch.linalg.det, "_linalg_det")
+def _linalg_det(A: Tensor) -> Any:
+    return with_others(rule_of(torch.linalg.det)(A), "_linalg_det", A)
+
+
+@calls(torch.linalg.slogdet, "_linalg_slogdet")
+def _linalg_slogdet(A: Tensor) -> Any:
+    pair = rule_of(torch.linalg.slogdet)(A)
+    return pair if isinstance(pair, Declined) else (*pair, *operator_named("_linalg_slogdet")(A.detach())[2:])
+
+
+@calls(torch.linalg.solve_ex, "_linalg_solve_ex")
+def _linalg_solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
+    options = {"left": left, "check_errors": check_errors}
+    pair = rule_of(torch.linalg.solve_ex)(A, B, **options)
+    return with_others(pair if isinstance(pair, Declined) else pair[0], "_linalg_solve_ex", A, B, **options)
+
+
+@calls(torch.linalg.eigh, "_linalg_eigh")
+def _linalg_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:
+    if not compute_v:
+        return UNNEEDED
+    pair = rule_of(torch.linalg.eigh)(A, UPLO)
+    return pair if isinstance(pair, Declined) else tuple(pair)
+
+
+@calls(torch.native_batch_norm, "_native_batch_norm_legit_functional")
+def _native_batch_norm_legit_functional(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    running = running_mean.clone(), running_var.clone()  # the rule changes them
+    found = rule_of(torch.native_batch_norm)(input, weight, bias, *running, training, momentum, eps)
+    return found if isinstance(found, Declined) else (*found, *running)
+
+
+@calls(batch_norm_with_update, "_batch_norm_with_update_functional")
+def _batch_norm_with_update_functional(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> Any:
+    running = running_mean.clone(), running_var.clone()
+    found = rule_of(batch_norm_with_update)(input, weight, bias, *running, momentum, eps)
+    return found if isinstance(found, Declined) else (*found, *running)
+
+
+@calls(torch.batch_norm, "_batch_norm_impl_index")
+def _batch_norm_impl_index(input: Tensor, *args: Any) -> Any:
+    value = rule_of(torch.batch_norm)(input, *args)
+    running = slice(2, 4)  # which the rule has updated
+    statistics = [None if each is None else each.clone() for each in args[running]]
+    return with_others(value, "_batch_norm_impl_index", input, *args[:2], *statistics, *args[4:])
+
+
+@calls(
+    F.scaled_dot_product_attention,
+    "_scaled_dot_product_flash_attention_for_cpu",
+)
+def _attention_for_cpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    found = rule_of(F.scaled_dot_product_attention)(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+    operator = "_scaled_dot_product_flash_attention_for_cpu"
+    return with_others(found, operator, query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
