@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -55,6 +56,12 @@ def onednn_product(a: Tensor, b: Tensor) -> Tensor:
 def operator_named(name: str) -> Any:
     """All overloads of one of torch's own operators; None where this torch has none."""
     return getattr(torch.ops.aten, name, None)
+
+
+def builtins_named(name: str) -> list[Any]:
+    """The compiled functions that take what the operator of their name takes, as those in Python need not."""
+    found = [getattr(module, name, None) for module in (torch, torch._C._nn)]
+    return [each for each in found if isinstance(each, BuiltinFunctionType)]
 
 
 def overloads_of(packet: Any) -> list[Any]:

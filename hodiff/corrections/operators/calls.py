@@ -14,7 +14,14 @@ from torch import Tensor
 from hodiff.corrections.declining import UNNEEDED, Declined
 from hodiff.corrections.registry import CORRECTIONS, Correction, register
 from hodiff.torch_internals.forward_mode import in_forward_mode, tangents_are_on
-from hodiff.torch_internals.operators import OpOverload, names_of, operator_named, overloads_of, places_of
+from hodiff.torch_internals.operators import (
+    OpOverload,
+    builtins_named,
+    names_of,
+    operator_named,
+    overloads_of,
+    places_of,
+)
 from hodiff.torch_internals.transforms import in_transform
 
 Rule = Callable[..., Any]
@@ -60,12 +67,12 @@ def enter_operators() -> None:
 
 
 def _enter(entry: Correction, name: str, rule: Rule) -> None:
-    """Enter a rule for all operators of a name, if this torch has any."""
+    """Enter a rule for all operators of a name, if this torch has any, and for compiled functions that are the same."""
     packet = operator_named(name)
     if packet is None:
         return
     overloads = overloads_of(packet)
-    without = [each for each in (packet, *overloads) if each not in CORRECTIONS]
+    without = [each for each in (packet, *overloads, *builtins_named(name)) if each not in CORRECTIONS]
     if not without:
         return
     register(
