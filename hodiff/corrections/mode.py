@@ -13,8 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 from hodiff.corrections.declining import UNNEEDED, Declined, unable
 from hodiff.corrections.registry import CORRECTIONS, Correction
+from hodiff.corrections.subclasses import ask_subclasses
 from hodiff.errors import HodiffError, InputError, RouteError
 from hodiff.torch_internals.differentiation import carry_derivatives
+from hodiff.torch_internals.interception import subclasses_are_asked
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,7 +71,9 @@ class Corrections(TorchFunctionMode):
         correction = CORRECTIONS.get(func)
         if correction is None and (func is _POWER or func is _POWER_IN_PLACE) and isinstance(args[1], Tensor):
             correction = CORRECTIONS.get(Tensor.pow if func is _POWER else Tensor.pow_)
-        if correction is None or not _PLAIN.issuperset(types):
+        if not _PLAIN.issuperset(types) and subclasses_are_asked():
+            return ask_subclasses(self, correction, func, types, args, kwargs)
+        if correction is None:
             return func(*args, **kwargs)
         named = kwargs
         if kwargs and not correction.parameters.names.issuperset(kwargs):

@@ -35,6 +35,8 @@ _EXPLAINED = {
     Wording.SPARSE: "a sparse tensor is in the way: torch differentiates those in reverse mode only, and compressed "
     "ones (CSR, CSC, BSR, BSC) only outside of torch.func transforms; use the route 'reverse-over-reverse', or "
     ".to_sparse_coo() or .to_dense()",
+    Wording.WRAPPER_WITHOUT_MEMORY: "torch has no forward mode for subclasses of Tensor that wrap others, such as "
+    "DTensor; use the route 'reverse-over-reverse' (for a Jacobian, the mode 'reverse'), or pass ordinary tensors",
 }
 
 

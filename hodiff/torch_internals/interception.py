@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 active_function_modes: Callable[[], list[TorchFunctionMode]] = overrides._get_current_function_mode_stack
 dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# Whether a function offers itself to the subclasses among its arguments; not while one of them runs torch's own.
+subclasses_are_asked: Callable[[], bool] = torch._C._is_torch_function_enabled
 
 DispatchMode = TorchDispatchMode
 # Of torch's modules those whose frames lie between a call and the mode that sees it.

@@ -33,6 +33,12 @@ def differentiating_count() -> int:
     return sum(each.key() in _DIFFERENTIATING for each in functorch.get_interpreter_stack() or ())
 
 
+def innermost_is_reverse() -> bool:
+    """Whether of the transforms that differentiate the innermost one is reverse mode."""
+    kinds = [each.key() for each in functorch.get_interpreter_stack() or ()]
+    return next((kind == functorch.TransformType.Grad for kind in reversed(kinds) if kind in _DIFFERENTIATING), False)
+
+
 def in_func_jvp() -> bool:
     """Whether one of them is `torch.func.jvp`."""
     if not in_transform():

@@ -45,6 +45,11 @@ class Wording(Enum):
     OTHER_DEVICE = (r"same device|expected device", "tensors of two devices meet")
     NO_NUMBERS_TO_COPY = (r"out of meta tensor", "a copy from a device without numbers")
 
+    WRAPPER_WITHOUT_MEMORY = (
+        r"set the storage of a tensor on device",
+        "forward mode meets a subclass of Tensor that wraps other tensors",
+    )
+
     # Warnings in which torch speaks of itself.
     BATCHES_BY_LOOP = (r"performance drop", "an operator without a batching rule runs in a loop, slow and right")
     OUTPUT_RESIZED = (r"An output with one or more elements was resized", "that loop writes into another shape")
@@ -67,6 +72,7 @@ UNAVAILABLE = (
     Wording.NO_BATCHING_RULE,
     Wording.CHANGES_UNBATCHED,
     Wording.SPARSE,
+    Wording.WRAPPER_WITHOUT_MEMORY,
 )
 # Warnings that would pass for defects of the code that runs.
 OF_TORCH_ITSELF = (Wording.BATCHES_BY_LOOP, Wording.OUTPUT_RESIZED, Wording.TORCHSCRIPT, Wording.FUNCTION_MADE)

@@ -171,4 +171,5 @@ def test_every_form_that_torch_takes(call):
 
 
 def test_every_correction_has_a_call():
-    assert {call[0] for call in CALLS} | ELSEWHERE >= set(CORRECTIONS)
+    functions = {each for each, entry in CORRECTIONS.items() if ".operators." not in entry.rule.__module__}
+    assert {call[0] for call in CALLS} | ELSEWHERE >= functions

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function, grad, gradcheck
 from torch.func import grad as gradient
 from torch.func import jvp, vmap
+from torch.testing._internal.two_tensor import TwoTensor
 
 from hodiff.torch_internals.graph_nodes import raises_when_run
 from hodiff.torch_internals.wording import Wording, pattern_of, says
@@ -175,6 +176,9 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: torch.ones(2).index_add_(0, torch.zeros(1, device="meta").long(), torch.ones(1)),
     ),
     Wording.NO_NUMBERS_TO_COPY: (lambda: torch.ones(2).copy_(torch.ones(2, device="meta")),),
+    Wording.WRAPPER_WITHOUT_MEMORY: (
+        lambda: jvp(lambda x: x * torch.ones(2), *[(TwoTensor(torch.ones(2), torch.ones(2)),)] * 2),
+    ),
     Wording.BATCHES_BY_LOOP: (lambda: vmap(lambda x: x.set_(torch.ones(3)))(_rows()),),
     Wording.OUTPUT_RESIZED: (lambda: torch.add(_rows(), _rows(), out=torch.empty(1)),),
     Wording.TORCHSCRIPT: (lambda: torch.jit.script(_scripted),),

@@ -1,0 +1,54 @@
+"""Calls with subclasses of Tensor among the arguments, whose `__torch_function__` is asked before any rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from hodiff.corrections.registry import Correction
+from hodiff.corrections.stakes import is_wrong
+from hodiff.errors import RouteError
+
+
+class _Seen(TorchFunctionMode):
+    """Notes whether any torch function is called where modes see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.any = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.any = True
+        return func(*args, **(kwargs or {}))
+
+
+def ask_subclasses(
+    mode: TorchFunctionMode, correction: Correction | None, func: Any, types: Sequence[type], args: Any, kwargs: Any
+) -> Any:
+    """What the subclasses make of a call, in torch's order, with a mode in force for the functions that they call."""
+    if not all(issubclass(each, Tensor) for each in types):
+        return func(*args, **kwargs)  # a stand-in for a tensor, such as what torch.fx traces by
+    at_stake = correction is not None and is_wrong(correction, (args, kwargs))
+    for each in types:
+        with mode, _Seen() as seen:
+            result = each.__torch_function__(func, types, args, kwargs)  # type: ignore[attr-defined]
+        if result is not NotImplemented:
+            if at_stake and correction is not None and not seen.any:
+                raise _hidden(correction, each)
+            return result
+    return func(*args, **kwargs)  # torch's error
+
+
+def _hidden(correction: Correction, subclass: type) -> RouteError:
+    """The error of a call that a subclass makes where no mode sees it."""
+    name = subclass.__name__
+    return RouteError(
+        f"{correction.name}: {name}.__torch_function__ calls it where hodiff's rules do not reach, as within "
+        "torch._C.DisableTorchFunction(), and torch's own derivative of it is wrong by "
+        f"{', '.join(correction.routes)}: "
+        f"{correction.reason}. Take the route 'reverse-over-reverse', pass x.as_subclass(torch.Tensor), or let "
+        f"{name}.__torch_function__ call functions by super().__torch_function__."
+    )
