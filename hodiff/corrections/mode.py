@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from hodiff.corrections.declining import UNNEEDED, Declined, unable
 from hodiff.corrections.registry import CORRECTIONS, Correction
 from hodiff.corrections.subclasses import ask_subclasses
+from hodiff.corrections.wrapping import within
 from hodiff.errors import HodiffError, InputError, RouteError
 from hodiff.torch_internals.differentiation import carry_derivatives
 from hodiff.torch_internals.interception import subclasses_are_asked
@@ -56,14 +57,8 @@ class Corrections(TorchFunctionMode):
         self.many = many
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Wrap a function so that it runs in this mode."""
-
-        @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return run
+        """Wrap a function so that it runs in this mode; a generator or a coroutine leaves the mode while it waits."""
+        return within(self, function)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the rule of a torch function, and torch's own where there is none."""
@@ -129,6 +124,29 @@ class Corrections(TorchFunctionMode):
         return self.many or not least_elements or (args[0] if args else kwargs["input"]).numel() >= least_elements
 
 
+class _Corrected(Corrections):
+    """The mode as users enter it, who may leave it elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._threads: list[int] = []
+
+    def __enter__(self) -> _Corrected:
+        self._threads.append(threading.get_ident())
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        here = threading.get_ident()
+        if here not in self._threads:
+            raise HodiffError(
+                "corrected: left in a thread that did not enter it; where it was entered it is still active. Enter and "
+                "leave it in one thread, such as by decorating the function that the thread runs."
+            )
+        self._threads.remove(here)
+        super().__exit__(*exception)
+
+
 def _attempt(correction: Correction, args: Any, kwargs: Any) -> Any:
     """The value of a rule, a `Declined`, or the error that it raised for arguments that torch may refuse as well."""
     result = _run(correction.rule, args, kwargs)
@@ -182,6 +200,9 @@ def corrected() -> Corrections:
     It reaches calls inside modules and third-party code, `torch.func` transforms and `torch.compile`, in this thread.
     What was computed outside keeps torch's derivatives. It nests, and one of them may be entered many times.
 
+    As a decorator it takes functions, generators and coroutines, and acts while their bodies run. A `with` around an
+    `await` or a `yield` stays active for whatever runs meanwhile in this thread: there, decorate.
+
     Returns:
         The context manager, which also decorates functions.
 
@@ -196,4 +217,5 @@ def corrected() -> Corrections:
         ...     product(x)
         tensor([ 0.1964, -0.1800, -0.0164])
     """
-    return Corrections()
+    # A compiler traces the way in and out of torch's own modes alone.
+    return Corrections() if is_compiling() else _Corrected()

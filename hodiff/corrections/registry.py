@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -92,7 +93,8 @@ def register(
     r"""Decorator that enters a rule in place of a torch function: the one way in, for hodiff's rules and for yours.
 
     Inside `hodiff.corrected()`, and so in every transform of hodiff, a call of the torch function runs the rule. The
-    newest rule of a function is in force; `unregister` brings back the one before, such as hodiff's own.
+    newest rule of a function is in force; `unregister` brings back the one before, such as hodiff's own. What the rule
+    calls is torch's own function, also where it calls it inside `corrected()` or by a transform of hodiff.
 
     Args:
         *functions: The torch function, by all the names it is called by: `torch.relu`, `torch.Tensor.relu`,
@@ -135,7 +137,9 @@ def register(
     def enter(rule: Rule) -> Rule:
         if not callable(rule):
             raise InputError(f"register: rule: expected a callable, got {type(rule).__name__}.")
-        inside = rule if covers is None else _declining(rule, covers)
+        # hodiff's own rules know what they call.
+        inside = _outermost(rule) if _OWN else rule
+        inside = inside if covers is None else _declining(inside, covers)
         entry = Correction(title, inside, kind, reason, tuple(routes), reference, least_elements, mended)
         for function in dict.fromkeys(functions):
             _ENTERED.setdefault(function, []).append(entry)
@@ -143,6 +147,26 @@ def register(
         return rule
 
     return enter
+
+
+def _outermost(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule, which declines what it calls itself, by way of `corrected()` or a transform: that is torch's."""
+    runs = threading.local()
+
+    def outermost(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return rule(*args, **kwargs)
+        if getattr(runs, "now", False):
+            return UNNEEDED
+        runs.now = True
+        try:
+            return rule(*args, **kwargs)
+        finally:
+            runs.now = False
+
+    outermost.__qualname__ = getattr(rule, "__qualname__", repr(rule))  # for errors
+    outermost.__wrapped__ = rule  # type: ignore[attr-defined]  # whose parameters it has
+    return outermost
 
 
 def _declining(rule: Callable[..., Any], covers: Callable[..., bool]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from corrections.calls import CALLS, CONSTANTS, ELSEWHERE
+from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
@@ -155,7 +156,12 @@ def derivatives(function, args, kwargs):
     return value, inside, outside
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call[0]}"[:60])
+def name_of(function):
+    """The same in every process, as what Python prints of a function is not."""
+    return resolve_name(function) or function.__name__
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: name_of(call[0]))
 def test_every_form_that_torch_takes(call):
     function, args, kwargs = call
     expected = derivatives(function, args, kwargs)

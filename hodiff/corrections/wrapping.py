@@ -1,0 +1,134 @@
+"""Functions, generators and coroutines whose bodies run within a context, and nothing else does."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractContextManager
+from types import coroutine
+from typing import Any
+
+import torch
+
+from hodiff.errors import InputError
+
+Context = AbstractContextManager[Any]
+
+
+def within(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose body runs within a context, which must be one that can be entered many times.
+
+    A generator or a coroutine leaves it while it waits, so that nothing else runs in it.
+
+    Args:
+        context: The context.
+        function: A function, one that yields, or one that awaits.
+
+    Returns:
+        A function of the same kind.
+
+    Raises:
+        InputError: If it is a class, or nothing that can be called.
+    """
+    if not torch.compiler.is_compiling():
+        _require_function(function)
+        for is_such, wrap in _KINDS.items():
+            # An object is what its method is.
+            if is_such(function) or is_such(type(function).__call__):
+                return wrap(context, function)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context:
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _require_function(function: Any) -> None:
+    if inspect.isclass(function):
+        raise InputError(
+            f"corrected: function: expected a function, got the class {function.__qualname__}. Decorate the methods "
+            "that compute, such as forward, or use it inside `with hodiff.corrected():`."
+        )
+    if not callable(function):
+        remedy = (
+            f"Put it beneath @{type(function).__name__}."
+            if isinstance(function, (classmethod, property))
+            else "Pass a function, or use `with hodiff.corrected():`."
+        )
+        raise InputError(f"corrected: function: expected a function, got {type(function).__name__}. {remedy}")
+
+
+def _within_coroutine(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        return await _awaited(context, function(*args, **kwargs))
+
+    return run
+
+
+def _within_generator(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (yield from _driven(context, function(*args, **kwargs)))
+
+    return run
+
+
+def _within_async_generator(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def run(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        generator = function(*args, **kwargs)
+        following = generator.asend(None)
+        try:
+            while True:
+                try:
+                    item = await _awaited(context, following)
+                except StopAsyncIteration:
+                    return
+                try:
+                    following = generator.asend((yield item))
+                except GeneratorExit:
+                    raise
+                except BaseException as error:
+                    following = generator.athrow(error)
+        finally:
+            await _awaited(context, generator.aclose())
+
+    return run
+
+
+_KINDS: dict[Callable[[Any], bool], Callable[[Context, Callable[..., Any]], Callable[..., Any]]] = {
+    inspect.iscoroutinefunction: _within_coroutine,
+    inspect.isgeneratorfunction: _within_generator,
+    inspect.isasyncgenfunction: _within_async_generator,
+}
+
+
+@coroutine
+def _awaited(context: Context, awaitable: Awaitable[Any]) -> Generator[Any, Any, Any]:
+    """Await within a context that is left whenever what is awaited waits."""
+    return (yield from _driven(context, awaitable.__await__()))
+
+
+def _driven(context: Context, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """`yield from` a generator, each step of which runs within a context."""
+    step: Callable[[Any], Any] = generator.send
+    value: Any = None
+    while True:
+        try:
+            with context:
+                item = step(value)
+        except StopIteration as stop:
+            return stop.value
+        try:
+            value = yield item
+            step = generator.send
+        except GeneratorExit:
+            with context:
+                generator.close()
+            raise
+        except BaseException as error:
+            step, value = generator.throw, error

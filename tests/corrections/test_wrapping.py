@@ -1,0 +1,247 @@
+"""`corrected()` around functions of every kind: corrections act while the body runs, and only then."""
+
+import asyncio
+import functools
+import inspect
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hodiff
+from hodiff.corrections import register, unregister
+
+corrected = hodiff.corrected()
+X = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
+
+
+def acts():
+    """Whether corrections act here: torch has another node."""
+    return F.layer_norm(X, (3,)).grad_fn.name() != "NativeLayerNormBackward0"
+
+
+def test_a_generator():
+    @corrected
+    def generator(first):
+        try:
+            second = yield first, acts()
+            yield second, acts()
+        except KeyError:
+            yield "caught", acts()
+        return acts()
+
+    def caller():
+        return (yield from generator(1))
+
+    assert inspect.isgeneratorfunction(generator)
+    running = caller()
+    assert next(running) == (1, True)
+    assert not acts()
+    assert running.send(2) == (2, True)
+    assert running.throw(KeyError()) == ("caught", True)
+    with pytest.raises(StopIteration) as end:
+        next(running)
+    assert end.value.value is True
+    assert not acts()
+
+
+def test_a_generator_that_is_closed():
+    seen = []
+
+    @corrected
+    def generator():
+        try:
+            yield
+        finally:
+            seen.append(acts())
+
+    running = generator()
+    next(running)
+    running.close()
+    assert seen == [True]
+    assert not acts()
+
+
+def test_coroutines_beside_each_other():
+    @corrected
+    async def inside(x):
+        before = acts()
+        await asyncio.sleep(0.001)
+        return x, before, acts()
+
+    async def outside():
+        found = []
+        for _ in range(4):
+            await asyncio.sleep(0.0005)
+            found.append(acts())
+        return any(found)
+
+    async def main():
+        return await asyncio.gather(inside(1), inside(2), outside())
+
+    assert inspect.iscoroutinefunction(inside)
+    assert asyncio.run(main()) == [(1, True, True), (2, True, True), False]
+
+
+def test_an_error_in_a_coroutine():
+    @corrected
+    async def fails():
+        await asyncio.sleep(0)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        asyncio.run(fails())
+    assert not acts()
+
+
+def test_an_asynchronous_generator():
+    seen = []
+
+    @corrected
+    async def generator():
+        try:
+            for i in range(3):
+                await asyncio.sleep(0)
+                seen.append(acts())
+                yield i
+        except KeyError:
+            yield "caught"
+        finally:
+            seen.append(acts())
+
+    async def main():
+        found = []
+        async for each in generator():
+            found.append((each, acts()))
+        running = generator()
+        await running.asend(None)
+        assert await running.athrow(KeyError()) == "caught"
+        await running.aclose()
+        return found
+
+    assert asyncio.run(main()) == [(0, False), (1, False), (2, False)]
+    assert seen == [True] * 6
+
+
+class Model:
+    async def __call__(self):
+        return acts()
+
+
+def test_other_callables():
+    assert asyncio.run(corrected(Model())())
+    assert corrected(functools.partial(acts))()
+    assert corrected(torch.nn.LayerNorm(3))(X).grad_fn.name() != "NativeLayerNormBackward0"
+
+    class Holder:
+        @staticmethod
+        @corrected
+        def beneath():
+            return acts()
+
+        @classmethod
+        @corrected
+        def of_class(cls):
+            return acts()
+
+    assert Holder.beneath()
+    assert Holder.of_class()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (Model, "got the class Model. Decorate the methods"),
+        (classmethod(acts), "got classmethod. Put it beneath @classmethod"),
+        (3, "got int. Pass a function"),
+    ],
+)
+def test_what_is_no_function_is_refused(wrong, message):
+    with pytest.raises(hodiff.InputError, match=message):
+        corrected(wrong)
+
+
+def test_leaving_it_in_another_thread_is_refused():
+    """Else the mode that is active there would end, or torch would have none to end."""
+    mode, errors = hodiff.corrected(), []
+
+    def leave():
+        with hodiff.corrected():
+            try:
+                mode.__exit__(None, None, None)
+            except hodiff.HodiffError as error:
+                errors.append((str(error), acts()))
+
+    with mode:
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+        assert acts()
+    ((message, acted),) = errors
+    assert "left in a thread that did not enter it" in message
+    assert acted
+    assert not acts()
+
+
+def test_one_mode_in_two_threads():
+    mode, found, entered = hodiff.corrected(), [], threading.Barrier(2)
+
+    def work():
+        with mode:
+            entered.wait(10)
+            found.append(acts())
+        found.append(not acts())
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == [True] * 4
+
+
+def by_corrected(a, b):
+    with hodiff.corrected():
+        return torch.hypot(a, b) * 1
+
+
+RULES = {
+    "plainly": lambda a, b: torch.hypot(a, b) * 1,
+    "inside corrected()": by_corrected,
+    "decorated": hodiff.corrected()(lambda a, b: torch.hypot(a, b) * 1),
+    "by a transform": lambda a, b: hodiff.jacobian(lambda x: torch.hypot(x, b))(a).sum(),
+}
+
+
+@pytest.mark.parametrize("how", RULES)
+@pytest.mark.parametrize("covers", [None, lambda *_: True])
+def test_a_rule_that_calls_its_own_function_reaches_torch(how, covers):
+    register(torch.hypot, reason="a test", covers=covers)(RULES[how])
+    three, four = torch.tensor([3.0], requires_grad=True), torch.tensor([4.0])
+    try:
+        for modes in (1, 2):
+            function = torch.hypot
+            for _ in range(modes):
+                function = hodiff.corrected()(function)
+            expected = 0.6 if how == "by a transform" else 5.0
+            assert function(three, four).item() == pytest.approx(expected)
+            assert function(three, four).grad_fn.name() != "HypotBackward0"
+    finally:
+        unregister(torch.hypot)
+
+
+def test_a_rule_that_fails_is_asked_again():
+    def once(a, b):
+        if a.sum() < 0:
+            raise KeyError
+        return torch.zeros(())
+
+    register(torch.hypot, reason="a test")(once)
+    try:
+        with hodiff.corrected():
+            with pytest.raises(KeyError):
+                torch.hypot(-X, X)
+            assert torch.hypot(X, X) == 0
+    finally:
+        unregister(torch.hypot)
