@@ -1,8 +1,9 @@
-"""How a rule declines a call, and says why; `Corrections.declined` decides what runs instead."""
+"""What a rule may return in place of a value: it declines the call and says why, or hands it to torch changed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,16 @@ class Declined:
 
     torch_is_right: bool
     because: str
+
+
+@dataclass(frozen=True)
+class Redirected:
+    """What a rule returns in place of a value: torch's own function does it, with these arguments for the given ones.
+
+    Errors that it then raises are the user's own.
+    """
+
+    args: tuple[Any, ...]
 
 
 # No rule is needed: torch differentiates such a call rightly, or it has no derivatives.

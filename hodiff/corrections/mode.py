@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from hodiff.corrections.declining import UNNEEDED, Declined, unable
+from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
 from hodiff.corrections.registry import CORRECTIONS, Correction
 from hodiff.corrections.subclasses import ask_subclasses
 from hodiff.corrections.wrapping import within
@@ -83,6 +83,8 @@ class Corrections(TorchFunctionMode):
             raise result
         if type(result) is Declined:
             return self.declined(correction, result, func, args, kwargs)
+        if type(result) is Redirected:
+            return func(*result.args, **kwargs)
         if result is NotImplemented:
             return self.declined(correction, UNNEEDED, func, args, kwargs)
         if result is None and getattr(func, "__name__", "") not in _MAY_RETURN_NONE:

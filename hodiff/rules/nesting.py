@@ -11,20 +11,26 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from hodiff.torch_internals.forward_mode import set_tangents
-from hodiff.torch_internals.transforms import in_func_jvp
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.torch_internals.forward_mode import has_tangent, set_tangents
+from hodiff.torch_internals.transforms import innermost_is_vmap, innermost_jvp_level
 from hodiff.torch_internals.wrapped_tensors import without_tangent
 
 
 def nestable_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
     r"""Make a Function's `jvp` differentiable by every enclosing forward pass.
 
-    Decorate the rule below `@staticmethod`. It sees `ctx.saved_tensors` without the tangents of the pass that calls it
+    Decorate the rule below `@staticmethod`. It sees what `ctx` keeps without the tangents of the pass that calls it
     and with those of all passes around it, so that forward-over-forward, and any deeper nesting, is right.
+
+    hodiff's transforms and `hodiff.corrected()` do so for every Function by themselves; the mark is for those who take
+    derivatives by torch alone.
 
     Args:
         rule: `jvp(ctx, *tangents)`, made of differentiable torch operators or other Functions. Tensors come from
-            `ctx.saved_tensors` alone (`ctx.save_for_forward` in `setup_context`).
+            `ctx.saved_tensors` (`ctx.save_for_forward` in `setup_context`) or attributes of `ctx`.
 
     Returns:
         The rule to give to torch.
@@ -56,24 +62,49 @@ def nestable_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(rule)
     def jvp(ctx: Any, *tangents: Any) -> Any:
+        level = innermost_jvp_level()
         # Without a functorch pass the caller is torch.autograd.forward_ad, which does not nest.
-        if not in_func_jvp():
+        if level is None:
             return rule(ctx, *tangents)
         with set_tangents(True):
-            return rule(_Undressed(ctx), *tangents)
+            return rule(_Undressed(ctx, level), *tangents)
 
     return jvp
 
 
 class _Undressed:
-    """A Function's context whose saved tensors carry no tangent of the pass that is running."""
+    """A Function's context whose tensors carry no tangent of the pass that is running."""
 
-    def __init__(self, ctx: Any):
-        self._ctx = ctx
+    def __init__(self, ctx: Any, level: int):
+        vars(self).update(_ctx=ctx, _level=level)
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        return tuple(without_tangent(tensor) for tensor in self._ctx.saved_tensors)
+        return tuple(without_tangent(tensor, self._level) for tensor in self._ctx.saved_tensors)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._ctx, name)
+        return _undressed(getattr(self._ctx, name), self._level)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
+
+
+def _undressed(value: Any, level: int) -> Any:
+    """The tensors of a container without a tangent of that level; what is no container has none that torch shows."""
+    if isinstance(value, Tensor):
+        return without_tangent(value, level)
+    if isinstance(value, list | tuple | dict):
+        return pytree.tree_map_only(Tensor, lambda tensor: without_tangent(tensor, level), value)
+    return value
+
+
+def without_own_tangents(pushed: Any) -> Any:
+    """What a rule returned, without the tangents that it carries along from where a context does not show them."""
+    level = innermost_jvp_level()
+    if level is None:
+        return pushed
+
+    def bare(tensor: Tensor) -> Any:
+        return without_tangent(tensor, level) if innermost_is_vmap() or has_tangent(tensor) else tensor
+
+    return pytree.tree_map_only(Tensor, bare, pushed)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import overrides
+from torch._functorch.autograd_function import custom_function_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 active_function_modes: Callable[[], list[TorchFunctionMode]] = overrides._get_current_function_mode_stack
+# What `Function.apply` calls inside transforms of `torch.func`, and modes see: `(function, *inputs)`.
+apply_in_transform: Callable[..., Any] = custom_function_call
 dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
 # Whether a function offers itself to the subclasses among its arguments; not while one of them runs torch's own.
 subclasses_are_asked: Callable[[], bool] = torch._C._is_torch_function_enabled

@@ -48,6 +48,7 @@ NAMES = (
     "torch._dynamo",
     "torch._dynamo.nonstrict_trace",
     "torch._functorch.autograd_function.VmapInfo",
+    "torch._functorch.autograd_function.custom_function_call",
     "torch._functorch.eager_transforms.JVP_NESTING",
     "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
     "torch._functorch.utils.unwrap_dead_wrappers",

@@ -41,9 +41,17 @@ def innermost_is_reverse() -> bool:
 
 def in_func_jvp() -> bool:
     """Whether one of them is `torch.func.jvp`."""
+    return innermost_jvp_level() is not None
+
+
+def innermost_jvp_level() -> int | None:
+    """The level of the innermost `torch.func.jvp` that runs, or None where none does."""
     if not in_transform():
-        return False
-    return any(each.key() == functorch.TransformType.Jvp for each in functorch.get_interpreter_stack() or ())
+        return None
+    for each in reversed(functorch.get_interpreter_stack() or ()):
+        if each.key() == functorch.TransformType.Jvp:
+            return each.level()
+    return None
 
 
 def batching_levels() -> dict[int, bool]:

@@ -71,14 +71,16 @@ def without_ended_wrappers(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def without_tangent(tensor: Any) -> Any:
-    """A tensor wrapped anew at its outermost level of differentiation, where it then has no tangent."""
+def without_tangent(tensor: Any, level: int) -> Any:
+    """A tensor wrapped anew at a level of differentiation, where it then has no tangent; others as they are."""
     if not isinstance(tensor, Tensor):
         return tensor
     if functorch.is_batchedtensor(tensor):
-        inner = without_tangent(functorch.get_unwrapped(tensor))
+        wrapped = functorch.get_unwrapped(tensor)
+        inner = without_tangent(wrapped, level)
+        if inner is wrapped:
+            return tensor
         return functorch._add_batch_dim(inner, functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor))
-    if functorch.is_gradtrackingtensor(tensor):
-        level = functorch.maybe_get_level(tensor)
+    if functorch.is_gradtrackingtensor(tensor) and functorch.maybe_get_level(tensor) == level:
         return functorch._wrap_for_grad(functorch._unwrap_for_grad(tensor, level), level)
     return tensor

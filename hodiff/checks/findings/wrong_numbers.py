@@ -102,8 +102,9 @@ NUMBERS = (
         "HD114",
         "error",
         "forward mode does not nest",
-        "torch runs jvp with forward mode off, so that an outer forward pass sees constants in it.",
-        "Put `@hodiff.functions.nestable_jvp` under `@staticmethod` of jvp.",
+        "torch alone runs jvp with forward mode off, so that an outer forward pass sees constants in it.",
+        "Take such derivatives by hodiff's transforms or within `hodiff.corrected()`, which mend it, or put "
+        "`@hodiff.functions.nestable_jvp` under `@staticmethod` of jvp.",
     ),
     Defect(
         "HD115",

@@ -1,0 +1,436 @@
+"""Functions as torch's documentation teaches them, in every nesting of forward and reverse passes.
+
+The truth is the same function of elementary operators, and the derivatives of x³ in closed form.
+"""
+
+from itertools import product
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import Function
+from torch.func import grad, jacfwd, jvp, vmap
+
+import hodiff
+
+D = torch.float64
+X = torch.tensor([0.5, 1.0, 2.0], dtype=D)
+V = torch.tensor([1.0, 0.7, -0.3], dtype=D)
+
+
+class Saved(Function):
+    """x² y from saved inputs, batched by the rules of its operators."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, y):
+        return x * x * y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return 2 * x * y * g, x * x * g
+
+    @staticmethod
+    def jvp(ctx, x_t, y_t):
+        x, y = ctx.saved_tensors
+        return 2 * x * y * x_t + x * x * y_t
+
+
+class Batched:
+    """A batching rule that applies the Function again."""
+
+    generate_vmap_rule = False
+
+    @classmethod
+    def vmap(cls, info, in_dims, x, y):
+        moved = [t if dim is None else t.movedim(dim, 0) for t, dim in zip((x, y), in_dims, strict=True)]
+        return cls.apply(*moved), 0
+
+
+class Unmaterialized(Batched, Saved):
+    """With None for tangents that are zero."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        Saved.setup_context(ctx, inputs, output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def jvp(ctx, x_t, y_t):
+        x, y = ctx.saved_tensors
+        return (0 if x_t is None else 2 * x * y * x_t) + (0 if y_t is None else x * x * y_t)
+
+
+class Attributes(Batched, Saved):
+    """Inputs that are attributes of the context, one of them in a list."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.x, ctx.others = inputs[0], [inputs[1]]
+
+    @staticmethod
+    def backward(ctx, g):
+        x, (y,) = ctx.x, ctx.others
+        return 2 * x * y * g, x * x * g
+
+    @staticmethod
+    def jvp(ctx, x_t, y_t):
+        x, (y,) = ctx.x, ctx.others
+        return 2 * x * y * x_t + x * x * y_t
+
+
+class Hidden(Attributes):
+    """Inputs in an object that torch does not look into."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.inputs = lambda: inputs
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.inputs()
+        return 2 * x * y * g, x * x * g
+
+    @staticmethod
+    def jvp(ctx, x_t, y_t):
+        x, y = ctx.inputs()
+        return 2 * x * y * x_t + x * x * y_t
+
+
+class Nested(Saved):
+    """Rules that call another Function."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return 2 * x * y * g, Saved.apply(x, torch.ones_like(x)) * g
+
+    @staticmethod
+    def jvp(ctx, x_t, y_t):
+        x, y = ctx.saved_tensors
+        return 2 * x * y * x_t + Saved.apply(x, torch.ones_like(x)) * y_t
+
+
+class Output(Saved):
+    """A saved output."""
+
+    @staticmethod
+    def forward(x, y):
+        return torch.exp(x * y)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs, output)
+        ctx.save_for_forward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y, z = ctx.saved_tensors
+        return y * z * g, x * z * g
+
+    @staticmethod
+    def jvp(ctx, x_t, y_t):
+        x, y, z = ctx.saved_tensors
+        return (y * x_t + x * y_t) * z
+
+
+class Several(Function):
+    """Two outputs with derivatives, one without, an argument that is no tensor, and a default."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, y, power, name=None):
+        return x**power * y, (x * y).sin(), x > y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, y, ctx.power, _ = inputs
+        ctx.save_for_backward(x, y)
+        ctx.save_for_forward(x, y)
+        ctx.mark_non_differentiable(output[2])
+
+    @staticmethod
+    def backward(ctx, g, h, _):
+        (x, y), p = ctx.saved_tensors, ctx.power
+        c = (x * y).cos() * h
+        return p * x ** (p - 1) * y * g + c * y, x**p * g + c * x, None, None
+
+    @staticmethod
+    def jvp(ctx, x_t, y_t, *_):
+        (x, y), p = ctx.saved_tensors, ctx.power
+        return p * x ** (p - 1) * y * x_t + x**p * y_t, (x * y).cos() * (x_t * y + x * y_t), None
+
+
+class Normalized(Function):
+    """Rules made of a torch function whose own derivatives have to be corrected."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, y):
+        return F.layer_norm(x, x.shape[-1:]) * y
+
+    setup_context = Saved.setup_context
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        z, pull = torch.func.vjp(lambda x: F.layer_norm(x, x.shape[-1:]), x)
+        return pull(y * g)[0], z * g
+
+    @staticmethod
+    def jvp(ctx, x_t, y_t):
+        x, y = ctx.saved_tensors
+        z, z_t = jvp(lambda x: F.layer_norm(x, x.shape[-1:]), (x,), (x_t,))
+        return z_t * y + z * y_t
+
+
+def several(x, y):
+    first, second, third = Several.apply(x, y, 3)
+    return first + second**2 + third
+
+
+def normalized(x, y):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * y
+
+
+def elementary(x, y):
+    return x * x * y
+
+
+CASES = {
+    "saved": (Saved.apply, elementary),
+    "unmaterialized": (Unmaterialized.apply, elementary),
+    "attributes": (Attributes.apply, elementary),
+    "hidden": (Hidden.apply, elementary),
+    "nested": (Nested.apply, elementary),
+    "output": (Output.apply, lambda x, y: torch.exp(x * y)),
+    "several": (several, lambda x, y: x**3 * y + (x * y).sin() ** 2 + (x > y)),
+    "normalized": (Normalized.apply, normalized),
+}
+
+
+def at_once(f):
+    return lambda x: (f(x.sin(), x.exp()) * x).sum()
+
+
+def in_batches(f):
+    """One argument batched, or both, in front or at the back."""
+
+    def total(x):
+        both = vmap(f)(torch.stack([x.sin(), x]), torch.stack([x.exp(), 2 * x]))
+        one = vmap(f, in_dims=(1, None))(torch.stack([x.sin(), x], 1), x.exp())
+        return (both * x).sum() + one.square().sum()
+
+    return total
+
+
+def passed(f, modes):
+    """The derivative of a scalar function by passes, the innermost first: a directional one for each but the last."""
+    for mode in modes[:-1]:
+        f = _along(f) if mode == "forward" else _against(f)
+    return grad(f) if modes[-1] == "reverse" else jacfwd(f)
+
+
+def _along(f):
+    return lambda x: jvp(f, (x,), (V,))[1]
+
+
+def _against(f):
+    return lambda x: (grad(f)(x) * V).sum()
+
+
+@pytest.mark.parametrize("arrange", [at_once, in_batches])
+@pytest.mark.parametrize("name", CASES)
+def test_every_nesting(name, arrange):
+    function, truth = CASES[name]
+    for modes in (*product(("reverse", "forward"), repeat=2), ("forward",) * 3, ("forward", "reverse", "forward")):
+        with hodiff.corrected():
+            found = passed(arrange(function), modes)(X)
+        torch.testing.assert_close(found, passed(arrange(truth), modes)(X), msg=lambda text, m=modes: f"{m}: {text}")
+
+
+def test_torch_alone_is_silent():
+    """Else the tests above prove nothing."""
+    slope = _along(at_once(Saved.apply))
+    assert not torch.allclose(jacfwd(slope)(X), jacfwd(_along(at_once(elementary)))(X))
+
+
+class Cube(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 3 * ctx.saved_tensors[0] ** 2 * t
+
+
+def cubes(x):
+    return Cube.apply(x).sum()
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_hvp(route):
+    torch.testing.assert_close(hodiff.hvp(cubes, X, V, route=route), 6 * X * V)
+    torch.testing.assert_close(hodiff.hessian(cubes, route=route)(X), torch.diag(6 * X))
+
+
+def test_directional_derivatives():
+    found = hodiff.directional_derivatives(Cube.apply, X, V, order=4)
+    truth = (X**3, 3 * X**2 * V, 6 * X * V**2, 6 * V**3, 0 * X)
+    for one, other in zip(found, truth, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_correct_is_false():
+    second = hodiff.directional_derivatives(Cube.apply, X, V, order=2, correct=False)[2]
+    assert torch.equal(second, 0 * X)
+
+
+def test_jacobian_of_a_jacobian():
+    inner = hodiff.jacobian(Cube.apply, mode="forward")
+    found = hodiff.jacobian(lambda x: inner(x).sum(0), mode="forward")(X)
+    torch.testing.assert_close(found, torch.diag(6 * X))
+
+
+class CubeLayer(nn.Module):
+    def forward(self, x):
+        return Cube.apply(x)
+
+
+def test_in_a_module():
+    found = hodiff.directional_derivatives(nn.Sequential(CubeLayer(), nn.Flatten(0)), X, V, order=2)[2]
+    torch.testing.assert_close(found, 6 * X * V**2)
+
+
+def test_recorded_around_a_forward_pass():
+    """`torch.autograd` around `torch.func.jvp`: rules that have to be corrected are."""
+    x = X.clone().requires_grad_()
+    with hodiff.corrected():
+        (found,) = torch.autograd.grad(_along(at_once(Normalized.apply))(x), x)
+    torch.testing.assert_close(found, grad(_along(at_once(normalized)))(X))
+
+
+class InPlace(Function):
+    @staticmethod
+    def forward(x):
+        return x.mul_(3)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_dirty(*inputs)
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t.mul_(3)
+
+
+def test_in_place():
+    found = hodiff.directional_derivatives(lambda x: InPlace.apply(x.exp()) * x, X, V, order=2)[2]
+    torch.testing.assert_close(found, 3 * X.exp() * (X + 2) * V**2)
+
+
+class Registered(type(Function)):
+    """A metaclass that keeps a list, as plugins do."""
+
+    known: ClassVar = []
+
+    def __init__(cls, name, bases, members):
+        super().__init__(name, bases, members)
+        Registered.known.append(cls)
+
+
+class OfAPlugin(Cube, metaclass=Registered):
+    pass
+
+
+def test_the_class_is_left_alone():
+    before = dict(vars(OfAPlugin))
+    second = hodiff.directional_derivatives(OfAPlugin.apply, X, V, order=2)[2]
+    torch.testing.assert_close(second, 6 * X * V**2)
+    assert dict(vars(OfAPlugin)) == before
+    assert Registered.known == [OfAPlugin]
+    assert OfAPlugin.__subclasses__() == []
+
+
+class Changed(Cube):
+    pass
+
+
+def test_a_rule_that_is_exchanged_later(monkeypatch):
+    assert hodiff.directional_derivatives(Changed.apply, X, V, order=2)[2].any()
+    monkeypatch.setattr(Changed, "jvp", staticmethod(lambda ctx, t: 0 * t * ctx.saved_tensors[0]))
+    assert not hodiff.directional_derivatives(Changed.apply, X, V, order=2)[2].any()
+
+
+class Troubled(Cube):
+    calls = 0
+
+    @staticmethod
+    def forward(x):
+        Troubled.calls += 1
+        raise RuntimeError("an error of the user's")
+
+
+def test_an_error_of_the_users():
+    with pytest.raises(RuntimeError, match=r"^an error of the user's$"):
+        hodiff.directional_derivatives(Troubled.apply, X, V, order=2)
+    assert Troubled.calls == 1
+
+
+class OldStyle(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+
+class WithoutTangent(Cube):
+    jvp = Function.jvp
+
+
+@pytest.mark.parametrize(("function", "words"), [(OldStyle, "setup_context"), (WithoutTangent, "jvp")])
+def test_refused(function, words):
+    """torch has no forward pass of these; by the default route they are right."""
+    torch.testing.assert_close(hodiff.hvp(lambda x: function.apply(x).sum(), X, V), 6 * X * V)
+    with pytest.raises(hodiff.RouteError, match=words):
+        hodiff.directional_derivatives(function.apply, X, V, order=2)
+
+
+def test_what_check_says_of_torch_alone():
+    (finding,) = hodiff.check(Cube, X, scipy=False).findings
+    assert finding.code == "HD114"
+    assert "hodiff.corrected()" in finding.remedy
+    assert hodiff.check(hodiff.corrected()(Cube.apply), X, scipy=False).codes == ()
+
+
+def test_listed():
+    rows = {row.name: row for row in hodiff.corrections.table()}
+    assert rows["torch.autograd.Function.apply"].routes == ("forward-over-forward",)
