@@ -16,6 +16,7 @@ from hodiff.errors import InputError
 from hodiff.recompute.checkpoint import CallProgram
 from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
+from hodiff.torch_internals.threads import one_thread_at_a_time
 from hodiff.torch_internals.transforms import in_transform
 
 # By position among the operands of f; what is not named does not move.
@@ -61,11 +62,12 @@ def hvp_function(f: Callable[..., Any]) -> Callable[..., Any]:
             return hvp(f, x, v, *args)
         points, spec = _flatten(x)
         directions = _flatten_direction(v, points, spec)
-        call = CallProgram("hvp_function", f, (x, *args), {})
-        # The leaves of x come first among the operands.
-        moving = list(range(len(points)))
-        program = _SymmetricDerivative(call, [moving], moving)
-        return pytree.tree_unflatten(list(Checkpoint.call(program, *call.take_inputs(), *directions)), spec)
+        with one_thread_at_a_time():  # as in `checkpoint`
+            call = CallProgram("hvp_function", f, (x, *args), {})
+            # The leaves of x come first among the operands.
+            moving = list(range(len(points)))
+            program = _SymmetricDerivative(call, [moving], moving)
+            return pytree.tree_unflatten(list(Checkpoint.call(program, *call.take_inputs(), *directions)), spec)
 
     return product
 

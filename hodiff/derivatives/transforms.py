@@ -9,15 +9,14 @@ import torch.func
 from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
-from hodiff.torch_internals.forward_mode import load_forward_rules
+from hodiff.torch_internals.forward_mode import forward_pass, load_forward_rules
 
 
 def push(f: Callable[..., Any], primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[Any, Any, PyTree]:
     """Output, tangent and aux: forward mode, with the tangent in the dtypes of the output."""
     if not torch.compiler.is_compiling():
         load_forward_rules()
-    result: Any = torch.func.jvp(f, primals, tangents, has_aux=True)
-    output, tangent, aux = result
+    output, tangent, aux = forward_pass(f, primals, tangents, has_aux=True)
     # torch promotes the tangent of a float32 scalar times a Python number to float64.
     return output, pytree.tree_map(lambda t, o: t.to(o.dtype), tangent, output), aux
 

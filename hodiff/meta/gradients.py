@@ -24,6 +24,7 @@ from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.differentiation import only_reverse_mode
 from hodiff.torch_internals.forward_mode import in_dual_level
+from hodiff.torch_internals.threads import one_thread_at_a_time
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 # Of the leaves of the parameters: the value, gradients by the leaves, and buffers.
@@ -116,9 +117,10 @@ def mixed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) 
     def kept(leaves: Sequence[Tensor], batch: PyTree, buffers: PyTree) -> tuple[Tensor, PyTree]:
         return loss(leaves, batch, copied(buffers))
 
-    call = CallProgram("adapt", kept, (list(leaves), batch, buffers), {})
-    program = _GradientProgram(call, len(leaves))
-    value, *rest = Checkpoint.call(program, *call.take_inputs())
+    with one_thread_at_a_time():  # as in `checkpoint`
+        call = CallProgram("adapt", kept, (list(leaves), batch, buffers), {})
+        program = _GradientProgram(call, len(leaves))
+        value, *rest = Checkpoint.call(program, *call.take_inputs())
     return value, rest[: len(leaves)], pytree.tree_unflatten(rest[len(leaves) :], pytree.tree_flatten(buffers)[1])
 
 

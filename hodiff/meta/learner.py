@@ -26,6 +26,7 @@ from hodiff.meta.optimizer import Optimizer, Setting
 from hodiff.meta.options import LearnerOptions
 from hodiff.meta.sgd import SGD
 from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.threads import one_thread_at_a_time
 
 Parameters = dict[str, Tensor]
 # Inputs and targets, each with the tasks in front.
@@ -145,7 +146,8 @@ class MetaLearner(nn.Module):
         moving = {name: each for name, each in buffers.items() if each.is_floating_point()}
 
         def one(params: Parameters, batch: Batch, moving: Parameters) -> tuple[Tensor, Parameters]:
-            with frozen_norms(self.module, self.batch_norm):
+            # Both change the module for the time of the call.
+            with one_thread_at_a_time(), frozen_norms(self.module, self.batch_norm):
                 prediction = functional_call(self.module, {**params, **moving, **counters}, (batch[0],))
             return self.loss(prediction, batch[1]), moving
 

@@ -22,6 +22,7 @@ from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.recorded_model import RecordedModel, refused
 from hodiff.operators.restriction import restrict
+from hodiff.torch_internals.threads import one_thread_at_a_time
 
 
 class OutputMatrix(Protocol):
@@ -147,7 +148,9 @@ def module_call(module: nn.Module) -> Callable[[PyTree, Any], Any]:
     """A module as a function of its parameters, a dict by name, and its input."""
 
     def model(parameters: PyTree, inputs: Any) -> Any:
-        return functional_call(module, parameters, (inputs,))
+        # It exchanges the module's tensors for the time of the call.
+        with one_thread_at_a_time():
+            return functional_call(module, parameters, (inputs,))
 
     return model
 

@@ -18,6 +18,7 @@ from hodiff.recompute.hidden_tensors import RefuseForeign, hidden_tensor
 from hodiff.recompute.programs import Checkpoint, Program
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.threads import one_thread_at_a_time
 from hodiff.torch_internals.transforms import in_transform
 
 
@@ -50,14 +51,15 @@ class CallProgram(Program):
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Call the function."""
-        if self._ran:
-            with self._surroundings.restored():
+        with one_thread_at_a_time():
+            if self._ran:
+                with self._surroundings.restored():
+                    return self._call(inputs)
+            self._ran = True
+            if self._guard is None:
                 return self._call(inputs)
-        self._ran = True
-        if self._guard is None:
-            return self._call(inputs)
-        with self._surroundings.modes_restored(), self._guard:
-            return self._call(inputs)
+            with self._surroundings.modes_restored(), self._guard:
+                return self._call(inputs)
 
     @at_another_point
     def _call(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -178,5 +180,7 @@ def checkpointed(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs
     require_callable(name, f=f)
     if torch.compiler.is_compiling() or not may_be_differentiated():
         return f(*args, **kwargs)
-    call = CallProgram(name, f, args, kwargs)
-    return call.structured(Checkpoint.call(call, *call.take_inputs()))
+    # Other threads may exchange what f closes over, and draw random numbers that the first run is to draw.
+    with one_thread_at_a_time():
+        call = CallProgram(name, f, args, kwargs)
+        return call.structured(Checkpoint.call(call, *call.take_inputs()))

@@ -18,7 +18,7 @@ from hodiff.recompute.hidden_tensors import hidden_tensor
 from hodiff.recompute.recording import Recording
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.forward_mode import has_tangent, in_dual_level, set_tangents
+from hodiff.torch_internals.forward_mode import forward_pass, has_tangent, in_dual_level, set_tangents
 from hodiff.torch_internals.legacy_batching import any_legacy_batched, with_batches, without_batches
 from hodiff.torch_internals.transforms import in_transform
 
@@ -179,8 +179,7 @@ class Pushforward(_Derivative):
         moving = [point[i] for i in self.moving]
         if in_dual_level():
             return _push_dual(restricted, moving, tangents)
-        result: Any = torch.func.jvp(restricted, tuple(moving), tuple(tangents))
-        outputs, pushed = result
+        outputs, pushed = forward_pass(restricted, tuple(moving), tuple(tangents))
         # torch promotes the tangent of a float32 scalar times a Python number to float64.
         return tuple(t.to(y.dtype) for t, y in zip(pushed, outputs, strict=True))
 

@@ -7,17 +7,25 @@ import importlib
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
+from hodiff.torch_internals.threads import one_thread_at_a_time
 from hodiff.torch_internals.wording import Wording
 
 # `set_tangents(True)` as a context: operators carry tangents along inside of a Function's rule, too.
 set_tangents: Callable[[bool], AbstractContextManager[None]] = forward_ad._set_fwd_grad_enabled
 tangents_are_on: Callable[[], bool] = torch._C._is_fwd_grad_enabled
+
+
+def forward_pass(f: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool = False) -> Any:
+    """`torch.func.jvp`, in one thread at a time, as torch has one level of forward mode for all."""
+    with one_thread_at_a_time():
+        return torch.func.jvp(f, primals, tangents, has_aux=has_aux)
 
 
 def in_forward_mode() -> bool:

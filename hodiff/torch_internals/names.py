@@ -8,6 +8,7 @@ NAMES = (
     "torch.Tensor._is_zerotensor",
     "torch._C._are_functorch_transforms_active",
     "torch._C._autograd._top_saved_tensors_default_hooks",
+    "torch._C._current_graph_task_id",
     "torch._C._functorch.CVmapInterpreterPtr",
     "torch._C._functorch.RandomnessType.Different",
     "torch._C._functorch.RandomnessType.Error",

@@ -1,0 +1,64 @@
+"""Operators of one module in several threads, against dense Jacobians of the same network in plain operators."""
+
+import time
+
+import torch
+from threads import in_threads
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import hodiff
+
+D = torch.float64
+INPUTS, TARGETS = torch.randn(4, 3, dtype=D), torch.randn(4, 2, dtype=D)
+
+
+def ravel(tree):
+    return torch.cat([each.reshape(-1) for each in tree.values()])
+
+
+class Pause(nn.Module):
+    """Lets other threads run while a module has the parameters of this one."""
+
+    def forward(self, x):
+        time.sleep(1e-4)
+        return x
+
+
+def test_a_module_at_several_points():
+    module = nn.Sequential(nn.Linear(3, 4, dtype=D), nn.Tanh(), Pause(), nn.Linear(4, 2, dtype=D))
+    points = [{name: torch.randn_like(p) for name, p in module.named_parameters()} for _ in range(4)]
+    vector = {name: torch.ones_like(p) for name, p in module.named_parameters()}
+
+    def plain(p):
+        return (torch.tanh(INPUTS @ p["0.weight"].mT + p["0.bias"]) @ p["3.weight"].mT + p["3.bias"]).reshape(-1)
+
+    def truth(p):
+        blocks = torch.func.jacrev(plain)(p)
+        matrix = torch.cat([blocks[name].reshape(8, -1) for name in p], 1)
+        return 2 / 8 * matrix.mT @ (matrix @ ravel(vector))
+
+    expected = [truth(p) for p in points]
+    found = in_threads(
+        lambda p: ravel(hodiff.GaussNewtonOperator(module, mse_loss, p, INPUTS, TARGETS) @ vector), points, 40
+    )
+    for value, each in zip(found, expected * 10, strict=True):
+        torch.testing.assert_close(value, each)
+
+
+def test_buffers_stay_those_of_the_module():
+    """In training mode runs update copies, which no other thread takes for the module's own."""
+    module = nn.Sequential(nn.Linear(3, 4, dtype=D), nn.BatchNorm1d(4, dtype=D), nn.Linear(4, 2, dtype=D))
+    point = {name: p.detach() for name, p in module.named_parameters()}
+    vector = {name: torch.ones_like(p) for name, p in point.items()}
+    before = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers()}
+
+    def product(p):
+        return ravel(hodiff.GaussNewtonOperator(module, mse_loss, p, INPUTS, TARGETS) @ vector)
+
+    expected = product(point)
+    for value in in_threads(product, [point], 40):
+        torch.testing.assert_close(value, expected)
+    for name, buffer in module.named_buffers():
+        assert buffer is before[name][0]
+        assert torch.equal(buffer, before[name][1])

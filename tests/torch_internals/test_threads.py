@@ -1,0 +1,86 @@
+"""The one lock: who waits for it, and who must not."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from hodiff.torch_internals.threads import one_thread_at_a_time
+
+
+def in_another_thread(call, timeout=20.0):
+    """Whether a call in another thread ends in time."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return not thread.is_alive()
+
+
+def enter():
+    with one_thread_at_a_time():
+        pass
+
+
+def test_others_wait():
+    with one_thread_at_a_time(), one_thread_at_a_time():
+        assert not in_another_thread(enter, 0.1)
+    assert in_another_thread(enter)
+
+
+class Deep(torch.autograd.Function):
+    """A backward pass in a backward pass, so deep that autograd continues in threads of its own."""
+
+    seen = ""
+
+    @staticmethod
+    def forward(ctx, x, depth):
+        ctx.depth = depth
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        if ctx.depth == 0:
+            Deep.seen = threading.current_thread().name
+            enter()
+            return g, None
+        with torch.enable_grad():
+            x = g.detach().requires_grad_()
+            return torch.autograd.grad(Deep.apply(x, ctx.depth - 1), x)[0], None
+
+
+def test_autograds_own_threads_do_not_wait():
+    """As on a GPU: they work for a thread that waits for them, and that may hold the lock."""
+
+    def backward():
+        x = torch.ones((), requires_grad=True)
+        with one_thread_at_a_time():
+            Deep.apply(x, 100).backward()
+
+    assert in_another_thread(backward)
+    assert Deep.seen.startswith("Dummy")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_process_does_not_wait():
+    holding, done = threading.Event(), threading.Event()
+
+    def hold():
+        with one_thread_at_a_time():
+            holding.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    assert holding.wait(20.0)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)  # which ends it
+        enter()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
