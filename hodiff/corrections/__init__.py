@@ -3,6 +3,7 @@
 from hodiff.corrections import (
     activations,
     attention,
+    checkpoints,
     convolution,
     custom_functions,
     logarithms,
@@ -41,7 +42,7 @@ FAMILIES = {
     "convolution and pooling": (convolution, pooling),
     "distances": (cdist,),
     "elementwise functions": (ldexp, powers, sinc),
-    "gradients": (custom_functions, once_differentiable),
+    "gradients": (checkpoints, custom_functions, once_differentiable),
     "indexing": (cumulative, embedding, prod, reductions, scatter, splits, strides),
     "linear algebra": (determinants, eigenvectors, reflectors, solve, symmetric),
     "losses": (constant_targets, cross_entropy, ctc, margins),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -20,6 +22,8 @@ from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.differentiation import may_be_differentiated
 from hodiff.torch_internals.threads import one_thread_at_a_time
 from hodiff.torch_internals.transforms import in_transform
+
+_STORED: ContextVar[bool] = ContextVar("stored", default=False)
 
 
 class CallProgram(Program):
@@ -175,10 +179,20 @@ class _Chain:
         return args[0]
 
 
+@contextmanager
+def stored_instead() -> Iterator[None]:
+    """Let checkpoints be plain calls for a while, for those who look at what a graph records."""
+    token = _STORED.set(True)
+    try:
+        yield
+    finally:
+        _STORED.reset(token)
+
+
 def checkpointed(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """See `checkpoint`; the name is that of the public function, for errors."""
     require_callable(name, f=f)
-    if torch.compiler.is_compiling() or not may_be_differentiated():
+    if torch.compiler.is_compiling() or not may_be_differentiated() or _STORED.get():
         return f(*args, **kwargs)
     # Other threads may exchange what f closes over, and draw random numbers that the first run is to draw.
     with one_thread_at_a_time():

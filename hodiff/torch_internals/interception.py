@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,30 @@ dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
 subclasses_are_asked: Callable[[], bool] = torch._C._is_torch_function_enabled
 
 DispatchMode = TorchDispatchMode
+
+
+@contextmanager
+def without_function_modes(kind: type[TorchFunctionMode]) -> Iterator[None]:
+    """Leave the modes of a kind for a while, wherever on the stack they are."""
+    held = active_function_modes()
+    kept = [mode for mode in held if not isinstance(mode, kind)]
+    if len(kept) == len(held):
+        yield
+        return
+    _exchange_function_modes(kept)
+    try:
+        yield
+    finally:
+        _exchange_function_modes(held)
+
+
+def _exchange_function_modes(modes: list[TorchFunctionMode]) -> None:
+    while active_function_modes():
+        overrides._pop_mode()
+    for mode in modes:
+        overrides._push_mode(mode)
+
+
 # Of torch's modules those whose frames lie between a call and the mode that sees it.
 MODULES_BETWEEN = ("torch.overrides", "torch._jit_internal")
 

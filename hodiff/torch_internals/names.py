@@ -78,6 +78,8 @@ NAMES = (
     "torch.ops.aten._softmax_backward_data.default",
     "torch.ops.mkldnn._linear_pointwise",
     "torch.overrides._get_current_function_mode_stack",
+    "torch.overrides._pop_mode",
+    "torch.overrides._push_mode",
     "torch.testing._internal.common_methods_invocations.op_db",
     "torch.testing._internal.common_methods_invocations.wrapper_set_seed",
     "torch.utils._python_dispatch.TorchDispatchMode",
@@ -95,6 +97,7 @@ ATTRIBUTES = {
     "operator": ("_schema",),
     "operators of oneDNN": ("_linear_pointwise",),
     "disabled function": ("_torchdynamo_disable",),
+    "function that torch hides from dynamo": ("__dynamo_disable",),
     "transform": ("key", "level"),
     "vmap": ("batchSize", "level", "randomness"),
 }

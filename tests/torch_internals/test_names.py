@@ -37,6 +37,12 @@ def _under_vmap(look: Callable[[], Any]) -> Any:
     return found[0]
 
 
+def _hidden_from_dynamo() -> Any:
+    hidden = torch._disable_dynamo(lambda: None)
+    hidden()
+    return hidden.__wrapped__
+
+
 # Some versions forget what a node knows with the tensor that it computed.
 _DOUBLED = _Double.apply(_x())
 
@@ -51,6 +57,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "operator": lambda: torch.ops.aten.exp.default,
     "operators of oneDNN": lambda: torch.ops.mkldnn,
     "disabled function": lambda: torch.compiler.disable(lambda: None),
+    "function that torch hides from dynamo": _hidden_from_dynamo,
     "transform": lambda: _under_vmap(torch._C._functorch.peek_interpreter_stack),
     "vmap": lambda: _under_vmap(
         lambda: torch._C._functorch.CVmapInterpreterPtr(torch._C._functorch.peek_interpreter_stack())

@@ -17,6 +17,7 @@ from hodiff.checks.preflight.function_defects import FunctionDefect, function_de
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.registry import CORRECTIONS, Correction
 from hodiff.errors import InputError
+from hodiff.recompute.checkpoint import stored_instead
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.interception import DispatchMode
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket, schema_of
@@ -128,7 +129,7 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         held |= {id(each) for module in modules for each in (*module.parameters(), *module.buffers())}
         corrections, remarks = _Corrections(), _Remarks(held)
         listener = _Listener(correct, corrections)
-        with remarks, corrections, listener:
+        with stored_instead(), remarks, corrections, listener:
             outputs = model_or_function(*inputs)
     operators = sorted(listener.uses.values(), key=lambda use: -_RANKS.index(use.worst))
     worst = {

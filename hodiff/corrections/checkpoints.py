@@ -1,0 +1,87 @@
+"""`torch.utils.checkpoint` where corrections are active: recomputation in the same surroundings, to every order.
+
+Torch runs the function again in whatever surroundings backward has: with other rules than the first time, which it
+notices, and with the module's own parameters instead of those of `torch.func.functional_call`, which it does not. It
+is no function that a mode could see, so its calls are rerouted; where no corrections are active, torch's own runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch.utils.checkpoint import create_selective_checkpoint_contexts, noop_context_fn
+
+from hodiff.corrections.mode import Corrections
+from hodiff.recompute.checkpoint import checkpointed
+from hodiff.recompute.closed_over import ClosedOver
+from hodiff.recompute.surroundings import Surroundings
+from hodiff.torch_internals.checkpointing import reroute_checkpoints
+from hodiff.torch_internals.interception import active_function_modes, without_function_modes
+
+_NAME = "torch.utils.checkpoint"
+# What torch's function has for itself; all other arguments are those of the function that it calls.
+_OPTIONS = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state")
+
+
+def _checkpoint(own: Callable[[], Callable[..., Any]], /, function: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Torch's function, or hodiff's in its place."""
+    if not callable(function):
+        return own()(function, *args, **kwargs)
+    if not any(isinstance(mode, Corrections) for mode in active_function_modes()):
+        return own()(_Uncorrected(function), *args, **kwargs)
+    options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+    if _is_refused(options, kwargs) or not _only_saves_memory(options):
+        return own()(_Again(function), *args, **options, **kwargs)
+    return checkpointed(_NAME, function, args, kwargs)
+
+
+def _is_refused(options: dict[str, Any], kwargs: dict[str, Any]) -> bool:
+    """Whether torch says better what is amiss with the arguments."""
+    reentrant = options.get("use_reentrant", False) is True
+    return reentrant and bool(kwargs or "context_fn" in options or options.get("debug", False))
+
+
+def _only_saves_memory(options: dict[str, Any]) -> bool:
+    """Whether the options do not change the numbers."""
+    contexts = options.get("context_fn", noop_context_fn)
+    while isinstance(contexts, partial):
+        contexts = contexts.func
+    return contexts in (noop_context_fn, create_selective_checkpoint_contexts)
+
+
+class _Uncorrected:
+    """A function that torch runs again where corrections may be active by then, which its record does not fit."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with without_function_modes(Corrections):
+            return self.function(*args, **kwargs)
+
+
+class _Again:
+    """A function that torch runs again where corrections may have ended by then, and parameters are others."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        self.closed_over = ClosedOver(_NAME, function)
+        self.held = self.closed_over.take()
+        self.surroundings = Surroundings(self.held, self.closed_over.generators)
+        self.ran = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        again, self.ran = self.ran, True
+        if not again:
+            return self._run(args, kwargs)
+        with self.surroundings.restored():
+            return self._run(args, kwargs)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        with self.closed_over.filled(self.held):
+            return self.function(*args, **kwargs)
+
+
+reroute_checkpoints(_checkpoint)

@@ -1,0 +1,288 @@
+"""Models with `torch.utils.checkpoint`: derivatives of every route and order, in the memory of checkpointing."""
+
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from functions.held import Meter
+from torch import nn
+from torch.func import functional_call
+from torch.utils import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+
+import hodiff
+from hodiff.checks.torch_warnings import silence_torch_warnings
+
+D = torch.float64
+
+
+def contexts():
+    return nullcontext(), nullcontext()
+
+
+def nested(block, h):
+    return checkpoint(lambda h: checkpoint(block, h, use_reentrant=False), h, use_reentrant=False)
+
+
+# Which results to keep is a matter of memory; hodiff keeps none.
+SELECTIVE = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+WAYS = {
+    "plain": lambda block, h: block(h),
+    "checkpoint": partial(checkpoint, use_reentrant=False),
+    "by its module": lambda block, h: torch_checkpoint.checkpoint(block, h, use_reentrant=False, early_stop=False),
+    "reentrant": partial(checkpoint, use_reentrant=True),
+    "by default": checkpoint,
+    "nested": nested,
+    "segments": lambda block, h: checkpoint_sequential(block, 2, h, use_reentrant=False),
+    "debugged": partial(checkpoint, use_reentrant=False, debug=True),
+    "selective": partial(checkpoint, use_reentrant=False, context_fn=SELECTIVE),
+    "no random state": partial(checkpoint, use_reentrant=False, preserve_rng_state=False, determinism_check="none"),
+    "in contexts": partial(checkpoint, use_reentrant=False, context_fn=contexts),
+}
+
+
+class Model(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.block = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 4))
+
+    def forward(self, x):
+        return self.last(WAYS[self.way](self.block, self.first(x)))
+
+
+def by_formula(p, x):
+    """The same in primitives."""
+    h = (x @ p["first.weight"].T + p["first.bias"]) @ p["block.0.weight"].T + p["block.0.bias"]
+    h = h - h.mean(-1, keepdim=True)
+    h = h / ((h * h).mean(-1, keepdim=True) + 1e-5).sqrt() * p["block.1.weight"] + p["block.1.bias"]
+    h = h.tanh() @ p["block.3.weight"].T + p["block.3.bias"]
+    return h @ p["last.weight"].T + p["last.bias"]
+
+
+def problem(way):
+    """A module, a loss of its parameters, the same by the formula, another point than the module's, and a direction."""
+    torch.manual_seed(0)
+    module = Model(way).to(D)
+    x = torch.randn(6, 3, dtype=D)
+    p = {name: each.detach() + 0.5 * torch.randn_like(each) for name, each in module.named_parameters()}
+    v = {name: torch.randn_like(each) for name, each in p.items()}
+    return (
+        module,
+        (lambda p: functional_call(module, p, (x,)).pow(3).sum()),
+        (lambda p: by_formula(p, x).pow(3).sum()),
+        p,
+        v,
+    )
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-9)
+
+
+def product(function, p, v):
+    return torch.func.jvp(torch.func.grad(function), (p,), (v,))[1]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with silence_torch_warnings():
+        yield
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "in contexts"])
+def test_products_at_another_point_by_every_route(way):
+    _, loss, formula, p, v = problem(way)
+    expected = product(formula, p, v)
+    for route in ("auto", *hodiff.ROUTES):
+        assert_same(hodiff.hvp(loss, p, v, route=route), expected)
+    A = hodiff.HessianOperator(loss, p)
+    assert_same(A @ v, expected)
+    torch.testing.assert_close(A.to_dense(), hodiff.hessian_matrix(formula, p, correct=False), rtol=1e-8, atol=1e-8)
+
+
+def gradients(loss, p, *, outside):
+    """The gradient and a product with the Hessian, by torch's own functions, within `corrected()` or partly without."""
+    q = {name: each.clone().requires_grad_() for name, each in p.items()}
+    with hodiff.corrected():
+        value = loss(q)
+        if not outside:
+            return _gradients(value, q)
+    return _gradients(value, q)
+
+
+def _gradients(value, q):
+    first = torch.autograd.grad(value, list(q.values()), create_graph=True)
+    second = torch.autograd.grad(sum(each.pow(2).sum() for each in first) / 2, list(q.values()))
+    return dict(zip(q, first, strict=True)), dict(zip(q, second, strict=True))
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_torch_within_corrected(way, outside):
+    _, loss, formula, p, _ = problem(way)
+    first, second = gradients(loss, p, outside=outside)
+    slope = torch.func.grad(formula)(p)
+    assert_same(first, slope)
+    assert_same(second, product(formula, p, slope))
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "segments", "nested", "in contexts"])
+def test_called_outside_and_differentiated_within(way):
+    """Torch's own checkpoint, which runs its function again as it was run first."""
+    module, *_ = problem(way)
+    x = torch.randn(6, 3, dtype=D)
+    parameters = dict(module.named_parameters())
+    value = module(x).pow(3).sum()
+    with hodiff.corrected():
+        found = dict(zip(parameters, torch.autograd.grad(value, list(parameters.values())), strict=True))
+    own = {name: each.detach() for name, each in parameters.items()}
+    assert_same(found, torch.func.grad(lambda p: by_formula(p, x).pow(3).sum())(own))
+
+
+def test_everywhere_else_torch_runs():
+    x = torch.ones(2, requires_grad=True)
+    assert checkpoint(torch.sin, x, use_reentrant=False).grad_fn.name() == "SinBackward0"
+    with hodiff.corrected():
+        assert checkpoint(torch.sin, x, use_reentrant=False).grad_fn.name() != "SinBackward0"
+    assert hodiff.hvp(lambda x: x.sin().sum(), x, x).shape == (2,)
+    assert checkpoint(torch.sin, x, use_reentrant=False).grad_fn.name() == "SinBackward0"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: checkpoint(torch.sin, x, use_reentrant=True, k=1),
+        lambda x: checkpoint(torch.sin, x, use_reentrant=True, debug=True),
+        lambda x: checkpoint(torch.sin, x, use_reentrant=True, context_fn=contexts),
+        lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=contexts, determinism_check="no such"),
+        lambda x: checkpoint(2, x, use_reentrant=False),
+        lambda x: checkpoint(torch.sin, use_reentrant=False),
+    ],
+)
+def test_errors_are_those_of_torch(call):
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises((ValueError, TypeError)) as by_torch:
+        call(x)
+    with hodiff.corrected(), pytest.raises(by_torch.type):
+        call(x)
+
+
+def test_a_context_of_ones_own_is_entered_again():
+    seen = []
+
+    class Noted:
+        def __init__(self, word):
+            self.word = word
+
+        def __enter__(self):
+            seen.append(self.word)
+
+        def __exit__(self, *_):
+            pass
+
+    x = torch.ones(3, dtype=D, requires_grad=True)
+    with hodiff.corrected():
+        y = checkpoint(torch.sin, x, use_reentrant=False, context_fn=lambda: (Noted("forward"), Noted("again")))
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], x.cos())
+    assert seen == ["forward", "again"]
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "reentrant", "in contexts"])
+def test_dropout_draws_as_without(way):
+    block = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.LayerNorm(8), nn.Linear(8, 4)).to(D)
+    x = torch.randn(6, 4, dtype=D, requires_grad=True)
+    found = []
+    for each in (way, "plain"):
+        torch.manual_seed(1)
+        with hodiff.corrected():
+            y = WAYS[each](block, x).pow(2).sum()
+        torch.manual_seed(2)
+        found.append([y, *torch.autograd.grad(y, [x, *block.parameters()])])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_autocast_is_that_of_the_call():
+    block, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    found = []
+    for way in ("checkpoint", "plain"):
+        with hodiff.corrected(), torch.autocast("cpu", torch.bfloat16):
+            y = WAYS[way](block, x)
+        assert y.dtype == torch.bfloat16
+        found.append(torch.autograd.grad(y.float().sum(), x)[0])
+    assert torch.equal(*found)
+
+
+def test_memory_of_a_product_is_that_of_checkpointing():
+    """Each block holds its input and cotangents, not what it computes between, when the gradient is recorded."""
+    blocks = [nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(10))).to(D) for _ in range(4)]
+    parameters = sum(each.nbytes for block in blocks for each in block.parameters())
+    x = torch.randn(500, 8, dtype=D)
+    held = {}
+    for way in ("checkpoint", "plain"):
+        q = x.clone().requires_grad_()
+        with hodiff.corrected(), Meter() as meter:
+            h = q
+            for block in blocks:
+                h = WAYS[way](block, h)
+            forward = meter.held()
+            (slope,) = torch.autograd.grad(h.sin().sum(), q, create_graph=True)
+            held[way] = forward, meter.held()
+        assert slope.shape == x.shape
+    assert held["checkpoint"][0] <= 4 * x.nbytes + parameters
+    assert held["checkpoint"][1] <= 10 * x.nbytes + parameters
+    assert held["plain"][0] > 40 * x.nbytes
+    assert held["plain"][1] > 80 * x.nbytes
+
+
+def test_gauss_newton_and_inner_loops():
+    module, loss, formula, p, v = problem("checkpoint")
+    x, target = torch.randn(6, 3, dtype=D), torch.randn(6, 2, dtype=D)
+    found = hodiff.GaussNewtonOperator(module, nn.MSELoss(reduction="sum"), p, x, target, reduction="sum") @ v
+    pushed = torch.func.jvp(lambda p: by_formula(p, x), (p,), (v,))[1]
+    assert_same(found, torch.func.vjp(lambda p: by_formula(p, x), p)[1](2 * pushed)[0])
+
+    def after(function):
+        def outer(start):
+            return function(hodiff.meta.adapt(lambda p, _: function(p), start, None, hodiff.meta.SGD(1e-3), 2))
+
+        return hodiff.corrected()(torch.func.grad(outer))(p)
+
+    assert_same(after(loss), after(formula))
+
+
+def test_preflight_looks_into_them():
+    module, *_ = problem("checkpoint")
+    names = {use.name for use in hodiff.preflight(module, torch.randn(6, 3, dtype=D)).operators}
+    assert "torch.nn.functional.layer_norm" in names
+
+
+@pytest.mark.slow
+def test_compiled_operators():
+    _, loss, formula, p, v = problem("checkpoint")
+    assert_same(hodiff.HessianOperator(loss, p, compile=True) @ v, product(formula, p, v))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_hugging_face(reentrant):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=12, max_position_embeddings=8)
+    model, tokens = transformers.BertModel(config).to(D), torch.randint(0, 30, (2, 5))
+    p = {name: each.detach() + 0.02 * torch.randn_like(each) for name, each in model.named_parameters()}
+    v = {name: torch.randn_like(each) for name, each in p.items()}
+
+    def loss(p):
+        torch.manual_seed(1)  # of its dropout
+        return functional_call(model.train(), p, (tokens,)).last_hidden_state.pow(3).mean()
+
+    expected = hodiff.hvp(loss, p, v)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert_same(hodiff.hvp(loss, p, v), expected)
