@@ -11,6 +11,7 @@ from hodiff.corrections import (
     normalization,
     once_differentiable,
     pooling,
+    scripts,
     weight_norm,
 )
 from hodiff.corrections.declining import INVALID as INVALID
@@ -50,6 +51,7 @@ FAMILIES = {
     "operators of captured graphs": (renamed, decomposed, gradients),
     "recurrent networks": (networks, packing),
     "sampling": (dropout, grid_sample),
+    "scripts": (scripts,),
     "sparse tensors": (constructors,),
     "sums in the log domain": (logarithms,),
 }

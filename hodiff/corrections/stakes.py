@@ -16,20 +16,21 @@ from hodiff.torch_internals.transforms import differentiating_count, innermost_i
 from hodiff.torch_internals.wrapped_tensors import below_transforms
 
 
-def is_wrong(correction: Correction, arguments: Any) -> bool:
-    """Whether torch's own derivative would be wrong, in silence, of a call with these arguments."""
+def is_wrong(correction: Correction, arguments: Any, *, reads_others: bool = False) -> bool:
+    """Whether torch's own derivative of a call, by its arguments or what else it reads, would be wrong in silence."""
     # Reverse mode inside of all else is trusted, and so is a first derivative. One that is missing raises by itself.
     if correction.kind != "wrong" or not in_forward_mode():
         return False
     routes = ("forward-over-reverse",) if innermost_is_reverse() else FORWARD_INSIDE
-    return not set(routes).isdisjoint(correction.routes) and is_differentiated_twice(arguments)
+    return not set(routes).isdisjoint(correction.routes) and (
+        # In forward mode something else differentiates too, or may do so later by a graph.
+        differentiating_count() + in_dual_level() > 1
+        or (torch.is_grad_enabled() and (reads_others or any(map(_requires_grad, _tensors(arguments)))))
+    )
 
 
-def is_differentiated_twice(arguments: Any) -> bool:
-    """Whether, in forward mode, something else differentiates too, or may do so later by a graph."""
-    if differentiating_count() + in_dual_level() > 1:
-        return True
-    return torch.is_grad_enabled() and any(below_transforms(each).requires_grad for each in _tensors(arguments))
+def _requires_grad(tensor: Tensor) -> bool:
+    return below_transforms(tensor).requires_grad
 
 
 def _tensors(arguments: Any) -> Iterable[Tensor]:

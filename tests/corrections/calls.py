@@ -12,6 +12,7 @@ from hodiff.torch_internals.operators import (
     pack_padded_sequence,
     pad_packed_sequence,
 )
+from hodiff.torch_internals.scripts import call_script
 
 D = torch.float64
 GENERATOR = torch.Generator().manual_seed(0)
@@ -199,4 +200,5 @@ ELSEWHERE = {
     torch.Tensor.backward,
     F.multi_head_attention_forward,
     getattr(F, "linear_cross_entropy", None),
+    call_script,
 }

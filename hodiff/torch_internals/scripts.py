@@ -1,0 +1,94 @@
+"""Code that `torch.jit` has compiled or traced: its calls, which no mode sees, and its graphs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import handle_torch_function
+
+from hodiff.torch_internals.interception import active_function_modes
+
+Kernel = Callable[..., Any]
+
+# Of a function, and of a method of a module.
+_CALLS: dict[type, Kernel] = {each: each.__call__ for each in (torch._C.ScriptFunction, torch._C.ScriptMethod)}
+_in_modes: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+# The modes that want to see the calls.
+_takers: list[type] = []
+
+
+def call_script(script: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call compiled or traced code, once the modes that want to see it have."""
+    if _in_modes() and any(isinstance(mode, tuple(_takers)) for mode in active_function_modes()):
+        return handle_torch_function(call_script, (), script, *args, **kwargs)
+    return _CALLS[type(script)](script, *args, **kwargs)
+
+
+def offer_scripts_to(mode: type) -> None:
+    """Let a class of modes see calls of such code, as calls of `call_script`."""
+    if not _takers:
+        for kind in _CALLS:
+            kind.__call__ = _offered  # type: ignore[method-assign]
+    _takers.append(mode)
+
+
+def _offered(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return call_script(self, *args, **kwargs) if _in_modes() else _CALLS[type(self)](self, *args, **kwargs)
+
+
+def operands_of(script: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    """What the graph takes: the module if it is a method, arguments and defaults; None if these do not fit."""
+    given = [*([script.owner] if isinstance(script, torch._C.ScriptMethod) else []), *args]
+    arguments = script.schema.arguments
+    others = {each.name: each for each in arguments[len(given) :]}
+    if len(given) > len(arguments) or not others.keys() >= kwargs.keys():
+        return None
+    if not all(name in kwargs or each.has_default_value() for name, each in others.items()):
+        return None
+    return [*given, *[kwargs.get(name, each.default_value) for name, each in others.items()]]
+
+
+@functools.lru_cache(maxsize=64)
+def inlined(graph: Any) -> Any:
+    """A graph with those of the functions that it calls in their places."""
+    copy = graph.copy()
+    torch._C._jit_pass_inline(copy)
+    return copy
+
+
+@functools.lru_cache(maxsize=64)
+def without_optimizations(graph: Any) -> Kernel:
+    """An inlined graph run operator by operator, while an optimizer may put parts of it where no tangent enters."""
+    function = torch._C._create_function_from_graph("unoptimized", graph)
+
+    def run(*operands: Any) -> Any:
+        with torch.jit.optimized_execution(False):
+            return _CALLS[type(function)](function, *operands)
+
+    return run
+
+
+def nodes_of_script(block: Any) -> Iterator[Any]:
+    """The nodes of a graph or a part of one, with those inside of others."""
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from nodes_of_script(inner)
+
+
+def operator_of_script(node: Any) -> tuple[Any, Sequence[Any]]:
+    """The operator that a node calls, if Python can, and its arguments in the order of the node's inputs."""
+    return _operator(node.kind(), node.schema())
+
+
+@functools.lru_cache(maxsize=4096)
+def _operator(kind: str, signature: str) -> tuple[Any, Sequence[Any]]:
+    if signature == "(no schema)":
+        return None, ()
+    schema = torch._C.parse_schema(signature)
+    space, _, name = kind.partition("::")
+    packet = getattr(getattr(torch.ops, space), name, None)
+    return getattr(packet, schema.overload_name or "default", None), tuple(schema.arguments)
