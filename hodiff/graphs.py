@@ -12,26 +12,42 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge
 
-from hodiff.torch_internals.graph_nodes import function_name, function_of, results_of
+from hodiff.torch_internals.graph_nodes import function_name, function_of, is_of_higher_order_operator, results_of
 
 # Every Function marked once_differentiable runs the same wrapper, so its code identifies the mark.
 _ONCE = once_differentiable(lambda ctx: None).__code__
 
 
+# Operators whose gradient torch takes for a constant, by their nodes; where hodiff has a rule, it has not been asked.
+_CONSTANT_GRADIENTS = {"SparseCooTensorWithDimsAndTensorsBackward0": "torch.sparse_coo_tensor"}
+
+
 def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
-    """The leaves that gradients would accumulate into, and the name of a Function marked `once_differentiable`."""
-    # Such a Function hands out constants when differentiated under `create_graph`; its second derivative would come out
-    # as zero without a word, so whoever differentiates twice has to look for it.
+    """The leaves that gradients would accumulate into, and what has a gradient that is a constant, as a sentence."""
+    # A Function marked once_differentiable, for one, hands out constants when differentiated under `create_graph`; its
+    # second derivative would be zero without a word, so whoever differentiates twice has to look for it.
     leaves = [output] if output.requires_grad and output.grad_fn is None else []
     once: str | None = None
     for node in nodes_of(output):
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             leaves.append(leaf)
-        function = function_of(node)
-        if once is None and function is not None and is_once_differentiable(function):
-            once = function_name(node)
+        if once is None:
+            once = _constant_gradient(node)
     return leaves, once
+
+
+def _constant_gradient(node: Any) -> str | None:
+    """That the gradient of a node is a constant to a second derivative, if it is."""
+    function = function_of(node)
+    if function is None:
+        name = _CONSTANT_GRADIENTS.get(type(node).__name__)
+        return None if name is None else f"to torch the gradient of {name} is a constant"
+    if is_of_higher_order_operator(function):
+        return f"to torch the gradient of {function_name(node)}, an operator that takes functions, is a constant"
+    if is_once_differentiable(function):
+        return f"{function_name(node)}.backward is marked once_differentiable"
+    return None
 
 
 def nodes_of(*outputs: Tensor | GradientEdge) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from hodiff.corrections import (
     activations,
     attention,
     checkpoints,
+    control_flow,
     convolution,
     custom_functions,
     logarithms,
@@ -40,6 +41,7 @@ from hodiff.corrections.sparse import constructors
 FAMILIES = {
     "activations": (activations,),
     "attention": (attention, nested_calls),
+    "control flow": (control_flow,),
     "convolution and pooling": (convolution, pooling),
     "distances": (cdist,),
     "elementwise functions": (ldexp, powers, sinc),

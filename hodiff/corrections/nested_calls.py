@@ -23,6 +23,7 @@ from hodiff.torch_internals.operators import in_projections
 # Each calls functions that have a rule, and makes none of its own mistakes.
 COMPOSITES: dict[Callable[..., Any], str] = {
     F.multi_head_attention_forward: "it calls scaled_dot_product_attention, whose fused kernels have no second one",
+    torch.pca_lowrank: "of a sparse matrix, it makes another of means, whose gradient is a constant",
     F.triplet_margin_with_distance_loss: "it calls a distance, as a default torch's own",
 }
 

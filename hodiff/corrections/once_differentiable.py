@@ -51,9 +51,9 @@ def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor]) -> None:
         _, once = inspect_graph(output)
         if once is not None:
             raise RouteError(
-                f"{once}.backward is marked once_differentiable: the gradient that it gives is a constant to a second "
-                "derivative, which would be wrong without a word. Write its backward with torch operators or other "
-                "Functions and remove the mark, or take the gradient without create_graph."
+                f"{once}: a second derivative would be wrong without a word. Write the backward of a Function with "
+                "torch operators or other Functions and remove the mark, put plain Python in the place of an operator "
+                "that takes functions, or take the gradient without create_graph."
             )
 
 

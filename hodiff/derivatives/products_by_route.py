@@ -101,7 +101,7 @@ def guard_reverse(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]
                 raise f.independent()
             _, once = inspect_graph(value)
             if once is not None:
-                raise NotImplementedError(f"{once}.backward is marked once_differentiable")
+                raise NotImplementedError(once)
         return value, aux
 
     return checked

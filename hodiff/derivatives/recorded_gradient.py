@@ -40,9 +40,7 @@ class RecordedGradient:
             raise function.independent()
         once = recording.inspect(value)
         if once is not None:
-            raise NotImplementedError(
-                f"{once}.backward is marked once_differentiable, so its derivative is not recorded"
-            )
+            raise NotImplementedError(f"{once}, so its derivative is not recorded")
         self.primals, self.connected = recording.operands, recording.connected
         gradient = recording.gradients([value], graph=True)
         if all(leaf is None for leaf in gradient):

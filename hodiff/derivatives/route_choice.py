@@ -37,6 +37,8 @@ _EXPLAINED = {
     ".to_sparse_coo() or .to_dense()",
     Wording.WRAPPER_WITHOUT_MEMORY: "torch has no forward mode for subclasses of Tensor that wrap others, such as "
     "DTensor; use the route 'reverse-over-reverse' (for a Jacobian, the mode 'reverse'), or pass ordinary tensors",
+    Wording.HIGHER_ORDER: "an operator that takes functions is in the way, such as torch.cond, scan or flex_attention, "
+    "which torch compiles before it is run; use plain Python instead, `if` and `for`, or scaled_dot_product_attention",
 }
 
 
@@ -44,6 +46,8 @@ def unavailable(error: Exception) -> bool:
     """Whether an exception says that torch lacks the derivative on this route."""
     if isinstance(error, HodiffError):
         return False
+    if isinstance(error, (AssertionError, KeyError)):  # so dynamo fails inside a transform
+        return says(error, Wording.HIGHER_ORDER)
     return isinstance(error, NotImplementedError) or (
         isinstance(error, RuntimeError) and says(error, *UNAVAILABLE, *_EXPLAINED)
     )

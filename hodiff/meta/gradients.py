@@ -178,8 +178,8 @@ def _refuse_once_differentiable(value: Tensor) -> None:
     _, once = inspect_graph(value)
     if once is not None:
         raise RouteError(
-            f"adapt: {once}.backward is marked once_differentiable, so that the meta-gradient through the inner "
-            "gradient does not exist; use first_order=True, or write that Function with hodiff.custom_vjp."
+            f"adapt: {once}, so that the meta-gradient through the inner gradient does not exist; use "
+            "first_order=True, or write that Function with hodiff.custom_vjp."
         )
 
 

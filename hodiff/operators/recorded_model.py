@@ -55,9 +55,7 @@ class RecordedModel:
         for leaf in self._outputs:
             once = recording.inspect(leaf)
             if once is not None:
-                raise NotImplementedError(
-                    f"{once}.backward is marked once_differentiable, so its transpose is not recorded"
-                )
+                raise NotImplementedError(f"{once}, so its transpose is not recorded")
         self._cotangents = tuple(torch.zeros_like(leaf, requires_grad=True) for leaf in self._outputs)
         pulled = recording.gradients(self._outputs, self._cotangents, graph=True)
         # The outputs may hang on tensors that the model closes over, and not on the point.

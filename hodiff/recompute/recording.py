@@ -45,7 +45,7 @@ class Recording(Generic[T]):
             self.result = f(self.operands)
 
     def inspect(self, output: Tensor) -> str | None:
-        """Name a Function marked `once_differentiable` in the graph, and be connected if it leads to other tensors."""
+        """Say what in the graph has a constant for a gradient, and be connected if it leads to other tensors."""
         leaves, once = inspect_graph(output)
         if self._outside and not self.connected:
             own = set(map(id, self.operands))

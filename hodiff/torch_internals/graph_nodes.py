@@ -21,6 +21,11 @@ def function_name(node: Any) -> str:
     return name
 
 
+def is_of_higher_order_operator(function: type) -> bool:
+    """Whether a Function is torch's for an operator that takes functions, such as `torch.cond`."""
+    return function.__module__.startswith("torch._higher_order_ops")
+
+
 def raises_when_run(node: Any) -> bool:
     """Whether a node stands for a derivative that torch does not have."""
     return node.name() in {"torch::autograd::Error", "torch::autograd::NotImplemented"}

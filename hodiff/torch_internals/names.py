@@ -59,6 +59,8 @@ NAMES = (
     "torch._functorch.eager_transforms.JVP_NESTING",
     "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
     "torch._functorch.utils.unwrap_dead_wrappers",
+    "torch._higher_order_ops",
+    "torch._higher_order_ops.utils._hop_compile_and_call",
     "torch._inductor.compile",
     "torch._jit_internal",
     "torch._native_batch_norm_legit",
@@ -91,6 +93,9 @@ NAMES = (
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo",
 )
+
+# Those that came late, and the version that brought them; without them hodiff does less.
+SINCE = {"torch._higher_order_ops.utils._hop_compile_and_call": "2.12"}
 
 # What is asked of a value, by what the value is.
 ATTRIBUTES = {

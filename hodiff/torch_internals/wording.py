@@ -17,6 +17,11 @@ class Wording(Enum):
     NO_FORWARD_RULE = (r"Trying to use forward AD with", "an operator lacks a rule for forward mode")
     FORWARD_MODE = (r"forward[- ](mode )?AD", "it is forward mode that fails, for whatever reason")
 
+    HIGHER_ORDER = (
+        r"TransformType\.|Expected FakeTensor, got",
+        "an operator that takes functions, such as torch.cond, is inside a transform",
+    )
+
     # A Function with a part missing.
     ONCE_DIFFERENTIABLE = (r"once_differentiable", "its gradient is marked as a constant to further derivatives")
     NO_SETUP_CONTEXT = (r"must override the setup_context", "torch.func needs forward without ctx")
@@ -73,6 +78,7 @@ UNAVAILABLE = (
     Wording.CHANGES_UNBATCHED,
     Wording.SPARSE,
     Wording.WRAPPER_WITHOUT_MEMORY,
+    Wording.HIGHER_ORDER,
 )
 # Warnings that would pass for defects of the code that runs.
 OF_TORCH_ITSELF = (Wording.BATCHES_BY_LOOP, Wording.OUTPUT_RESIZED, Wording.TORCHSCRIPT, Wording.FUNCTION_MADE)

@@ -82,7 +82,7 @@ def test_what_made_the_point_is_none_of_the_graph_that_nobody_differentiates():
         recording = Recording(cubes, [x])
     assert recording.inspect(recording.result) is None
     recording = Recording(lambda operands: cubes([Doubled.apply(*operands)]), [X])
-    assert recording.inspect(recording.result) == "Doubled"
+    assert recording.inspect(recording.result) == "Doubled.backward is marked once_differentiable"
 
 
 def test_nothing_is_kept_for_nobody():

@@ -12,7 +12,7 @@ from torch import nn
 from torch_internals.private_names import is_private, of_folder, overridden
 
 import hodiff.torch_internals
-from hodiff.torch_internals.names import ATTRIBUTES, NAMES
+from hodiff.torch_internals.names import ATTRIBUTES, NAMES, SINCE
 
 DOOR = Path(hodiff.torch_internals.__file__).parent
 
@@ -82,6 +82,8 @@ def _found(dotted: str) -> Any:
 def test_torch_has_the_name(name: str) -> None:
     if ".mkldnn." in name and not torch.backends.mkldnn.is_available():
         pytest.skip("torch without oneDNN")
+    if torch.__version__ < SINCE.get(name, ""):
+        pytest.skip(f"torch has it since {SINCE[name]}")
     try:
         _found(name)
     except AttributeError:

@@ -94,6 +94,11 @@ def _captured() -> Any:
     return gradient(lambda x: buffer.add_(x).sum())(torch.ones(3))
 
 
+def _branching() -> Any:
+    torch.compiler.reset()  # it says something else the second time
+    return gradient(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)).sum())(torch.ones(3))
+
+
 def _of_inference_mode() -> Any:
     with torch.inference_mode():
         constant = torch.ones(3)
@@ -158,6 +163,10 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: vmap(lambda x: torch.zeros(3).fill_(x[0]))(_rows()),
     ),
     Wording.RANDOM: (lambda: vmap(lambda x: x * torch.rand(3))(_rows()), lambda: vmap(F.dropout)(_rows())),
+    Wording.HIGHER_ORDER: (
+        lambda: _pushed(lambda x: torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,))),
+        _branching,
+    ),
     Wording.SPARSE: (
         lambda: torch.eye(2).to_sparse_csr().is_contiguous(),
         lambda: torch.eye(2).to_sparse_csc().stride(),
@@ -214,7 +223,13 @@ def _alternatives(pattern: str) -> list[str]:
     return parts
 
 
-@pytest.mark.parametrize("wording", Wording, ids=lambda each: each.name)
+# To import the compiler takes seconds.
+SLOW = {Wording.HIGHER_ORDER}
+
+
+@pytest.mark.parametrize(
+    "wording", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW), id=each.name) for each in Wording]
+)
 def test_torch_says_so(wording: Wording) -> None:
     texts = [_said(each) for each in PROVOCATIONS[wording]]
     if wording == Wording.OTHER_DEVICE and torch.__version__ < "2.12":

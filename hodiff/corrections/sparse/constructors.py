@@ -55,7 +55,7 @@ def _sparse_coo_tensor(indices: Any, values: Any = None, size: Any = None, **opt
 
 def _compressed(constructor: Callable[..., Tensor], *args: Any, **options: Any) -> Any:
     """The same tensor by way of one of coordinates."""
-    values = args[2] if len(args) > 2 else options.get("values")
+    values: Any = args[2] if len(args) > 2 else options.get("values")
     if not _are_differentiated(values, options):
         return UNNEEDED
     constants = [each.detach() if each is values else each for each in args]

@@ -1,0 +1,145 @@
+"""Operators that take functions: what they say in plain Python, which every transform differentiates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.corrections.declining import UNNEEDED
+from hodiff.corrections.mode import Corrections
+from hodiff.corrections.registry import register
+from hodiff.errors import InputError
+from hodiff.routes import ROUTES
+from hodiff.torch_internals.higher_order import run_as_python
+from hodiff.torch_internals.interception import active_function_modes
+from hodiff.torch_internals.wrapped_tensors import below_derivatives, is_batched
+
+_plainly = partial(
+    register,
+    routes=ROUTES,
+    reason="its gradient is a constant to a second derivative, and no transform goes through it",
+    reference="the same in plain Python",
+)
+
+
+def _cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
+    """The branch that is taken; in a batch both, and of each row the one."""
+    if not _varies(pred):
+        return true_fn(*operands) if pred else false_fn(*operands)
+    taken, spec = pytree.tree_flatten(true_fn(*operands))
+    other, _ = pytree.tree_flatten(false_fn(*operands))
+    rows = [torch.where(pred.reshape(()), a, b) for a, b in zip(taken, other, strict=True)]
+    return pytree.tree_unflatten(rows, spec)
+
+
+def _varies(pred: Any) -> bool:
+    """Whether each row of a batch has its own answer."""
+    return isinstance(pred, Tensor) and is_batched(below_derivatives(pred))
+
+
+def _while_loop(
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    carried_inputs: Sequence[Any],
+    additional_inputs: Sequence[Any] = (),
+    **_: Any,
+) -> Any:
+    """A loop; its number of steps is one for all rows of a batch."""
+    result: Any = tuple(carried_inputs)
+    flat: Sequence[Any] = carried_inputs
+    while _goes_on(cond_fn(*flat, *additional_inputs)):
+        result = body_fn(*flat, *additional_inputs)
+        flat = pytree.tree_leaves(result)
+    return result
+
+
+def _goes_on(condition: Any) -> bool:
+    if _varies(condition):
+        raise InputError(
+            "while_loop: cond_fn: expected one answer for the whole batch, got one for each row of torch.func.vmap; "
+            "run a fixed number of steps and freeze finished rows with torch.where, or loop over the batch."
+        )
+    return bool(condition)
+
+
+def _scan(
+    combine_fn: Callable[..., Any], init: Sequence[Tensor], xs: Sequence[Tensor], additional_inputs: Sequence[Any] = ()
+) -> Any:
+    """A loop over the first dimension, which carries a state and stacks what comes out."""
+    carry: Any = init
+    rows = []
+    for step in range(xs[0].shape[0]):
+        result = combine_fn(*pytree.tree_leaves(carry), *(each[step] for each in xs), *additional_inputs)
+        carry, row = result if _is_of_user(combine_fn) else (result[: len(init)], result[len(init) :])
+        rows.append(row)
+    return (carry, _stacked(rows)) if _is_of_user(combine_fn) else (*carry, *_stacked(rows))
+
+
+def _is_of_user(combine_fn: Any) -> bool:
+    """Whether a function gives trees, as the user's in torch's wrapper does, and not leaves as an exported one."""
+    return isinstance(combine_fn, partial)
+
+
+def _map(f: Callable[..., Any], xs: Sequence[Tensor], pos_args: Sequence[Any] = ()) -> Any:
+    """A loop over the first dimension, whose results are stacked."""
+    return _stacked([f(*(each[step] for each in xs), *pos_args) for step in range(xs[0].shape[0])])
+
+
+def _associative_scan(
+    combine_fn: Callable[..., Any], xs: Sequence[Tensor], additional_inputs: Sequence[Any] = ()
+) -> Any:
+    """What comes before, combined with each element in turn."""
+    first = [each[0] for each in xs]
+    rows = [pytree.tree_unflatten(first, combine_fn.keywords["spec"]) if _is_of_user(combine_fn) else first]
+    for step in range(1, xs[0].shape[0]):
+        rows.append(combine_fn(*pytree.tree_leaves(rows[-1]), *(each[step] for each in xs), *additional_inputs))
+    return _stacked(rows)
+
+
+def _stacked(trees: Sequence[Any]) -> Any:
+    """Trees of the same form as one, their leaves stacked."""
+    return pytree.tree_map(lambda *leaves: None if leaves[0] is None else torch.stack(leaves), *trees)
+
+
+def _in_the_mode(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of an operator met outside of torch's wrapper, as in an exported program."""
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return UNNEEDED
+        with Corrections():
+            return run(*args, **kwargs)
+
+    return rule
+
+
+# By the names of torch's operators: how users call them, and what they say.
+_OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "cond": ("torch.cond", _cond),
+    "while_loop": ("torch.ops.higher_order.while_loop", _while_loop),
+    "scan": ("torch.ops.higher_order.scan", _scan),
+    "map_impl": ("torch.ops.higher_order.map", _map),
+    "associative_scan": ("torch.ops.higher_order.associative_scan", _associative_scan),
+}
+
+for _operator, (_name, _run) in _OPERATORS.items():
+    if hasattr(torch.ops.higher_order, _operator):
+        _plainly(getattr(torch.ops.higher_order, _operator), name=_name)(_in_the_mode(_run))
+
+run_as_python(
+    lambda: (
+        not torch.compiler.is_compiling() and any(isinstance(mode, Corrections) for mode in active_function_modes())
+    ),
+    {
+        "_cond_op_wrapper": _cond,
+        "_while_loop_op_wrapper": _while_loop,
+        "run_flattened_scan": _scan,
+        "run_flattened_map": None,  # its function takes trees, which only the wrapper knows
+        "run_flattened_associative_scan": _associative_scan,
+    },
+)
