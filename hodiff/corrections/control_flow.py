@@ -90,9 +90,7 @@ def _map(f: Callable[..., Any], xs: Sequence[Tensor], pos_args: Sequence[Any] = 
     return _stacked([f(*(each[step] for each in xs), *pos_args) for step in range(xs[0].shape[0])])
 
 
-def _associative_scan(
-    combine_fn: Callable[..., Any], xs: Sequence[Tensor], additional_inputs: Sequence[Any] = ()
-) -> Any:
+def _associative_scan(combine_fn: Any, xs: Sequence[Tensor], additional_inputs: Sequence[Any] = ()) -> Any:
     """What comes before, combined with each element in turn."""
     first = [each[0] for each in xs]
     rows = [pytree.tree_unflatten(first, combine_fn.keywords["spec"]) if _is_of_user(combine_fn) else first]
