@@ -18,21 +18,21 @@ from hodiff.torch_internals.transforms import outside_transforms
 from hodiff.torch_internals.wrapped_tensors import below_transforms
 
 
-def steady(function: BoundFunction) -> BoundFunction:
-    """The function, which raises where it returns something else than the first time."""
+def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundFunction:
+    """The function, which raises where it returns something else than the first time; the list gets what that was."""
     if torch.compiler.is_compiling() or in_fx_trace():
         return function
-    first: list[Tensor] = []
+    seen = [] if first is None else first
 
     def f(*args: Any, **kwargs: Any) -> Any:
         result = function.f(*args, **kwargs)
         is_pair = function.has_aux and isinstance(result, tuple)
         found = [below_transforms(each).detach() for each in tensors_in(result[0] if is_pair else result)]
-        if not first:
-            first.extend(found)
+        if not seen:
+            seen.extend(found)
             return result
         with outside_transforms():
-            for one, other in zip(first, found, strict=False):
+            for one, other in zip(seen, found, strict=False):
                 # Tensors of other kinds need not have numbers.
                 if type(other) is Tensor and not same(one, other):
                     raise _unsteady(function.caller, one, other)

@@ -17,17 +17,25 @@ from hodiff.common.buffers import untouched_buffers
 from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.options import require_bool
+from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.batches import Batches
 from hodiff.operators.compiled.linearizations import CompiledLinearizations
-from hodiff.operators.determinism import modules_in, require_deterministic
+from hodiff.operators.determinism import (
+    Mark,
+    another_function,
+    mark_of,
+    modules_in,
+    read_unchanged,
+    require_deterministic,
+)
 from hodiff.operators.distributed import sum_over_ranks
 from hodiff.operators.options import CurvatureOptions
+from hodiff.operators.point import Point
 from hodiff.operators.spaces import Space
-from hodiff.torch_internals.tensors import version_of
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 Leaves = tuple[Tensor, ...]
@@ -40,10 +48,12 @@ class Linearization(Protocol):
     Attributes:
         bytes_each: Bytes that one more vector takes while it is multiplied.
         nbytes: Bytes that are kept, or 0 where nothing is.
+        value: What the function returned, by which it is known again.
     """
 
     bytes_each: int
     nbytes: int
+    value: Leaves
 
     def products(self, tangents: Leaves) -> Leaves:
         """Products with k vectors, leaves (k, *shape)."""
@@ -99,7 +109,7 @@ class CurvatureOperator(LinearOperator):
         self.chunk_size = given["chunk_size"]
         self.correct = given["correct"]
         self._modules = modules_in(*functions)
-        self._must_check = given["check_deterministic"]
+        self._checks = self._must_check = given["check_deterministic"]
         self._compiled = CompiledLinearizations(caller) if given["compile"] else None
         self.relocate(tuple(dense(recordable(leaf.detach())) for leaf in leaves), self.domain)
 
@@ -124,6 +134,11 @@ class CurvatureOperator(LinearOperator):
     def _prepare(self, args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
         """What the linearization gets in the place of the arguments of batch `index`."""
         return args
+
+    @property
+    def leaves(self) -> Leaves:
+        """The tensors of the linearization point."""
+        return self._point.leaves
 
     @property
     def x(self) -> PyTree:
@@ -158,32 +173,26 @@ class CurvatureOperator(LinearOperator):
         if self._compiled is not None and space is not self.domain:
             self._compiled = CompiledLinearizations(type(self).__name__)
         self.domain = self.codomain = space
-        self.leaves = leaves
+        self._point = Point(leaves)
         self._kept: dict[int, tuple[Linearization, float]] = {}
         self._complete = False
-        self._versions = [version_of(leaf) for leaf in self.leaves]
-
-    def _require_unchanged(self) -> None:
-        # What is kept belongs to the old values, what is computed anew would belong to the new ones.
-        if [version_of(leaf) for leaf in self.leaves] != self._versions:
-            raise InputError(
-                f"{type(self).__name__}: x: expected the values that the operator was made with, got tensors that were "
-                "changed in place since, as by an optimizer's step; use A.at(x), or make the operator of clones."
-            )
+        self._marks: dict[int, Mark] = {}
 
     @leave_inference_mode
+    @read_unchanged
     def multiply(self, block: Tensor) -> Tensor:
         """The sum over batches; see the class."""
-        self._require_unchanged()
+        self._point.require_unchanged(type(self).__name__)
         with torch.no_grad():
             return self._sum(lambda each: self._columns(each, block), block.shape)
 
     @leave_inference_mode
+    @read_unchanged
     def to_dense(self, *, chunk_size: int | str | None = "auto", progress: bool = False) -> Tensor:
         """See `LinearOperator.to_dense`; here every batch is linearized once, and its matrix added to the others'."""
         require_chunk_size("to_dense", "chunk_size", chunk_size)
         require_bool("to_dense", "progress", progress)
-        self._require_unchanged()
+        self._point.require_unchanged(type(self).__name__)
         with torch.no_grad():
             return self._sum(lambda each: self._dense(each, chunk_size, progress), self.shape)
 
@@ -236,6 +245,10 @@ class CurvatureOperator(LinearOperator):
             linearization = self._at(args, batch.index)
             if self._keeps(linearization):
                 self._kept[batch.index] = linearization, batch.weight
+            elif self._checks:
+                known = self._marks.setdefault(batch.index, mark := mark_of(linearization.value))
+                if not mark.agrees(known):
+                    raise another_function(type(self).__name__, batch.index)
             yield linearization, batch.weight
         self._complete, self._count = True, count
 
@@ -244,17 +257,29 @@ class CurvatureOperator(LinearOperator):
     def _at(self, args: tuple[Any, ...], index: int) -> Linearization:
         with untouched_buffers(self._modules):
             if self._must_check:
-                caller = type(self).__name__
-                require_deterministic(caller, lambda: self._value(args), self.leaves, self._modules)
+                self._require_deterministic(args)
                 self._must_check = False
-            args = self._prepare(args, index)
-            if self._compiled is not None:
-                eager = partial(self._linearize, args)
-                functions = tuple(getattr(self, name) for name in self.functions)
-                compiled = self._compiled.linearize(self._functional, functions, self.leaves, args, eager)
-                if compiled is not None:
-                    return compiled
-            return self._linearize(args)
+            prepared = self._prepare(args, index)
+            if index == 0 or not self._checks:
+                return self._linearized(prepared)
+            # One that has the same value twice on the first batch may yet draw on another.
+            draw = RandomState(self.leaves)
+            linearization = self._linearized(prepared)
+            if draw.advanced:
+                self._require_deterministic(args)
+            return linearization
+
+    def _require_deterministic(self, args: tuple[Any, ...]) -> None:
+        require_deterministic(type(self).__name__, lambda: self._value(args), self.leaves, self._modules)
+
+    def _linearized(self, args: tuple[Any, ...]) -> Linearization:
+        if self._compiled is not None:
+            eager = partial(self._linearize, args)
+            functions = tuple(getattr(self, name) for name in self.functions)
+            compiled = self._compiled.linearize(self._functional, functions, self.leaves, args, eager)
+            if compiled is not None:
+                return compiled
+        return self._linearize(args)
 
     def _keeps(self, linearization: Linearization) -> bool:
         if self.batches.data is None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from hodiff.common.randomness import RandomState
@@ -12,6 +16,10 @@ from hodiff.derivatives.steady import difference, same
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import reachable
 from hodiff.torch_internals.modules import Dropout, RunningNorm, buffers_by_name
+from hodiff.torch_internals.wording import Wording, says
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def modules_in(*roots: Any) -> list[nn.Module]:
@@ -58,3 +66,58 @@ def _has_state(module: nn.Module) -> bool:
     """Whether a module has numbers that training may move: running statistics, vectors of power iteration."""
     buffers = buffers_by_name(module).values()
     return isinstance(module, RunningNorm) or any(b is not None and b.is_floating_point() for b in buffers)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a tensor's numbers come to, by which they are known again: sums, and how much these may differ."""
+
+    sums: tuple[float, ...]
+    tolerances: tuple[float, ...]
+
+    def agrees(self, other: Mark) -> bool:
+        """Whether the numbers may be the same."""
+        return len(self.sums) == len(other.sums) and all(
+            # NaN and infinity are known again by their like.
+            abs(one - two) <= tolerance or not (math.isfinite(one) or math.isfinite(two))
+            for one, two, tolerance in zip(self.sums, other.sums, self.tolerances, strict=True)
+        )
+
+
+def mark_of(tensors: Sequence[Tensor]) -> Mark:
+    """Sums with weights that grow along a tensor, which tell numbers from the same ones in another order."""
+    sums, tolerances = [], []
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1).double()
+        weights = torch.linspace(1, 2, flat.numel(), dtype=torch.float64, device=flat.device)
+        sums.append(float(flat @ weights))
+        tolerances.append(100 * torch.finfo(tensor.dtype).eps * float(flat.abs() @ weights))
+    return Mark(tuple(sums), tuple(tolerances))
+
+
+def another_function(caller: str, index: int) -> InputError:
+    """The error for a function that is not any more what it was in the pass before."""
+    return InputError(
+        f"{caller}: f: expected the same value on every pass, got another one on batch {index} than before; every "
+        "product would belong to another matrix. Look for random numbers, for model.train() and model.eval(), and for "
+        "weights or hyperparameters that f reads and that have changed since; make another operator, or use A.at(x)."
+    )
+
+
+def read_unchanged(method: Callable[P, R]) -> Callable[P, R]:
+    """Say in one way that what a recorded graph keeps was changed in place."""
+
+    @functools.wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except RuntimeError as error:
+            if not says(error, Wording.CHANGED_IN_PLACE):
+                raise
+            raise InputError(
+                f"{type(args[0]).__name__}: f: expected the tensors that it read when it was linearized, got one that "
+                "was changed in place since, as by an optimizer's step or by f itself; make another operator, use "
+                f"A.at(x), or let f read clones. torch says: {str(error).splitlines()[0]}"
+            ) from error
+
+    return run

@@ -19,6 +19,7 @@ from hodiff.derivatives.hessian_rows import LinearizedHessian
 from hodiff.derivatives.products_by_route import PRODUCTS
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow, validate_route
+from hodiff.derivatives.steady import steady
 from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.recorded_model import lacks_derivatives
@@ -91,9 +92,14 @@ class HessianOperator(CurvatureOperator):
         function = self._bound(self.leaves, args)
 
         def attempt(name: str) -> Linearization:
-            return _RecordedHessian(function) if name == ROUTES[0] else _RoutedHessian(function, name, self._modules)
+            return _RecordedHessian(function) if name == ROUTES[0] else self._routed(function, name)
 
         return follow(self.route, "HessianOperator", attempt)
+
+    def _routed(self, function: BoundFunction, route: str) -> Linearization:
+        # Evaluated by each product, all of which belong to the function that the first one saw.
+        seen: list[Tensor] = []
+        return _RoutedHessian(steady(function, seen) if self._checks else function, route, self._modules, seen)
 
     def _dense(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
         # Blocks of 16-bit leaves would be rounded to 16 bits before they are joined.
@@ -117,6 +123,7 @@ class _RecordedHessian:
         self._gradient = RecordedGradient(function)
         self.bytes_each = self._gradient.bytes_each
         self.nbytes = self.bytes_each // 2
+        self.value: Leaves = (self._gradient.value,)
         if lacks_derivatives(*self._gradient.live_edges):
             # Raise now where this product does, so that another route is tried.
             self.products(tuple(torch.zeros_like(leaf)[None] for leaf in function.leaves))
@@ -137,7 +144,7 @@ class _RecordedHessian:
 class _RoutedHessian:
     """Products by a route that shares no work between them in eager torch."""
 
-    def __init__(self, function: BoundFunction, route: str, modules: Sequence[nn.Module]):
+    def __init__(self, function: BoundFunction, route: str, modules: Sequence[nn.Module], value: Sequence[Tensor]):
         self._function = function
         self._modules = modules
         self._product = PRODUCTS[route]
@@ -145,6 +152,7 @@ class _RoutedHessian:
         self.products(tuple(torch.zeros_like(leaf)[None] for leaf in function.leaves))
         self.bytes_each = 2**62
         self.nbytes = 0
+        self.value = tuple(value)
 
     def products(self, tangents: Leaves) -> Leaves:
         """See `Linearization`."""

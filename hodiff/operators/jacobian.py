@@ -16,7 +16,8 @@ from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.curvature import require_constant
-from hodiff.operators.determinism import modules_in
+from hodiff.operators.determinism import modules_in, read_unchanged
+from hodiff.operators.point import Point
 from hodiff.operators.recorded_model import RecordedModel, refused
 from hodiff.operators.spaces import Space
 
@@ -64,6 +65,7 @@ class JacobianOperator(LinearOperator):
         flatten_primals(x, "JacobianOperator", "x")
         function = bind("JacobianOperator", f, (x, *args), name="x", correct=correct)
         function.leaves = tuple(dense(recordable(leaf.detach())) for leaf in function.leaves)
+        self._point = Point(function.leaves)
         with torch.no_grad(), untouched_buffers(modules_in(f)), refused("JacobianOperator"):
             self._model = RecordedModel(function)
         self.chunk_size = chunk_size
@@ -73,16 +75,19 @@ class JacobianOperator(LinearOperator):
     def _codomain(self) -> Space:
         return Space.of(pytree.tree_unflatten(list(self._model.outputs), self._model.spec))
 
+    @read_unchanged
     def multiply(self, block: Tensor) -> Tensor:
         """See `LinearOperator.multiply`."""
         return self._columns(block, self.domain, self.codomain, self._model.push, self._model.push_many)
 
+    @read_unchanged
     def multiply_transposed(self, block: Tensor) -> Tensor:
         """See `LinearOperator.multiply_transposed`."""
         return self._columns(block, self.codomain, self.domain, self._model.pull, self._model.pull_many)
 
     def _columns(self, block: Tensor, source: Space, target: Space, one: Any, many: Any) -> Tensor:
         k = block.shape[1]
+        self._point.require_unchanged("JacobianOperator")
         with torch.no_grad():
             if k == 1:
                 return target.join([p[None] for p in one([v[0] for v in source.split(block)])], 1)

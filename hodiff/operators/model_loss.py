@@ -123,6 +123,7 @@ class _RecordedModelLoss:
         self._matrix = matrix
         self.bytes_each = model.bytes_each
         self.nbytes = self.bytes_each
+        self.value = model.outputs
 
     def products(self, tangents: Leaves) -> Leaves:
         """See `Linearization`."""

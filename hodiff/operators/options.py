@@ -96,7 +96,8 @@ class CurvatureOptions(TypedDict, total=False):
         Default(
             True,
             "Whether the first use evaluates the function twice on a batch and refuses one that differs, naming "
-            "dropout, batch norm or other state as the cause.",
+            "dropout, batch norm or other state as the cause; batches that are not kept are compared from pass to "
+            "pass.",
         ),
         require_bool,
     ]

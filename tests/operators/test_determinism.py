@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import close, problem
+from operators.cases import close, problem, ravel
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
@@ -296,3 +296,110 @@ def test_operators_go_without_the_collector() -> None:
             assert seen() is None
     finally:
         gc.enable()
+
+
+def in_parts(module: nn.Module, **options: Any) -> list[LinearOperator]:
+    p, data = parameters(module), [(X[:3], Y[:3]), (X[3:], Y[3:])]
+    options |= {"data": data}
+    return [
+        HessianOperator(objective(module), p, **options),
+        HessianOperator(objective(module), p, route="forward-over-reverse", **options),
+        GaussNewtonOperator(module, F.cross_entropy, p, **options),
+        FisherOperator(module, F.cross_entropy, p, samples=2, **options),
+        EmpiricalFisherOperator(module, F.cross_entropy, p, **options),
+    ]
+
+
+@pytest.mark.parametrize("options", [{"cache": False}, {"memory_budget": 0}])
+def test_a_model_that_changes_between_passes(options: Any) -> None:
+    module = nn.Sequential(nn.Linear(2, 30), nn.Dropout(0.25), nn.Linear(30, 3)).double().eval()
+    for A in in_parts(module, **options):
+        for _ in range(2):
+            A @ parameters(module)
+        module.train()
+        with pytest.raises(hodiff.InputError, match="f: expected the same value"):
+            A @ parameters(module)
+        module.eval()
+
+
+def test_what_is_kept_is_of_the_model_as_it_was() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double().eval()
+    v = parameters(module)
+    for options in ({}, {"cache": True}):
+        for A in in_parts(module, **options)[::2]:
+            before = A @ v
+            module.train()
+            close(ravel(A @ v), ravel(before))
+            module.eval()
+
+
+class LateDropout(nn.Module):
+    """Draws from the second batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.linear(x)
+        return outputs if torch.equal(x, X[:3]) else F.dropout(outputs)
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_random_numbers_from_the_second_batch_on(cache: bool) -> None:
+    module = LateDropout()
+    for A in in_parts(module, cache=cache):
+        with pytest.raises(hodiff.InputError, match="random numbers"):
+            A @ parameters(module)
+    state = torch.get_rng_state()
+    for A in in_parts(module, cache=cache, check_deterministic=False):
+        A @ parameters(module)
+    torch.set_rng_state(state)
+
+
+def test_a_function_that_seeds_itself_is_the_same_each_time() -> None:
+    def f(x: Tensor, batch: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return (x**2 * torch.rand(2) * batch).sum()
+
+    A = HessianOperator(f, torch.ones(2), data=[torch.ones(2), torch.ones(2)], cache=False)
+    for _ in range(2):
+        assert torch.allclose(A @ torch.ones(2), 2 * torch.rand(2, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize("x", [
+    torch.tensor([0.5, 1.0, float("nan")]).double(),
+    torch.randn(100, 70),
+    torch.randn(30, 20).mT,
+    torch.randn(2, 3, 40, 50).to(memory_format=torch.channels_last),
+    torch.randn(40, dtype=torch.bfloat16),
+    {"a": torch.randn(3), "b": torch.randn(300).double(), "c": torch.zeros(0)},
+], ids=["nan", "large", "transposed", "channels last", "bfloat16", "several"])  # fmt: skip
+def test_a_point_that_changes_without_a_version(x: Any) -> None:
+    def f(x: Any) -> Tensor:
+        return sum((leaf**4).sum().double() for leaf in (x.values() if isinstance(x, dict) else [x]))
+
+    v = torch.utils._pytree.tree_map(torch.ones_like, x)
+    A, J = HessianOperator(f, x, check_deterministic=False), JacobianOperator(f, x)
+    last = x["b"] if isinstance(x, dict) else x
+    for _ in range(2):
+        A @ v
+        J @ v
+    last.data.mul_(2)
+    for operator in (A, J):
+        with pytest.raises(hodiff.InputError, match=r"x: expected the values that the operator was made with.*\.data"):
+            operator @ v
+    A.at(x) @ v
+
+
+def test_tensors_that_f_reads_and_that_change_in_place() -> None:
+    for make in (
+        lambda x, w: GaussNewtonOperator(lambda x, inputs: w * x**3, F.mse_loss, x, w, w),
+        lambda x, w: JacobianOperator(lambda x: w * x**3, x),
+    ):
+        x, w = torch.ones(3), torch.ones(3)
+        A = make(x, w)
+        A @ x
+        w.mul_(2)
+        with pytest.raises(hodiff.InputError, match=r"f: expected the tensors that it read .* changed in place"):
+            A @ x

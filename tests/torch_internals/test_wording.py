@@ -89,6 +89,13 @@ def _pushed(f: Callable[[Tensor], Tensor]) -> Any:
     return jvp(f, (torch.ones(3, 3),), (torch.ones(3, 3),))
 
 
+def _changed_in_place():
+    x, w = torch.ones(2, requires_grad=True), torch.ones(2)
+    y = (w * x).sum()
+    w.mul_(2)
+    y.backward()
+
+
 def _captured() -> Any:
     buffer = torch.zeros(3)
     return gradient(lambda x: buffer.add_(x).sum())(torch.ones(3))
@@ -180,6 +187,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: vmap(lambda x: x.data_ptr())(_rows()),
         lambda: _x().numpy(),
     ),
+    Wording.CHANGED_IN_PLACE: (_changed_in_place,),
     Wording.OTHER_DEVICE: (
         lambda: torch.ones(2) + torch.ones(2, device="meta"),
         lambda: torch.ones(2).index_add_(0, torch.zeros(1, device="meta").long(), torch.ones(1)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from hodiff.recompute.dependencies import Dependencies
 WIDTHS = ((1, 1), (8, 32), (64, 2**63))
 # Vectors go one after the other where that takes less than this part of the time of all together.
 CLEARLY = 0.9
+
+_NUMBERS = itertools.count()
 
 Way = Callable[[Leaves, Leaves], Sequence[Tensor]]
 Product = Callable[[Leaves, Leaves, tuple[Any, ...]], Sequence[Tensor]]
@@ -100,6 +103,7 @@ class _Graphs:
         self._caller = caller
         self._halves = halves
         self._ways: dict[int, Way] = {}
+        self.number = next(_NUMBERS)
 
     def at(self, constants: Leaves) -> CompiledLinearization:
         """Run the half that depends on the point."""
@@ -152,6 +156,8 @@ class CompiledLinearization:
         self._graphs = graphs
         self._residuals = residuals
         self.bytes_each = 0
+        # Another function has another graph.
+        self.value: Leaves = (torch.tensor(float(graphs.number)),)
         # Views share storages, each of which counts once.
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in residuals}
         self.nbytes = sum(storages.values())

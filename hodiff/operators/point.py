@@ -1,0 +1,58 @@
+"""The tensors that an operator was made with, watched for changes: they are the caller's, and in the graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.torch_internals.tensors import version_of
+
+# Numbers of each tensor that are looked at, spread over all of it: enough for a step of an optimizer.
+SAMPLE = 64
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Point:
+    """The leaves of a point, and what they were.
+
+    A version counts changes in place, save those by way of `.data`; some numbers are compared for these. A copy of all
+    would take as much memory as the parameters.
+
+    Args:
+        leaves: The tensors.
+    """
+
+    def __init__(self, leaves: Sequence[Tensor]):
+        self.leaves = tuple(leaves)
+        self._versions = [version_of(leaf) for leaf in leaves]
+        self._samples: dict[torch.device, list[Tensor]] = {}
+        for leaf in leaves:
+            if leaf.numel() and type(leaf) is Tensor and leaf.dtype.itemsize in _BITS:
+                self._samples.setdefault(leaf.device, []).append(_sample(leaf))
+        self._before = [torch.cat(samples) for samples in self._samples.values()]
+
+    def require_unchanged(self, caller: str) -> None:
+        """Refuse to go on at a point that is another one: a product would be of neither."""
+        # What is kept belongs to the old values, what is computed anew would belong to the new ones.
+        if [version_of(leaf) for leaf in self.leaves] != self._versions or not all(
+            torch.equal(torch.cat(samples), before)
+            for samples, before in zip(self._samples.values(), self._before, strict=True)
+        ):
+            raise InputError(
+                f"{caller}: x: expected the values that the operator was made with, got tensors that were changed in "
+                "place since, as by an optimizer's step or through .data; use A.at(x), or make the operator of clones."
+            )
+
+
+def _sample(leaf: Tensor) -> Tensor:
+    """Some of the leaf's numbers as they lie in its memory, as integers: NaN would differ from itself."""
+    bits = leaf.detach().view(_BITS[leaf.dtype.itemsize])
+    if bits.is_contiguous():
+        return bits.view(-1)[:: max(1, math.ceil(leaf.numel() / SAMPLE))]
+    # In dense memory the strides, in falling order, are those of a contiguous tensor.
+    order = sorted(range(bits.dim()), key=bits.stride().__getitem__, reverse=True)
+    return _sample(leaf.permute(order)) if leaf.permute(order).is_contiguous() else bits.flatten()[:0]
