@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from hodiff.derivatives.origin import raised_by_user
 from hodiff.errors import HodiffError, HodiffWarning, InputError, RouteError
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.wording import UNAVAILABLE, Wording, says
@@ -43,8 +44,8 @@ _EXPLAINED = {
 
 
 def unavailable(error: Exception) -> bool:
-    """Whether an exception says that torch lacks the derivative on this route."""
-    if isinstance(error, HodiffError):
+    """Whether an exception says that torch lacks the derivative on this route; the user's own never does."""
+    if isinstance(error, HodiffError) or raised_by_user(error):
         return False
     if isinstance(error, (AssertionError, KeyError)):  # so dynamo fails inside a transform
         return says(error, Wording.HIGHER_ORDER)

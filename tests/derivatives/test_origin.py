@@ -1,0 +1,98 @@
+"""Errors of the user's own that sound like torch's: they arrive as they are, after one call."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+import hodiff
+from hodiff.derivatives.route_choice import unavailable
+
+X = torch.ones(3)
+# Each in the words by which torch says that a derivative does not exist.
+WORDS = [
+    "mode 'fast' is not supported",
+    "not implemented for inputs of odd length",
+    "forward mode AD of the device",
+    "vmap support is planned",
+    "batching rule",
+    "randomness error mode",
+    "Cannot mutate a captured Tensor",
+]
+TRANSFORMS = {
+    "hvp": lambda f: hodiff.hvp(f, X, X),
+    "hessian": lambda f: hodiff.hessian(f)(X),
+    "hessian_matrix": lambda f: hodiff.hessian_matrix(f, X, route="forward-over-reverse"),
+    "hessian_diagonal": lambda f: hodiff.hessian_diagonal(f)(X),
+    "jacobian": lambda f: hodiff.jacobian(f)(X),
+    "directional_derivatives": lambda f: hodiff.directional_derivatives(f, X, X, order=2),
+    "HessianOperator": lambda f: hodiff.HessianOperator(f, X, check_deterministic=False) @ X,
+    "JacobianOperator": lambda f: hodiff.JacobianOperator(f, X) @ X,
+}
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, NotImplementedError])
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_it_reaches_the_user_after_one_call(transform, words, kind):
+    calls = []
+
+    def helper():
+        raise kind(words)
+
+    def f(x):
+        calls.append(1)
+        helper()
+        return x.sum()
+
+    with pytest.raises(kind) as caught:
+        TRANSFORMS[transform](f)
+    assert type(caught.value) is kind
+    assert str(caught.value) == words
+    assert len(calls) == 1
+
+
+def caught_from(f, *args):
+    try:
+        f(*args)
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+class OnlyForward(Function):
+    """A rule that is left out, in the words of the author."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        raise NotImplementedError("no gradient")
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 2 * ctx.saved_tensors[0] * tangent
+
+
+def test_what_torch_or_a_rule_says_is_of_the_route():
+    x = X.clone().requires_grad_()
+    assert unavailable(caught_from(torch.autograd.grad, OnlyForward.apply(x).sum(), x))
+    for f in (
+        # Of an operator, which has no frame; of Python code of torch; of hodiff.
+        lambda: torch.func.hessian(lambda x: torch.nn.functional.hardsigmoid(x).sum())(X),
+        lambda: torch.func.vmap(lambda x: x + torch.rand(3))(torch.ones(2, 3)),
+        lambda: torch.func.grad(lambda x: Function.apply(x))(X),
+    ):
+        assert unavailable(caught_from(f))
+    assert not unavailable(caught_from(lambda: torch.ones(2) + torch.ones(3)))
+
+
+def test_the_next_route_is_taken_where_a_rule_is_missing():
+    assert torch.equal(hodiff.jacobian(OnlyForward.apply)(X), 2 * torch.eye(3))
