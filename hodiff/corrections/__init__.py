@@ -19,7 +19,7 @@ from hodiff.corrections.declining import INVALID as INVALID
 from hodiff.corrections.declining import UNNEEDED as UNNEEDED
 from hodiff.corrections.declining import Declined as Declined
 from hodiff.corrections.declining import unable as unable
-from hodiff.corrections.distances import cdist
+from hodiff.corrections.distances import cdist, deviations, norms
 from hodiff.corrections.elementwise import ldexp, powers, sinc
 from hodiff.corrections.indexing import cumulative, embedding, prod, reductions, scatter, splits, strides
 from hodiff.corrections.linalg import determinants, eigenvectors, reflectors, solve, symmetric
@@ -43,7 +43,7 @@ FAMILIES = {
     "attention": (attention, nested_calls),
     "control flow": (control_flow,),
     "convolution and pooling": (convolution, pooling),
-    "distances": (cdist,),
+    "distances": (cdist, deviations, norms),
     "elementwise functions": (ldexp, powers, sinc),
     "gradients": (checkpoints, custom_functions, once_differentiable),
     "indexing": (cumulative, embedding, prod, reductions, scatter, splits, strides),

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
+from hodiff.corrections.distances.squares import LENGTHS, of_lengths
 from hodiff.corrections.registry import CORRECTIONS, Correction
 from hodiff.corrections.subclasses import ask_subclasses
 from hodiff.corrections.wrapping import within
@@ -63,6 +64,10 @@ class Corrections(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the rule of a torch function, and torch's own where there is none."""
         kwargs = kwargs or {}
+        if not is_compiling() and LENGTHS:
+            result = of_lengths(func, args, kwargs)
+            if result is not None:
+                return result
         correction = CORRECTIONS.get(func)
         if correction is None and (func is _POWER or func is _POWER_IN_PLACE) and isinstance(args[1], Tensor):
             correction = CORRECTIONS.get(Tensor.pow if func is _POWER else Tensor.pow_)

@@ -15,6 +15,7 @@ from hodiff.checks.audit.on_file import audit_on_file
 from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.preflight.function_defects import FunctionDefect, function_defects
 from hodiff.corrections import Corrections, Declined
+from hodiff.corrections.distances.squares import LENGTHS
 from hodiff.corrections.registry import CORRECTIONS, Correction
 from hodiff.errors import InputError
 from hodiff.recompute.checkpoint import stored_instead
@@ -141,7 +142,7 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
             route: "wrong" if route in each.wrong else "raises" if route in each.missing else word
             for route, word in worst.items()
         }
-    return Preflight(tuple(operators), found, tuple(remarks.sentences()), worst)
+    return Preflight(tuple(operators), found, (*remarks.sentences(), *listener.sentences()), worst)
 
 
 def _recording(tensor: Tensor) -> Tensor:
@@ -174,6 +175,7 @@ class _Listener(TorchFunctionMode):
         self.corrections = corrections
         self.uses: dict[str, OperatorUse] = {}
         self.judged: dict[Any, tuple[dict[str, str], str]] = {}
+        self.zero_lengths: dict[str, int] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, why = self.corrections.watch(lambda: func(*args, **(kwargs or {})))
@@ -189,7 +191,18 @@ class _Listener(TorchFunctionMode):
                 route: max(use.routes.get(route, "right"), routes[route], key=_RANKS.index) for route in ROUTES
             }
             use.remedy = use.remedy or remedy
+            if func in CORRECTIONS and id(result) in LENGTHS and not result.detach().all():
+                self.zero_lengths[name] = self.zero_lengths.get(name, 0) + 1
         return result
+
+    def sentences(self) -> Iterator[str]:
+        """The remarks in words."""
+        for name, count in self.zero_lengths.items():
+            yield (
+                f"{name} is 0 somewhere ({count} times), where it has a kink, and 0 stands for its derivatives: even "
+                "powers of it are differentiated rightly, other functions that are smooth there, such as its cosine, "
+                "are not from the second derivative on; write them as functions of the square"
+            )
 
 
 def _differentiable(result: Any) -> bool:

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID
-from hodiff.corrections.distances.euclidean import EuclideanDistances
+from hodiff.corrections.distances.euclidean import EuclideanDistances, SquaredDistances
+from hodiff.corrections.distances.lengths import power_root, powers
+from hodiff.corrections.distances.squares import remembered
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
@@ -71,7 +73,9 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_f
     if p == 2 and not torch.compiler.is_compiling():
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
         x1, x2 = (each.expand(*batch, *each.shape[-2:]) for each in (x1, x2))
-        return EuclideanDistances.call(x1, x2, _COMPUTE_MODES[compute_mode])
+        mode = _COMPUTE_MODES[compute_mode]
+        lengths = EuclideanDistances.call(x1, x2, mode)
+        return remembered(lengths, lambda: SquaredDistances.call(x1, x2, mode), held=(x1, x2))
     return _length(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
 
 
@@ -98,20 +102,7 @@ def _length(difference: Tensor, p: float) -> Tensor:
         return _largest(difference.abs())
     if p == 1:
         return difference.abs().sum(-1)
-    if p == 2:
-        return _root((difference * difference).sum(-1), p)
-    if p % 2 == 0:
-        return _root((difference**p).sum(-1), p)
-    # |δ|ᵖ has derivatives at 0 up to the order p only.
-    zero = difference == 0
-    powers = torch.where(zero, 1, difference).abs() ** p
-    return _root(torch.where(zero, 0, powers).sum(-1), p)
-
-
-def _root(total: Tensor, p: float) -> Tensor:
-    zero = total == 0
-    total = torch.where(zero, 1, total)
-    return torch.where(zero, 0, total.sqrt() if p == 2 else total ** (1 / p))
+    return power_root(powers(difference, p).sum(-1), p)
 
 
 def _largest(sizes: Tensor) -> Tensor:

@@ -48,28 +48,66 @@ class EuclideanDistances(AnyOrderFunction):
         if cotangent is None:
             return None, None, None
         x, y = ctx.saved_tensors
-        weights = _divided(cotangent, x, y)
-        needs_x, needs_y, _ = ctx.needs_input_grad
-        by = _weighted_by_products if _takes_products(ctx.mode, x, y) else WeightedDifferences.call
-        return by(weights, x, y) if needs_x else None, by(weights.mT, y, x) if needs_y else None, None
+        return _pulled(ctx, _divided(cotangent, x, y))
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, y_t: Tensor | None, _: None) -> Tensor:
         """$I(u) / d$ of each side."""
-        x, y = ctx.saved_tensors
-        terms = []
-        if x_t is not None:
-            terms.append(_projections(x_t, x, y))
-        if y_t is not None:
-            terms.append(_projections(y_t, y, x).mT)
-        return _divided(terms[0] if len(terms) == 1 else terms[0] + terms[1], x, y)
+        return _divided(_pushed(ctx, x_t, y_t), *ctx.saved_tensors)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, y: Tensor, mode: int | None) -> tuple[Tensor, int]:
         """The batch is one more in front."""
         x, y = _in_front(info.batch_size, in_dims, (x, y))
         return EuclideanDistances.call(x, y, mode), 0
+
+
+class SquaredDistances(AnyOrderFunction):
+    r"""$d^2$ of all pairs, smooth at equal points as well: by reverse mode $W(2 \bar y)$, by forward mode $2 I(u)$."""
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor, mode: int | None) -> Tensor:
+        """Square the distances."""
+        return distances(x, y, 2.0, mode).square()
+
+    setup_context = EuclideanDistances.setup_context
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
+        r"""$W(2 \bar y)$ of each side."""
+        return (None, None, None) if cotangent is None else _pulled(ctx, 2 * cotangent)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, x_t: Tensor | None, y_t: Tensor | None, _: None) -> Tensor:
+        """$2 I(u)$ of each side."""
+        return 2 * _pushed(ctx, x_t, y_t)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, y: Tensor, mode: int | None) -> tuple[Tensor, int]:
+        """The batch is one more in front."""
+        x, y = _in_front(info.batch_size, in_dims, (x, y))
+        return SquaredDistances.call(x, y, mode), 0
+
+
+def _pulled(ctx: Any, weights: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    """The map $W$ of each side."""
+    x, y = ctx.saved_tensors
+    needs_x, needs_y, _ = ctx.needs_input_grad
+    by = _weighted_by_products if _takes_products(ctx.mode, x, y) else WeightedDifferences.call
+    return by(weights, x, y) if needs_x else None, by(weights.mT, y, x) if needs_y else None, None
+
+
+def _pushed(ctx: Any, x_t: Tensor | None, y_t: Tensor | None) -> Tensor:
+    """The map $I$ of each side, in sum."""
+    x, y = ctx.saved_tensors
+    terms = []
+    if x_t is not None:
+        terms.append(_projections(x_t, x, y))
+    if y_t is not None:
+        terms.append(_projections(y_t, y, x).mT)
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
 class WeightedDifferences(AnyOrderFunction):

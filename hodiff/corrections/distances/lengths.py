@@ -1,0 +1,73 @@
+r"""Lengths of vectors: p-norms of some dimensions, all of whose derivatives are 0 where the vector is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.distances.squares import remembered
+
+
+def root(square: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The root, of which every derivative at 0 is 0; what it is the root of is remembered."""
+    zero = square == 0
+    length = torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
+    if dtype is None or dtype == length.dtype:
+        return remembered(length, lambda: square, held=(square,))
+    return remembered(length.to(dtype), lambda: square.to(dtype), held=(square,))
+
+
+def norm(x: Tensor, p: float, dims: Sequence[int] | None, keepdim: bool) -> Tensor:
+    """The p-norm with 1 < p < ∞.
+
+    Args:
+        x: Numbers, perhaps complex.
+        p: The order.
+        dims: The dimensions of the vectors; None for all.
+        keepdim: Whether these remain, of size 1.
+
+    Returns:
+        The norms.
+    """
+    dtype = x.real.dtype if x.is_complex() else x.dtype
+    if x.dim() == 0:
+        return norm(x.unsqueeze(0), p, [0], False)
+    dims = list(range(x.dim())) if not dims else [dim % x.dim() for dim in dims]
+    if x.is_complex():
+        squares = x.real.square() + x.imag.square()
+        x = squares if p == 2 else root(squares)
+    else:
+        x = x.to(torch.promote_types(x.dtype, torch.float32))  # as kernels for 16 bits accumulate
+        x = x.square() if p == 2 else x
+    if p == 2:
+        return root(x.sum(dims, keepdim), dtype)
+    last = x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
+    length = power_root(powers(last, p).sum(-1), p).to(dtype)
+    if keepdim:
+        for dim in sorted(dims):
+            length = length.unsqueeze(dim)
+    return length
+
+
+def powers(x: Tensor, p: float) -> Tensor:
+    """$|x|^p$, whose derivatives at 0 are 0 where it has none."""
+    if p % 2 == 0:
+        return x ** int(p)
+    zero = x == 0
+    return torch.where(zero, 0, torch.where(zero, 1, x).abs() ** p)
+
+
+def power_root(total: Tensor, p: float) -> Tensor:
+    """The p-th root, every derivative of which at 0 is 0."""
+    if p == 2:
+        return root(total)
+    zero = total == 0
+    return torch.where(zero, 0, torch.where(zero, 1, total) ** (1 / p))
+
+
+def is_smooth(p: float) -> bool:
+    """Whether the rules here are for this order: others are sums, maxima and numbers of elements."""
+    return 1 < p < math.inf

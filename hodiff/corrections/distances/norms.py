@@ -1,0 +1,150 @@
+"""Rules for norms: at 0 torch has NaN for their higher derivatives by some routes, and 0 by others."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hodiff.corrections.declining import INVALID, UNNEEDED
+from hodiff.corrections.distances.lengths import is_smooth, norm
+from hodiff.corrections.registry import register
+from hodiff.routes import ROUTES
+
+_not_finite = partial(
+    register,
+    routes=ROUTES,
+    reason="at 0 second derivatives are NaN by some routes, and third ones raise anywhere",
+    reference="the derivatives of |x|ₚ; 0 at 0, and even powers of Euclidean norms as polynomials",
+)
+
+
+@_not_finite(torch.linalg.vector_norm)
+def _vector_norm(input: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    if not (input.is_floating_point() or input.is_complex()):
+        return UNNEEDED
+    if not isinstance(ord, (int, float)):
+        return INVALID
+    if not is_smooth(ord):
+        return UNNEEDED
+    if dtype is not None:
+        if not (dtype.is_floating_point or dtype.is_complex) or (input.is_complex() and not dtype.is_complex):
+            return INVALID
+        input = input.to(dtype)
+    dims = _dims(dim)
+    return norm(input, ord, dims, keepdim) if not dims or _fit(dims, max(input.dim(), 1)) else INVALID
+
+
+def _dims(dim: Any) -> list[int] | None:
+    """One dimension or several."""
+    if dim is None:
+        return None
+    try:
+        return [operator.index(dim)]
+    except TypeError:
+        return [operator.index(each) for each in dim]
+
+
+def _fit(dims: Sequence[int], n: int) -> bool:
+    """Whether there are such dimensions, each named once."""
+    return all(-n <= dim < n for dim in dims) and len({dim % n for dim in dims}) == len(dims)
+
+
+@_not_finite(torch.norm, Tensor.norm, name="torch.norm")
+def _norm(
+    input: Tensor,
+    p: float | None = "fro",
+    dim: Any = None,
+    keepdim: bool = False,
+    out: None = None,
+    dtype: Any = None,
+) -> Any:
+    if out is not None or input.layout != torch.strided or p == "nuc":
+        return UNNEEDED
+    return _vector_norm(input, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
+
+
+# Of torch's own functions that are written in Python, and of exported programs.
+@_not_finite(
+    torch.ops.aten.norm,
+    *(
+        getattr(torch.ops.aten.norm, each)
+        for each in ("Scalar", "ScalarOpt_dim", "ScalarOpt_dtype", "ScalarOpt_dim_dtype")
+    ),
+    name="torch.ops.aten.norm",
+)
+def _numbered_norm(
+    self: Tensor, p: float | None = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    return _norm(self, p, dim or None, keepdim, dtype=dtype)
+
+
+@_not_finite(torch.linalg.norm)
+def _linalg_norm(
+    A: Tensor, ord: float | None = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    if ord is None:
+        return _vector_norm(A, 2, dim, keepdim, dtype=dtype)
+    dims = A.dim() if dim is None else len(_dims(dim) or ())
+    if dims == 1:
+        return _vector_norm(A, ord, dim, keepdim, dtype=dtype)
+    return _matrix_norm(A, ord, (-2, -1) if dim is None else dim, keepdim, dtype=dtype) if dims == 2 else INVALID
+
+
+@_not_finite(torch.linalg.matrix_norm)
+def _matrix_norm(
+    A: Tensor, ord: Any = "fro", dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    if ord != "fro":
+        return UNNEEDED  # singular values, or maxima of sums
+    if A.dim() < 2 or len(dim) != 2:
+        return INVALID
+    return _vector_norm(A, 2, dim, keepdim, dtype=dtype)
+
+
+@_not_finite(torch.dist, Tensor.dist, name="torch.dist")
+def _dist(input: Tensor, other: Tensor, p: float = 2.0) -> Any:
+    return _vector_norm(input - other, p)
+
+
+@_not_finite(torch.pairwise_distance, F.pairwise_distance, name="torch.nn.functional.pairwise_distance")
+def _pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
+    return _vector_norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+@_not_finite(torch.cosine_similarity, F.cosine_similarity, name="torch.nn.functional.cosine_similarity")
+def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Any:
+    dtype = torch.promote_types(x1.dtype, x2.dtype)
+    if not dtype.is_floating_point:
+        return UNNEEDED
+    shape = torch.broadcast_shapes(x1.shape, x2.shape)
+    units = []
+    for x in (x1, x2):
+        x = x.to(dtype).expand(shape)
+        units.append(x / norm(x, 2, [dim], True).clamp_min(eps))
+    return (units[0] * units[1]).sum(dim)
+
+
+@_not_finite(F.normalize)
+def _normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: None = None) -> Any:
+    if out is not None:
+        return UNNEEDED
+    length = _vector_norm(input, p, dim, True)
+    return input / length.clamp_min(eps) if isinstance(length, Tensor) else length
+
+
+@_not_finite(torch.renorm, Tensor.renorm, name="torch.renorm")
+def _renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Any:
+    if input.dim() < 2 or not isinstance(p, (int, float)) or maxnorm < 0:
+        return INVALID
+    if not is_smooth(p):
+        return UNNEEDED
+    others = [each for each in range(input.dim()) if each != dim % input.dim()]
+    length = norm(input, p, others, True)
+    # The addend is torch's.
+    return torch.where(length > maxnorm, input * (maxnorm / (length + 1e-7)), input)

@@ -1,0 +1,276 @@
+"""Norms, standard deviations and their squares, at 0 as well: torch's values, closed forms, and every route."""
+
+import gc
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hodiff
+from hodiff.checks.comparisons.orders import against_differences, climb
+from hodiff.checks.comparisons.scalarize import scalarize
+from hodiff.corrections.distances.squares import LENGTHS
+
+D = torch.float64
+corrected = hodiff.corrected()
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=GENERATOR, dtype=D)
+
+
+X, Y = randn(3, 4), randn(3, 4)
+NORMS = {
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+    "vector_norm of all": torch.linalg.vector_norm,
+    "norm": lambda x: torch.norm(x, dim=0),
+    "method": lambda x: x.norm(2, dim=(0, 1), keepdim=True),
+    "linalg.norm": lambda x: torch.linalg.norm(x),
+    "linalg.norm of vectors": lambda x: torch.linalg.norm(x, 2, -1),
+    "matrix_norm": torch.linalg.matrix_norm,
+    "aten.norm": lambda x: torch.ops.aten.norm.Scalar(x, 2),
+    "dist": lambda x: torch.dist(x, torch.zeros_like(x)),
+    "pairwise_distance": lambda x: F.pairwise_distance(x, torch.zeros_like(x), eps=0.0),
+    "std": lambda x: x.std(dim=1),
+    "std of one": lambda x: torch.std(x.reshape(-1, 1), 1, correction=0) + x.sum() ** 2,
+    "std_mean": lambda x: torch.std_mean(x, correction=0)[0],
+    "cdist": lambda x: torch.cdist(x, torch.zeros_like(x[:1])),
+    "pdist": F.pdist,
+}
+OTHERS = {
+    "p = 3": lambda x: torch.linalg.vector_norm(x, 3, dim=1),
+    "p = 1.5": lambda x: x.norm(1.5),
+    "p = 4": lambda x: torch.linalg.norm(x, 4, dim=0, keepdim=True),
+    "of complex numbers": lambda x: torch.linalg.vector_norm(torch.complex(x, x**2), dim=1),
+    "p = 3 of complex numbers": lambda x: torch.complex(x, x**2).norm(3, dim=1),
+    "of a number": lambda x: x[0, 0].norm(),
+    "normalize": F.normalize,
+    "normalize p = 3": lambda x: F.normalize(x, 3, dim=0, eps=0.1),
+    "cosine_similarity": lambda x: F.cosine_similarity(x, x.flip(0) ** 2),
+    "renorm": lambda x: x.renorm(2, 0, 0.7),
+    "Gaussian kernel": lambda x: torch.exp(-((torch.cdist(x, x + 1) / 2) ** 2)),
+}
+
+
+def judged(f, inputs, order):
+    """What differences say of the routes: of two of first order, four of second, eight of third."""
+    generator = torch.Generator().manual_seed(0)
+    problem = scalarize(f, inputs, generator)
+    return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
+
+
+@pytest.mark.parametrize("name", NORMS | OTHERS)
+def test_every_route(name):
+    assert judged(corrected((NORMS | OTHERS)[name]), (X,), 3) == ["ok"] * 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NORMS | OTHERS)
+def test_every_route_batched_and_compiled(name):
+    compile = False if "complex" in name else "aot_eager"
+    hodiff.assert_differentiable(corrected((NORMS | OTHERS)[name]), X, order=2, compile=compile, scipy=False)
+
+
+@pytest.mark.parametrize("name", ["vector_norm", "normalize", "p = 3"])
+def test_torch_fails_here(name):
+    """Else nothing above proves anything."""
+    assert "raises" in judged((NORMS | OTHERS)[name], (X,), 3)
+
+
+ZERO = torch.zeros(3, 4, dtype=D)
+
+
+def hessians(f, x):
+    return [hodiff.hessian(f, route=route)(x) for route in hodiff.ROUTES]
+
+
+@pytest.mark.parametrize("name", [name for name in NORMS if name != "std of one"])
+def test_at_zero_all_derivatives_are_zero(name):
+    def f(x):
+        return NORMS[name](x).sum()
+
+    for route in hodiff.ROUTES:
+        assert not hodiff.hvp(f, ZERO, Y, route=route).any()
+    with corrected:
+        assert not torch.func.grad(f)(ZERO).any()
+
+
+SQUARES = {
+    "power": lambda n: n**2,
+    "pow": lambda n: torch.pow(n, 2.0),
+    "square": lambda n: n.square(),
+    "product": lambda n: n * n,
+    "minus": lambda n: -((-n) * n),
+    "multiple": lambda n: ((3 * n / 2) ** 2) * 4 / 9,
+    "by a tensor": lambda n: (n / torch.tensor(2.0, dtype=D)) ** 2 * 4,
+    "parts": lambda n: n.unsqueeze(0).clone()[0].reshape(-1) ** 2,
+    "in another power": lambda n: n**2 + n**4,
+}
+
+
+@pytest.mark.parametrize("square", SQUARES)
+@pytest.mark.parametrize("name", ["vector_norm", "matrix_norm", "std", "cdist", "pdist"])
+def test_squares_at_zero_are_smooth(name, square):
+    """Their Hessians are those of the sums of squares, by primitives that torch differentiates rightly."""
+    by_hand = {
+        "std": lambda x: x.var(dim=1),
+        "pdist": lambda x: (x[[0, 0, 1]] - x[[1, 2, 2]]).square().sum(-1),
+        "matrix_norm": lambda x: x.square().sum(),
+    }.get(name, lambda x: x.square().sum(-1))
+
+    def smooth(s):
+        return (1 - torch.exp(-s)).sum()
+
+    v = randn(3, 4)
+    expected = hodiff.hvp(lambda x: smooth(by_hand(x)), ZERO, v, correct=False)
+    for route in hodiff.ROUTES:
+        got = hodiff.hvp(lambda x: smooth(SQUARES[square](NORMS[name](x))), ZERO, v, route=route)
+        torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-15)
+
+
+def test_a_gaussian_kernel_at_coincident_points():
+    """The Hessian of exp(-|x - y|^2) by x at y is -2, to third order of no derivative."""
+    y = randn(4)
+
+    def kernel(x):
+        d = torch.linalg.norm(x - y)
+        return torch.exp(-d * d)
+
+    for got in hessians(kernel, y):
+        torch.testing.assert_close(got, -2 * torch.eye(4, dtype=D))
+    third = corrected(torch.func.jacfwd(torch.func.jacrev(torch.func.jacfwd(kernel))))(y)
+    assert not third.any()
+
+
+def test_what_was_written_into_is_forgotten():
+    x = randn(3)
+
+    def changed(x):
+        n = x.norm() + 0
+        n = n * 1
+        length = x.norm()
+        length.mul_(3)
+        return length**2 + n
+
+    def by_hand(x):
+        s = x.square().sum()
+        return 9 * s + s.sqrt()
+
+    torch.testing.assert_close(hodiff.hvp(changed, x, x), hodiff.hvp(by_hand, x, x, correct=False))
+
+
+def test_lengths_are_remembered_as_long_as_they_live():
+    gc.collect()
+    before = len(LENGTHS)
+    x = randn(3).requires_grad_()
+    with corrected:
+        length = x.norm()
+        assert len(LENGTHS) == before + 1
+        with torch.no_grad():
+            constant = x.norm()
+        assert len(LENGTHS) == before + 1
+    del length, constant
+    gc.collect()
+    assert len(LENGTHS) == before
+
+
+@pytest.mark.parametrize("dtype", [D, torch.float32, torch.bfloat16, torch.complex64])
+def test_values_and_gradients_are_those_of_torch(dtype):
+    x, y = X.to(dtype).requires_grad_(), Y.to(dtype)
+    real = not dtype.is_complex
+    orders = (0, 0.5, 1, 1.5, 2, 3.0, math.inf, -math.inf, -1)
+    calls = [lambda p=p: torch.linalg.vector_norm(x, p, dim=1) for p in orders if real or p not in (0, 0.5)]
+    calls += [lambda p=p: torch.norm(x, p) for p in (None, "fro", 2, 3)]
+    calls += [
+        lambda: x.norm(dim=(0, 1), keepdim=True),
+        lambda: x.norm(p=2, dim=0, dtype=torch.complex128 if dtype.is_complex else D),
+        lambda: torch.linalg.norm(x),
+        lambda: torch.linalg.norm(x[0], 3),
+        lambda: torch.linalg.norm(x, 1),
+        lambda: torch.linalg.matrix_norm(x.expand(2, 3, 4), dim=(0, 2), keepdim=True),
+        lambda: x[0, 0].norm(),
+        lambda: x[:, :0].norm(dim=1),
+        lambda: torch.dist(x, y, 3),
+    ]
+    if dtype in (D, torch.float32):
+        calls += [
+            lambda: torch.linalg.norm(x, "nuc"),
+            lambda: torch.linalg.matrix_norm(x, 2),
+            lambda: F.pairwise_distance(x, y[0], p=3, keepdim=True),
+            lambda: F.cosine_similarity(x, y[0], dim=-1),
+            lambda: F.cosine_similarity(x, y * 1e-12),
+            lambda: F.normalize(x, p=1, dim=0),
+            lambda: F.normalize(x * 1e-13),
+            lambda: x.renorm(2, 0, 1.0),
+            lambda: torch.renorm(x, 1, 1, 0.5),
+        ]
+    if real:
+        calls += [
+            lambda: x.std(),
+            lambda: torch.std(x, 1, False),
+            lambda: x.std(dim=(0, 1), correction=0, keepdim=True),
+            lambda: x[:1].std(0, correction=0),
+            lambda: torch.std_mean(x, dim=1, unbiased=True)[0],
+        ]
+    for call in calls:
+        expected = call()
+        with corrected:
+            got = call()
+        tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(got, expected, equal_nan=True, **tolerance)
+        if expected.requires_grad:
+            weights = torch.ones_like(expected)
+            (by_torch,) = torch.autograd.grad(expected, x, weights, materialize_grads=True)
+            (ours,) = torch.autograd.grad(got, x, weights, materialize_grads=True)
+            torch.testing.assert_close(ours, by_torch, equal_nan=True, **tolerance)
+
+
+BAD = {
+    "vector_norm dim": lambda x: torch.linalg.vector_norm(x, 2, dim=5),
+    "vector_norm dtype": lambda x: torch.linalg.vector_norm(x, dtype=torch.int64),
+    "vector_norm integers": lambda x: torch.linalg.vector_norm(x.to(torch.int64)),
+    "vector_norm twice": lambda x: torch.linalg.vector_norm(x, 2, dim=(0, 0)),
+    "norm order": lambda x: x.norm("two"),
+    "linalg.norm of three": lambda x: torch.linalg.norm(x.expand(2, 3, 4), 2),
+    "matrix_norm": lambda x: torch.linalg.matrix_norm(x[0]),
+    "matrix_norm dim": lambda x: torch.linalg.matrix_norm(x, dim=(0, 0)),
+    "dist": lambda x: torch.dist(x, x[:, :3]),
+    "renorm": lambda x: x.renorm(2, 0, -1.0),
+    "std": lambda x: x.std(3),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_errors_are_those_of_torch(name):
+    with pytest.raises((RuntimeError, IndexError, TypeError)) as by_torch:
+        BAD[name](X)
+    with pytest.raises(type(by_torch.value)) as ours, corrected:
+        BAD[name](X)
+    assert str(ours.value) == str(by_torch.value)
+
+
+def test_check_and_preflight_name_other_smooth_functions_of_a_length_at_zero():
+    def f(x):
+        return torch.cos(x.norm())
+
+    assert not hodiff.check(corrected(f), torch.zeros(3, dtype=D), vmap=False).ok
+    assert any("torch.Tensor.norm is 0 somewhere" in each for each in hodiff.preflight(f, torch.zeros(3)).remarks)
+    assert not hodiff.preflight(f, torch.ones(3)).remarks
+
+
+@pytest.mark.parametrize("route", list(itertools.product("rf", repeat=3)))
+def test_third_derivatives_of_the_norm_in_closed_form(route):
+    """Along a line at the distance h from 0 the norm is (h^2 + t^2)^(1/2), with the third derivative -3 h^2 t / n^5."""
+    h, t = 0.5, torch.tensor(0.7, dtype=D)
+
+    def along(t):
+        return torch.stack([torch.full_like(t, h), t]).norm()
+
+    f = along
+    for mode in route:
+        f = torch.func.grad(f) if mode == "r" else lambda t, f=f: torch.func.jvp(f, (t,), (torch.ones_like(t),))[1]
+    expected = -3 * h**2 * 0.7 / (h**2 + 0.49) ** 2.5
+    assert corrected(f)(t).item() == pytest.approx(expected, rel=1e-12)
