@@ -36,6 +36,7 @@ from hodiff.corrections.registry import table as table
 from hodiff.corrections.registry import unregister as unregister
 from hodiff.corrections.sampling import dropout, grid_sample
 from hodiff.corrections.sparse import constructors
+from hodiff.corrections.special import airy, bessel, gamma, modified_bessel, normal_tails, polynomials
 
 # Every file of rules. Importing one enters its rules; a new file is added here.
 FAMILIES = {
@@ -55,6 +56,7 @@ FAMILIES = {
     "sampling": (dropout, grid_sample),
     "scripts": (scripts,),
     "sparse tensors": (constructors,),
+    "special functions": (airy, bessel, gamma, modified_bessel, normal_tails, polynomials),
     "sums in the log domain": (logarithms,),
 }
 

@@ -1,0 +1,95 @@
+"""Functions of one tensor whose derivative of each order is known: the slope of one is the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.declining import UNNEEDED
+from hodiff.corrections.registry import register
+from hodiff.errors import RouteError
+from hodiff.routes import ROUTES
+from hodiff.rules.elementwise import ElementwiseFunction
+from hodiff.torch_internals.transforms import in_transform
+
+
+class Tower(NamedTuple):
+    """torch's kernel of a function, its derivative of an order from 1 on, and whether torch takes it for a constant."""
+
+    kernel: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor, int], Tensor]
+    constant: bool
+
+
+# By the name in `torch.special`.
+TOWERS: dict[str, Tower] = {}
+
+
+class SpecialFunction(ElementwiseFunction):
+    """The derivative of an order of a function in `TOWERS`, in float64; order 0 is torch's value. Saves its input."""
+
+    @staticmethod
+    def forward(x: Tensor, name: str, order: int) -> Tensor:
+        """Compute it by torch's kernel or by the formula."""
+        kernel, derivative, constant = TOWERS[name]
+        if order:
+            return in_double(derivative, x, order)
+        if constant:
+            refuse_compiled_transforms(name)
+        return kernel(x)
+
+    @staticmethod
+    def slope(index: int, x: Tensor, name: str, order: int) -> Tensor:
+        """The derivative of the next order."""
+        return SpecialFunction.call(x, name, order + 1)
+
+
+def enter(
+    name: str,
+    derivative: Callable[[Tensor, int], Tensor],
+    *others: Callable[..., Any],
+    reason: str,
+    reference: str,
+    constant: bool = False,
+) -> None:
+    """Register the rule of `torch.special.name`.
+
+    Args:
+        name: Its name.
+        derivative: Computes its derivative of an order from 1 on, for float64.
+        *others: Its other names in torch.
+        reason: What is amiss with torch's derivatives.
+        reference: Where the formula comes from.
+        constant: Whether torch takes its kernel for a constant, so that compiled transforms have to be refused.
+    """
+    kernel = getattr(torch.special, name)
+    TOWERS[name] = Tower(kernel, derivative, constant)
+
+    @register(kernel, *others, name=f"torch.special.{name}", routes=ROUTES, reason=reason, reference=reference)
+    def _special(input: Tensor, *, out: Tensor | None = None) -> Any:
+        return SpecialFunction.call(input, name, 0) if out is None and input.is_floating_point() else UNNEEDED
+
+
+def refuse_compiled_transforms(name: str) -> None:
+    """Raise where torch would differentiate the kernel itself: transforms within compiled code see no Function."""
+    if torch.compiler.is_compiling() and in_transform():
+        raise RouteError(
+            f"torch.special.{name}: inside a torch.func transform a compiler does not know its derivatives, which "
+            "would be zero. Take the transform outside of torch.compile, or let the compiler leave this function out."
+        )
+
+
+def in_double(formula: Callable[..., Tensor], x: Tensor, *options: Any) -> Tensor:
+    """A formula in float64, where the device has it: sums over nodes lose digits in float32."""
+    return formula(x if x.device.type == "mps" else x.double(), *options).to(x.dtype)
+
+
+def horner(coefficients: Sequence[float | Tensor], x: Tensor) -> Tensor:
+    """The polynomial with these coefficients, the constant first."""
+    total = torch.zeros_like(x)
+    for each in reversed(coefficients):
+        total = total * x + each
+    return total
