@@ -223,7 +223,8 @@ def test_no_composite_hides_a_function_that_has_a_rule():
             if not any("has_torch_function" in each for each in used):
                 continue
             callees = (function.__globals__.get(each, getattr(torch, each, None)) for each in used)
-            hidden = [each for each in callees if callable(each) and each.__hash__ and each in table]
+            # The rule for powers is one for tensors as exponents, which no function in Python has.
+            hidden = [each for each in callees if callable(each) and each.__hash__ and each in table - {torch.pow}]
             assert not hidden, f"{name} calls {hidden}"
     assert table.issuperset(COMPOSITES)
 
