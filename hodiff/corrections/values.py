@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hodiff.rules.elementwise import ElementwiseFunction
+from hodiff.torch_internals.transforms import in_func_vmap
 
 
 class WithValue(ElementwiseFunction):
@@ -30,6 +31,23 @@ class WithValue(ElementwiseFunction):
     def slope(index: int) -> float:
         """One, as of the identity."""
         return 1.0 - index
+
+
+def with_value_of(y: Tensor, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """The derivatives of a tensor with the value that a torch function has for constants.
+
+    Args:
+        y: The tensor, of the same shape and dtype.
+        function: The torch function; under `vmap`, for which it may have no rule, the value stays that of y.
+        *args: Its arguments.
+        **kwargs: Its arguments by keyword.
+
+    Returns:
+        The tensor.
+    """
+    if torch.compiler.is_compiling() or in_func_vmap():
+        return y
+    return with_value(y, function(*(each.detach() if isinstance(each, Tensor) else each for each in args), **kwargs))
 
 
 def with_value(y: Tensor, value: Tensor) -> Tensor:

@@ -54,6 +54,11 @@ def innermost_jvp_level() -> int | None:
     return None
 
 
+def in_func_vmap() -> bool:
+    """Whether one of them is `torch.func.vmap`."""
+    return in_transform() and any(batching_levels().values())
+
+
 def batching_levels() -> dict[int, bool]:
     """The levels of the transforms that run, and of each whether it is `torch.func.vmap`."""
     running = functorch.get_interpreter_stack() or ()

@@ -157,12 +157,14 @@ def test_affine_grids_are_those_of_torch(size, align_corners):
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_points_that_are_no_numbers_lie_outside(padding):
-    x, grid = draw(1, 1, 3, 3), torch.full((1, 1, 3, 2), float("nan"), dtype=D)
+def test_points_that_are_no_numbers_have_torchs_value_and_no_derivative(padding):
+    x, grid = draw(1, 1, 3, 3).requires_grad_(), torch.full((1, 1, 3, 2), float("nan"), dtype=D)
     grid[0, 0, 1], grid[0, 0, 2] = float("inf"), 1e30
+    expected = F.grid_sample(x.detach(), grid, padding_mode=padding, align_corners=False)
     with corrected:
         y = F.grid_sample(x, grid, padding_mode=padding, align_corners=False)
-    assert y.isfinite().all()
+    torch.testing.assert_close(y.detach(), expected, equal_nan=True)
+    assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
 
 
 def test_half_precision_is_closer_than_that_of_torch():

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID
+from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.linalg.elimination import determinant_by_elimination, determinant_of_few, is_nearly_singular
 from hodiff.corrections.linalg.factored import FactoredSolve, factors, for_lapack, in_front, named
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.differentiation import may_be_differentiated
 
 _determinant = partial(
     register,
@@ -135,10 +137,14 @@ class Determinant(AnyOrderFunction):
 def _det(A: Tensor) -> Any:
     if not _is_square(A):
         return INVALID
+    if not may_be_differentiated((A,)):
+        return UNNEEDED
     if A.shape[-1] <= 3:
-        return determinant_of_few(A)
+        return with_value_of(determinant_of_few(A), torch.linalg.det, A)
     pair, pivots, _ = factors(A)
-    return determinant_by_elimination(A) if is_nearly_singular(pair) else Determinant.call(A, pair, pivots)
+    if is_nearly_singular(pair):
+        return with_value_of(determinant_by_elimination(A), torch.linalg.det, A)
+    return Determinant.call(A, pair, pivots)
 
 
 def _sign_and_logarithm(matrix: Tensor) -> tuple[Tensor, Tensor]:

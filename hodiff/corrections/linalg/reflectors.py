@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID
+from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.linalg.factored import for_lapack
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES
+from hodiff.torch_internals.differentiation import may_be_differentiated
 
 _SOURCE = "Schreiber & Van Loan (1989); Joffrain et al. (2006), UT transform"
 
@@ -44,9 +46,12 @@ def _compact(input: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
 def _householder_product(input: Tensor, tau: Tensor) -> Any:
     if not _fits(input, tau) or input.shape[-1] > input.shape[-2]:
         return INVALID
+    if not may_be_differentiated((input, tau)):
+        return UNNEEDED
     reflectors, triangle = _compact(input, tau)
     identity = torch.eye(*input.shape[-2:], dtype=input.dtype, device=input.device)
-    return identity - reflectors @ (triangle @ reflectors[..., : input.shape[-1], :].mH)
+    y = identity - reflectors @ (triangle @ reflectors[..., : input.shape[-1], :].mH)
+    return with_value_of(y, torch.linalg.householder_product, input, tau)
 
 
 @register(
@@ -62,12 +67,16 @@ def _householder_product(input: Tensor, tau: Tensor) -> Any:
 def _ormqr(input: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Any:
     if not _fits(input, tau) or other.dim() != input.dim() or other.shape[-2 if left else -1] != input.shape[-2]:
         return INVALID
+    if not may_be_differentiated((input, tau, other)):
+        return UNNEEDED
     reflectors, triangle = _compact(input, tau)
     if transpose:
         triangle = triangle.mH
     if left:
-        return other - reflectors @ (triangle @ (reflectors.mH @ other))
-    return other - ((other @ reflectors) @ triangle) @ reflectors.mH
+        y = other - reflectors @ (triangle @ (reflectors.mH @ other))
+    else:
+        y = other - ((other @ reflectors) @ triangle) @ reflectors.mH
+    return with_value_of(y, torch.ormqr, input, tau, other, left, transpose)
 
 
 def _fits(input: Tensor, tau: Tensor) -> bool:

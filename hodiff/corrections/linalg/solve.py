@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, Declined
+from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
 from hodiff.corrections.linalg.factored import FactoredSolve, factors, for_lapack, named
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES
+from hodiff.torch_internals.differentiation import may_be_differentiated
 
 _solves = partial(
     register,
@@ -108,7 +110,10 @@ def _cholesky_solve(input: Tensor, input2: Tensor, upper: bool = False) -> Any:
     reference="two triangular factors, by torch.linalg.solve_triangular",
     covers=for_lapack,
 )
-def _cholesky_inverse(input: Tensor, upper: bool = False) -> Tensor:
+def _cholesky_inverse(input: Tensor, upper: bool = False) -> Any:
+    if not may_be_differentiated((input,)):
+        return UNNEEDED
     identity = torch.eye(input.shape[-1], dtype=input.dtype, device=input.device).expand(input.shape)
     inverse = torch.linalg.solve_triangular(input, identity, upper=upper)
-    return inverse @ inverse.mH if upper else inverse.mH @ inverse
+    y = inverse @ inverse.mH if upper else inverse.mH @ inverse
+    return with_value_of(y, torch.cholesky_inverse, input, upper)

@@ -92,10 +92,13 @@ def _multi_margin_loss(
     input = input if input.dim() else input.reshape(1)
     classes = input.shape[-1]
     own = target.reshape(*input.shape[:-1], 1)
-    excess = torch.relu(margin - input.gather(-1, own) + input)
-    excess = torch.where(torch.arange(classes, device=input.device) == own, 0, excess if p == 1 else excess * excess)
+    excess = margin - input.gather(-1, own) + input
+    # A difference that is no number counts for nothing, as in torch.
+    counted = (excess > 0) & (torch.arange(classes, device=input.device) != own)
+    excess = torch.where(counted, excess, 0)
+    excess = excess if p == 1 else excess * excess
     if weight is not None:
-        excess = excess * weight.take(own)
+        excess = torch.where(counted, excess * weight.take(own), 0)
     losses = excess.sum(-1) / classes
     # Dynamo fails on a view that changes nothing.
     return _reduced(losses if losses.shape == target.shape else losses.reshape(target.shape), reduction)
@@ -121,6 +124,7 @@ def _multilabel_margin_loss(
     listed = (target < 0).cumsum(-1) == 0  # a negative label ends the list
     labels = torch.where(listed, target, 0)
     is_label = (listed.unsqueeze(-1) & (labels.unsqueeze(-1) == torch.arange(classes, device=input.device))).any(-2)
-    excess = torch.relu(1 - input.gather(-1, labels).unsqueeze(-1) + input.unsqueeze(-2))
-    counted = listed.unsqueeze(-1) & ~is_label.unsqueeze(-2)
+    excess = 1 - input.gather(-1, labels).unsqueeze(-1) + input.unsqueeze(-2)
+    # A difference that is no number counts for nothing, as in torch.
+    counted = listed.unsqueeze(-1) & ~is_label.unsqueeze(-2) & (excess > 0)
     return _reduced(torch.where(counted, excess, 0).sum((-2, -1)) / classes, reduction)

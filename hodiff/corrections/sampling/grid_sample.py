@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, unable
+from hodiff.corrections.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.registry import register
 from hodiff.corrections.sampling.interpolation import MODES, PADDINGS, sample
+from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES
+from hodiff.torch_internals.differentiation import may_be_differentiated
 
 _HAS_CUBIC_VOLUMES = torch.__version__ >= "2.15"
 
@@ -43,7 +45,15 @@ def _fit(input: Tensor, grid: Tensor) -> bool:
 def _sampled(input: Tensor, grid: Tensor, mode: str, padding_mode: str, align_corners: bool) -> Any:
     if not _fit(input, grid) or (mode == "bicubic" and input.dim() == 5 and not _HAS_CUBIC_VOLUMES):
         return INVALID
-    return sample(input, grid, mode, padding_mode, align_corners)
+    half = input.dtype in (torch.float16, torch.bfloat16)
+    if not half and not may_be_differentiated((input, grid)):
+        return UNNEEDED
+    y = sample(input, grid, mode, padding_mode, align_corners)
+    if half:  # of which the formula loses fewer digits
+        return y
+    # What the kernel makes of coordinates that are not finite depends on its vectors.
+    numbers = MODES.index(mode), PADDINGS.index(padding_mode)
+    return with_value_of(y, torch.grid_sampler, input, grid, *numbers, align_corners)
 
 
 @_no_forward(F.grid_sample)

@@ -1,0 +1,104 @@
+"""A correction changes derivatives and no value, also of numbers that are infinite, no numbers, huge, tiny or zero."""
+
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from corrections.calls import CALLS, CONSTANTS, RUNNING
+from torch.utils import _pytree as pytree
+
+import hodiff
+
+# torch says of some, once, that they are deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
+
+ALIKE = [math.inf, math.nan, 0.0, -0.0, 1e38, -1e30, 1e-45, 1.0]
+EXTREMES = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1e38, -1e38, 1e-45, 1e-38, -1e-30, 3e20, 1.0, -1.0, 0.5]
+
+# What differs, and why that stays.
+EXCEPTIONS = {
+    F.soft_margin_loss: "torch's value overflows where the loss is a finite number",
+    F.ctc_loss: "of probabilities that are infinite",
+    torch.ctc_loss: "of probabilities that are infinite",
+    F.instance_norm: "the kernel's variance overflows from 1e19 on, torch's is computed in float64",
+    torch.instance_norm: "the kernel's variance overflows from 1e19 on, torch's is computed in float64",
+    F.scaled_dot_product_attention: "of keys that are infinite",
+}
+
+
+def filled(tensor, kind):
+    """A tensor of one number, of random extremes, or as it is but for one of them."""
+    what, seed = kind
+    if what == "alike":
+        return torch.full_like(tensor, ALIKE[seed])
+    drawn = random.Random(seed)
+    numbers = tensor.flatten().tolist()
+    for place in range(len(numbers)) if what == "extremes" else [drawn.randrange(len(numbers))]:
+        numbers[place] = drawn.choice(EXTREMES)
+    return torch.tensor(numbers, dtype=tensor.dtype).reshape(tensor.shape)
+
+
+KINDS = [*(("alike", i) for i in range(len(ALIKE))), *((what, i) for what in ("extremes", "one") for i in range(4))]
+
+
+def outputs(function, leaves, structure, wanted=()):
+    """What a function returns, or that it raises."""
+    leaves = [each.clone() if isinstance(each, torch.Tensor) else each for each in leaves]
+    for place in wanted:
+        leaves[place] = 1 * leaves[place].requires_grad_()
+    args, kwargs = pytree.tree_unflatten(leaves, structure)
+    try:
+        found = pytree.tree_leaves(function(*args, **kwargs))
+    except RuntimeError:
+        return "raises"
+    found = [each.detach() for each in found if isinstance(each, torch.Tensor)]
+    # Eigenvectors have no sign of their own, and statistics beside a normalization no derivative.
+    first = function in (torch.linalg.eigh, torch.linalg.eig) or "batch_norm" in str(function)
+    return found[:1] if first else found
+
+
+@pytest.mark.parametrize(
+    "call", [each for each in CALLS if each[0] not in EXCEPTIONS], ids=lambda call: f"{call[0]}"[:60]
+)
+def test_values_at_extremes(call):
+    function, args, kwargs = call
+    given, structure = pytree.tree_flatten((args, kwargs))
+    leaves = [torch.float32 if each is torch.float64 else each for each in given]
+    places = [i for i, each in enumerate(leaves) if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    for place in places:
+        leaves[place] = leaves[place].float()
+    extreme = [place for place in places if not any(given[place] is each for each in RUNNING)]
+    wanted = [place for place in places if not any(given[place] is each for each in CONSTANTS)]
+    for kind in KINDS:
+        for which in (extreme, *([place] for place in extreme if len(extreme) > 1)):
+            here = [filled(each, kind) if place in which else each for place, each in enumerate(leaves)]
+            expected = outputs(function, here, structure)
+            with hodiff.corrected():
+                got = outputs(function, here, structure, wanted)
+            assert (got == "raises") == (expected == "raises"), (kind, which, expected, got)
+            if got != "raises":
+                torch.testing.assert_close(
+                    got, expected, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m: f"{kind}, {which}: {m}"
+                )
+
+
+def test_a_loss_beyond_what_torch_computes():
+    """The loss is -tx to rounding, for which torch takes the exponential first."""
+    x = torch.tensor([-100.0], requires_grad=True)
+    with hodiff.corrected():
+        y = F.soft_margin_loss(x, torch.ones(1))
+    assert y.item() == 100
+    assert torch.autograd.grad(y, x)[0].item() == -1
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_coordinates_that_are_not_finite(mode, padding):
+    image = torch.arange(16.0).reshape(1, 1, 4, 4).requires_grad_()
+    points = torch.tensor([math.nan, math.inf, -math.inf, 0.1, 1e20, 2.0]).repeat(2, 1).mT.reshape(1, 2, 3, 2)
+    options = {"mode": mode, "padding_mode": padding, "align_corners": False}
+    expected = F.grid_sample(image.detach(), points, **options)
+    with hodiff.corrected():
+        torch.testing.assert_close(F.grid_sample(image, points, **options).detach(), expected, equal_nan=True)
