@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from hodiff.common.options import require_int
 from hodiff.common.trees import PyTree, flatten_tangents
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
@@ -58,9 +60,18 @@ def directional_derivatives(
             return lambda leaves: ((function(leaves)[0],), ())
 
         def taller(leaves: Leaves) -> tuple[tuple[PyTree, ...], PyTree]:
-            values, slopes, _ = push(tower(height - 1), (leaves,), (tangents,))
+            directions = _moving(tangents, leaves) if torch.compiler.is_compiling() else tangents
+            values, slopes, _ = push(tower(height - 1), (leaves,), (directions,))
             return (*values, slopes[-1]), ()
 
         return taller
 
     return follow("forward", "directional_derivatives", lambda _: tower(order)(function.leaves)[0])
+
+
+def _moving(tangents: Leaves, leaves: Leaves) -> Leaves:
+    """The tangents with derivatives of zero by the leaves, where torch would make zeros of its own."""
+    # Those have no memory, and a third forward pass that is traced writes into them: "more than one element of the
+    # written-to tensor refers to a single memory location".
+    pairs = zip(leaves, tangents, strict=True)
+    return tuple(torch.where(torch.zeros_like(x, dtype=torch.bool), x, v) for x, v in pairs)

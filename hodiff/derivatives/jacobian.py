@@ -126,7 +126,7 @@ class _Linearized:
 
         def checked(leaves: Leaves) -> tuple[list[Tensor], PyTree]:
             outputs, aux = flat(leaves)
-            if not self.traced and not any(output.requires_grad for output in outputs):
+            if not any(output.requires_grad for output in outputs):
                 raise function.independent()
             return outputs, aux
 

@@ -96,9 +96,9 @@ def guard_reverse(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]
 
     def checked(point: Leaves) -> tuple[Tensor, PyTree]:
         value, aux = f.scalar(point)
+        if not value.requires_grad:
+            raise f.independent()
         if not torch.compiler.is_compiling():
-            if not value.requires_grad:
-                raise f.independent()
             _, once = inspect_graph(value)
             if once is not None:
                 raise NotImplementedError(once)
@@ -112,7 +112,7 @@ def guard_forward(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]
 
     def checked(point: Leaves) -> tuple[Tensor, PyTree]:
         value, aux = f.scalar(point)
-        if not torch.compiler.is_compiling() and forward_ad.unpack_dual(value).tangent is None:
+        if forward_ad.unpack_dual(value).tangent is None:
             raise f.independent()
         return value, aux
 

@@ -83,7 +83,7 @@ def transformed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: Py
     def guarded(leaves: Tensors) -> tuple[Tensor, PyTree]:
         # A copy belongs to this transform, so that modules may update it in place.
         value, new = loss(leaves, batch, copied(buffers))
-        if not torch.compiler.is_compiling() and not value.requires_grad:
+        if not value.requires_grad:
             raise independent()
         return value, new
 

@@ -9,7 +9,17 @@ from cases import case as named
 from cases import ravel
 from torch import Tensor
 
-from hodiff import ROUTES, hessian, hessian_diagonal, hessian_matrix, hvp, jacobian
+from hodiff import (
+    ROUTES,
+    InputError,
+    corrected,
+    directional_derivatives,
+    hessian,
+    hessian_diagonal,
+    hessian_matrix,
+    hvp,
+    jacobian,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +110,40 @@ def test_third_order_through_a_compiled_product() -> None:
 
     function = compiled(lambda x: torch.func.grad(curvature)(x))
     torch.testing.assert_close(function(x), torch.func.grad(curvature)(x))
+
+
+X = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+CONSTANT = torch.ones(3, dtype=torch.float64)
+INDEPENDENT: dict[str, Callable[[Tensor], Any]] = {
+    **{route: lambda x, route=route: hvp(lambda _: CONSTANT.sum(), x, x, route=route) for route in ROUTES},
+    "hessian": lambda x: hessian(lambda _: CONSTANT.sum())(x),
+    "hessian_diagonal": lambda x: hessian_diagonal(lambda _: CONSTANT.sum())(x),
+    "jacobian": lambda x: jacobian(lambda _: CONSTANT.sin())(x),
+    "jacobian forward": lambda x: jacobian(lambda _: CONSTANT.sin(), mode="forward")(x),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_an_output_that_does_not_depend_on_x(name: str, fullgraph: bool) -> None:
+    # As one graph the compiler speaks in hodiff's place, and names the error.
+    error, words = (Exception, "InputError") if fullgraph else (InputError, "does not depend on the differentiated")
+    with pytest.raises(error, match=words):
+        torch.compile(INDEPENDENT[name], backend="eager", fullgraph=fullgraph)(X)
+
+
+@pytest.mark.parametrize("order", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_directional_derivatives(order: int) -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x**3 * x.sin(), (3,)).exp() + x
+
+    v = torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
+    found = compiled(lambda x: directional_derivatives(f, x, v, order=order))(X)
+    # The line through x by one reverse pass in another.
+    t = torch.zeros((), dtype=torch.float64)
+    along: Callable[[Tensor], Tensor] = lambda t: f(X + t * v)  # noqa: E731
+    with corrected():
+        for each in found:
+            torch.testing.assert_close(each, along(t))
+            along = torch.func.jacrev(along)
