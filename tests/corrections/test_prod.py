@@ -62,6 +62,16 @@ def test_torch_fails_here(name):
     assert {"wrong", "non-finite", "raises"} & set(judged(f, inputs, 3 if "prod" in name else 2))
 
 
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_quotients_by_small_factors_do_not_overflow(route):
+    """The mixed derivative of 4000 x y by x and y is 4000, in 16 bits too; that of c x y z at tiny numbers is c z."""
+    x = torch.tensor([0.03, 1.0, 1.0, 1.0], dtype=torch.float16)
+    assert hodiff.hessian(lambda x: 4000.0 * torch.prod(x), route=route)(x)[0, 1] == 4000
+    tiny = tensor(1e-100, 1e-100, 3.0)
+    got = hodiff.hessian(lambda x: 1e250 * x.prod(), route=route)(tiny)
+    torch.testing.assert_close(got[0, 1], tensor(3e250)[0])
+
+
 def third(f, x):
     """The third derivatives by all eight nestings of forward and reverse mode."""
     for first in (torch.func.jacrev, torch.func.jacfwd):

@@ -11,6 +11,7 @@ from torch import Tensor
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.distances.lengths import root
 from hodiff.corrections.registry import register
+from hodiff.torch_internals.differentiation import may_be_differentiated
 
 _not_finite = partial(
     register,
@@ -22,12 +23,14 @@ _not_finite = partial(
 
 @_not_finite(torch.std, Tensor.std, name="torch.std")
 def _std(input: Tensor, *arguments: Any, **options: Any) -> Any:
-    return root(torch.var(input, *arguments, **options)) if input.is_floating_point() else UNNEEDED
+    if not input.is_floating_point() or not may_be_differentiated((input,)):
+        return UNNEEDED
+    return root(torch.var(input, *arguments, **options))
 
 
 @_not_finite(torch.std_mean)
 def _std_mean(input: Tensor, *arguments: Any, **options: Any) -> Any:
-    if not input.is_floating_point():
+    if not input.is_floating_point() or not may_be_differentiated((input,)):
         return UNNEEDED
     variance, mean = torch.var_mean(input, *arguments, **options)
     return root(variance), mean

@@ -15,6 +15,7 @@ from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.distances.lengths import is_smooth, norm
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.differentiation import may_be_differentiated
 
 _not_finite = partial(
     register,
@@ -26,7 +27,7 @@ _not_finite = partial(
 
 @_not_finite(torch.linalg.vector_norm)
 def _vector_norm(input: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    if not (input.is_floating_point() or input.is_complex()):
+    if not (input.is_floating_point() or input.is_complex()) or not may_be_differentiated((input,)):
         return UNNEEDED
     if not isinstance(ord, (int, float)):
         return INVALID

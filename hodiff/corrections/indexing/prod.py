@@ -1,4 +1,4 @@
-"""Rules for products of all elements and for powers in a row, where torch's rules count zeros or divide by them."""
+"""Rules for products of all elements and for powers in a row, where torch's rules divide by the factors."""
 
 from __future__ import annotations
 
@@ -6,51 +6,34 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from hodiff.corrections.declining import INVALID, UNNEEDED
-from hodiff.corrections.indexing.cumulative import scan_of_products
+from hodiff.corrections.indexing.products import product, scan_of_products
 from hodiff.corrections.linalg.factored import DTYPES
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import with_value
 from hodiff.routes import FORWARD_INSIDE, ROUTES
-from hodiff.torch_internals.wrapped_tensors import below_transforms
+from hodiff.torch_internals.differentiation import may_be_differentiated
 
 
 @register(
     torch.prod,
     Tensor.prod,
     name="torch.prod",
-    routes=ROUTES[1:],
-    reason="the rules for two and more zeros have no right third derivative",
-    reference="a tree of products",
+    routes=ROUTES,
+    reason="divided by small factors it overflows, and two or more zeros have no right third derivative",
+    reference="products of halves",
 )
 def _prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     x = input if dtype is None else input.to(dtype)
-    if not (x.is_floating_point() or x.is_complex()) or not _may_have_zeros(x):
+    if not (x.is_floating_point() or x.is_complex()) or not may_be_differentiated((x,)):
         return UNNEEDED
     # Kernels for 16 bits accumulate in more.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    product = _tree(wide.flatten() if dim is None else wide.movedim(dim, -1)).to(x.dtype)
-    return product.unsqueeze(dim) if dim is not None and keepdim else product
-
-
-def _may_have_zeros(x: Tensor) -> bool:
-    """Whether a factor is 0, as far as the numbers can be looked at: without zeros torch is right."""
-    if torch.compiler.is_compiling():
-        return True
-    plain = below_transforms(x)
-    return type(plain) not in (Tensor, Parameter) or plain.is_meta or not plain.detach().all()
-
-
-def _tree(x: Tensor) -> Tensor:
-    """The product of the last dimension, half with half."""
-    if x.shape[-1] < 2:  # what is changed in place afterwards must not be the input
-        return x.sum(-1) if x.shape[-1] else x.new_ones(x.shape[:-1])
-    while (n := x.shape[-1]) > 1:
-        half = n // 2
-        product = x[..., :half] * x[..., half : 2 * half]
-        x = torch.cat([product, x[..., 2 * half :]], -1) if n % 2 else product
-    return x.squeeze(-1)
+    result = product(wide.flatten() if dim is None else wide.movedim(dim, -1)).to(x.dtype)
+    if dim is not None and keepdim:
+        result = result.unsqueeze(dim)
+    return with_value(result, torch.prod(x.detach()) if dim is None else torch.prod(x.detach(), dim, keepdim))
 
 
 _SOURCE = "torch.cumprod"

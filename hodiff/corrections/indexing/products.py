@@ -37,6 +37,19 @@ def scan_of_products(x: Tensor, segments: Tensor | None = None) -> Tensor:
     return x if exponents is None else _shifted(x, exponents)
 
 
+def product(x: Tensor) -> Tensor:
+    """The product of the last dimension, half by half, or as the last of the cumulative ones where halves overflow."""
+    if x.shape[-1] < 2:  # what is changed in place afterwards must not be the input
+        return x.sum(-1) if x.shape[-1] else x.new_ones(x.shape[:-1])
+    if _may_overflow(x):
+        return scan_of_products(x)[..., -1]
+    while (n := x.shape[-1]) > 1:
+        half = n // 2
+        halves = x[..., :half] * x[..., half : 2 * half]
+        x = torch.cat([halves, x[..., 2 * half :]], -1) if n % 2 else halves
+    return x.squeeze(-1)
+
+
 def products_by_index(x: Tensor, index: Tensor, target: Tensor, *, include_target: bool) -> Tensor:
     """Multiply what shares an index along the last dimension into a target, or put the products in its places."""
     places, order = index.sort(dim=-1, stable=True)

@@ -1,0 +1,71 @@
+"""Transposed convolutions with output padding: torch's values, and third derivatives that torch has not."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hodiff
+from hodiff.checks.comparisons.orders import against_differences, climb
+from hodiff.checks.comparisons.scalarize import scalarize
+
+D = torch.float64
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=GENERATOR, dtype=D)
+
+
+CASES = {
+    "1d": (lambda x, w, b: F.conv_transpose1d(x, w, b, 2, 1, 1), (randn(1, 2, 3), randn(2, 1, 2), randn(1))),
+    "1d unbatched": (lambda x, w: F.conv_transpose1d(x, w, None, [3], 0, [2]), (randn(1, 2), randn(1, 1, 2))),
+    "2d": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=(2, 1), output_padding=(1, 0), padding=(0, 1)),
+        (randn(1, 1, 2, 2), randn(1, 1, 2, 3)),
+    ),
+    "2d of groups": (
+        lambda x, w: F.conv_transpose2d(x, w, groups=2, dilation=2, output_padding=1),
+        (randn(1, 2, 1, 2), randn(2, 1, 2, 1)),
+    ),
+    "3d": (
+        lambda x, w: F.conv_transpose3d(x, w, stride=2, padding=(0, 1, 0), output_padding=(1, 1, 0)),
+        (randn(1, 1, 1, 2, 1), randn(1, 1, 1, 2, 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_route(name):
+    f, inputs = CASES[name]
+    generator = torch.Generator().manual_seed(0)
+    problem = scalarize(hodiff.corrected()(f), inputs, generator)
+    entries = against_differences(climb(problem, problem.curved_loss, 3, generator), 3)
+    assert [entry.status for entry in entries] == ["ok"] * 14
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_are_those_of_torch(name):
+    f, inputs = CASES[name]
+    expected = f(*inputs)
+    with hodiff.corrected():
+        torch.testing.assert_close(f(*inputs), expected)
+
+
+def test_torch_fails_here():
+    """Else nothing above proves anything."""
+    f, (x, w, _) = CASES["1d"]
+    leaves = [each.clone().requires_grad_() for each in (x, w, randn(1))]
+    y = f(*leaves).pow(3).sum()
+    for _ in range(2):
+        y = sum(each.pow(2).sum() for each in torch.autograd.grad(y, leaves, create_graph=True))
+    with pytest.raises(RuntimeError, match="output_padding is not supported"):
+        torch.autograd.grad(y, leaves)
+
+
+def test_errors_are_those_of_torch():
+    x, w = randn(1, 1, 3), randn(1, 1, 2)
+    with pytest.raises(RuntimeError) as by_torch:
+        F.conv_transpose1d(x, w, output_padding=1)
+    with pytest.raises(RuntimeError) as ours, hodiff.corrected():
+        F.conv_transpose1d(x, w, output_padding=1)
+    assert str(ours.value) == str(by_torch.value)
