@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 from functions.catalogue import CASES
+from functions.table import REVERSE_ONLY
 
 from hodiff import functions
 
@@ -23,3 +25,20 @@ def test_catalogue_holds_every_public_function():
     public = {name for name in public if callable(getattr(functions, name))} - ELSEWHERE
     tested = {case.name.partition("-")[0] for case in CASES}
     assert public <= tested
+
+
+def test_catalogue_holds_every_public_class():
+    classes = {
+        name
+        for name, value in vars(functions).items()
+        if isinstance(value, type) and issubclass(value, torch.autograd.Function)
+    }
+    held = {case.Function.__name__ for case in CASES if case.Function is not None}
+    # The base class of elementwise ones is none itself; these two have no forward mode, which the contract is about.
+    assert classes - held == {"ElementwiseFunction", "ClipGradient", "NoiseGradient"}
+
+
+@pytest.mark.parametrize("name", REVERSE_ONLY)
+def test_documentation_lists_what_only_reverse_mode_has(name):
+    page = (ROOT / "docs" / "functions.md").read_text(encoding="utf-8")
+    assert f"| `{name}` (reverse mode only) |" in page, "run python tests/functions/table.py"
