@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from hodiff.authoring.signatures import Signature
 from hodiff.errors import InputError
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.interception import active_function_modes, in_function_modes
 from hodiff.torch_internals.tensors import base_of, is_view
 from hodiff.torch_internals.wrapped_tensors import without_ended_wrappers
 
@@ -34,12 +35,13 @@ class RuleCall(ABC):
         layout: Structure of the differentiated arguments; None if they are bare tensors.
         output: Structure of the output, known after `forward`; None if it is one bare tensor.
         transformed: Whether a transform of torch.func was active when the call was made.
+        modes: Those that were active then, such as corrections; the rules run in them.
         kept: Positions among the results of `forward` that backward wants saved.
         extra: How many results of `forward` are no outputs.
         like: Shapes and dtypes of the output's tensors, known after `forward`.
     """
 
-    __slots__ = ("extra", "kept", "layout", "like", "name", "output", "signature", "static", "transformed")
+    __slots__ = ("extra", "kept", "layout", "like", "modes", "name", "output", "signature", "static", "transformed")
 
     def __init__(self, signature: Signature, static: tuple[Any, ...], layout: TreeLayout | None, transformed: bool):
         self.signature = signature
@@ -47,6 +49,7 @@ class RuleCall(ABC):
         self.static = static
         self.layout = layout
         self.transformed = transformed
+        self.modes = active_function_modes()
         self.extra = 0
         self.output: TreeLayout | None = None
         self.kept: Sequence[int] = ()
@@ -65,6 +68,13 @@ class RuleCall(ABC):
         self, leaves: Tensors, kept: Tensors | None, needed: Sequence[bool], cotangents: Tensors
     ) -> list[Tensor | None]:
         """Cotangents of the leaves; `kept` is None where residuals must be computed again to be differentiable."""
+
+    def in_modes(self, rule: Callable[..., Any], *arguments: Any) -> Any:
+        """What a rule of the user's returns in the modes of the call."""
+        if not self.modes:
+            return rule(*arguments)
+        with in_function_modes(self.modes):
+            return rule(*arguments)
 
     def all_arguments(self, leaves: Tensors) -> Sequence[Any]:
         """What the user's function takes, in the order of its signature."""

@@ -104,7 +104,7 @@ class JVPCall(RuleCall):
                 for x, t in zip(leaves, tangents, strict=True)
             ]
         shaped = tuple(tangents) if self.layout is None else self.layout.fill_tangents(tangents, symbolic)
-        result = self.owner.rule(*self.static, self.arguments(leaves), shaped)
+        result = self.in_modes(self.owner.rule, *self.static, self.arguments(leaves), shaped)
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise InputError(f"{self.name}: rule: expected (primal_out, tangent_out), got {kind(result)}.")
         return result[0], result[1]

@@ -85,14 +85,14 @@ class VJPCall(RuleCall):
     ) -> list[Tensor | None]:
         """The rule, and a check of what it returns."""
         if kept is None:
-            _, residuals = self._pair(self.owner.forward(*self.all_arguments(leaves)))
+            _, residuals = self._pair(self.in_modes(self.owner.forward, *self.all_arguments(leaves)))
         else:
             residuals = self._residuals(leaves, kept)
         return self._run_rule(residuals, leaves, needed, cotangents)
 
     def pushforward(self, leaves: Tensors, tangents: Tensors) -> list[Tensor | None]:
         """The rule, transposed by its cotangent."""
-        output, residuals = self._pair(self.owner.forward(*self.all_arguments(leaves)))
+        output, residuals = self._pair(self.in_modes(self.owner.forward, *self.all_arguments(leaves)))
         values = [output] if self.output is None else self.output.pick(pytree.tree_leaves(output))
         moving = [each is not None for each in tangents]
         chosen = [i for i, each in enumerate(values) if differentiable(each)]
@@ -119,7 +119,7 @@ class VJPCall(RuleCall):
                 for each, (shape, dtype) in zip(cotangents, self.like, strict=True)
             ]
         cotangent = cotangents[0] if self.output is None else self.output.fill_tangents(cotangents, True)
-        result = self.owner.backward(*self.static, residuals, cotangent)
+        result = self.in_modes(self.owner.backward, *self.static, residuals, cotangent)
         found = self._leaves_of(result, len(leaves))
         for i, (each, leaf, need) in enumerate(zip(found, leaves, needed, strict=True)):
             if not need or each is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hodiff.common.randomness import RandomState, accelerators
-from hodiff.torch_internals.interception import active_function_modes
+from hodiff.torch_internals.interception import active_function_modes, in_function_modes
 
 
 class Surroundings:
@@ -25,15 +25,9 @@ class Surroundings:
         ]
         self._modes: list[TorchFunctionMode] = list(active_function_modes())
 
-    @contextmanager
-    def modes_restored(self) -> Iterator[None]:
+    def modes_restored(self) -> AbstractContextManager[None]:
         """Return to the modes alone: torch leaves them where it calls a Function inside of a transform."""
-        active = {id(mode) for mode in active_function_modes()}
-        with ExitStack() as stack:
-            for mode in self._modes:
-                if id(mode) not in active:
-                    stack.enter_context(mode)
-            yield
+        return in_function_modes(self._modes)
 
     @contextmanager
     def restored(self) -> Iterator[None]:

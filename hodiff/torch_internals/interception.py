@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -35,6 +35,17 @@ def without_function_modes(kind: type[TorchFunctionMode]) -> Iterator[None]:
         yield
     finally:
         _exchange_function_modes(held)
+
+
+@contextmanager
+def in_function_modes(modes: Sequence[TorchFunctionMode]) -> Iterator[None]:
+    """Enter those of the modes that are not active: torch sets them aside while one of them handles a call."""
+    active = {id(mode) for mode in active_function_modes()}
+    with ExitStack() as stack:
+        for mode in modes:
+            if id(mode) not in active:
+                stack.enter_context(mode)
+        yield
 
 
 def _exchange_function_modes(modes: list[TorchFunctionMode]) -> None:
