@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hodiff.corrections.special.polynomials import FAMILIES as POLYNOMIALS
 from hodiff.torch_internals.operators import (
     batch_norm_with_update,
     glu,
@@ -11,6 +12,8 @@ from hodiff.torch_internals.operators import (
     native_batch_norm,
     pack_padded_sequence,
     pad_packed_sequence,
+    weight_norm,
+    weight_norm_kernel,
 )
 from hodiff.torch_internals.scripts import call_script
 
@@ -42,7 +45,9 @@ LENGTHS = torch.tensor([6, 5]), torch.tensor([2, 1])
 RUNNING = torch.zeros(3, dtype=D), torch.ones(3, dtype=D)
 WEIGHT = VECTOR.exp()
 # By which torch has no derivative.
-CONSTANTS = (*RUNNING, WEIGHT)
+NUMBERS = torch.rand((3, 4), generator=GENERATOR, dtype=D) * 2 + 0.3
+LARGE = NUMBERS + 1
+CONSTANTS = (*RUNNING, WEIGHT, NUMBERS, LARGE)
 
 
 def network(kind):
@@ -209,6 +214,32 @@ CALLS = [
 if not AFTER:
     CALLS += [(torch.cholesky, (SYMMETRIC, False), {}), (torch.Tensor.cholesky, (SYMMETRIC, False), {})]
 
+OF_ONE = (
+    "airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 erfcx i0 i0e i1 i1e log_ndtr modified_bessel_i0 "
+    "modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 "
+    "scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0"
+)
+CALLS += [(getattr(torch.special, name), (NUMBERS + 0,), {}) for name in OF_ONE.split()]
+CALLS += [(torch.i0, (NUMBERS + 0,), {}), (torch.Tensor.i0, (NUMBERS + 0,), {})]
+CALLS += [
+    (each, (NUMBERS, NUMBERS + 1), {})
+    for each in (
+        torch.special.gammainc,
+        torch.igamma,
+        torch.Tensor.igamma,
+        torch.special.gammaincc,
+        torch.igammac,
+        torch.Tensor.igammac,
+    )
+]
+CALLS += [(torch.special.zeta, (LARGE, NUMBERS + 0), {})]
+CALLS += [(getattr(torch.special, name), (NUMBERS + 0, 3), {}) for name in POLYNOMIALS]
+CALLS += [
+    (weight_norm, (X, SCALE[:, None], 0), {}),
+    (weight_norm_kernel, (X, SCALE[:, None], 0), {}),
+    (torch.norm_except_dim, (X, 2, 0), {}),
+]
+
 # What is random, what takes its gradient from elsewhere, and what has forms in tests of its own.
 ELSEWHERE = {
     torch.native_dropout,
@@ -222,4 +253,13 @@ ELSEWHERE = {
     F.multi_head_attention_forward,
     getattr(F, "linear_cross_entropy", None),
     call_script,
+    torch.pca_lowrank,
 }
+# Sparse tensors, and what takes functions, have tests of their own.
+FAMILIES_ELSEWHERE = (
+    "torch.sparse_",
+    "torch.Tensor.",
+    "torch.cond",
+    "torch.ops.higher_order.",
+    "torch.autograd.Function",
+)

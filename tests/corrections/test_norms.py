@@ -111,6 +111,19 @@ SQUARES = {
 }
 
 
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+@pytest.mark.parametrize("options", [{}, {"dim": 1}, {"dim": (1,), "keepdim": True}])
+def test_deviations_whose_squares_leave_the_range_of_float32(size, options):
+    """The second row is as usual; float64 has the truth."""
+    x = torch.tensor([[1.0, 2, 4], [3, 3.5, 1]]) * torch.tensor([[size], [1.0]])
+    expected = torch.func.grad(lambda x: x.std(**options).sum())(x.double()).float()
+    with hodiff.corrected():
+        gradient = torch.func.grad(lambda x: x.std(**options).sum())(x)
+        value = x.clone().requires_grad_().std(**options).detach()
+    torch.testing.assert_close(value, x.std(**options))
+    torch.testing.assert_close(gradient, expected)
+
+
 @pytest.mark.parametrize("square", SQUARES)
 @pytest.mark.parametrize("name", ["vector_norm", "matrix_norm", "std", "cdist", "pdist"])
 def test_squares_at_zero_are_smooth(name, square):

@@ -12,6 +12,8 @@ from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.distances.lengths import root
 from hodiff.corrections.registry import register
 from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.transforms import in_func_vmap
+from hodiff.torch_internals.wrapped_tensors import below_transforms
 
 _not_finite = partial(
     register,
@@ -25,7 +27,7 @@ _not_finite = partial(
 def _std(input: Tensor, *arguments: Any, **options: Any) -> Any:
     if not input.is_floating_point() or not may_be_differentiated((input,)):
         return UNNEEDED
-    return root(torch.var(input, *arguments, **options))
+    return _deviation(input, torch.var(input, *arguments, **options), *arguments, **options)
 
 
 @_not_finite(torch.std_mean)
@@ -33,4 +35,30 @@ def _std_mean(input: Tensor, *arguments: Any, **options: Any) -> Any:
     if not input.is_floating_point() or not may_be_differentiated((input,)):
         return UNNEEDED
     variance, mean = torch.var_mean(input, *arguments, **options)
-    return root(variance), mean
+    return _deviation(input, variance, *arguments, **options), mean
+
+
+def _deviation(input: Tensor, variance: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    """The root of the variance, in units in which no square leaves the range of the dtype."""
+    if torch.compiler.is_compiling() or in_func_vmap() or variance.is_meta or _all(_is_in_range(variance)):
+        return root(variance)
+    deviation = torch.std(input.detach(), *arguments, **options)
+    needed = ~_is_in_range(variance) & deviation.isfinite() & (deviation > 0)
+    if _all(~needed):
+        return root(variance)
+    everywhere = units = torch.frexp(deviation).exponent.where(needed, 0).to(input.dtype).exp2()
+    dims = options.get("dim", arguments[0] if arguments and not isinstance(arguments[0], bool) else None)
+    if dims is not None and units.dim() < input.dim():
+        for dim in sorted(each % input.dim() for each in ((dims,) if isinstance(dims, int) else dims)):
+            everywhere = everywhere.unsqueeze(dim)
+    return root(torch.var(input / everywhere, *arguments, **options)) * units
+
+
+def _is_in_range(variance: Tensor) -> Tensor:
+    """Which variances are far from the ends of the dtype; 0 may be what is left of a small one."""
+    ends = torch.finfo(variance.dtype)
+    return (variance.detach() > ends.tiny / ends.eps) & (variance.detach() < ends.max * ends.eps)
+
+
+def _all(conditions: Tensor) -> bool:
+    return bool(below_transforms(conditions).all())

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import UNNEEDED, Declined
+from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
@@ -79,7 +79,14 @@ def _float_power(input: Any, exponent: Any) -> Any:
     return _pow(input.to(dtype), exponent.to(dtype))
 
 
-@_with_tensors(Tensor.pow_, Tensor.float_power_)
+@_with_tensors(Tensor.float_power_)
+def _float_power_(input: Tensor, exponent: Any) -> Any:
+    if input.dtype not in (torch.float64, torch.complex128):
+        return INVALID  # torch refuses to write the result there
+    return _pow_(input, exponent)
+
+
+@_with_tensors(Tensor.pow_)
 def _pow_(input: Tensor, exponent: Any) -> Any:
     if not isinstance(exponent, Tensor):
         return UNNEEDED
