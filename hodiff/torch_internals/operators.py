@@ -64,6 +64,13 @@ def builtins_named(name: str) -> list[Any]:
     return [each for each in found if isinstance(each, BuiltinFunctionType)]
 
 
+def function_of_operator(operator: Any) -> str:
+    """What an operator's function is called, such as linalg.det for aten.linalg_det.default; "" for what is none."""
+    name = operator.__name__.split(".")[0] if isinstance(operator, OpOverload) else ""
+    space, _, rest = name.partition("_")
+    return f"{space}.{rest}" if space in {"linalg", "special", "fft"} else name
+
+
 def overloads_of(packet: Any) -> list[Any]:
     """The operators of one name that return what they compute; the others write it into arguments."""
     overloads = [getattr(packet, name) for name in packet.overloads()]

@@ -27,6 +27,9 @@ def call_script(script: Any, *args: Any, **kwargs: Any) -> Any:
     return _CALLS[type(script)](script, *args, **kwargs)
 
 
+call_script.__name__ = "torch.jit.ScriptFunction"  # in reports
+
+
 def offer_scripts_to(mode: type) -> None:
     """Let a class of modes see calls of such code, as calls of `call_script`."""
     if not _takers:

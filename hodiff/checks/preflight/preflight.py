@@ -21,7 +21,7 @@ from hodiff.errors import InputError
 from hodiff.recompute.checkpoint import stored_instead
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.interception import DispatchMode
-from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket, schema_of
+from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket, function_of_operator, schema_of
 
 # Where the audit's names of operators begin, as functions and methods of one operator share an entry.
 _PREFIXES = ("", "nn.functional.", "linalg.", "special.", "fft.")
@@ -220,7 +220,7 @@ def _judge(
         return silent, "a custom operator has a zero tangent, in silence; wrap it in a Function with backward and jvp"
     # A rule that declines because torch is right here had its part in the audit with corrections.
     mended = correct and (correction is not None or (why is not None and why.torch_is_right))
-    known = _audited(name, "corrected" if mended else "torch")
+    known = _audited(function_of_operator(func) or name, "corrected" if mended else "torch")
     unknown = dict.fromkeys(ROUTES, "not audited")
     if correction is not None and not correct:  # the table of corrections knows more functions than the audit
         unknown |= dict.fromkeys(correction.routes, "wrong" if correction.kind == "wrong" else "raises")

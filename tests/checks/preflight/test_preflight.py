@@ -44,6 +44,22 @@ def test_a_model_that_torch_has_wrong_and_hodiff_right():
     assert "inside hodiff.corrected()" in str(by_torch_alone)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:Warning")
+def test_captured_and_compiled_models():
+    exported = torch.export.export(MODEL, (X,)).module()
+    for report in (hodiff.preflight(exported, X), hodiff.preflight(MODEL, X)):
+        assert [each.routes for each in report.operators] == [
+            each.routes for each in hodiff.preflight(MODEL, X).operators
+        ]
+    (script,) = hodiff.preflight(torch.jit.trace(MODEL, X), X).operators
+    assert script.name == "torch.jit.ScriptFunction"
+    assert script.routes["forward-over-reverse"] == "corrected"
+    (script,) = hodiff.preflight(torch.jit.trace(MODEL, X), X, correct=False).operators
+    assert script.routes["forward-over-reverse"] == "wrong"
+    determinant = hodiff.preflight(torch.ops.aten.linalg_det.default, torch.eye(2))
+    assert determinant.operators[0].routes == hodiff.preflight(torch.linalg.det, torch.eye(2)).operators[0].routes
+
+
 def test_calls_that_a_rule_declines_have_torchs_verdict():
     def corrected_then_declined(x):
         return F.hardsigmoid(x) + F.hardsigmoid(x.clone(), inplace=True)
