@@ -71,7 +71,7 @@ class Corrections(TorchFunctionMode):
         correction = CORRECTIONS.get(func)
         if correction is None and (func is _POWER or func is _POWER_IN_PLACE) and isinstance(args[1], Tensor):
             correction = CORRECTIONS.get(Tensor.pow if func is _POWER else Tensor.pow_)
-        if not _PLAIN.issuperset(types) and subclasses_are_asked():
+        if types and not _PLAIN.issuperset(types) and subclasses_are_asked():
             return ask_subclasses(self, correction, func, types, args, kwargs)
         if correction is None:
             return func(*args, **kwargs)

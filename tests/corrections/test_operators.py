@@ -1,5 +1,6 @@
 """Operators of captured graphs, called as `torch.ops.aten.…`: every route against differences of torch's gradient."""
 
+import itertools
 import re
 
 import pytest
@@ -273,6 +274,51 @@ def test_operators_by_name_by_every_route(name):
     for route in hodiff.ROUTES:
         product = hodiff.hvp(loss, x, v, route=route)
         torch.testing.assert_close(product, expected, rtol=1e-7, atol=1e-7 * expected.abs().max().item())
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.layers(x)[0]
+
+
+MODELS = {
+    "transformer": lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+    "convolutions": lambda: nn.Sequential(
+        nn.Conv1d(3, 3, 2), nn.BatchNorm1d(3), nn.SiLU(), nn.Flatten(), nn.Linear(9, 2)
+    ),
+    "recurrent": Recurrent,
+}
+PROGRAMS = {
+    "exported": lambda model, x: torch.export.export(model, (x,)).module(),
+    "decomposed": lambda model, x: torch.export.export(model, (x,)).run_decompositions().module(),
+    "symbolic": lambda model, x: torch.fx.symbolic_trace(model),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:The tensor attributes:UserWarning")
+@pytest.mark.parametrize(
+    ("name", "program"),
+    # Of attention torch's tracer makes no graph.
+    [pair for pair in itertools.product(MODELS, PROGRAMS) if pair != ("transformer", "symbolic")],
+)
+def test_programs_of_whole_models(name, program):
+    torch.manual_seed(0)
+    model = MODELS[name]().double()
+    # A program changes its statistics by a copy, which torch.func refuses.
+    model = model.eval() if (name, program) == ("convolutions", "decomposed") else model
+    x, v = randn(2, 3, 4), randn(2, 3, 4)
+    f, captured = scalar(model), scalar(PROGRAMS[program](model, x))
+    expected = by_differences(f, x, v)
+    for route in hodiff.ROUTES:
+        product = hodiff.hvp(captured, x, v, route=route)
+        torch.testing.assert_close(product, expected, rtol=1e-6, atol=1e-6 * expected.abs().max().item())
+    values = hodiff.directional_derivatives(captured, x, v, order=2)
+    torch.testing.assert_close(values[2], (expected * v).sum(), rtol=1e-6, atol=1e-9)
 
 
 def test_every_operator_with_a_rule_of_its_own_is_tried_above():
