@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from itertools import pairwise
@@ -15,13 +15,15 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_callable, require_int
 from hodiff.common.parametrizations import at_another_point
-from hodiff.recompute.closed_over import ClosedOver
+from hodiff.errors import InputError
+from hodiff.recompute.closed_over import ClosedOver, is_constant
 from hodiff.recompute.hidden_tensors import RefuseForeign, hidden_tensor
-from hodiff.recompute.programs import Checkpoint, Program
+from hodiff.recompute.programs import Checkpoint, Program, is_differentiable
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.differentiation import may_be_differentiated
 from hodiff.torch_internals.threads import one_thread_at_a_time
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.transforms import in_transform, outside_transforms
+from hodiff.torch_internals.wrapped_tensors import below_transforms, is_batched
 
 _STORED: ContextVar[bool] = ContextVar("stored", default=False)
 
@@ -77,6 +79,23 @@ class CallProgram(Program):
         self._is_output = [isinstance(leaf, Tensor) for leaf in leaves]
         return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
 
+    @property
+    def leaves_tensors(self) -> bool:
+        """Whether the first run left tensors in places that others may read."""
+        return bool(self._closed_over.left)
+
+    def leaves_what_is_differentiated(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether they depend on inputs that are differentiated, by a run that records."""
+        if any(is_batched(each) for each in inputs):
+            return True  # a run without the batch is another one
+        differentiated = [is_differentiable(each) and not is_constant(each) for each in inputs]
+        plain = map(below_transforms, inputs)
+        with outside_transforms() if in_transform() else nullcontext(), torch.enable_grad():
+            self.run(
+                *(each.detach().requires_grad_(wanted) for each, wanted in zip(plain, differentiated, strict=True))
+            )
+        return self._closed_over.still_required
+
     def structured(self, outputs: Iterable[Tensor]) -> Any:
         """Outputs in the structure that the function returned, after a run."""
         tensors = iter(outputs)
@@ -97,8 +116,8 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Closed-over tensors are found in closure cells, defaults, `functools.partial`, attributes of objects and modules,
     lists, dicts and the globals that `f` names, and get their gradients; other ways to reach a tensor that requires a
     gradient raise. Later runs see random numbers, generators, autocast, buffers, rebound loop variables and the numbers
-    and switches that `f` reads, such as a module's `training`, as the first did, and leave the global state alone. `f`
-    must return what it computes and have no other side effects.
+    and switches that `f` reads, such as a module's `training`, as the first did, and leave no trace. `f` must return
+    what it computes; a tensor that it leaves elsewhere, and that derivatives would go through, raises.
 
     Under `torch.compile` the call is `f(*args, **kwargs)`: the compiler decides itself what to recompute.
 
@@ -111,8 +130,8 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         What `f` returns.
 
     Raises:
-        InputError: If `f` is not callable, or depends on a tensor that cannot be found; in backward, if what `f` reads
-            has changed and cannot be put back.
+        InputError: If `f` is not callable, depends on a tensor that cannot be found, or leaves one behind; in backward,
+            if what `f` reads has changed and cannot be put back.
 
     Example:
         >>> import torch
@@ -197,4 +216,12 @@ def checkpointed(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs
     # Other threads may exchange what f closes over, and draw random numbers that the first run is to draw.
     with one_thread_at_a_time():
         call = CallProgram(name, f, args, kwargs)
-        return call.structured(Checkpoint.call(call, *call.take_inputs()))
+        inputs = call.take_inputs()
+        outputs = Checkpoint.call(call, *inputs)
+        if call.leaves_tensors and call.leaves_what_is_differentiated(inputs):
+            raise InputError(
+                f"{name}: f: expected f to return all that derivatives go through, got a tensor that it leaves in an "
+                "attribute, a list or a variable, from where its derivatives would be lost; return it as well, or "
+                "leave it there detached."
+            )
+        return call.structured(outputs)

@@ -5,16 +5,17 @@ A Function differentiates nothing but its operands; what a callable closes over 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from hodiff.common.buffers import exchanged_buffers
 from hodiff.common.randomness import is_generator
-from hodiff.recompute.plain_values import PlainValues, changed_since
+from hodiff.recompute.plain_values import PlainValues, changed_since, holds_tensors
 from hodiff.recompute.reachable import places, reachable
 from hodiff.torch_internals.forward_mode import has_tangent
 from hodiff.torch_internals.modules import RunningNorm, buffers_by_name
@@ -60,6 +61,8 @@ class ClosedOver:
         *roots: The callable, and whatever else it is given.
 
     Attributes:
+        left: After the first run, how to get the tensors that it has left in places, from where they may be used.
+        still_required: After a later run, whether one of them requires a gradient there.
         generators: Generators of random numbers among it, of torch, NumPy and Python.
     """
 
@@ -72,6 +75,10 @@ class ClosedOver:
         self._tensors: list[Tensor] = []
         self._index: dict[int, int] = {}
         self._ran = False
+        self.left: list[Callable[[], Any]] = []
+        self.still_required = False
+        # Containers in which modules keep what nobody else reads.
+        self._inner: set[int] = set()
         self._walk(roots)
 
     def take(self) -> list[Tensor]:
@@ -96,6 +103,8 @@ class ClosedOver:
         first, self._ran = not self._ran, True
         with nullcontext() if first else self._values.restored(self._name), self._exchanged(tensors, first=first):
             yield
+        if first:
+            self.left += self._values.left(self._inner)
 
     @contextmanager
     def _exchanged(self, tensors: Sequence[Tensor], *, first: bool) -> Iterator[None]:
@@ -113,10 +122,14 @@ class ClosedOver:
             else:
                 with exchanged_buffers([(each.owner, each.name, each.before.clone()) for each in self._buffers]):
                     yield
+                    own = set(map(id, tensors))
+                    self.still_required = any(_requires_gradient(get(), own) for get in self.left)
         finally:
             for slot, held, placed in reversed(replaced):
-                if not first or slot.get() is placed:
+                if not first or (now := slot.get()) is placed:
                     slot.set(held)
+                elif holds_tensors(now) and not self._is_inner(slot):
+                    self.left.append(slot.get)
             if first:
                 self._buffers = [buffer for buffer in self._buffers if buffer.changed]
                 for buffer in self._buffers:
@@ -127,6 +140,9 @@ class ClosedOver:
             if is_generator(value):
                 self.generators.append(value)
             self._values.keep(value)
+            if isinstance(value, nn.Module) and type(value).__module__.startswith("torch."):
+                held = vars(value)
+                self._inner |= {id(held), *(id(each) for each in held.values() if isinstance(each, (dict, list)))}
             if isinstance(value, nn.Module) and value.training:
                 self._keep_buffers(value)
             for get, set_, snapshot in places(value):
@@ -137,6 +153,12 @@ class ClosedOver:
                 # Cells are kept whatever they hold: a loop may have bound them anew by the time of the next run.
                 if snapshot or content is not held:
                     self._slots.append(Slot(get, set_, content))
+
+    def _is_inner(self, slot: Slot) -> bool:
+        """Whether nobody but a module reads what is in a place, or hooks write it anew before each call."""
+        container = getattr(getattr(slot.get, "func", None), "__self__", None)
+        hooked = isinstance(container, dict) and bool(container.get("_forward_pre_hooks"))
+        return hooked or id(container) in self._inner
 
     def _keep_buffers(self, module: nn.Module) -> None:
         # torch.batch_norm updates its running statistics without counting it as a change.
@@ -170,6 +192,11 @@ def referenced(value: Any, tensors: list[Tensor], index: dict[int, int]) -> Any:
         if any(a is not b for a, b in zip(parts, value, strict=True)):
             return _like(value, parts)
     return value
+
+
+def _requires_gradient(value: Any, own: Set[int]) -> bool:
+    leaves = (each for each in pytree.tree_leaves(value) if isinstance(each, Tensor) and id(each) not in own)
+    return any(each.requires_grad for each in leaves)
 
 
 def is_constant(tensor: Tensor) -> bool:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
+from functools import partial
+from operator import is_
 from types import FunctionType, NoneType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import is_tensor, names_of_globals
@@ -42,18 +46,32 @@ class PlainValues:
 
     def keep_array(self, value: Any) -> None:
         """Remember the numbers of a NumPy array."""
-        if isinstance(value, np.ndarray) and value.dtype != object:
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             self._arrays.append((value, _checksum(value)))
 
     def _plain(self, entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
         plain = {}
         for key, value in entries:
-            kind = type(value)
+            kind: Any = type(value)
             if kind in _PLAIN or not (is_tensor(kind) or issubclass(kind, tuple)):
                 plain[key] = value
                 if issubclass(kind, np.ndarray):
                     self.keep_array(value)
         return plain
+
+    def left(self, inner: Set[int]) -> Iterator[Callable[[], Any]]:
+        """How to get the tensors that a run has left where there were none, but not in these containers."""
+        for held, plain, keys in self._dicts:
+            if id(held) in inner:
+                continue
+            if not all(map(is_, map(held.get, plain), plain.values())):
+                yield from (partial(held.get, key) for key in plain if holds_tensors(held.get(key)))
+            if keys is not None and len(held) > len(keys):
+                yield from (partial(held.get, key) for key in held if key not in keys and holds_tensors(held[key]))
+        for items, plain, length in self._lists:
+            for i in (*plain, *range(length, len(items))):
+                if i < len(items) and id(items) not in inner and holds_tensors(items[i]):
+                    yield partial(items.__getitem__, i)
 
     @contextmanager
     def restored(self, name: str) -> Iterator[None]:
@@ -61,22 +79,20 @@ class PlainValues:
         for array, checksum in self._arrays:
             if _checksum(array) != checksum:
                 raise changed_since(name, "a NumPy array whose numbers changed")
+        # What was there before the later run: in place of plain values, beyond the first keys, and in longer lists.
         undo: list[tuple[Any, Any, Any]] = []
         tails: list[tuple[list[Any], list[Any]]] = []
+        for items, _, length in self._lists:
+            if len(items) < length:
+                raise changed_since(name, f"a list of {length} that has {len(items)} entries now")
         try:
-            for held, plain, keys in self._dicts:
-                undo += _put_back(held, plain)
-                if keys is not None and len(held) > len(keys):
-                    undo += [(held, key, held.pop(key)) for key in list(held) if key not in keys]
-            for items, plain, length in self._lists:
-                if len(items) < length:
-                    raise changed_since(name, f"a list of {length} that has {len(items)} entries now")
-                tails.append((items, items[length:]))
-                del items[length:]
-                undo += _put_back(items, plain)
+            tails += [(items, items[length:]) for items, _, length in self._lists if len(items) > length]
+            undo += self._as_first()
             yield
         finally:
-            for items, tail in reversed(tails):
+            for _ in self._as_first():
+                pass
+            for items, tail in tails:
                 items += tail
             for held, key, value in reversed(undo):
                 if value is _MISSING:
@@ -84,9 +100,22 @@ class PlainValues:
                 else:
                     held[key] = value
 
+    def _as_first(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Put everything as the first run found it; yields what was there instead."""
+        for held, plain, keys in self._dicts:
+            yield from _put_back(held, plain)
+            if keys is not None and len(held) > len(keys):
+                yield from ((held, key, held.pop(key)) for key in list(held) if key not in keys)
+        for items, plain, length in self._lists:
+            del items[length:]
+            if len(items) == length:
+                yield from _put_back(items, plain)
+
 
 def _put_back(held: Any, plain: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
     """Put values where others are now; yields what to put there afterwards."""
+    if isinstance(held, dict) and all(map(is_, map(held.get, plain), plain.values())):
+        return
     for key, value in plain.items():
         now = held.get(key, _MISSING) if isinstance(held, dict) else held[key]
         if now is not value and (type(value) not in _PLAIN or type(now) is not type(value) or now != value):
@@ -94,8 +123,14 @@ def _put_back(held: Any, plain: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]
             yield held, key, now
 
 
+def holds_tensors(value: Any) -> bool:
+    """Whether a value is, or holds as a list or dict does, tensors that derivatives may go through."""
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    return any(each.is_floating_point() or each.is_complex() for each in tensors)
+
+
 def _checksum(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array))
+    return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data)
 
 
 def changed_since(name: str, what: str) -> InputError:

@@ -58,7 +58,8 @@ def reachable(*roots: Any) -> Iterator[Any]:
     stack = list(roots)
     while stack:
         value = stack.pop()
-        if is_atom(type(value)) or is_tensor(type(value)) or id(value) in seen:
+        kind: Any = type(value)
+        if is_atom(kind) or is_tensor(kind) or id(value) in seen:
             continue
         # The reference keeps the identity from being used again.
         seen[id(value)] = value
@@ -142,7 +143,8 @@ def _is_library(namespace: dict[str, Any]) -> bool:
 
 def _entries(container: Any, keys: Sequence[Any]) -> Iterator[Place]:
     for key in keys:
-        if not is_atom(type(container[key])):
+        kind: Any = type(container[key])
+        if not is_atom(kind):
             yield partial(container.__getitem__, key), partial(container.__setitem__, key), False
 
 
