@@ -18,7 +18,7 @@ class Wording(Enum):
     FORWARD_MODE = (r"forward[- ](mode )?AD", "it is forward mode that fails, for whatever reason")
 
     HIGHER_ORDER = (
-        r"TransformType\.|Expected FakeTensor, got",
+        r"higher order operator doesn't work|TransformType\.|Expected FakeTensor, got",
         "an operator that takes functions, such as torch.cond, is inside a transform",
     )
 

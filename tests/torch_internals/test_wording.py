@@ -173,6 +173,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     Wording.HIGHER_ORDER: (
         lambda: _pushed(lambda x: torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,))),
         _branching,
+        lambda: _pushed(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))),
     ),
     Wording.SPARSE: (
         lambda: torch.eye(2).to_sparse_csr().is_contiguous(),
