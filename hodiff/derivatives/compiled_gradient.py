@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.compilation import Arguments, Compiled, agree, compile_graph, warn_of_failure
@@ -96,6 +97,7 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
         with torch.no_grad():
             run, inputs = graphs.find((f,), arguments, eager, capture)
             *leaves, y = eager() if run is None else run(*(tensor.detach() for tensor in inputs))
+        *leaves, y = ordinary((*leaves, y), arguments.tensors)
         result = function.unflatten(leaves)
         return (result, y) if value else result
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hodiff.common.chunks import require_chunk_size
 from hodiff.common.options import require_bool
+from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.hessian_blocks import hessian_blocks
@@ -73,12 +74,13 @@ def hessian(
         function = bind("hessian", f, args, kwargs, argnums, has_aux=has_aux, correct=correct)
         blocks, aux = hessian_blocks(function, route, chunk_size, randomness, progress)
         leaves = function.leaves
-        result = function.unflatten([
-            function.unflatten([
-                blocks[i, j].reshape(rows.shape + columns.shape).to(rows.dtype) for j, columns in enumerate(leaves)
-            ])
+        count = len(leaves)
+        flat = ordinary(
+            blocks[i, j].reshape(rows.shape + columns.shape).to(rows.dtype)
             for i, rows in enumerate(leaves)
-        ])
+            for j, columns in enumerate(leaves)
+        )
+        result = function.unflatten([function.unflatten(flat[i * count : (i + 1) * count]) for i in range(count)])
         return (result, aux) if has_aux else result
 
     return hessian_of_f

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from hodiff.common.options import require_int
-from hodiff.common.trees import PyTree, flatten_tangents
+from hodiff.common.ordinary import ordinary_tree
+from hodiff.common.trees import PyTree, flatten_tangents, tensors_in
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.products_by_route import Leaves
 from hodiff.derivatives.route_choice import follow
@@ -66,7 +67,9 @@ def directional_derivatives(
 
         return taller
 
-    return follow("forward", "directional_derivatives", lambda _: tower(order)(function.leaves)[0])
+    found = follow("forward", "directional_derivatives", lambda _: tower(order)(function.leaves)[0])
+    # The value may be any tensor that f knows.
+    return ordinary_tree(found, (*tensors_in(found[0]), *function.leaves, *tangents))
 
 
 def _moving(tangents: Leaves, leaves: Leaves) -> Leaves:

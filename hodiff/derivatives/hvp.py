@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree, flatten_tangents
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
@@ -79,5 +80,5 @@ def hvp(
         return PRODUCTS[name](function, primals, tangents)
 
     product, aux = follow(route, "hvp", attempt)
-    result = function.unflatten(product)
+    result = function.unflatten(ordinary(product, (*primals, *tangents)))
     return (result, aux) if has_aux else result

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_callable, require_choice, require_int
+from hodiff.common.ordinary import ordinary
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, describe, flatten_primals
 from hodiff.corrections import corrected
@@ -219,7 +220,7 @@ def _implicit(problem: _BilevelProblem, damping: float, make: Callable[[InnerHes
         if not all(each.isfinite().all() for each in tensors):
             raise NonFiniteError(f"hypergradient: the {name} is not finite at params.")
     return Hypergradient(
-        value=pytree.tree_unflatten(result, problem.hyper_spec),
+        value=pytree.tree_unflatten(list(ordinary(result, problem.hypers)), problem.hyper_spec),
         params=pytree.tree_map(Tensor.detach, problem.params),
         outer=float(value.detach()),
         error_estimate=norm(pulled(slopes, problem.hypers, error)),
@@ -254,7 +255,7 @@ def _unrolled(problem: _BilevelProblem, steps: int, optimizer: Optimizer) -> Hyp
     rest = ratio / (1 - ratio) if ratio < 0.5 else 1.0
     start = slope(problem.params)
     return Hypergradient(
-        value=pytree.tree_unflatten(value, problem.hyper_spec),
+        value=pytree.tree_unflatten(list(ordinary(value, problem.hypers)), problem.hyper_spec),
         params=params,
         outer=outer,
         error_estimate=rest * norm(change),

@@ -24,6 +24,7 @@ from hodiff.errors import InputError
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.batches import Batches
 from hodiff.operators.compiled.linearizations import CompiledLinearizations
+from hodiff.operators.copies import Portable, require_no_group
 from hodiff.operators.determinism import (
     Mark,
     another_function,
@@ -59,7 +60,7 @@ class Linearization(Protocol):
         """Products with k vectors, leaves (k, *shape)."""
 
 
-class CurvatureOperator(LinearOperator):
+class CurvatureOperator(Portable, LinearOperator):
     r"""A symmetric operator at a point $x$, the weighted sum over batches of data of one product each.
 
     A subclass says how it is linearized on a batch, and how its product reads as a function of point, vector and batch,
@@ -108,10 +109,21 @@ class CurvatureOperator(LinearOperator):
         self.memory_budget = given["memory_budget"]
         self.chunk_size = given["chunk_size"]
         self.correct = given["correct"]
+        self._functions = tuple(functions)
         self._modules = modules_in(*functions)
         self._checks = self._must_check = given["check_deterministic"]
         self._compiled = CompiledLinearizations(caller) if given["compile"] else None
         self.relocate(tuple(dense(recordable(leaf.detach())) for leaf in leaves), self.domain)
+
+    _recorded = ("_modules", "_kept", "_complete", "_marks")
+
+    def _restore(self) -> None:
+        self._modules = modules_in(*self._functions)
+        self._forget()
+
+    def _require_portable(self) -> None:
+        self._point.require_unchanged(type(self).__name__)
+        require_no_group(type(self).__name__, self.process_group)
 
     @abstractmethod
     def _linearize(self, args: tuple[Any, ...]) -> Linearization:
@@ -174,6 +186,9 @@ class CurvatureOperator(LinearOperator):
             self._compiled = CompiledLinearizations(type(self).__name__)
         self.domain = self.codomain = space
         self._point = Point(leaves)
+        self._forget()
+
+    def _forget(self) -> None:
         self._kept: dict[int, tuple[Linearization, float]] = {}
         self._complete = False
         self._marks: dict[int, Mark] = {}

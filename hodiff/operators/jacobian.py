@@ -15,6 +15,7 @@ from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.operators.base import LinearOperator
+from hodiff.operators.copies import Portable
 from hodiff.operators.curvature import require_constant
 from hodiff.operators.determinism import modules_in, read_unchanged
 from hodiff.operators.point import Point
@@ -22,7 +23,7 @@ from hodiff.operators.recorded_model import RecordedModel, refused
 from hodiff.operators.spaces import Space
 
 
-class JacobianOperator(LinearOperator):
+class JacobianOperator(Portable, LinearOperator):
     r"""The Jacobian of a function at a point, known by its products and those of its transpose.
 
     $$ A v = \frac{\partial f}{\partial x}(x)\, v, \qquad A^\top u $$
@@ -62,14 +63,25 @@ class JacobianOperator(LinearOperator):
     ):
         require_chunk_size("JacobianOperator", "chunk_size", chunk_size)
         require_constant("JacobianOperator", x)
-        flatten_primals(x, "JacobianOperator", "x")
-        function = bind("JacobianOperator", f, (x, *args), name="x", correct=correct)
-        function.leaves = tuple(dense(recordable(leaf.detach())) for leaf in function.leaves)
-        self._point = Point(function.leaves)
-        with torch.no_grad(), untouched_buffers(modules_in(f)), refused("JacobianOperator"):
-            self._model = RecordedModel(function)
+        leaves, _ = flatten_primals(x, "JacobianOperator", "x")
+        self.f, self.args, self.correct = f, args, correct
+        self.domain = Space.of(x)
+        self._point = Point(tuple(dense(recordable(leaf.detach())) for leaf in leaves))
+        self._restore()
         self.chunk_size = chunk_size
-        super().__init__(Space.of(x), self._codomain)
+        super().__init__(self.domain, self._codomain)
+
+    _recorded = ("_model",)
+
+    def _require_portable(self) -> None:
+        self._point.require_unchanged("JacobianOperator")
+
+    @leave_inference_mode
+    def _restore(self) -> None:
+        x = pytree.tree_unflatten(list(self._point.leaves), self.domain.spec)
+        function = bind("JacobianOperator", self.f, (x, *self.args), name="x", correct=self.correct)
+        with torch.no_grad(), untouched_buffers(modules_in(self.f)), refused("JacobianOperator"):
+            self._model = RecordedModel(function)
 
     @cached_property
     def _codomain(self) -> Space:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hodiff.torch_internals.differentiation import only_reverse_mode
 from hodiff.torch_internals.legacy_batching import any_legacy_batched, with_batches, without_batches
+from hodiff.torch_internals.tensors import share_storage
 
 
 class LinearProduct(torch.autograd.Function):
@@ -20,8 +21,7 @@ class LinearProduct(torch.autograd.Function):
         if any_legacy_batched([block]):
             (blocks,), _ = without_batches([block])
             return with_batches([_together(operator, blocks)])[0]
-        product: Tensor = operator.multiply(block)
-        return product.clone() if product is block else product
+        return _own(operator.multiply(block), block)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -49,10 +49,14 @@ def multiply(operator: Any, block: Tensor) -> Tensor:
     # The Function costs some microseconds, and there is nothing to differentiate for most callers.
     differentiated = torch.is_grad_enabled() and block.requires_grad
     if only_reverse_mode() and not differentiated and not any_legacy_batched([block]):
-        product: Tensor = operator.multiply(block)
-        return product
+        return _own(operator.multiply(block), block)
     differentiable: Tensor = LinearProduct.apply(block, operator)
     return differentiable
+
+
+def _own(product: Tensor, block: Tensor) -> Tensor:
+    """The product, copied where it lies in the memory of the block, as that with the identity."""
+    return product.clone() if share_storage(product, block) else product
 
 
 def _together(operator: Any, blocks: Tensor) -> Tensor:

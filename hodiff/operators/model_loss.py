@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -147,13 +148,13 @@ def _require_parameters(caller: str, module: nn.Module, x: PyTree) -> None:
 
 def module_call(module: nn.Module) -> Callable[[PyTree, Any], Any]:
     """A module as a function of its parameters, a dict by name, and its input."""
+    return partial(_call, module)
 
-    def model(parameters: PyTree, inputs: Any) -> Any:
-        # It exchanges the module's tensors for the time of the call.
-        with one_thread_at_a_time():
-            return functional_call(module, parameters, (inputs,))
 
-    return model
+def _call(module: nn.Module, parameters: PyTree, inputs: Any) -> Any:
+    # It exchanges the module's tensors for the time of the call.
+    with one_thread_at_a_time():
+        return functional_call(module, parameters, (inputs,))
 
 
 def declared_reduction(loss: Any) -> str | None:

@@ -35,6 +35,13 @@ class Point:
                 self._samples.setdefault(leaf.device, []).append(_sample(leaf))
         self._before = [torch.cat(samples) for samples in self._samples.values()]
 
+    # A copy's tensors begin at a version of their own.
+    def __getstate__(self) -> dict[str, tuple[Tensor, ...]]:
+        return {"leaves": self.leaves}
+
+    def __setstate__(self, state: dict[str, tuple[Tensor, ...]]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
     def require_unchanged(self, caller: str) -> None:
         """Refuse to go on at a point that is another one: a product would be of neither."""
         # What is kept belongs to the old values, what is computed anew would belong to the new ones.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from functools import partial, update_wrapper
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
@@ -51,21 +52,21 @@ def restrict(operator: Any, names: str | Sequence[str], functions: Sequence[str]
     other = copy.copy(operator)
     other.relocate(tuple(operator.leaves[i] for i in indices), subspace(operator.domain, indices, labels))
     for name in functions:
-        setattr(other, name, _of_some(getattr(operator, name), operator, indices))
+        f = getattr(operator, name)
+        # Not a closure, so that it can be pickled.
+        some = partial(_of_some, f, tuple(operator.leaves), operator.domain, tuple(indices))
+        setattr(other, name, update_wrapper(some, f))
     return other
 
 
-def _of_some(f: Callable[..., A], operator: Any, indices: Sequence[int]) -> Callable[..., A]:
-    leaves, spec = list(operator.leaves), operator.domain.spec
-
-    @wraps(f)
-    def of_some(x: PyTree, *args: Any) -> A:
-        filled = list(leaves)
-        for index, leaf in zip(indices, pytree.tree_leaves(x), strict=True):
-            filled[index] = leaf
-        return f(pytree.tree_unflatten(filled, spec), *args)
-
-    return of_some
+def _of_some(
+    f: Callable[..., A], leaves: Sequence[Tensor], domain: Space, indices: Sequence[int], x: PyTree, *args: Any
+) -> A:
+    """The function of all leaves, of which some are given."""
+    filled = list(leaves)
+    for index, leaf in zip(indices, pytree.tree_leaves(x), strict=True):
+        filled[index] = leaf
+    return f(pytree.tree_unflatten(filled, domain.spec), *args)
 
 
 def _label(path: str) -> str:

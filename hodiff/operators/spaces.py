@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.trees import PyTree, describe, leaf_names
+from hodiff.common.trees import PyTree, describe, has_strides, leaf_names
 from hodiff.errors import InputError
 
 
@@ -32,6 +32,14 @@ class Space:
     dtypes: tuple[torch.dtype, ...]
     devices: tuple[torch.device, ...]
     names: tuple[str, ...] = field(repr=False)
+
+    # torch's structures warn of themselves when they are copied or pickled; a tree that has one does not.
+    def __deepcopy__(self, _: dict[int, Any]) -> Space:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        tree = pytree.tree_unflatten(list(range(len(self.shapes))), self.spec)
+        return _remade, (tree, self.shapes, self.dtypes, self.devices, self.names)
 
     @classmethod
     def of(cls, tree: PyTree) -> Space:
@@ -92,7 +100,9 @@ class Space:
 
     def join(self, leaves: Sequence[Tensor], count: int) -> Tensor:
         """Leaves (k, *shape) as columns of (n, k), a tensor of its own."""
-        rows = [leaf.reshape(count, -1).to(self.device, self.dtype) for leaf in leaves]
+        # Embeddings with sparse=True have sparse gradients.
+        whole = (leaf if has_strides(leaf) else leaf.to_dense() for leaf in leaves)
+        rows = [leaf.reshape(count, -1).to(self.device, self.dtype) for leaf in whole]
         return torch.cat(rows, dim=1).t()
 
     def flatten(self, tree: PyTree, caller: str = "flatten") -> Tensor:
@@ -134,3 +144,8 @@ class Space:
         """Where the numbers of some leaves lie in a flat vector, as slices."""
         starts = [sum(self.sizes[:index]) for index in indices]
         return [slice(start, start + self.sizes[index]) for index, start in zip(indices, starts, strict=True)]
+
+
+def _remade(tree: PyTree, *rest: Any) -> Space:
+    """A space from a pytree of its structure."""
+    return Space(pytree.tree_structure(tree), *rest)

@@ -16,6 +16,11 @@ is_view: Callable[[Tensor], bool] = Tensor._is_view
 is_zero_without_memory: Callable[[Tensor], bool] = Tensor._is_zerotensor
 
 
+def storage_of(tensor: Tensor) -> int:
+    """A number for the storage that a tensor lies in, as long as the storage lives."""
+    return tensor.untyped_storage()._cdata
+
+
 def share_storage(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors lie in the same storage."""
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return storage_of(a) == storage_of(b)

@@ -41,6 +41,13 @@ class CompiledLinearizations:
         self.caller = caller
         self._graphs: GraphsByForm[_Graphs] = GraphsByForm(f"{caller}: f")
 
+    # Compiled code belongs to its process, and to the functions that it was made of.
+    def __getstate__(self) -> dict[str, str]:
+        return {"caller": self.caller}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
     def linearize(
         self,
         product: Product,
