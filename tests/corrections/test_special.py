@@ -4,6 +4,8 @@ import mpmath
 import pytest
 import scipy.special
 import torch
+from corrections.calls import POLYNOMIALS as NAMES
+from corrections.calls import SPECIAL
 
 import hodiff
 
@@ -258,6 +260,18 @@ def test_compiled_transforms_are_not_silent(name):
         torch.compile(gradient, fullgraph=True, backend="aot_eager")(X)
     torch.compiler.reset()
     torch.testing.assert_close(torch.compile(gradient, backend="aot_eager")(X), gradient(X))
+
+
+@pytest.mark.parametrize("name", [*SPECIAL, *NAMES, "gammainc", "gammaincc", "zeta"])
+def test_operators_have_the_rule_of_their_function(name):
+    inputs = (numbers(2.5, 3.0, 1.5),) * (name in {"gammainc", "gammaincc", "zeta"})
+    degrees = (3,) * (name in NAMES)
+    operator, function = getattr(torch.ops.aten, f"special_{name}"), getattr(S, name)
+    for f in (operator, operator.default if not degrees else operator.n_scalar):
+        got = torch.func.jvp(along_ones(corrected(lambda x, f=f: f(*inputs, x, *degrees))), (X,), (X,))[1]
+        expected = torch.func.jvp(along_ones(corrected(lambda x: function(*inputs, x, *degrees))), (X,), (X,))[1]
+        assert expected.any()
+        torch.testing.assert_close(got, expected)
 
 
 def test_integers_and_out_are_left_to_torch():

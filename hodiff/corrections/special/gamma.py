@@ -140,10 +140,12 @@ def _incomplete(function: Any, kernel: Callable[..., Tensor], a: Tensor, x: Tens
     reference="Abramowitz & Stegun, 23.2; term by term",
     covers=_is_new,
 )
-def _zeta(input: Any, other: Any) -> Any:
-    if not isinstance(other, Tensor) or not other.is_floating_point():
+def _zeta(input: Any = None, other: Any = None, **numbers: Any) -> Any:
+    # torch calls an order that is a number `self`.
+    order = numbers.pop("self", input)
+    if numbers or order is None or not isinstance(other, Tensor) or not other.is_floating_point():
         return UNNEEDED
-    return _hurwitz(input, other)
+    return _hurwitz(order, other)
 
 
 def _hurwitz(s: Any, x: Tensor) -> Tensor:
