@@ -17,6 +17,9 @@ from hodiff.estimators.lanczos import Chain
 from hodiff.estimators.probes import draw, generator_or_default
 from hodiff.estimators.view import View, view_of
 
+# From here on a ratio may be one to rounding, of which there may be more than the dtype says.
+SMALL = 1e-4
+
 
 @dataclass(frozen=True)
 class ConditionNumber:
@@ -118,6 +121,8 @@ def _ends(
         # Eigenvalues lie beyond the outermost Ritz values, so that signs that differ stay so.
         rounding = 16 * view.rounding * max(abs(ends))
         if ends[0] < -rounding and ends[1] > rounding:
+            if view.finds_coarser():
+                continue
             raise InputError(
                 f"condition_number: A: expected eigenvalues of one sign, got some below {ends[0]:.6g} and above "
                 f'{ends[1]:.6g} with damping={damping:g}; raise damping, or use method="dense".'
@@ -129,6 +134,8 @@ def _ends(
 
 def _ratio(view: View, values: list[float], converged: bool, method: str) -> ConditionNumber:
     smallest, largest = min(values, key=abs), max(values, key=abs)
+    if abs(smallest) <= SMALL * abs(largest):
+        view.finds_coarser()
     singular = abs(smallest) <= 4 * view.rounding * abs(largest)
     value = math.inf if singular else abs(largest / smallest)
     return ConditionNumber(value, largest, smallest, view.products, converged, method)

@@ -59,7 +59,8 @@ def effective_dimension(
     require_amount("effective_dimension", "damping", damping, positive=True)
 
     def part(values: Tensor) -> Tensor:
-        if values.min() < -(view.rounding**0.5) * values.abs().max():
+        least = values.min() / values.abs().max()
+        if least < -(view.rounding**0.5) and not (view.finds_coarser() and least >= -(view.rounding**0.5)):
             raise InputError(
                 "effective_dimension: A: expected a positive semi-definite operator, got one whose eigenvalues reach "
                 f"{values.min().item():.6g}; use a Gauss-Newton operator."

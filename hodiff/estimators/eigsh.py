@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -129,20 +129,33 @@ def eigsh(
 
     problem = EigenProblem(view, k, which, begin, tol, max_iterations, generator)
     with view.counting(None, progress):
-        values, vectors = METHODS[method](problem)
-        order = values.argsort()
-        result = _judged(problem, values[order], vectors[:, order], method)
+        result = _solved(problem, method)
+        if not result.converged and view.finds_coarser():
+            problem.tol = max(problem.tol, 6 * view.rounding)
+            result = replace(result, converged=_is_solved(problem, result.residual), products=view.products)
+            if not result.converged:
+                result = _solved(problem, method)
     if not result.converged:
         not_converged(_explanation(problem, result), result, throw=throw)
     return result
+
+
+def _solved(problem: EigenProblem, method: str) -> Eigenpairs:
+    values, vectors = METHODS[method](problem)
+    order = values.argsort()
+    return _judged(problem, values[order], vectors[:, order], method)
 
 
 def _judged(problem: EigenProblem, values: Tensor, vectors: Tensor, method: str) -> Eigenpairs:
     iterations, view = problem.iterations, problem.view
     image = problem.matmat(vectors)
     residual = torch.linalg.vector_norm(precise(image) - precise(vectors) * precise(values), dim=0)
-    converged = len(values) == problem.k and bool((residual <= _allowed(problem)).all())
+    converged = _is_solved(problem, residual)
     return Eigenpairs(values, vectors, residual.to(view.dtype), converged, iterations, view.products, method)
+
+
+def _is_solved(problem: EigenProblem, residual: Tensor) -> bool:
+    return len(residual) == problem.k and bool((residual <= _allowed(problem)).all())
 
 
 def _allowed(problem: EigenProblem) -> float:
@@ -157,6 +170,7 @@ def _explanation(problem: EigenProblem, result: Eigenpairs) -> str:
         f"eigsh: {result.method} found {found} of {problem.k} eigenvalues ({problem.which}) to tol={problem.tol:g} in "
         f"{result.iterations} iterations; residuals: {residuals}, allowed {_allowed(problem):.2g}. Raise "
         'max_iterations or tol, use method="dense" for a small operator, and make sure that A is symmetric.'
+        f"{problem.view.precision}"
     )
 
 

@@ -108,8 +108,9 @@ class Chain:
         """Only the last two vectors overlap with a product of a symmetric operator; the check costs nothing."""
         if len(couplings):
             couplings[-1] -= self._betas[-1]
-            if couplings.abs().max() > self._view.rounding**0.5 * self._scale:
-                refuse_asymmetry(self._view)
+            view, gap = self._view, couplings.abs().max().item() / self._scale if self._scale else 0.0
+            if gap > view.rounding**0.5 and not (view.finds_coarser() and gap <= view.rounding**0.5):
+                refuse_asymmetry(view)
 
 
 def advance(view: View, chains: Sequence[Chain]) -> bool:

@@ -115,11 +115,14 @@ def sharpness(
         image = precise(view.matmat(vector[:, None])[:, 0])
     residual = torch.linalg.vector_norm(image - value * precise(vector)).item()
     converged = residual <= max(2 * tol, 16 * view.rounding) * scale
+    if not converged and view.finds_coarser():
+        converged = residual <= 16 * view.rounding * scale
     result = Sharpness(value, vector, residual, converged, iterations, view.products, method)
     if not converged:
         not_converged(
             f"sharpness: {method} reached max_iterations={max_iterations} with residual {residual:.2g} of an "
-            f"eigenvalue near {value:.4g}, tol={tol:g} allows {tol * scale:.2g}; raise max_iterations or tol.",
+            f"eigenvalue near {value:.4g}, tol={tol:g} allows {tol * scale:.2g}; raise max_iterations or tol."
+            f"{view.precision}",
             result,
             throw=throw,
         )

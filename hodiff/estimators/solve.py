@@ -129,6 +129,7 @@ def solve(
         max_iterations = 1000 if method == "neumann" else min(10 * n, 10_000)
     require_int("solve", "max_iterations", max_iterations, 1)
     require_bool("solve", "throw", throw)
+    default = tol is None
     tol = view.default_tolerance(1e-6) if tol is None else tol
     require_amount("solve", "tol", tol)
     require_amount("solve", "atol", atol)
@@ -139,6 +140,10 @@ def solve(
     with view.counting(None, progress):
         targets = (tol * measure(system, right)).clamp(min=atol)
         outcome = refine(system, right, start, targets, METHODS[method], measure)
+        if any(outcome.reasons) and view.finds_coarser() and default:
+            tol = view.default_tolerance(1e-6)
+            targets = (tol * measure(system, right)).clamp(min=atol)
+            outcome = refine(system, right, outcome.solution, targets, METHODS[method], measure)
     single = b.ndim == 1
     value, norms = outcome.solution, norms_of(outcome.residual)
     reason = _summary(outcome.reasons)
@@ -153,7 +158,8 @@ def solve(
     )
     if not solution.converged:
         worst = (norms / norms_of(right).clamp(min=torch.finfo(norms.dtype).tiny)).max().item()
-        not_converged(f"solve: {method}: {reason}. Relative residual {worst:.2g}, tol={tol:g}.", solution, throw=throw)
+        message = f"solve: {method}: {reason}. Relative residual {worst:.2g}, tol={tol:g}.{view.precision}"
+        not_converged(message, solution, throw=throw)
     return solution
 
 

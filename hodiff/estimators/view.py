@@ -18,8 +18,13 @@ from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.options import require_bool
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
+from hodiff.estimators.precision import precise
 
 Apply = Callable[[Tensor], Tensor]
+
+# How many times more than its dtype's an operator's rounding is before it counts as one of another dtype, the greatest
+# that is one, and how much products of one vector may differ.
+FEWER, COARSEST, REPEATED = 256.0, 0.1, 1e-3
 
 
 @dataclass(eq=False)
@@ -35,6 +40,7 @@ class View:
     apply: Apply = field(repr=False)
     apply_transposed: Apply | None = field(repr=False)
     products: int = 0
+    measured: bool = False
     bar: Any = field(default=None, repr=False)
 
     @property
@@ -44,7 +50,42 @@ class View:
 
     def default_tolerance(self, double: float) -> float:
         """A relative tolerance: `double` in float64, and what products in less precision allow with ease."""
-        return double if self.dtype == torch.float64 else max(1e-4, 6 * self.rounding)
+        exact = self.dtype == torch.float64 and self.rounding <= torch.finfo(self.dtype).eps
+        return double if exact else max(1e-4, 6 * self.rounding)
+
+    def finds_coarser(self) -> bool:
+        """Measure, once, whether products have fewer digits than they come in; if so, `rounding` says it from now on.
+
+        A model may compute in float32 within float64, or by autocast. The sum of two products then differs from the
+        product of the sum by that rounding. To be asked where a tolerance is missed: it takes four products.
+
+        Returns:
+            Whether `rounding` is another one now.
+        """
+        if self.measured:
+            return False
+        self.measured = True
+        generator = torch.Generator().manual_seed(0)
+        v, w = torch.randn(2, self.n, dtype=torch.float64, generator=generator).to(self.device, self.dtype)
+        first, second, both, again = (precise(self.matmat(each[:, None])) for each in (v, w, v + w, v))
+        size = both.norm().item()
+        noise = (first + second - both).norm().item()
+        # Products that differ without reason, as by dropout, are not a matter of digits.
+        if (again - first).norm() > REPEATED * size or not FEWER * self.rounding * size < noise <= COARSEST * size:
+            return False
+        self.rounding = noise / size
+        return True
+
+    @property
+    def precision(self) -> str:
+        """What to say of a missed tolerance where products have fewer digits than their dtype, or nothing."""
+        if self.rounding <= FEWER * torch.finfo(self.dtype).eps:
+            return ""
+        name = str(self.dtype).removeprefix("torch.")
+        return (
+            f" Products come in {name} and are exact to {self.rounding:.1g} only, as where a part of the model or of "
+            f"its loss computes in less: convert that part to {name}, leave autocast, or raise tol."
+        )
 
     def matmat(self, block: Tensor) -> Tensor:
         """The product with each column of a block (n, k)."""
