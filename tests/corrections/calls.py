@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import resolve_name
 
 from hodiff.corrections.special.polynomials import FAMILIES as POLYNOMIALS
 from hodiff.torch_internals.operators import (
@@ -284,3 +285,8 @@ FAMILIES_ELSEWHERE = (
     "torch.ops.higher_order.",
     "torch.autograd.Function",
 )
+
+
+def name_of(function):
+    """The same in every process, as what Python prints of a function is not."""
+    return resolve_name(function) or function.__name__

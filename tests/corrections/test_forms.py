@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from corrections.calls import CALLS, CONSTANTS, ELSEWHERE, FAMILIES_ELSEWHERE
-from torch.overrides import resolve_name
+from corrections.calls import CALLS, CONSTANTS, ELSEWHERE, FAMILIES_ELSEWHERE, name_of
 from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
@@ -156,11 +155,6 @@ def derivatives(function, args, kwargs):
         inside = torch.func.grad(along, every)(*primals)
         outside = torch.func.jvp(gradient, primals, tangents)[1]
     return value, inside, outside
-
-
-def name_of(function):
-    """The same in every process, as what Python prints of a function is not."""
-    return resolve_name(function) or function.__name__
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: name_of(call[0]))

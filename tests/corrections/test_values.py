@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from corrections.calls import CALLS, CONSTANTS, RUNNING
+from corrections.calls import CALLS, CONSTANTS, RUNNING, name_of
 from torch.utils import _pytree as pytree
 
 import hodiff
@@ -61,7 +61,7 @@ def outputs(function, leaves, structure, wanted=()):
 
 
 @pytest.mark.parametrize(
-    "call", [each for each in CALLS if each[0] not in EXCEPTIONS], ids=lambda call: f"{call[0]}"[:60]
+    "call", [each for each in CALLS if each[0] not in EXCEPTIONS], ids=lambda call: name_of(call[0])
 )
 def test_values_at_extremes(call):
     function, args, kwargs = call
