@@ -212,27 +212,6 @@ CALLS = [
     (F.affine_grid, (randn(2, 2, 3), [2, 3, 4, 5], True), {}),
 ]
 
-# Functions of `torch.special`, of one argument and of one beside a degree.
-SPECIAL = (
-    *(f"bessel_{kind}" for kind in ("j0", "j1", "y0", "y1")),
-    *(f"modified_bessel_{kind}" for kind in ("i0", "i1", "k0", "k1")),
-    *("scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "spherical_bessel_j0", "airy_ai"),
-    *("i0", "i0e", "i1", "i1e", "erfcx", "log_ndtr"),
-)
-POLYNOMIALS = (
-    *(f"{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
-    *("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"),
-)
-CALLS += [(getattr(torch.special, name), (X.exp(),), {}) for name in SPECIAL]
-CALLS += [(getattr(torch.special, name), (X, 3), {}) for name in POLYNOMIALS]
-CALLS += [(f, (X.exp(),), {}) for f in (torch.i0, torch.Tensor.i0)]
-CALLS += [
-    (f, (WEIGHT, X.exp()), {})
-    for names in (("igamma", "gammainc"), ("igammac", "gammaincc"))
-    for f in (getattr(torch, names[0]), getattr(torch.Tensor, names[0]), getattr(torch.special, names[1]))
-]
-CALLS += [(torch.special.zeta, (2.5, X.exp()), {})]
-
 if not AFTER:
     CALLS += [(torch.cholesky, (SYMMETRIC, False), {}), (torch.Tensor.cholesky, (SYMMETRIC, False), {})]
 

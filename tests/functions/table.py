@@ -15,8 +15,7 @@ HEADING = [
     "|---|---|---|---|",
 ]
 
-# Functions that no table of derivatives can hold: forward mode refuses them, by design. Their tests are in their family's
-# file.
+# Functions that the contract cannot hold: forward mode refuses them, by design. Their tests are in their family's file.
 REVERSE_ONLY = {
     "clip_gradient": (r"x, \text{ whose gradient is clipped}", "nothing"),
     "noise_gradient": (r"x, \text{ whose gradient has noise added}", "nothing"),
