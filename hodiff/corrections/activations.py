@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, UNNEEDED, unable
+from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
@@ -76,9 +76,7 @@ def _sloped(x: Tensor) -> Tensor:
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Any:
     if not input.is_floating_point():
         return UNNEEDED
-    if inplace:
-        return unable("the result is written into the input")
-    return HardSigmoid.call(input)
+    return input.copy_(HardSigmoid.call(input.clone())) if inplace else HardSigmoid.call(input)
 
 
 @register(
