@@ -7,10 +7,12 @@ is no function that a mode could see, so its calls are rerouted; where no correc
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import create_selective_checkpoint_contexts, noop_context_fn
 
 from hodiff.corrections.mode import Corrections
@@ -22,7 +24,9 @@ from hodiff.torch_internals.interception import active_function_modes, without_f
 
 _NAME = "torch.utils.checkpoint"
 # What torch's function has for itself; all other arguments are those of the function that it calls.
-_OPTIONS = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state")
+_OPTIONS = {"preserve_rng_state"} | {
+    name for name, each in inspect.signature(torch_checkpoint).parameters.items() if each.kind is each.KEYWORD_ONLY
+}
 
 
 def _checkpoint(own: Callable[[], Callable[..., Any]], /, function: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -40,7 +44,8 @@ def _checkpoint(own: Callable[[], Callable[..., Any]], /, function: Any = None, 
 def _is_refused(options: dict[str, Any], kwargs: dict[str, Any]) -> bool:
     """Whether torch says better what is amiss with the arguments."""
     reentrant = options.get("use_reentrant", False) is True
-    return reentrant and bool(kwargs or "context_fn" in options or options.get("debug", False))
+    contexts = options.get("context_fn", noop_context_fn)
+    return reentrant and bool(kwargs or contexts is not noop_context_fn or options.get("debug", False))
 
 
 def _only_saves_memory(options: dict[str, Any]) -> bool:

@@ -34,3 +34,21 @@ def reroute_checkpoints(route: Callable[..., Any]) -> None:
 
     hide_from_dynamo(call)
     setattr(proper, "__dynamo_disable", call)
+    _reroute_decorated(proper, call)
+
+
+def _reroute_decorated(proper: Call, call: Call) -> None:
+    """Let functions that torch from 2.15 on decorates as checkpoints go the same way."""
+    try:
+        decorated = proper(use_reentrant=False)(_reroute_decorated)
+    except TypeError:  # an older torch
+        return
+    before = type(decorated).__call__
+
+    def rerouted(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        options = self.checkpoint_kwargs
+        if kwargs.keys() & options.keys():
+            return before(self, *args, **kwargs)
+        return call(self.function, *args, **options, **kwargs)
+
+    type(decorated).__call__ = rerouted

@@ -153,6 +153,18 @@ def test_everywhere_else_torch_runs():
     assert checkpoint(torch.sin, x, use_reentrant=False).grad_fn.name() == "SinBackward0"
 
 
+def test_decorated_functions():
+    try:
+        decorate = checkpoint.__wrapped__(use_reentrant=False)
+    except TypeError:
+        pytest.skip("torch has no such decorator before 2.15")
+    norm, x = nn.LayerNorm(4, dtype=D), torch.randn(3, 4, dtype=D)
+    f = decorate(lambda x: norm(x).sin())
+    expected = hodiff.hvp(lambda x: norm(x).sin().pow(3).sum(), x, x)
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hvp(lambda x: f(x).pow(3).sum(), x, x, route=route), expected)
+
+
 @pytest.mark.parametrize(
     "call",
     [
