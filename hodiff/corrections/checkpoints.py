@@ -8,7 +8,9 @@ is no function that a mode could see, so its calls are rerouted; where no correc
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -29,16 +31,34 @@ _OPTIONS = {"preserve_rng_state"} | {
 }
 
 
+# Whether a derivative by torch's own rules is taken, at a point that need not be that of the modules.
+_OF_TORCH: ContextVar[bool] = ContextVar("of_torch", default=False)
+
+
+@contextmanager
+def uncorrected() -> Iterator[None]:
+    """Let torch's own checkpoints run again with the parameters of their call, where no corrections are wanted."""
+    token = _OF_TORCH.set(True)
+    try:
+        yield
+    finally:
+        _OF_TORCH.reset(token)
+
+
 def _checkpoint(own: Callable[[], Callable[..., Any]], /, function: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Torch's function, or hodiff's in its place."""
     if not callable(function):
         return own()(function, *args, **kwargs)
-    if not any(isinstance(mode, Corrections) for mode in active_function_modes()):
-        return own()(_Uncorrected(function), *args, **kwargs)
+    if not _are_active():
+        return own()((_Again if _OF_TORCH.get() else _Uncorrected)(function), *args, **kwargs)
     options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
     if _is_refused(options, kwargs) or not _only_saves_memory(options):
         return own()(_Again(function), *args, **options, **kwargs)
     return checkpointed(_NAME, function, args, kwargs)
+
+
+def _are_active() -> bool:
+    return any(isinstance(mode, Corrections) for mode in active_function_modes())
 
 
 def _is_refused(options: dict[str, Any], kwargs: dict[str, Any]) -> bool:
@@ -68,20 +88,20 @@ class _Uncorrected:
 
 
 class _Again:
-    """A function that torch runs again where corrections may have ended by then, and parameters are others."""
+    """A function that torch runs again as it ran first, where corrections may be others by then, and parameters."""
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
         self.closed_over = ClosedOver(_NAME, function)
         self.held = self.closed_over.take()
         self.surroundings = Surroundings(self.held, self.closed_over.generators)
-        self.ran = False
+        self.corrected, self.ran = _are_active(), False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         again, self.ran = self.ran, True
         if not again:
             return self._run(args, kwargs)
-        with self.surroundings.restored():
+        with nullcontext() if self.corrected else without_function_modes(Corrections), self.surroundings.restored():
             return self._run(args, kwargs)
 
     def _run(self, args: Any, kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from hodiff.common.options import is_int, require_bool
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, dense, describe, flatten_primals, recordable, tensors_in
 from hodiff.corrections import Corrections
+from hodiff.corrections.checkpoints import uncorrected
 from hodiff.errors import InputError
 
 P = ParamSpec("P")
@@ -46,8 +47,11 @@ class BoundFunction:
         if self.correct:
             with mode or Corrections():
                 result = self.f(*args, **self.kwargs)
-        else:
+        elif torch.compiler.is_compiling():
             result = self.f(*args, **self.kwargs)
+        else:
+            with uncorrected():
+                result = self.f(*args, **self.kwargs)
         if not self.has_aux:
             return result, ()
         if not (isinstance(result, tuple) and len(result) == 2):

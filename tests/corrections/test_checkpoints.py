@@ -144,6 +144,18 @@ def test_called_outside_and_differentiated_within(way):
     assert_same(found, torch.func.grad(lambda p: by_formula(p, x).pow(3).sum())(own))
 
 
+@pytest.mark.parametrize("way", ["checkpoint", "segments", "nested", "in contexts"])
+def test_derivatives_of_torch_at_another_point(way):
+    """Torch's own rules, and yet not the module's own parameters."""
+    _, loss, formula, p, v = problem(way)
+    expected = product(formula, p, v)
+    assert_same(hodiff.hvp(loss, p, v, correct=False, route="reverse-over-reverse"), expected)
+    A = hodiff.HessianOperator(loss, p, correct=False, route="reverse-over-reverse")
+    assert_same(A @ v, expected)
+    with hodiff.corrected():
+        assert_same(A @ v, expected)
+
+
 def test_everywhere_else_torch_runs():
     x = torch.ones(2, requires_grad=True)
     assert checkpoint(torch.sin, x, use_reentrant=False).grad_fn.name() == "SinBackward0"
