@@ -69,6 +69,7 @@ NAMES = (
     "torch._pack_padded_sequence",
     "torch._pad_packed_sequence",
     "torch._remove_batch_dim",
+    "torch._sparse_sum",
     "torch._weight_norm",
     "torch._weight_norm_interface",
     "torch.autograd.Variable._execution_engine.run_backward",

@@ -32,6 +32,7 @@ pack_padded_sequence: Kernel = torch._pack_padded_sequence
 pad_packed_sequence: Kernel = torch._pad_packed_sequence
 weight_norm: Kernel = torch._weight_norm
 weight_norm_kernel: Kernel = torch._weight_norm_interface
+sparse_sum: Kernel = torch._sparse_sum
 hardsigmoid: Kernel = torch._C._nn.hardsigmoid
 glu: Kernel = torch._C._nn.glu
 in_projections: Kernel = F._in_projection_packed  # type: ignore[attr-defined]

@@ -75,7 +75,9 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
         lambda x: cubes(dense(V) @ x**2),
     ),
     "addmm": (lambda x: cubes(torch.sparse.addmm(B, coo(x), B)), lambda x: cubes(B + dense(x) @ B)),
-    "sum": (lambda x: torch.sparse.sum(coo(x)) ** 3, lambda x: dense(x).sum() ** 3),
+    "sparse.sum": (lambda x: torch.sparse.sum(coo(x**2)) ** 3, lambda x: dense(x**2).sum() ** 3),
+    "sum": (lambda x: coo(x).sum() ** 3, lambda x: dense(x).sum() ** 3),
+    "sum of a function": (lambda x: coo(x**2).sum() ** 3, lambda x: dense(x**2).sum() ** 3),
     "sparse * sparse": (lambda x: cubes((coo(x) * coo(x)).to_dense()), lambda x: cubes(dense(x) ** 2)),
     "sparse * dense": (lambda x: cubes((coo(x) * M).to_dense()), lambda x: cubes(dense(x) * M)),
     "sparse + sparse": (

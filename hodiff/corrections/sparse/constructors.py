@@ -24,6 +24,7 @@ from hodiff.corrections.sparse.values import (
 )
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.operators import sparse_sum
 from hodiff.torch_internals.wrapped_tensors import below_derivatives
 
 _wrong = partial(register, routes=ROUTES[:1], reference="a gather, whose adjoint is the same constructor")
@@ -119,3 +120,12 @@ def _sparse_mask(self: Tensor, mask: Tensor) -> Any:
     mask = mask.coalesce() if mask.layout == torch.sparse_coo else mask
     indices = indices_of(mask)
     return made_of(values_at(self, indices), indices, form_of(mask))
+
+
+@_wrong(
+    sparse_sum, name="torch.sparse.sum", reason="the third derivative is wrong; that of sums along a dimension raises"
+)
+def _sum(input: Any, *args: Any, **options: Any) -> Any:
+    if args or options or not _is_sparse(input):
+        return UNNEEDED
+    return Values.call(input.coalesce() if input.layout == torch.sparse_coo else input).sum()
