@@ -20,7 +20,7 @@ from hodiff.corrections.declining import UNNEEDED as UNNEEDED
 from hodiff.corrections.declining import Declined as Declined
 from hodiff.corrections.declining import unable as unable
 from hodiff.corrections.distances import cdist, deviations, norms
-from hodiff.corrections.elementwise import ldexp, powers, sinc
+from hodiff.corrections.elementwise import atan2, ldexp, powers, sinc
 from hodiff.corrections.indexing import cumulative, embedding, prod, reductions, scatter, splits, strides
 from hodiff.corrections.linalg import determinants, eigenvectors, reflectors, solve, symmetric
 from hodiff.corrections.losses import constant_targets, cross_entropy, ctc, margins
@@ -45,7 +45,7 @@ FAMILIES = {
     "control flow": (control_flow,),
     "convolution and pooling": (convolution, pooling),
     "distances": (cdist, deviations, norms),
-    "elementwise functions": (ldexp, powers, sinc),
+    "elementwise functions": (atan2, ldexp, powers, sinc),
     "gradients": (checkpoints, custom_functions, once_differentiable),
     "indexing": (cumulative, embedding, prod, reductions, scatter, splits, strides),
     "linear algebra": (determinants, eigenvectors, reflectors, solve, symmetric),

@@ -87,6 +87,7 @@ CALLS = [
     (torch.float_power, (X.exp(), Y), {}),
     (torch.Tensor.float_power, (X.exp(), Y), {}),
     (torch.Tensor.float_power_, (X.exp(), Y), {}),
+    *((f, (X, Y), {}) for f in (torch.atan2, torch.arctan2, torch.Tensor.atan2, torch.Tensor.arctan2)),
     (torch.sinc, (X,), {}),
     (torch.Tensor.sinc, (X,), {}),
     (torch.special.sinc, (X,), {}),

@@ -37,6 +37,7 @@ CASES = {
     "pow of complex numbers": (lambda a, b, e: torch.pow(torch.complex(a, b), e), (randn(3), randn(3), EXPONENT)),
     "pow of 0": (lambda e: torch.pow(0, e), (tensor(1.0, 2.5),)),
     "float_power": (torch.float_power, (POSITIVE, EXPONENT)),
+    "atan2": (torch.atan2, (randn(2, 3), randn(3))),
     "sinc": (torch.sinc, (tensor(0.0, 1e-6, 0.4, 0.5, -2.2),)),
     "sinc of complex numbers": (
         lambda a, b: torch.sinc(torch.complex(a, b)),
@@ -126,3 +127,19 @@ def test_values_and_dtypes_are_those_of_torch(dtype):
         with hodiff.corrected():
             got = f()
         torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "y", "x"),
+    [(torch.float16, 300.0, 400.0), (torch.float16, 1e-3, 2e-3), (torch.float32, 1e20, 2e20), (D, 1e-200, 1e-201)],
+)
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd])
+def test_angles_of_numbers_whose_squares_overflow(dtype, y, x, transform):
+    """The derivative by y is x / (x² + y²), that by x is -y / (x² + y²)."""
+    y, x = (torch.tensor(each, dtype=dtype) for each in (y, x))
+    squares = mpmath.mpf(x.item()) ** 2 + mpmath.mpf(y.item()) ** 2
+    expected = [float(x.item() / squares), float(-y.item() / squares)]
+    with hodiff.corrected():
+        assert torch.equal(torch.atan2(y.requires_grad_(), x).detach(), torch.atan2(y.detach(), x))
+        got = [transform(torch.atan2, argnums=i)(y.detach(), x).item() for i in (0, 1)]
+    assert got == pytest.approx(expected, rel=8 * torch.finfo(dtype).eps)
