@@ -41,7 +41,7 @@ _CONTROL = ("prim::If", "prim::Loop")
 _NAMED_TUPLES = "prim::TupleConstruct"
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def unknown_node(graph: Any) -> str | None:
     """The kind of a node that `run_graph` cannot run, if there is one."""
     return next((node.kind() for node in nodes_of_script(graph) if not _is_known(node)), None)

@@ -55,7 +55,7 @@ def _script(script: Any, *args: Any, **kwargs: Any) -> Any:
     return without_optimizations(graph)(*operands) if in_transform() or in_forward_mode() else UNNEEDED
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def _operators(graph: Any) -> tuple[Any, ...]:
     """What a graph calls."""
     return tuple({operator_of_script(node)[0]: None for node in nodes_of_script(graph)})

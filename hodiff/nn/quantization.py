@@ -94,7 +94,13 @@ class FakeQuantize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Quantize."""
-        scale = scale_gradient(self.scale, 1 / math.sqrt(max(x.numel(), 1) * self.highest))
+        # A size that is a symbol has no square root that is a number.
+        factor: float | Tensor
+        if torch.compiler.is_compiling():
+            factor = torch.full_like(self.scale, x.numel()).clamp(min=1).mul(self.highest).rsqrt()
+        else:
+            factor = 1 / math.sqrt(max(x.numel(), 1) * self.highest)
+        scale = scale_gradient(self.scale, factor)
         return quantize_ste(x, self.bits, scale=scale, symmetric=self.symmetric)
 
     def extra_repr(self) -> str:

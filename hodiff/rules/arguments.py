@@ -39,8 +39,12 @@ def require_number_or_floating(function: str, **arguments: Any) -> None:
 
 def require_broadcastable(function: str, **arguments: Any) -> None:
     """Refuse tensors whose shapes do not broadcast; other arguments are passed over."""
+    if torch.compiler.is_compiling():
+        # Sizes may be symbols, of which torch asks less than a comparison would settle.
+        return
     shapes = {name: tuple(value.shape) for name, value in arguments.items() if isinstance(value, Tensor)}
-    if len(set(shapes.values())) < 2:
+    first, *others = shapes.values() or ((),)
+    if all(shape == first for shape in others):
         return
     try:
         torch.broadcast_shapes(*shapes.values())

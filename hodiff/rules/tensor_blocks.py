@@ -17,7 +17,8 @@ AUTO = {"cpu": 2**20, "cuda": 2**25}
 
 def block_size(chunk_size: int | str | None, x: Tensor, dim: int) -> int | None:
     """Numbers in a block of so many samples; a sample is all that one index outside of `dim` has. None is no limit."""
-    if chunk_size is None:
+    # Compiled code is not cut, and sizes may be symbols there.
+    if chunk_size is None or torch.compiler.is_compiling():
         return None
     if isinstance(chunk_size, str):
         return AUTO.get(x.device.type, AUTO["cuda"])
@@ -26,8 +27,6 @@ def block_size(chunk_size: int | str | None, x: Tensor, dim: int) -> int | None:
 
 def allows_in_place(*tensors: Tensor | None) -> bool:
     """Whether `forward` may change in place what it computes from the tensors."""
-    # Not under `torch.compile`, which differentiates through it; not with the zeros without memory that forward mode
-    # hands over; and not with `is_grads_batched=True`, which batches what it sees without asking for a rule.
     # Not under `torch.compile`, which differentiates through it; not with the zeros without memory that forward mode
     # hands over; and not with `is_grads_batched=True`, which batches what it sees without asking for a rule.
     if torch.compiler.is_compiling():

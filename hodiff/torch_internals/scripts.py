@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function
 
+from hodiff.torch_internals.dynamo import hide_from_dynamo
 from hodiff.torch_internals.interception import active_function_modes
 
 Kernel = Callable[..., Any]
@@ -30,9 +31,13 @@ def call_script(script: Any, *args: Any, **kwargs: Any) -> Any:
 call_script.__name__ = "torch.jit.ScriptFunction"  # in reports
 
 
+hide_from_dynamo(call_script)
+
+
 def offer_scripts_to(mode: type) -> None:
     """Let a class of modes see calls of such code, as calls of `call_script`."""
     if not _takers:
+        hide_from_dynamo(_offered)
         for kind in _CALLS:
             kind.__call__ = _offered  # type: ignore[method-assign]
     _takers.append(mode)
@@ -54,7 +59,7 @@ def operands_of(script: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     return [*given, *[kwargs.get(name, each.default_value) for name, each in others.items()]]
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def inlined(graph: Any) -> Any:
     """A graph with those of the functions that it calls in their places."""
     copy = graph.copy()
@@ -62,7 +67,7 @@ def inlined(graph: Any) -> Any:
     return copy
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def without_optimizations(graph: Any) -> Kernel:
     """An inlined graph run operator by operator, while an optimizer may put parts of it where no tangent enters."""
     function = torch._C._create_function_from_graph("unoptimized", graph)

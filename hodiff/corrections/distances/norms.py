@@ -26,7 +26,7 @@ _not_finite = partial(
 
 
 @_not_finite(torch.linalg.vector_norm)
-def _vector_norm(input: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _vector_norm(input: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     if not (input.is_floating_point() or input.is_complex()) or not may_be_differentiated((input,)):
         return UNNEEDED
     if not isinstance(ord, (int, float)):
@@ -59,10 +59,10 @@ def _fit(dims: Sequence[int], n: int) -> bool:
 @_not_finite(torch.norm, Tensor.norm, name="torch.norm")
 def _norm(
     input: Tensor,
-    p: float | None = "fro",
+    p: Any = "fro",
     dim: Any = None,
     keepdim: bool = False,
-    out: None = None,
+    out: Any = None,
     dtype: Any = None,
 ) -> Any:
     if out is not None or input.layout != torch.strided or p == "nuc":
@@ -132,7 +132,7 @@ def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) 
 
 
 @_not_finite(F.normalize)
-def _normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: None = None) -> Any:
+def _normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
     if out is not None:
         return UNNEEDED
     length = _vector_norm(input, p, dim, True)
@@ -140,7 +140,7 @@ def _normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, 
 
 
 @_not_finite(torch.renorm, Tensor.renorm, name="torch.renorm")
-def _renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Any:
+def _renorm(input: Tensor, p: Any, dim: int, maxnorm: float) -> Any:
     if input.dim() < 2 or not isinstance(p, (int, float)) or maxnorm < 0:
         return INVALID
     if not is_smooth(p):

@@ -131,8 +131,9 @@ def with_others(value: Any, operator: str, *args: Any, **kwargs: Any) -> Any:
     """A rule's value, and the other results of the operator, which are constants."""
     if isinstance(value, Declined):
         return value
-    args, kwargs = ([_constant(each) for each in args], {name: _constant(each) for name, each in kwargs.items()})
-    return value, *operator_named(operator)(*args, **kwargs)[1:]
+    positional = [_constant(each) for each in args]
+    by_name = {name: _constant(each) for name, each in kwargs.items()}
+    return value, *operator_named(operator)(*positional, **by_name)[1:]
 
 
 def _constant(value: Any) -> Any:

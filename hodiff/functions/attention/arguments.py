@@ -55,7 +55,7 @@ def require_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> None:
             f"attention: mask: expected a boolean or floating-point tensor, got {got}; mask.bool() converts."
         )
     sizes = (q.shape[-2], k.shape[-2])
-    if mask.dim() < 2 or any(m not in {1, n} for m, n in zip(mask.shape[-2:], sizes, strict=True)):
+    if mask.dim() < 2 or any(m != 1 and m != n for m, n in zip(mask.shape[-2:], sizes, strict=True)):
         raise InputError(
             f"attention: mask: expected (..., L, S) with L {sizes[0]} or 1 and S {sizes[1]} or 1, "
             f"got {tuple(mask.shape)}."

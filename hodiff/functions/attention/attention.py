@@ -214,7 +214,8 @@ def attend(
     weights = (q, k) if mask is None else (q, k, mask)
     batch = tuple(torch.broadcast_shapes(*(each.shape[:-2] for each in weights)))
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
-    if 0 in {*batch, q.shape[-2], k.shape[-2]}:
+    # Sizes may be symbols, which have no hash and no order.
+    if any(size == 0 for size in (*batch, q.shape[-2], k.shape[-2])):
         output = (scale * q @ k.mT) @ v
     else:
         seed = _seed(generator, rank, q.device) if dropout_p else None
