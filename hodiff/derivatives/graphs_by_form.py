@@ -15,6 +15,7 @@ from hodiff.derivatives.compilation import Arguments
 from hodiff.errors import HodiffWarning
 from hodiff.recompute.dependencies import Dependencies
 from hodiff.recompute.surroundings import settings
+from hodiff.torch_internals.threads import one_thread_at_a_time
 
 E = TypeVar("E")
 G = TypeVar("G")
@@ -60,19 +61,21 @@ class GraphsByForm(Generic[G]):
         Returns:
             The graph and its inputs.
         """
-        dependencies = self._current(roots)
-        form = self._form(arguments)
-        if form not in self._graphs and self._may_make(arguments):
-            with untouched_buffers(dependencies.modules):
-                # A first run may set up what later ones find.
-                expected = eager()
-                self._current(roots)
-                settled = self._form(arguments)
-                if settled not in self._graphs:
-                    self._graphs[settled] = self._capture(roots, arguments, expected, capture)
+        # While a graph is captured, others would find its placeholders in what the functions close over.
+        with one_thread_at_a_time():
             dependencies = self._current(roots)
             form = self._form(arguments)
-        return self._graphs.get(form), (*arguments.tensors, *dependencies.tensors)
+            if form not in self._graphs and self._may_make(arguments):
+                with untouched_buffers(dependencies.modules):
+                    # A first run may set up what later ones find.
+                    expected = eager()
+                    self._current(roots)
+                    settled = self._form(arguments)
+                    if settled not in self._graphs:
+                        self._graphs[settled] = self._capture(roots, arguments, expected, capture)
+                dependencies = self._current(roots)
+                form = self._form(arguments)
+            return self._graphs.get(form), (*arguments.tensors, *dependencies.tensors)
 
     def _current(self, roots: tuple[Any, ...]) -> Dependencies:
         if self._last is None or not all(map(is_, self._roots, roots)) or not self._last.hold():

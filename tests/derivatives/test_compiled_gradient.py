@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from threads import in_threads
 
 import hodiff
 from hodiff.checks.torch_warnings import silence_torch_warnings
@@ -60,6 +61,22 @@ def test_one_graph_a_form(uncompiled):
         assert close(gradient(point, scale, inputs), gradient_by_hand(point, scale, inputs))
     # Another number is another graph, and so are other shapes; other values are not.
     assert len(uncompiled) == 3
+
+
+def test_several_threads_at_first_call(uncompiled):
+    """While one captures, its placeholders stand where the function keeps what it closes over."""
+    weight = draw(2, 4)
+    gradients = [hodiff.compile_gradient(lambda x: ((x @ weight) ** 3).sum()) for _ in range(8)]
+    points = [draw(rows, 2, seed=rows) for rows in range(1, 9)]
+
+    def first_calls(i):
+        return [gradients[i % 8](x) for x in points]
+
+    for found in in_threads(first_calls, range(32), 32):
+        assert not isinstance(found, Exception), found
+        for value, x in zip(found, points, strict=True):
+            torch.testing.assert_close(value, 3 * (x @ weight) ** 2 @ weight.T)
+    assert len(uncompiled) == 64
 
 
 def test_parameters_and_modes(uncompiled):

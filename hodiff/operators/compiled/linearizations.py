@@ -17,6 +17,7 @@ from hodiff.derivatives.graphs_by_form import GraphsByForm
 from hodiff.errors import HodiffError
 from hodiff.operators.compiled.linear_graphs import Leaves, SplitGraph, capture, widen
 from hodiff.recompute.dependencies import Dependencies
+from hodiff.torch_internals.threads import one_thread_at_a_time
 
 # How many vectors one compiled call multiplies, and up to how many that are left it does so: few graphs serve blocks of
 # every width, the last group filled up with zeros.
@@ -120,7 +121,8 @@ class _Graphs:
         """Run the compiled linear half for all vectors of a group, leaves (width, *shape)."""
         width = group[0].shape[0]
         if width not in self._ways:
-            self._ways[width] = self._narrow(residuals, group) if width == 1 else self._wide(residuals, group)
+            with one_thread_at_a_time():
+                self._ways[width] = self._narrow(residuals, group) if width == 1 else self._wide(residuals, group)
         return self._ways[width](residuals, group)
 
     def _narrow(self, residuals: Leaves, group: Leaves) -> Way:
