@@ -259,7 +259,7 @@ ELSEWHERE = {
 }
 # Sparse tensors, and what takes functions, have tests of their own.
 FAMILIES_ELSEWHERE = (
-    "torch.sparse_",
+    "torch.sparse",
     "torch.Tensor.",
     "torch.cond",
     "torch.ops.higher_order.",

@@ -314,7 +314,8 @@ def test_the_table_names_each_function_once():
         assert row.reason
         assert row.kind in {"wrong", "missing", "slow"}
         assert set(row.routes) <= set(hodiff.ROUTES)
-        assert row.kind == "slow" or (row.routes and row.reference), row
+        # The routes are those of second derivatives, which may be right where third ones are not.
+        assert row.kind == "slow" or (row.reference and (row.routes or "third" in row.reason)), row
 
 
 def test_the_documentation_lists_every_correction():

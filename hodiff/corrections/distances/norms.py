@@ -26,7 +26,9 @@ _not_finite = partial(
 
 
 @_not_finite(torch.linalg.vector_norm)
-def _vector_norm(input: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _vector_norm(
+    input: Tensor, ord: float | str = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
     if not (input.is_floating_point() or input.is_complex()) or not may_be_differentiated((input,)):
         return UNNEEDED
     if not isinstance(ord, (int, float)):
@@ -59,7 +61,7 @@ def _fit(dims: Sequence[int], n: int) -> bool:
 @_not_finite(torch.norm, Tensor.norm, name="torch.norm")
 def _norm(
     input: Tensor,
-    p: Any = "fro",
+    p: float | str | None = "fro",
     dim: Any = None,
     keepdim: bool = False,
     out: Any = None,
@@ -140,7 +142,7 @@ def _normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, 
 
 
 @_not_finite(torch.renorm, Tensor.renorm, name="torch.renorm")
-def _renorm(input: Tensor, p: Any, dim: int, maxnorm: float) -> Any:
+def _renorm(input: Tensor, p: float | str, dim: int, maxnorm: float) -> Any:
     if input.dim() < 2 or not isinstance(p, (int, float)) or maxnorm < 0:
         return INVALID
     if not is_smooth(p):
