@@ -20,10 +20,10 @@ from hodiff.corrections.declining import UNNEEDED as UNNEEDED
 from hodiff.corrections.declining import Declined as Declined
 from hodiff.corrections.declining import unable as unable
 from hodiff.corrections.distances import cdist, deviations, norms
-from hodiff.corrections.elementwise import atan2, ldexp, powers, sinc
+from hodiff.corrections.elementwise import atan2, ldexp, logit, polar, powers, sinc
 from hodiff.corrections.indexing import cumulative, embedding, prod, reductions, scatter, splits, strides
 from hodiff.corrections.linalg import determinants, eigenvectors, reflectors, solve, symmetric
-from hodiff.corrections.losses import constant_targets, cross_entropy, ctc, margins
+from hodiff.corrections.losses import constant_targets, cross_entropy, ctc, margins, masked_terms
 from hodiff.corrections.mode import Corrections as Corrections
 from hodiff.corrections.mode import corrected as corrected
 from hodiff.corrections.operators import decomposed, gradients, renamed
@@ -45,11 +45,11 @@ FAMILIES = {
     "control flow": (control_flow,),
     "convolution and pooling": (convolution, pooling),
     "distances": (cdist, deviations, norms),
-    "elementwise functions": (atan2, ldexp, powers, sinc),
+    "elementwise functions": (atan2, ldexp, logit, polar, powers, sinc),
     "gradients": (checkpoints, custom_functions, once_differentiable),
     "indexing": (cumulative, embedding, prod, reductions, scatter, splits, strides),
     "linear algebra": (determinants, eigenvectors, reflectors, solve, symmetric),
-    "losses": (constant_targets, cross_entropy, ctc, margins),
+    "losses": (constant_targets, cross_entropy, ctc, margins, masked_terms),
     "normalization": (normalization, weight_norm),
     "operators of captured graphs": (renamed, decomposed, gradients),
     "recurrent networks": (networks, packing),

@@ -1,4 +1,4 @@
-"""Powers, powers of two and sinc at 0 and away from it: closed forms, and every route against differences."""
+"""Elementwise functions at 0 and away from it: closed forms, and every route against differences."""
 
 import math
 
@@ -38,6 +38,8 @@ CASES = {
     "pow of 0": (lambda e: torch.pow(0, e), (tensor(1.0, 2.5),)),
     "float_power": (torch.float_power, (POSITIVE, EXPONENT)),
     "atan2": (torch.atan2, (randn(2, 3), randn(3))),
+    "logit": (lambda x: torch.logit(x, 0.2), (tensor(0.0, 0.1, 0.3, 0.6, 1.0),)),
+    "polar": (torch.polar, (tensor(0.0, 0.5, -2.0), randn(3))),
     "sinc": (torch.sinc, (tensor(0.0, 1e-6, 0.4, 0.5, -2.2),)),
     "sinc of complex numbers": (
         lambda a, b: torch.sinc(torch.complex(a, b)),
@@ -45,8 +47,8 @@ CASES = {
     ),
 }
 # Dynamo refuses complex numbers, what is written in place, and the gradient of a tangent that is constant.
-NOT_COMPILED = {"ldexp of rows", *(name for name in CASES if "complex" in name or "in place" in name)}
-WRONG = ("pow", "pow at 0", "sinc", *(["ldexp"] if torch.__version__ < "2.15" else []))
+NOT_COMPILED = {"ldexp of rows", "polar", *(name for name in CASES if "complex" in name or "in place" in name)}
+WRONG = ("logit", "polar", "pow", "pow at 0", "sinc", *(["ldexp"] if torch.__version__ < "2.15" else []))
 
 
 def judged(f, inputs, order):
@@ -104,6 +106,32 @@ def test_powers_written_out(route):
         mixed = x ** (e - 1) * (1 + e * math.log(x))
         expected = [[e * (e - 1) * x ** (e - 2), mixed], [mixed, x**e * math.log(x) ** 2]]
         torch.testing.assert_close(H, tensor(*expected), rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_polar_coordinates_at_modulus_0(route):
+    """The gradient of r cos(a) + r² sin(a) is (cos(a), 0) at r = 0, and the mixed derivative is -sin(a)."""
+    r, a = torch.zeros((), dtype=D), torch.tensor(0.7, dtype=D)
+
+    def f(r, a):
+        z = torch.polar(r, a)
+        return z.real + r * z.imag
+
+    with hodiff.corrected():
+        torch.testing.assert_close(torch.func.grad(f)(r, a), a.cos())
+    H = hodiff.hessian_matrix(lambda p: f(p[0], p[1]), torch.stack([r, a]), route=route)
+    torch.testing.assert_close(H, torch.stack([torch.stack([2 * a.sin(), -a.sin()]), torch.stack([-a.sin(), 0 * a])]))
+
+
+@pytest.mark.parametrize("eps", [None, 0.0, 0.2, 0.6])
+def test_values_and_gradients_of_logit_are_those_of_torch(eps):
+    x = tensor(0.1, 0.2, 0.5, 0.8, 0.95).requires_grad_()
+    for f in (torch.logit, torch.Tensor.logit, torch.special.logit):
+        expected = f(x, eps)
+        with hodiff.corrected():
+            got = f(x, eps)
+        assert torch.equal(got, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(each.sum(), x)[0] for each in (got, expected)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, D, torch.bfloat16, torch.complex128, torch.int64])

@@ -262,6 +262,15 @@ def test_parts_of_a_product_beyond_the_range_of_float32(f, route):
     assert product[0] == 0
 
 
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_products_of_subnormal_numbers(route):
+    """Their derivatives are not small: of x y z at 0 by x and y it is z."""
+    x = torch.tensor([1e-310, -3e-311, 2.0], dtype=D)
+    H = hodiff.hessian_matrix(lambda x: torch.cumprod(x, 0)[-1], x, route=route)
+    assert H[0, 1].item() == pytest.approx(2.0, rel=1e-14)
+    torch.testing.assert_close(H, torch.tensor([[0, 2, 0], [2, 0, 0], [0, 0, 0]], dtype=D), rtol=1e-14, atol=1e-300)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
 def test_values_of_products_that_are_differentiated(dtype):
     """Extremes, too, are torch's: what has overflowed stays so, though a smaller factor follows."""

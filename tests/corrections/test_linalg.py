@@ -100,6 +100,7 @@ CASES = {
     ),
     "eigh": (lambda a: unsigned(eigh(a + a.mT)[1]), (DISTINCT,)),
     "eigh values": (lambda a: eigh(a + a.mT, UPLO="U")[0], (DISTINCT,)),
+    "eigvalsh": (lambda a: LINALG.eigvalsh(a + a.mT, UPLO="U"), (DISTINCT,)),
     "eigh complex": (lambda a, b: unsigned(eigh(joined(a + a.mT, b - b.mT))[1]), (DISTINCT[:2, :2], B)),
 }
 # A compiler sees no eigenvectors of general matrices by a route that is right, and no values to find singularities by.
@@ -110,6 +111,7 @@ EAGER_CASES = {
     "det of zero": (torch.det, (torch.zeros(2, 2, dtype=D),)),
     "eig": (lambda a: unsigned(LINALG.eig(a)[1]), (DISTINCT,)),
     "eig values": (lambda a: LINALG.eig(a)[0], (DISTINCT,)),
+    "eigvals": (LINALG.eigvals, (DISTINCT,)),
     "eig complex": (lambda a, b: unsigned(LINALG.eig(joined(a, b))[1]), (DISTINCT[:2, :2], B)),
 }
 

@@ -47,6 +47,19 @@ CALLS = {
     ),
     "soft_margin": (lambda x: F.soft_margin_loss(x, SIGNS), (draw(2, 3),)),
     "soft_margin, none": (lambda x: F.soft_margin_loss(x, SIGNS, reduction="none"), (draw(2, 3),)),
+    "poisson": (
+        lambda x, t: F.poisson_nll_loss(x, t, full=True),
+        (draw(4), torch.tensor([0.2, 0.9, 1.3, 4.0], dtype=D)),
+    ),
+    "poisson, of rates": (
+        lambda x, t: F.poisson_nll_loss(x**2, t**2, log_input=False, full=True, eps=0.1, reduction="none"),
+        (draw(4), draw(4, seed=1)),
+    ),
+    "cosine": (
+        lambda a, b: F.cosine_embedding_loss(a, b, torch.tensor([1, -1, 0]), margin=-0.9, reduction="none"),
+        (draw(3, 2), draw(3, 2, seed=1)),
+    ),
+    "cosine, one": (lambda a, b: F.cosine_embedding_loss(a, b, torch.tensor(1)), (draw(3), draw(3, seed=1))),
     "multi_margin": (lambda x: F.multi_margin_loss(x.sin() * x, Y, weight=WEIGHT), (draw(2, 3),)),
     "multi_margin, squared": (lambda x: F.multi_margin_loss(x, Y, p=2, margin=0.8, reduction="none"), (draw(2, 3),)),
     "multi_margin, one": (lambda x: F.multi_margin_loss(x, torch.tensor(1), p=2), (draw(3),)),
@@ -121,6 +134,32 @@ def test_huber_in_closed_form():
     torch.testing.assert_close(value.detach(), torch.tensor([0.045, 1.5, 0.5], dtype=D))
     torch.testing.assert_close(first.detach(), torch.tensor([0.3, -1.0, 1.0], dtype=D))
     assert torch.autograd.grad(first[:2].sum(), x)[0].tolist() == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_counts_that_are_not_positive(route):
+    """Below a count of 1 there is no term of its own: the loss is exp(x) - t x, with a mixed derivative of -1."""
+    point = torch.tensor([0.5, -7.0], dtype=D)
+    H = hodiff.hessian_matrix(lambda p: F.poisson_nll_loss(p[:1], p[1:], full=True), point, route=route)
+    torch.testing.assert_close(H, torch.tensor([[math.exp(0.5), -1.0], [-1.0, 0.0]], dtype=D))
+
+
+def test_third_derivatives_of_cosines():
+    """Of cos(a) along a unit circle, by modes that torch mixes up."""
+    angle, one = torch.tensor(0.7, dtype=D), torch.ones((), dtype=D)
+
+    def loss(a):
+        circle = torch.stack([a.cos(), a.sin()])[None]
+        return F.cosine_embedding_loss(circle, torch.tensor([[1.0, 0.0]], dtype=D), torch.tensor([-1]), margin=-1.0)
+
+    def forward(f):
+        return lambda a: torch.func.jvp(f, (a,), (one,))[1]
+
+    for modes in itertools.product((forward, torch.func.grad), repeat=3):
+        derivative = corrected(loss)
+        for mode in modes:
+            derivative = mode(derivative)
+        torch.testing.assert_close(derivative(angle), angle.sin())
 
 
 def test_margins_at_their_kinks():

@@ -23,6 +23,7 @@ CASES = {
     "prod": (torch.prod, (ZEROS,)),
     "prod of rows": (lambda x: x.prod(-1), (ROWS,)),
     "prod of columns": (lambda x: torch.prod(x, 0, keepdim=True), (ROWS,)),
+    "prod of a number": (lambda x: torch.prod(x**3, 0, keepdim=True), (torch.tensor(0.7, dtype=D),)),
     "prod without zeros": (torch.prod, (ROWS[1],)),
     "prod of complex numbers": (lambda a, b: torch.complex(a, b).prod(), (ZEROS, tensor(0.0, 1.0, 0.0, 0.0, 2.0))),
     "linalg.vander": (lambda x: torch.linalg.vander(x, N=4), (tensor(0.0, -0.5, 2.0),)),
@@ -124,6 +125,7 @@ def test_values_are_those_of_torch(dtype):
 
 BAD = {
     "prod": lambda x: x.prod(3),
+    "prod of a number": lambda x: x[0, 0].requires_grad_().prod(1),
     "linalg.vander": lambda x: torch.linalg.vander(x, N=1),
     "linalg.vander in 16 bits": lambda x: torch.linalg.vander(x.bfloat16()),
     "vander": lambda x: torch.vander(x),

@@ -10,6 +10,7 @@ from corrections.calls import CALLS, CONSTANTS, RUNNING, name_of
 from torch.utils import _pytree as pytree
 
 import hodiff
+from hodiff.corrections.special.polynomials import FAMILIES
 
 # torch says of some, once, that they are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
@@ -25,8 +26,10 @@ EXCEPTIONS = {
     F.instance_norm: "the kernel's variance overflows from 1e19 on, torch's is computed in float64",
     torch.instance_norm: "the kernel's variance overflows from 1e19 on, torch's is computed in float64",
     F.scaled_dot_product_attention: "of keys that are infinite",
+    **dict.fromkeys((torch.linalg.eigvals, torch.linalg.eigvalsh), "small ones by the rounding of the largest"),
     **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), "beside infinite numbers"),
 }
+POLYNOMIALS = {getattr(torch.special, name) for name in FAMILIES}
 
 
 def filled(tensor, kind):
@@ -76,6 +79,8 @@ def test_values_at_extremes(call):
         for which in (extreme, *([place] for place in extreme if len(extreme) > 1)):
             here = [filled(each, kind) if place in which else each for place, each in enumerate(leaves)]
             expected = outputs(function, here, structure)
+            if function in POLYNOMIALS:  # where torch returns what was in memory
+                expected = [each.masked_fill(here[0].isnan(), math.nan) for each in expected]
             with hodiff.corrected():
                 got = outputs(function, here, structure, wanted)
             assert (got == "raises") == (expected == "raises"), (kind, which, expected, got)

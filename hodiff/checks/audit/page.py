@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
+from hodiff.checks.audit.mutated.mutated_audit import Count, MutatedAudit
 from hodiff.checks.audit.table import TITLES, TORCH, AuditTable
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, Verdict, Verdicts
 
@@ -39,11 +40,21 @@ forward-over-reverse, rf reverse-over-forward, ff forward-over-forward, and thir
 `hodiff.preflight` looks up the version that is installed, or else the nearest older one.
 """
 
+_INVENTED = """\
+The database leaves out much: `python -m hodiff audit --mutate` changes its samples, each in one way. One argument gets
+a batch, a dimension of size 1 or 0, zeros, ties, equal slices, large, small or subnormal numbers, close eigenvalues,
+another layout in memory, repeated indices; or the call another option, keywords, float32. The value is compared with
+torch's, and derivatives of order 1 to 3 by every route with differences. A call counts where differences of two largest
+steps agree, and an error where it shows along other directions, too. `--seed` makes other calls and `--cases` more of
+them; what fails is made smaller and printed as a script.
+"""
 
-def markdown_page(table: AuditTable, versions: Sequence[AuditTable] = ()) -> str:
-    """Write the text, the counts, a table of what is not right by every route, and one of several versions of torch."""
+
+def markdown_page(table: AuditTable, versions: Sequence[AuditTable] = (), invented: MutatedAudit | None = None) -> str:
+    """Write the text, the counts, what is not right by every route, several versions of torch, and invented calls."""
     parts = [f"# Derivatives of torch {table.torch}, audited", _HOW, "## Counts", *_counts(table)]
     parts += ["## Not right everywhere", *_defects(table), "## What the errors say", *_messages(table)]
+    parts += ["## Calls that the database leaves out", *_of_invented(invented)] if invented else []
     parts += ["## By version of torch", *_by_version(versions)] if versions else []
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
@@ -90,6 +101,29 @@ def _messages(table: AuditTable) -> Iterator[str]:
     yield f"Of the run {TITLES[run]}." if rows else "Nothing."
     if rows:
         yield _grid(("operator", "routes", "detail"), rows)
+
+
+def _of_invented(invented: MutatedAudit) -> Iterator[str]:
+    """Counts by run, and a row an operator of which a call is wrong in silence."""
+    yield _INVENTED
+    totals = [(TITLES[run], invented.total(run)) for run in invented.counts]
+    rows = [
+        (title, *map(str, (each.judged, each.silent, each.raising)), each.lost or "none given up")
+        for title, each in totals
+    ]
+    yield f"torch {invented.torch}, seed {invented.seed}:"
+    yield _grid(("run", "calls", "silently wrong or not finite", "raises", "operators"), rows)
+    names = sorted({name for row in invented.counts.values() for name, each in row.items() if each.silent})
+    if names:
+        yield "Silently wrong, of the calls of an operator:"
+        yield _grid(
+            ("operator", *(TITLES[run] for run in invented.counts)),
+            [(f"`{name}`", *(_silent_of(row[name]) for row in invented.counts.values())) for name in names],
+        )
+
+
+def _silent_of(count: Count) -> str:
+    return count.lost or f"{count.silent} of {count.judged}"
 
 
 def _by_version(versions: Sequence[AuditTable]) -> Iterator[str]:

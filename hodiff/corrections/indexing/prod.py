@@ -28,12 +28,12 @@ def _prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype
     x = input if dtype is None else input.to(dtype)
     if not (x.is_floating_point() or x.is_complex()) or not may_be_differentiated((x,)):
         return UNNEEDED
+    value = torch.prod(x.detach()) if dim is None else torch.prod(x.detach(), dim, keepdim)
     # Kernels for 16 bits accumulate in more.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    result = product(wide.flatten() if dim is None else wide.movedim(dim, -1)).to(x.dtype)
-    if dim is not None and keepdim:
-        result = result.unsqueeze(dim)
-    return with_value(result, torch.prod(x.detach()) if dim is None else torch.prod(x.detach(), dim, keepdim))
+    # A number has dimensions 0 and -1 for torch.
+    result = product(wide.flatten() if dim is None or not x.dim() else wide.movedim(dim, -1)).to(x.dtype)
+    return with_value(result.reshape(value.shape), value)
 
 
 _SOURCE = "torch.cumprod"

@@ -19,7 +19,8 @@ def scan_of_products(x: Tensor, segments: Tensor | None = None) -> Tensor:
     # Powers of 2 are kept apart where a partial product may leave the range of the dtype.
     exponents = None
     if _may_overflow(x):
-        exponents = _exponents(x)
+        # A tangent, and the product of four, has to stay in the range when its number is made larger.
+        exponents = _exponents(x).clamp(min=-_range(x) // 4)
         x = _shifted(x, -exponents)
     n, step = x.shape[-1], 1
     while step < n:

@@ -1,4 +1,4 @@
-"""The rule for eigenvectors of general matrices."""
+"""The rules for eigenvalues and eigenvectors of general matrices."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID
+from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.linalg.factored import for_lapack, named, solve
 from hodiff.corrections.linalg.symmetric import diagonal, inverse_gaps, refuse_phases
 from hodiff.corrections.registry import register
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.differentiation import may_be_differentiated
 
 
 def _without_growth(vectors: Tensor, change: Tensor) -> Tensor:
@@ -88,3 +89,18 @@ def _eig(A: Tensor) -> Any:
     if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
         return INVALID
     return named("linalg_eig", GeneralEigen.call(A))
+
+
+@register(
+    torch.linalg.eigvals,
+    reason="third derivatives that are not of one mode are wrong, or NaN",
+    reference="Giles, Collected matrix derivative results (2008), sec. 3.1",
+    covers=for_lapack,
+)
+def _eigvals(A: Tensor) -> Any:
+    # A compiler would differentiate the kernel.
+    if torch.compiler.is_compiling() or not may_be_differentiated((A,)):
+        return UNNEEDED
+    if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
+        return INVALID
+    return GeneralEigen.call(A)[0]

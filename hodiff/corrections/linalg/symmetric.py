@@ -1,4 +1,4 @@
-"""Rules for eigenvectors of symmetric matrices, and for Cholesky's factor under its old name."""
+"""Rules for eigenvalues and eigenvectors of symmetric matrices, and for Cholesky's factor under its old name."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID
+from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.linalg.factored import for_lapack, named
 from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.differentiation import may_be_differentiated
 from hodiff.torch_internals.legacy_batching import is_legacy_batched
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
@@ -158,3 +159,17 @@ def _eigh(A: Tensor, UPLO: str = "L") -> Any:
     if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
         return INVALID
     return named("linalg_eigh", SymmetricEigen.call(A, UPLO))
+
+
+@register(
+    torch.linalg.eigvalsh,
+    reason="third derivatives that are not of one mode are NaN, or wrong",
+    reference="Giles, Collected matrix derivative results (2008), sec. 3.1",
+    covers=for_lapack,
+)
+def _eigvalsh(A: Tensor, UPLO: str = "L") -> Any:
+    if not may_be_differentiated((A,)):
+        return UNNEEDED
+    if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
+        return INVALID
+    return SymmetricEigen.call(A, UPLO)[0]

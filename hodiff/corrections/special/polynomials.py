@@ -94,7 +94,9 @@ class OrthogonalPolynomial(ElementwiseFunction):
             return in_double(_derivative, x, name, degree, order)
         refuse_compiled_transforms(name)
         kernel: Callable[..., Tensor] = getattr(torch.special, name)
-        return kernel(x, degree)
+        value = kernel(x, degree)
+        # Of no number torch returns what was in memory, beyond the first degree.
+        return value.masked_fill(x.isnan() & (degree > 1), torch.nan)
 
     @staticmethod
     def slope(index: int, x: Tensor, degree: Any, name: str, order: int) -> Tensor:

@@ -19,7 +19,9 @@ from hodiff.checks.audit.mutated.mutated_audit import Count
 from hodiff.checks.audit.mutated.operator import audit_changed
 from hodiff.checks.audit.mutated.script import script_of
 from hodiff.checks.audit.mutated.shrinking import shrink
-from hodiff.checks.audit.samples import Sample, samples
+from hodiff.checks.audit.page import markdown_page
+from hodiff.checks.audit.samples import Layout, Sample, samples
+from hodiff.checks.audit.table import AuditTable
 from hodiff.checks.command import audit_command
 from hodiff.errors import InputError
 
@@ -145,6 +147,36 @@ def test_where_differences_do_not_settle_there_is_no_case(f):
     assert not judge_case(sample(f, torch.zeros(2, dtype=torch.float64)), correct=False, seed=0)
 
 
+# Differences settle on something, but no linear map: the middle of three, a jump, and a pole.
+NOWHERE = {
+    "middle": lambda x: x.sort().values[1],
+    "jump": lambda x: torch.where(x == 0, 0.0, x * x / (x * x).sum()),
+    "pole": lambda x: 1 / x**2,
+}
+
+
+@pytest.mark.parametrize("name", NOWHERE)
+def test_where_there_is_no_derivative_there_is_no_case(name):
+    assert not judge_case(sample(NOWHERE[name], torch.zeros(3, dtype=torch.float64)), correct=False, seed=0)
+
+
+def test_expanded_numbers_are_judged_where_all_may_move():
+    """Of one number in nine places the nuclear norm is smooth, of nine numbers it is not."""
+    one = sample(torch.linalg.matrix_norm, torch.tensor([[2.0]], dtype=torch.float64), "nuc")
+    spread = Sample(**{**vars(one), "layouts": {0: Layout(lambda x: x.expand(3, 3), "{0}.expand(3, 3)")}})
+    assert not judge_case(spread, correct=False, seed=0)
+
+
+def test_draws_are_constants_and_differ_by_precision():
+    def drawn(x: Tensor) -> Tensor:
+        return torch.normal(x, 1.0)
+
+    assert not judge_case(sample(drawn, matrix(3)), correct=False, seed=0)
+    masked = sample(lambda x: torch.nn.functional.dropout(x), matrix(3))
+    assert judge_case(masked, correct=False, seed=0) == []
+    assert judge_case(CHANGES["float32"](masked, 0, random.Random(0)), correct=False, seed=0) is None
+
+
 def test_what_torch_refuses_is_no_case():
     assert judge_case(sample(torch.mm, MATRIX, matrix(3, 2)), correct=True, seed=0) is None
     assert judge_case(sample(torch.argmax, MATRIX), correct=True, seed=0) is None
@@ -193,7 +225,10 @@ def test_shrinking_keeps_the_failure_and_little_else():
 # All of them.
 
 AUDIT = MutatedAudit(
-    "2.13.0", 7, {"torch": {"sin": Count(3), "bad": Count(2, 1)}, "corrected": {"sin": Count(lost="took long")}}, ()
+    "2.13.0",
+    7,
+    {"torch": {"sin": Count(3), "bad": Count(2, 1)}, "corrected": {"sin": Count(), "bad": Count(lost="took long")}},
+    (),
 )
 
 
@@ -206,6 +241,15 @@ def test_json_and_text():
     ]
     with pytest.raises(InputError, match="JSON"):
         MutatedAudit.from_json("[]")
+
+
+def test_the_page_counts_invented_calls():
+    page = markdown_page(AuditTable("2.13.0", {}), (), AUDIT)
+    assert "torch 2.13.0, seed 7:" in page
+    assert "| torch alone | 5 | 1 | 0 | none given up |" in page
+    assert "| inside hodiff.corrected() | 0 | 0 | 0 | 1 operators given up |" in page
+    assert "| `bad` | 1 of 2 | took long |" in page
+    assert "| `sin` |" not in page
 
 
 @pytest.mark.parametrize(

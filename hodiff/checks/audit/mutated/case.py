@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from hodiff.checks.audit.audit_sample import differs, entry_of, narrow, obstacle
 from hodiff.checks.audit.samples import Sample
 from hodiff.checks.comparisons.orders import Level, climb, in_own_dtype
 from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, scalarize
+from hodiff.checks.oracles.finite_differences import extrapolate
 from hodiff.checks.report.data import Entry
 from hodiff.common.randomness import seeded
 from hodiff.errors import InputError
@@ -22,8 +24,12 @@ SILENT = frozenset({"wrong", "zero", "non-finite"})
 _ORDER = 3
 # float32 answers are compared with float64 ones; ill-conditioned calls magnify rounding to some hundredths.
 _GROSS = 0.1
-# At a point where a derivative does not exist, differences depend on the largest step.
-_OTHER_STEPS = 0.15
+# At a point where a derivative does not exist, differences depend on the largest step: others are a part of it, or
+# short whatever the numbers are, among which a pole may be near.
+_PART, _SHORT = 0.15, 0.01
+# Part of a derivative by which those along two directions may miss their sum's, and of what a whole step changes by
+# which this small part of it may.
+_KINK, _NEAR = 1e-3, 1e-7
 # Part of an error by which differences of other steps may differ.
 _AGREEMENT = 0.1
 # What is as small counts as rounding, whatever its relative error.
@@ -70,37 +76,80 @@ def judge_case(sample: Sample, *, correct: bool, seed: int) -> list[Defect] | No
     """
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        f, own = (sample.function(correct=each, seed=seed) for each in (correct, False))
+        f, own, redrawn = (
+            sample.function(correct=each, seed=one) for each, one in ((correct, seed), (False, seed), (False, seed + 1))
+        )
         with torch.no_grad():
-            value, torchs = attempt(f, *sample.point), attempt(own, *sample.point)
+            value, torchs, others = (attempt(each, *sample.point) for each in (f, own, redrawn))
         if isinstance(torchs, Failure) or obstacle(torchs):
             return None
         if isinstance(value, Failure):
             return [Defect(0, "value", "raises", None, value.message)]
         single = any(leaf.dtype == torch.float32 for leaf in sample.point)
-        if differs(value, torchs, _COARSE if single else None):
+        draws = differs(others, torchs)
+        if single and draws:
+            return None  # numbers of another precision are other draws
+        if not draws and differs(value, torchs, _COARSE if single else None):
             return [Defect(0, "value", "wrong", None, "the value is not torch's")]
         with seeded(seed):
             try:
-                return _judge_derivatives(sample, correct, seed, single)
+                found = _judge_derivatives(sample, correct, seed, single)
             except (UnrepeatableError, InputError):
                 return None  # random in spite of the seed, or nothing to differentiate
+        # By torch's definition what is drawn from a distribution is a constant.
+        return None if draws and any((each.order, each.status) == (1, "zero") for each in found or ()) else found
 
 
 def _judge_derivatives(sample: Sample, correct: bool, seed: int, single: bool) -> list[Defect] | None:
     double = in_double(sample) if single else sample
-    problem, levels = _climbed(double, correct, seed, 2 if single else _ORDER, 1.0)
-    if not levels[0].settled:
+    problem, levels = _climbed(double, correct, seed, 2 if single else _ORDER)
+    if not levels[0].settled or not problem.curved_loss(problem.point).isfinite():
         return None
     entries = _in_single(sample, problem, levels, correct, seed) if single else _in_double(levels)
     amiss = [each for each in entries if each.status in SILENT or each.status == "raises"]
     if any(each.status in SILENT for each in amiss):
-        _, again = _climbed(double, correct, seed, len(levels), _OTHER_STEPS)
-        amiss = [each for each in amiss if each.status == "raises" or _is_sure(each, levels, again, single)]
+        if not _is_differentiable(_with_all_numbers(double), correct, seed):
+            return None
+        for reach in (_PART, _SHORT / problem.step):
+            _, again = _climbed(double, correct, seed, len(levels), reach)
+            amiss = [each for each in amiss if each.status == "raises" or _is_sure(each, levels, again, single)]
     return [Defect(each.order, each.route, each.status, each.error, each.detail) for each in amiss]
 
 
-def _climbed(sample: Sample, correct: bool, seed: int, order: int, reach: float) -> tuple[ScalarProblem, list[Level]]:
+def _with_all_numbers(sample: Sample) -> Sample:
+    """The same call with what is expanded in memory of its own, of all elements of which it is a function."""
+    leaves, layouts = list(sample.leaves), dict(sample.layouts)
+    for place, layout in sample.layouts.items():
+        whole = layout.arrange(leaves[place].detach())
+        if whole.shape != leaves[place].shape:
+            leaves[place] = whole.clone(memory_format=torch.contiguous_format)
+            del layouts[place]
+    return replace(sample, leaves=tuple(leaves), layouts=layouts)
+
+
+def _is_differentiable(sample: Sample, correct: bool, seed: int) -> bool:
+    """Whether no step is seen, and differences along two directions add up to those along their sum."""
+    problem, _ = _climbed(sample, correct, seed, 0)
+    everywhere = torch.ones(len(problem.point), dtype=torch.float64)
+
+    def loss(s: float, direction: Tensor = everywhere) -> Tensor:
+        return problem.curved_loss(s * direction).detach()[None]
+
+    near, far = (max(abs(float(loss(h) - loss(0.0))) for h in (s, -s)) for s in (_NEAR * problem.step, problem.step))
+    if near > _KINK * (far + abs(float(loss(0.0)))) + _VANISHING:
+        return False
+    along = [
+        extrapolate(partial(loss, direction=each), problem.step, problem.eps)
+        for each in (*everywhere.diag(), everywhere)
+    ]
+    *parts, whole = (float(each.value) for each in along)
+    apart = abs(sum(parts) - whole)
+    return all(each.smooth for each in along) and apart <= _KINK * max(map(abs, (*parts, whole))) + _VANISHING
+
+
+def _climbed(
+    sample: Sample, correct: bool, seed: int, order: int, reach: float = 1.0
+) -> tuple[ScalarProblem, list[Level]]:
     generator = torch.Generator().manual_seed(seed)
     whole = scalarize(sample.function(correct=correct, seed=seed), sample.point, generator)
     problem = replace(narrow(whole, generator), reach=reach)

@@ -79,12 +79,12 @@ def _one_huge(x: Tensor, draw: random.Random) -> Tensor:
     return _set(x, index, 1e6 * float(x.flatten()[index]))
 
 
-def _is_square(x: Tensor) -> bool:
-    return x.ndim >= 2 and x.shape[-1] == x.shape[-2] > 1
+def _has_spectrum(x: Tensor) -> bool:
+    return x.ndim >= 2 and x.shape[-1] == x.shape[-2] > 1 and bool(x.isfinite().all())
 
 
 def _near_singular(x: Tensor, _: random.Random) -> Tensor | None:
-    if not _is_square(x):
+    if not _has_spectrum(x):
         return None
     U, S, Vh = torch.linalg.svd(x)
     S[..., -1] = 1e-3 * S[..., 0]
@@ -92,7 +92,7 @@ def _near_singular(x: Tensor, _: random.Random) -> Tensor | None:
 
 
 def _close_eigenvalues(x: Tensor, _: random.Random) -> Tensor | None:
-    if not _is_square(x):
+    if not _has_spectrum(x):
         return None
     values, vectors = torch.linalg.eigh((x + x.mT) / 2)
     values[..., 1] = values[..., 0] + 1e-2 * (1 + values[..., 0].abs())

@@ -1,0 +1,30 @@
+"""The rule for logit with a bound, whose second derivative torch divides by x (1 - x) also outside of the bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.declining import UNNEEDED
+from hodiff.corrections.registry import register
+from hodiff.routes import ROUTES
+
+
+@register(
+    torch.logit,
+    Tensor.logit,
+    torch.special.logit,
+    name="torch.logit",
+    routes=ROUTES,
+    reason="with eps the second derivative is 0 / 0 at 0 and 1",
+    reference="that of the bounded argument",
+)
+def _logit(input: Tensor, eps: float | None = None) -> Any:
+    if eps is None or not input.is_floating_point():
+        return UNNEEDED
+    inside = (input >= eps) & (input <= 1 - eps)
+    # The middle stands in for what is outside, where the value is a constant.
+    bounded = torch.where(inside, input, 0.5).logit()
+    return torch.where(inside, bounded, input.detach().logit(eps))
