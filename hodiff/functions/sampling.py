@@ -11,6 +11,7 @@ from hodiff.errors import InputError
 from hodiff.functions.gradients.straight_through import straight_through
 from hodiff.functions.softmax.softmax import Softmax
 from hodiff.rules.arguments import (
+    broadcasts_to,
     require_dims,
     require_floating,
     require_number_or_floating,
@@ -110,11 +111,7 @@ _straight_through = straight_through(_one_hot, lambda x, dim: Softmax.call(x, di
 
 def _require_one_along(name: str, temperature: Tensor, logits: Tensor, axis: int) -> None:
     one = [1 if k == axis else size for k, size in enumerate(logits.shape)]
-    try:
-        fits = torch.broadcast_shapes(temperature.shape, one) == torch.Size(one)
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not broadcasts_to(temperature.shape, one):
         raise InputError(
             f"{name}: temperature: expected one for all or for each sample, in a shape that broadcasts to "
             f"{tuple(one)} for logits {tuple(logits.shape)}, got {tuple(temperature.shape)}."

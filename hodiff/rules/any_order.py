@@ -56,7 +56,8 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
     # A closure, as dynamo reads no attribute of a Function and looks none up in a table.
     def call(*inputs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return forward(*inputs) if in_transform() else twin.apply(*inputs)
+            # Dynamo of torch 2.13 hands a context to a `forward` of any number of arguments where nothing records.
+            return twin.apply(*inputs) if not in_transform() and _records(inputs) else forward(*inputs)
         if in_transform():
             if batches and innermost_is_vmap():
                 return call_batched(function, call, inputs)
@@ -70,9 +71,12 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
     return call
 
 
+def _records(inputs: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
+
+
 def in_dtype(t: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a result of `forward`, or hand it on."""
-    # Compiled by torch 2.11, a result that `to` hands on as it is loses its gradient, without a word.
     # Compiled by torch 2.11, a result that `to` hands on as it is loses its gradient, and nothing is said.
     return t if t.dtype == dtype else t.to(dtype)
 

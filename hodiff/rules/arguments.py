@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,21 +41,43 @@ def require_number_or_floating(function: str, **arguments: Any) -> None:
 
 def require_broadcastable(function: str, **arguments: Any) -> None:
     """Refuse tensors whose shapes do not broadcast; other arguments are passed over."""
-    if torch.compiler.is_compiling():
-        # Sizes may be symbols, of which torch asks less than a comparison would settle.
-        return
     shapes = {name: tuple(value.shape) for name, value in arguments.items() if isinstance(value, Tensor)}
-    first, *others = shapes.values() or ((),)
-    if all(shape == first for shape in others):
-        return
-    try:
-        torch.broadcast_shapes(*shapes.values())
-    except RuntimeError:
+    if shapes and not broadcast(*shapes.values()):
         listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise InputError(
             f"{function}: expected shapes that broadcast, got {listing}; sizes aligned at the last dimension must be "
             "equal or 1."
-        ) from None
+        )
+
+
+def broadcast(*shapes: Sequence[int]) -> bool:
+    """Whether shapes broadcast with each other."""
+    differ = _comparison()
+    if differ is operator.ne and all(shape == shapes[0] for shape in shapes[1:]):  # quick
+        return True
+    rank = max(map(len, shapes))
+    for sizes in zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True):
+        first, *others = [size for size in sizes if differ(size, 1)] or (1,)
+        if any(differ(size, first) for size in others):
+            return False
+    return True
+
+
+def broadcasts_to(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a shape broadcasts to another one."""
+    missing, differ = len(to) - len(shape), _comparison()
+    return missing >= 0 and not any(
+        differ(size, 1) and differ(size, wanted) for size, wanted in zip(shape, to[missing:], strict=True)
+    )
+
+
+def _comparison() -> Callable[[Any, Any], bool]:
+    """Whether two sizes differ; where they are symbols without numbers, torch compares them when the graph runs."""
+    if not torch.compiler.is_compiling():
+        return operator.ne
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to import
+
+    return lambda a, b: guard_or_false(a != b)
 
 
 def require_dims(function: str, x: Tensor, dim: Any) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hodiff.common.options import require_number
 from hodiff.errors import InputError
-from hodiff.rules.arguments import require_floating
+from hodiff.rules.arguments import broadcast, require_floating
 
 
 def grouped_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
@@ -66,11 +66,9 @@ def require_batches(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Non
     """Refuse batch dimensions that do not broadcast."""
     named = {"q": q, "k": k, "v": v, "mask": mask}
     shapes = {name: tuple(each.shape[:-2]) for name, each in named.items() if each is not None}
-    try:
-        torch.broadcast_shapes(*shapes.values())
-    except RuntimeError:
+    if not broadcast(*shapes.values()):
         listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise InputError(f"attention: expected batch dimensions that broadcast, got {listing}.") from None
+        raise InputError(f"attention: expected batch dimensions that broadcast, got {listing}.")
 
 
 def require_options(scale: Any, dropout_p: Any) -> None:

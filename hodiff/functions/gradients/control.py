@@ -20,7 +20,7 @@ from hodiff.functions.gradients.reverse_only import NoiseGradient as NoiseGradie
 from hodiff.functions.gradients.reverse_only import clip_gradient as clip_gradient
 from hodiff.functions.gradients.reverse_only import noise_gradient as noise_gradient
 from hodiff.rules.any_order import AnyOrderFunction, outside_graphs
-from hodiff.rules.arguments import require_floating, require_number_or_floating
+from hodiff.rules.arguments import broadcasts_to, require_floating, require_number_or_floating
 from hodiff.rules.elementwise import batch_in_front
 from hodiff.rules.nesting import nestable_jvp
 
@@ -295,11 +295,7 @@ def gradient_hook(control: Callable[..., Tensor], *args: Any, **kwargs: Any) -> 
 
 
 def _require_same_shape(function: str, name: str, x: Tensor, factor: Tensor) -> None:
-    try:
-        fits = torch.broadcast_shapes(x.shape, factor.shape) == x.shape
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not broadcasts_to(factor.shape, x.shape):
         raise InputError(
             f"{function}: {name}: expected a shape that broadcasts to that of x, {tuple(x.shape)}, got "
             f"{tuple(factor.shape)}."

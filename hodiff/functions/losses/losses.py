@@ -11,7 +11,7 @@ from hodiff.common.options import require_choice, require_int, require_number
 from hodiff.errors import InputError
 from hodiff.functions.losses.cross_entropy import CrossEntropy, class_of
 from hodiff.functions.losses.soft_cross_entropy import SoftCrossEntropy
-from hodiff.rules.arguments import require_floating, require_number_or_floating
+from hodiff.rules.arguments import broadcasts_to, require_floating, require_number_or_floating
 from hodiff.rules.clipping import clip
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.rules.tensor_blocks import block_size
@@ -251,13 +251,7 @@ def _require_same_shape(name: str, input: Tensor, target: Tensor) -> None:
 
 
 def _require_broadcasts_to(name: str, argument: str, value: Any, input: Tensor) -> None:
-    if not isinstance(value, Tensor):
-        return
-    try:
-        fits = torch.broadcast_shapes(value.shape, input.shape) == input.shape
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if isinstance(value, Tensor) and not broadcasts_to(value.shape, input.shape):
         raise InputError(
             f"{name}: {argument}: expected a shape that broadcasts to {tuple(input.shape)}, got {tuple(value.shape)}."
         )

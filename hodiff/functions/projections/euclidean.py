@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.rules.arguments import require_dims, require_floating, require_number_or_floating
+from hodiff.rules.arguments import broadcasts_to, require_dims, require_floating, require_number_or_floating
 from hodiff.rules.nesting import nestable_jvp
 
 
@@ -248,16 +248,11 @@ def require_groups(function: str, x: Tensor, name: str, level: Any, dim: Any, *,
     dims = require_dims(function, x, dim)
     require_level(function, name, level, zero=zero)
     norms = tuple(1 if i in dims else size for i, size in enumerate(x.shape))
-    if isinstance(level, Tensor):
-        try:
-            fits = torch.broadcast_shapes(level.shape, norms) == torch.Size(norms)
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise InputError(
-                f"{function}: {name}: expected a shape that broadcasts to {norms}, one number a group, got "
-                f"{tuple(level.shape)}."
-            )
+    if isinstance(level, Tensor) and not broadcasts_to(level.shape, norms):
+        raise InputError(
+            f"{function}: {name}: expected a shape that broadcasts to {norms}, one number a group, got "
+            f"{tuple(level.shape)}."
+        )
     return tuple(each - x.dim() for each in dims)
 
 
