@@ -80,9 +80,11 @@ def jacobian(
     def jacobian_of_f(*args: Any, **kwargs: Any) -> PyTree:
         function = bind("jacobian", f, args, kwargs, argnums, has_aux=has_aux, correct=correct)
         linearized = follow("auto", "jacobian", lambda _: _Linearized(function, randomness), MODES[:1])
-        inputs = sum(leaf.numel() for leaf in function.leaves)
-        outputs = sum(output.numel() for output in linearized.outputs)
-        order = MODES[::-1] if inputs < _FORWARD_PAYS_BELOW * outputs else MODES
+        order = MODES
+        if mode == "auto":  # compiled code is compiled again where the comparison of sizes comes out otherwise
+            inputs = sum(leaf.numel() for leaf in function.leaves)
+            outputs = sum(output.numel() for output in linearized.outputs)
+            order = MODES[::-1] if inputs < _FORWARD_PAYS_BELOW * outputs else MODES
 
         def assemble(name: str) -> list[list[Tensor]]:
             columns = linearized.by_reverse if name == "reverse" else linearized.by_forward

@@ -94,13 +94,13 @@ class FakeQuantize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Quantize."""
-        # A size that is a symbol has no square root that is a number.
-        factor: float | Tensor
         if torch.compiler.is_compiling():
-            factor = torch.full_like(self.scale, x.numel()).clamp(min=1).mul(self.highest).rsqrt()
+            # A size that is a symbol has no square root that is a number, and float16 ends before most sizes.
+            wide = torch.promote_types(self.scale.dtype, torch.float32)
+            factor = torch.full((), x.numel(), dtype=wide, device=self.scale.device).clamp(min=1).mul(self.highest)
+            scale = scale_gradient(self.scale.to(wide), factor.rsqrt()).to(self.scale.dtype)
         else:
-            factor = 1 / math.sqrt(max(x.numel(), 1) * self.highest)
-        scale = scale_gradient(self.scale, factor)
+            scale = scale_gradient(self.scale, 1 / math.sqrt(max(x.numel(), 1) * self.highest))
         return quantize_ste(x, self.bits, scale=scale, symmetric=self.symmetric)
 
     def extra_repr(self) -> str:

@@ -8,6 +8,7 @@ import torch
 from cases import case as named
 from cases import ravel
 from torch import Tensor
+from torch.nn.functional import layer_norm, softmax
 
 from hodiff import (
     ROUTES,
@@ -80,6 +81,30 @@ def test_dense_of_other_sizes() -> None:
     for n in (3, 5):
         x = {"a": torch.randn(n), "b": torch.randn(n + 1)}
         torch.testing.assert_close(function(x), (hessian_matrix(f, x), hessian(f)(x)))
+
+
+SIZED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "hvp": lambda w, x: hvp(loss_of_rows, w, w.cos(), x),
+    "hvp-by-rows": lambda w, x: hvp(lambda x: loss_of_rows(w, x), x, x.cos()),
+    "jacobian": lambda w, x: jacobian(lambda w: layer_norm(x, (3,), w).sin(), mode="reverse")(w),
+    "hessian": lambda w, x: hessian(loss_of_rows)(w, x),
+    "hessian-by-rows": lambda w, x: hessian(lambda x: loss_of_rows(w, x))(x),
+}
+
+
+def loss_of_rows(w: Tensor, x: Tensor) -> Tensor:
+    return layer_norm(x, (3,), w).tanh().pow(2).mean() + softmax(x * w, -1).pow(2).sum()
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each != "hvp")) for each in SIZED])
+def test_two_graphs_for_all_sizes(name: str) -> None:
+    function, generator = compiled(SIZED[name]), torch.Generator().manual_seed(0)
+    w = torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)
+    for count, rows in enumerate((3, 5, 2, 7, 4, 11, 6, 8, 9, 10)):
+        x = torch.randn(rows, 3, generator=generator, dtype=torch.float64)
+        with torch.compiler.set_stance("default" if count < 2 else "fail_on_recompile"):
+            found = function(w, x)
+        torch.testing.assert_close(found, SIZED[name](w, x))
 
 
 @pytest.mark.parametrize("mode", ["forward", "reverse"])

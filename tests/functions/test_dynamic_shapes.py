@@ -231,3 +231,13 @@ def test_without_gradients() -> None:
     xs, weights = (torch.ones(3), torch.full((3,), 2.0)), torch.tensor([1.0, 3.0])
     compiled = torch.compile(weighted_sum, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(xs, weights), torch.full((3,), 7.0))
+
+
+def test_step_size_where_float16_holds_no_number_of_elements() -> None:
+    gradients = []
+    for function in (module := hn.FakeQuantize(8).half(), torch.compile(module, backend="eager", dynamic=True)):
+        function(torch.full((70_000,), 1.3, dtype=torch.float16)).sum().backward()
+        gradients.append(module.scale.grad)
+        module.scale.grad = None
+    assert gradients[0] != 0
+    torch.testing.assert_close(gradients[1], gradients[0])
