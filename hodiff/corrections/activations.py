@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,26 @@ def _relu(input: Tensor, inplace: bool = False) -> Any:
         return UNNEEDED
     # The same values, in one operator that torch differentiates in its first argument alone: the mask is a constant.
     return torch.ops.aten.threshold_backward.default(input, input.detach(), 0)
+
+
+def _is_identity(input: Any, lambd: Any = 0.5) -> bool:
+    return lambd == 0 and input.is_floating_point()
+
+
+_shrinks_nothing = partial(
+    register,
+    routes=ROUTES,
+    reason="with lambd=0 it is the identity, whose derivative at 0 torch has as 0",
+    reference="the identity",
+    covers=_is_identity,
+)
+
+
+@_shrinks_nothing(F.softshrink, name="torch.nn.functional.softshrink")
+@_shrinks_nothing(torch.hardshrink, Tensor.hardshrink, name="torch.nn.functional.hardshrink")
+def _shrink(input: Tensor, lambd: float = 0.5) -> Tensor:
+    del lambd
+    return input.clone()
 
 
 class HardSigmoid(ElementwiseFunction):

@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
+from hodiff.routes import ROUTES
+from hodiff.torch_internals.differentiation import may_be_differentiated
 
 # Below this number of channels, which are what the kernel's vectors run along, the other layout gains nothing.
 _CHANNELS = 16
@@ -55,3 +58,35 @@ def _integers(
         for each in (kernel_size, () if stride is None else stride, padding, dilation)
     )
     return kernel, step, margin, spread, ceil_mode
+
+
+def _unpooling(function: Any, dims: int) -> Any:
+    """The rule that asks torch's kernel of each place which number, counted from 1, it keeps there."""
+
+    def unpool(
+        input: Tensor,
+        indices: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        output_size: Any = None,
+    ) -> Any:
+        if not input.is_floating_point() or not may_be_differentiated((input,)):
+            return UNNEEDED
+        size = input.shape[-dims:]
+        numbers = torch.arange(1, size.numel() + 1, dtype=torch.float64, device=input.device).reshape(size)
+        numbers = numbers.expand(input.shape).contiguous()
+        kept = function(numbers, indices, kernel_size, stride, padding, output_size).long()
+        values = input.flatten(-dims).gather(-1, (kept - 1).clamp(min=0).flatten(-dims))
+        return torch.where(kept > 0, values.unflatten(-1, kept.shape[-dims:]), 0)
+
+    return unpool
+
+
+for _dims, _function in enumerate((F.max_unpool1d, F.max_unpool2d, F.max_unpool3d), start=1):
+    register(
+        _function,
+        routes=ROUTES[:3],
+        reason="all that an index repeats has the derivative of the one that is kept, as where windows overlap",
+        reference="a gather of those that are kept",
+    )(_unpooling(_function, _dims))

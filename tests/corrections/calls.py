@@ -36,6 +36,7 @@ CHANNELS = randn(5, 3, 4)
 SCALE, SHIFT = randn(3), randn(3)
 INDICES, ROWS = torch.tensor([0, 2, 2, 1]), 5 * randn(4, 3)
 PLACES = torch.tensor([[0, 1, 1, 0], [2, 2, 0, 0], [1, 1, 1, 1]])
+OVERLAPPING = PLACES.expand(5, 3, 4)
 MASK = torch.rand(3, 4, generator=GENERATOR) > 0.5
 MASKED = X * MASK
 QUERY, KEY, VALUE = randn(1, 3, 2), randn(1, 4, 2), randn(1, 4, 2)
@@ -66,6 +67,7 @@ CALLS = [
     (F.relu, (X, False), {}),
     (F.hardsigmoid, (X, False), {}),
     (hardsigmoid, (X,), {}),
+    *((f, (X, 0.0), {}) for f in (F.softshrink, torch.hardshrink, torch.Tensor.hardshrink)),
     (F.glu, (X, 1), {}),
     (glu, (X, 1), {}),
     (F.scaled_dot_product_attention, (QUERY, KEY, VALUE, None, 0.0, False), {"scale": 1.0, "enable_gqa": False}),
@@ -88,6 +90,7 @@ CALLS = [
     (torch.Tensor.float_power, (X.exp(), Y), {}),
     (torch.Tensor.float_power_, (X.exp(), Y), {}),
     *((f, (X, Y), {}) for f in (torch.atan2, torch.arctan2, torch.Tensor.atan2, torch.Tensor.arctan2)),
+    *((f, (X, Y), {}) for f in (torch.Tensor.atan2_, torch.Tensor.arctan2_)),
     (torch.sinc, (X,), {}),
     (torch.Tensor.sinc, (X,), {}),
     (torch.special.sinc, (X,), {}),
@@ -122,6 +125,9 @@ CALLS = [
     (batch_norm_with_update, (CHANNELS, SCALE, SHIFT, *RUNNING, 1.0, 1.0), {}),
     (torch.max_pool2d, (IMAGE, [2, 2], [1, 1], [0, 0], [1, 1], False), {}),
     (F.max_pool2d, (IMAGE, [2, 2], [1, 1], [0, 0], [1, 1], False, False), {}),
+    (F.max_unpool1d, (X, PLACES, 1, 1, 0, [4]), {}),
+    (F.max_unpool2d, (CHANNELS, OVERLAPPING, [1, 1], [1, 1], [0, 0], [3, 4]), {}),
+    (F.max_unpool3d, (CHANNELS[None], OVERLAPPING[None], [1, 1, 1], [1, 1, 1], [0, 0, 0], [5, 3, 4]), {}),
     (torch.cdist, (X, Y, 3.0, "use_mm_for_euclid_dist_if_necessary"), {}),
     (torch.cdist, (X, Y, 2.0), {}),
     (F.pdist, (X, 3.0), {}),
@@ -197,6 +203,7 @@ CALLS = [
     (torch.cholesky_inverse, (SQUARE, True), {}),
     (torch.Tensor.cholesky_inverse, (SQUARE, True), {}),
     (F.mse_loss, (X, Y, None, None, "sum"), {}),
+    (F.smooth_l1_loss, (X, PLACES, None, None, "sum", 0.5), {}),
     (F.binary_cross_entropy_with_logits, (X, Y.sigmoid(), WEIGHT, None, None, "sum", WEIGHT), {}),
     (F.cross_entropy, (X, LABELS, None, None, 0, None, "sum", 0.0), {}),
     (F.ctc_loss, (LOG_PROBS, TARGETS, *LENGTHS, 0, "sum", False), {}),

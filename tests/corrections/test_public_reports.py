@@ -141,6 +141,16 @@ def triangular_solve(t):
     return weighted(torch.triangular_solve(b, a, unitriangular=True)[0], 1, 2, 3, 4, 5, 6, 7, 8)
 
 
+def unpooled(t):
+    """Of 1t, 2t, 3t and 4t the last takes the place of the second."""
+    x = torch.stack([t, 2 * t, 3 * t, 4 * t]).reshape(1, 1, 4)
+    return weighted(F.max_unpool1d(x, torch.tensor([[[0, 1, 2, 1]]]), 1, output_size=[4]), 1, 3, 7, 11)
+
+
+def atan2_of_halves(t):
+    return torch.atan2(t, torch.tensor(2e-3, dtype=t.dtype))
+
+
 def gaussian(t):
     """Of two points that are the same at t = 0."""
     distance = torch.linalg.norm(torch.stack([t, 2 * t, -t]))
@@ -218,6 +228,31 @@ REPORTS = {
     "#196707 triangular_solve": Report(triangular_solve, -10.0, 1, 9.416666666666666),
     "#92075 a Gaussian of a norm": Report(gaussian, 0.0, 2, -12.0),
     "#197867 a Function with jvp": Report(squares_of_squares, 3.0, 3, 72.0),
+    # Of the confirmed bugs of ∇Fuzz (Yang et al., Fuzzing automatic differentiation in deep-learning libraries, 2023).
+    "#80204 max_unpool of indices that repeat": Report(unpooled, 0.7, 1, 34.0),
+    "#80206 soft_margin_loss with uint8": Report(
+        lambda t: F.soft_margin_loss(torch.stack([t, t / 2]), torch.tensor([0, 1], dtype=torch.uint8)),
+        0.7,
+        1,
+        -1 / (4 * (1 + math.exp(0.35))),
+    ),
+    "#80762 atan2 with int8": Report(
+        lambda t: torch.atan2(t, torch.tensor(100, dtype=torch.int8)), 0.6, 1, 100 / (100**2 + 0.6**2)
+    ),
+    "#80762 atan2 with int8, second": Report(
+        lambda t: torch.atan2(t, torch.tensor(-100, dtype=torch.int8)), 0.6, 2, 200 * 0.6 / (100**2 + 0.6**2) ** 2
+    ),
+    "#80803 hardshrink by 0": Report(lambda t: F.hardshrink(t, 0.0), 0.0, 1, 1.0),
+    "#80803 softshrink by 0": Report(lambda t: F.softshrink(t, 0.0), 0.0, 1, 1.0),
+    "#80804 renorm to 0": Report(lambda t: torch.renorm(t.expand(2, 2), 2, -1, 0).sum(), 0.0, 1, 0.0),
+    "#192723 mse_loss of whole numbers": Report(lambda t: F.mse_loss(t**2, torch.tensor(2)), 0.5, 2, -5.0),
+    "#192723 smooth_l1_loss with whole numbers": Report(
+        lambda t: F.smooth_l1_loss(t**2, torch.tensor(1)), 0.5, 2, -0.5
+    ),
+    "#193040 atan2": Report(atan2_of_halves, 2e-3, 1, 250.0, 1e-3, torch.float16),
+    "#194699 prod of large numbers and zeros": Report(
+        lambda t: torch.stack([t, 0 * t, 0 * t, t, t, 0 * t, t, t, t]).prod(), 1e13, 1, 0.0, dtype=torch.float32
+    ),
     "#106789 prod": Report(lambda t: torch.stack([2 + 0 * t, 3 + 0 * t, t, t]).prod(), 0.0, 2, 12.0, elsewhere=True),
 }
 

@@ -145,6 +145,8 @@ def _normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, 
 def _renorm(input: Tensor, p: float | str, dim: int, maxnorm: float) -> Any:
     if input.dim() < 2 or not isinstance(p, (int, float)) or maxnorm < 0:
         return INVALID
+    if maxnorm == 0:
+        return input * 0  # also where it is 0, where torch leaves it, and its derivative, as it is
     if not is_smooth(p):
         return UNNEEDED
     others = [each for each in range(input.dim()) if each != dim % input.dim()]

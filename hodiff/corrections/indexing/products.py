@@ -20,7 +20,7 @@ def scan_of_products(x: Tensor, segments: Tensor | None = None) -> Tensor:
     exponents = None
     if _may_overflow(x):
         # A tangent, and the product of four, has to stay in the range when its number is made larger.
-        exponents = _exponents(x).clamp(min=-_range(x) // 4)
+        exponents, zeros = _exponents(x).clamp(min=-_range(x) // 4), (x == 0).to(torch.int32)
         x = _shifted(x, -exponents)
     n, step = x.shape[-1], 1
     while step < n:
@@ -28,14 +28,21 @@ def scan_of_products(x: Tensor, segments: Tensor | None = None) -> Tensor:
         same = None if segments is None else segments[..., step:] == segments[..., :-step]
         x = torch.cat([x[..., :step], x[..., step:] * (earlier if same is None else earlier.where(same, 1))], -1)
         if exponents is not None:
-            before = exponents[..., :-step]
-            before = before if same is None else before.where(same, 0)
-            exponents = torch.cat([exponents[..., :step], exponents[..., step:] + before], -1)
+            exponents, zeros = _with_earlier(exponents, step, same), _with_earlier(zeros, step, same)
             if 8 * step >= _range(x):
                 more = _exponents(x)
                 x, exponents = _shifted(x, -more), exponents + more
         step *= 2
-    return x if exponents is None else _shifted(x, exponents)
+    if exponents is None:
+        return x
+    # The derivatives of a product with two zeros are 0, and would be 0 times the infinite power.
+    return _shifted(x, torch.where(zeros < 2, exponents, exponents.clamp(max=_range(x))))
+
+
+def _with_earlier(sums: Tensor, step: int, same: Tensor | None) -> Tensor:
+    """Whole numbers, added up as the factors are multiplied."""
+    earlier = sums[..., :-step]
+    return torch.cat([sums[..., :step], sums[..., step:] + (earlier if same is None else earlier.where(same, 0))], -1)
 
 
 def product(x: Tensor) -> Tensor:

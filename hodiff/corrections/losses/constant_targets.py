@@ -15,6 +15,7 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.functions import log_sigmoid
+from hodiff.routes import ROUTES
 from hodiff.torch_internals.forward_mode import in_forward_mode
 from hodiff.torch_internals.transforms import in_transform
 
@@ -25,7 +26,7 @@ def _declined(input: Tensor, target: Tensor, size_average: Any, reduce: Any, red
     """What the rules do not know, or are not needed for: without a tangent torch is right."""
     if not (in_transform() or in_forward_mode()):
         return UNNEEDED
-    if not (input.is_floating_point() and target.is_floating_point()) or reduction not in _REDUCE:
+    if not input.is_floating_point() or target.is_complex() or reduction not in _REDUCE:
         return INVALID
     if size_average is not None or reduce is not None:
         return unable("size_average and reduce are deprecated, and only torch remembers what they mean")
@@ -35,8 +36,8 @@ def _declined(input: Tensor, target: Tensor, size_average: Any, reduce: Any, red
 @register(
     F.mse_loss,
     kind="missing",
-    routes=("forward-over-reverse",),
-    reason="raises where the target has no tangent",
+    routes=ROUTES[1:],
+    reason="raises where the target has no tangent, or is of whole numbers",
     reference="elementary operators",
 )
 def _mse_loss(
@@ -52,7 +53,32 @@ def _mse_loss(
     declined = _declined(input, target, size_average, reduce, reduction)
     if declined is not None:
         return declined
-    return _REDUCE[reduction]((input - target).square())
+    return _REDUCE[reduction]((input - _floating(target, input)).square())
+
+
+@register(
+    F.smooth_l1_loss,
+    kind="missing",
+    routes=ROUTES[1:],
+    reason="the forward rule raises where the target is of whole numbers",
+    reference="the same of a target of the input's kind",
+)
+def _smooth_l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> Any:
+    if target.is_floating_point() or not input.is_floating_point():
+        return UNNEEDED
+    return F.smooth_l1_loss(input, target.to(input.dtype), size_average, reduce, reduction, beta)
+
+
+def _floating(target: Tensor, input: Tensor) -> Tensor:
+    """A target of whole numbers in the input's dtype."""
+    return target if target.is_floating_point() else target.to(input.dtype)
 
 
 @register(
@@ -71,6 +97,8 @@ def _binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Any:
+    if not target.is_floating_point():
+        return INVALID
     declined = _declined(input, target, size_average, reduce, reduction)
     if declined is not None:
         return declined

@@ -31,13 +31,17 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
     return {"mean": Tensor.mean, "sum": Tensor.sum}[reduction](losses) if reduction != "none" else losses
 
 
-def _declined(input: Tensor, target: Tensor, reduction: str, *deprecated: Any) -> Declined | None:
-    """What no rule for a target of the input's kind knows."""
-    if not input.is_floating_point() or reduction not in REDUCTIONS:
+def _declined(input: Tensor, target: Tensor, reduction: str) -> Declined | None:
+    """What no rule for a target of numbers knows."""
+    if not input.is_floating_point() or target.is_complex() or reduction not in REDUCTIONS:
         return INVALID
-    if input.dtype != target.dtype:
-        return unable("input and target have different dtypes")
-    return _DEPRECATED if any(each is not None for each in deprecated) else None
+    return None
+
+
+def _common(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the dtype in which torch's kernels compute, which then cast to that of the input."""
+    dtype = torch.promote_types(input.dtype, target.dtype)
+    return input.to(dtype), target.to(dtype)
 
 
 @_no_forward(F.huber_loss, reference="Huber (1964)")
@@ -51,7 +55,8 @@ def _huber_loss(
         return INVALID
     if input.shape != target.shape:
         F.huber_loss(input.detach(), target.detach())  # torch's warning, or error
-    losses = Huber.call(input - target, delta)
+    x, t = _common(input, target)
+    losses = Huber.call(x - t, delta).to(input.dtype)
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
@@ -59,10 +64,14 @@ def _huber_loss(
 def _soft_margin_loss(
     input: Tensor, target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
 ) -> Any:
-    declined = _declined(input, target, reduction, size_average, reduce)
+    declined = _declined(input, target, reduction)
     if declined is not None:
         return declined
-    return _reduced(-LogSigmoid.call(target * input), reduction)
+    x, t = _common(input, target)
+    if size_average is not None or reduce is not None:
+        # Only torch remembers what these mean. Its backward negates the target, of unsigned numbers too.
+        return F.soft_margin_loss(input, t, size_average, reduce, reduction)
+    return _reduced(-LogSigmoid.call(t * x).to(input.dtype), reduction)
 
 
 @_first_order(F.multi_margin_loss, reference="Crammer & Singer (2001), eq. 2")
