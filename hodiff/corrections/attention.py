@@ -38,7 +38,10 @@ def _scaled_dot_product_attention(
         return INVALID
     if query.is_nested or key.is_nested or value.is_nested:
         return unable("tensors are nested")
-    # With dropout the rule draws other weights than torch's kernels, and always the same for a seed.
+    # On a CPU torch has no fused kernel with dropout, and draws the weights among operators that have all derivatives.
+    if dropout_p and query.is_cpu:
+        return UNNEEDED
+    # On a GPU the rule draws other weights than torch's kernels, and always the same for a seed.
     if not dropout_p and not may_be_differentiated((query, key, value, attn_mask)):
         return UNNEEDED
     if attn_mask is not None:
