@@ -19,6 +19,7 @@ from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw
 from hodiff.estimators.scipy_bridge import host_operator
 from hodiff.estimators.view import View
+from hodiff.torch_internals.wrapped_tensors import numbers_in
 
 POWER_STEPS = 5
 
@@ -86,7 +87,7 @@ def _arpack_end(problem: EigenProblem, which: str) -> tuple[np.ndarray, np.ndarr
             operator,
             k=problem.k,
             which=which,
-            v0=problem.start[:, 0].cpu().numpy(),
+            v0=numbers_in(problem.start[:, 0]),
             maxiter=problem.max_iterations or 1000,
             tol=tol,
         )
@@ -138,7 +139,7 @@ def _beyond(
         outside = rank(ritz)[index] > limit
         settled = residual <= problem.tol * problem.largest if outside else rank(ritz)[index] + residual <= limit
         if settled or chain.full or chain.exhausted:
-            return (ritz[index], _ritz_vectors(chain, rows[:, index]).cpu().numpy()) if outside else None
+            return (ritz[index], numbers_in(_ritz_vectors(chain, rows[:, index]))) if outside else None
 
 
 def _ritz_vectors(chain: Chain, rows: np.ndarray) -> Tensor:
@@ -147,7 +148,7 @@ def _ritz_vectors(chain: Chain, rows: np.ndarray) -> Tensor:
 
 
 def _by_lobpcg(problem: EigenProblem) -> tuple[Tensor, Tensor]:
-    start = torch.linalg.qr(precise(problem.start))[0].to("cpu", problem.view.dtype).numpy()
+    start = numbers_in(torch.linalg.qr(precise(problem.start))[0].to("cpu", problem.view.dtype))
     operator = host_operator(problem.view, problem.matmat, problem.view.dtype)
     problem.matmat(problem.start)
     with warnings.catch_warnings():
@@ -179,7 +180,7 @@ def _by_lanczos(problem: EigenProblem) -> tuple[Tensor, Tensor]:
                 break
         if chain.exhausted:
             chain.restart(draw(view, "gaussian", 1, problem.generator)[:, 0])
-    found = _ritz_vectors(chain, vectors[:, chosen]).cpu().numpy()
+    found = numbers_in(_ritz_vectors(chain, vectors[:, chosen]))
     if chain.full:
         return _to_device(view, values[chosen], found)
     return _to_device(view, *complete(problem, problem.which, values[chosen], found))
@@ -187,10 +188,10 @@ def _by_lanczos(problem: EigenProblem) -> tuple[Tensor, Tensor]:
 
 def _by_dense(problem: EigenProblem) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(symmetric_matrix_of(problem.view))
-    chosen = SELECT[problem.which](values.numpy(), problem.k)
+    chosen = SELECT[problem.which](numbers_in(values), problem.k)
     problem.iterations = problem.view.n
     problem.largest = values.abs().max().item()
-    return _to_device(problem.view, values.numpy()[chosen], vectors.numpy()[:, chosen])
+    return _to_device(problem.view, numbers_in(values)[chosen], numbers_in(vectors)[:, chosen])
 
 
 def _to_device(view: View, values: np.ndarray, vectors: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.eigensolvers import METHODS, SELECT, UNAVAILABLE, EigenProblem
 from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw, generator_or_default
-from hodiff.estimators.view import View, view_of
+from hodiff.estimators.view import View, require_constant, view_of
 
 INTERIOR = 1000  # Up to this size the eigenvalues nearest to zero take fewer products all together.
 
@@ -182,6 +182,7 @@ def start_block(view: View, start: Any, columns: int, generator: torch.Generator
     if not fits or len(start) != view.n or (start.dim() == 2 and not 1 <= start.shape[1] <= columns):
         shapes = f"({view.n},) or ({view.n}, {columns})" if columns > 1 else f"({view.n},)"
         raise InputError(f"{view.caller}: start: expected a floating-point tensor {shapes}, got {describe(start)}.")
+    require_constant(view.caller, "start", start)
     block = start.detach().reshape(view.n, -1).to(view.device, view.dtype)
     if not bool(torch.isfinite(block).all()) or not bool(block.abs().sum(0).all()):
         raise InputError(f"{view.caller}: start: expected finite columns that are not zero; leave it out.")

@@ -10,6 +10,7 @@ from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from torch import Tensor
 
 from hodiff.estimators.view import View
+from hodiff.torch_internals.wrapped_tensors import numbers_in
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -20,7 +21,7 @@ def host_operator(view: View, matmat: Apply, dtype: torch.dtype, rmatmat: Apply 
     def through(apply: Apply) -> Callable[[np.ndarray], np.ndarray]:
         def run(columns: np.ndarray) -> np.ndarray:
             block = torch.tensor(columns.reshape(len(columns), -1), dtype=view.dtype, device=view.device)
-            return apply(block).to("cpu", dtype).numpy().reshape(-1, *columns.shape[1:])
+            return numbers_in(apply(block).to("cpu", dtype)).reshape(-1, *columns.shape[1:])
 
         return run
 

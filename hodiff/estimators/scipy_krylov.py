@@ -14,6 +14,7 @@ from hodiff.errors import InputError
 from hodiff.estimators.damped_systems import DampedSystem, Increment, Solver
 from hodiff.estimators.precision import norms_of
 from hodiff.estimators.scipy_bridge import host_operator
+from hodiff.torch_internals.wrapped_tensors import numbers_in
 
 LOOK_EVERY = 10  # iterations of MINRES, a product more each time
 
@@ -61,7 +62,7 @@ def _by_columns(solve: ColumnSolve) -> Callable[[DampedSystem, Tensor, Tensor], 
         for column, size, target in zip(residual.unbind(1), sizes.tolist(), targets.tolist(), strict=True):
             counted = _Counted(system)
             A = host_operator(system.view, counted.apply, torch.float64, counted.apply_transposed)
-            right = column.to("cpu", torch.float64).numpy()
+            right = numbers_in(column.to("cpu", torch.float64))
             solutions.append(solve(A, right, target / size, system.left, system))
         step = torch.from_numpy(np.stack(solutions, 1)).to(residual.device, residual.dtype)
         return Increment(step, [None] * len(solutions))

@@ -18,7 +18,7 @@ from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.damped_systems import DampedSystem, Increment, Solver, refine
 from hodiff.estimators.dense_matrix import matrix_of
 from hodiff.estimators.precision import norms_of, precise
-from hodiff.estimators.view import View, view_of
+from hodiff.estimators.view import View, require_constant, view_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +204,7 @@ def _block(view: View, vector: Any, argument: str, rows: int) -> Tensor:
         raise InputError(f"solve: {argument}: expected a floating-point tensor ({rows},) or ({rows}, k), got {got}.")
     if tensor.shape[0] != rows or 0 in tensor.shape:
         raise InputError(f"solve: {argument}: expected shape ({rows},) or ({rows}, k), got {tuple(tensor.shape)}.")
+    require_constant("solve", argument, tensor)
     if not bool(torch.isfinite(tensor).all()):
         raise InputError(f"solve: {argument}: expected finite numbers, got inf or nan among them.")
     return tensor.detach().reshape(rows, -1).to(view.device, view.dtype)
@@ -232,6 +233,7 @@ def _inverse(view: View, preconditioner: Any) -> Callable[[Tensor], Tensor] | No
         return None
     apply: Callable[[Tensor], Tensor]
     if isinstance(preconditioner, Tensor) and preconditioner.shape == (view.n,):
+        require_constant("solve", "preconditioner", preconditioner)
         scale = preconditioner.detach().to(view.device, view.dtype)[:, None]
         apply = lambda block: scale * block  # noqa: E731 - a branch of three
     elif callable(preconditioner) and not hasattr(preconditioner, "__matmul__"):
@@ -249,6 +251,7 @@ def _inverse(view: View, preconditioner: Any) -> Callable[[Tensor], Tensor] | No
                 f"solve: preconditioner: expected {tuple(block.shape)} from a block of that shape, got "
                 f"{describe(result)}; pass a tensor ({view.n},), an operator, or a callable of blocks (n, k)."
             )
+        require_constant("solve", "preconditioner", result)
         return result.detach().to(block)
 
     return checked

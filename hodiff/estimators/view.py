@@ -19,6 +19,8 @@ from hodiff.common.options import require_bool
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.precision import precise
+from hodiff.torch_internals.differentiation import is_observed
+from hodiff.torch_internals.wrapped_tensors import numbers_in
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -124,6 +126,7 @@ class View:
                 f"{self.caller}: A: expected a product of shape {shape} from a block of {shape[1]} columns, "
                 f"got {describe(result)}; define A @ v for blocks (n, k)."
             )
+        require_constant(self.caller, "A", result)
         if not bool(torch.isfinite(result).all()):
             raise InputError(
                 f"{self.caller}: A: expected finite products, got inf or nan in one; look at the values, the gradient "
@@ -168,6 +171,8 @@ def view_of(A: Any, caller: str, *, square: bool = True, chunk_size: int | str |
         raise InputError(
             f"{caller}: A: expected a square operator, got shape {shape}; use A.T @ A, the Gauss-Newton operator."
         )
+    if isinstance(A, Tensor):
+        require_constant(caller, "A", A)
     own = _dtype(A, caller)
     dtype = torch.promote_types(own, torch.float32) if own.is_floating_point else torch.float64
     apply, transposed, device = _products(A, own if own.is_floating_point else dtype, dtype)
@@ -175,6 +180,16 @@ def view_of(A: Any, caller: str, *, square: bool = True, chunk_size: int | str |
     matrix = isinstance(A, (Tensor, np.ndarray)) or issparse(A) or not own.is_floating_point
     rounding = torch.finfo(dtype if matrix else own).eps
     return View(caller, (shape[0], shape[1]), dtype, device, rounding, chunk_size, apply, transposed)
+
+
+def require_constant(caller: str, argument: str, tensor: Tensor) -> None:
+    """Refuse what a transform differentiates or batches: estimates are numbers, which it would take for constants."""
+    if is_observed(tensor):
+        raise InputError(
+            f"{caller}: {argument}: expected constants, got a tensor that a transform around it differentiates or "
+            "batches; estimates have no derivative. Call it outside, or use torch.linalg for small matrices and "
+            "hodiff.implicit.linear_solve for systems, which are differentiable."
+        )
 
 
 def _dtype(A: Any, caller: str) -> torch.dtype:
@@ -209,7 +224,7 @@ def _products(A: Any, own: torch.dtype, dtype: torch.dtype) -> tuple[Apply, Appl
 
 def _through_numpy(A: Any) -> Apply:
     """SciPy's operators say dtype int8 if nobody told them, so that vectors stay in the working dtype."""
-    return lambda block: torch.from_numpy(np.ascontiguousarray(A @ block.numpy()))
+    return lambda block: torch.from_numpy(np.ascontiguousarray(A @ numbers_in(block)))
 
 
 def _in_dtype(A: Any, dtype: torch.dtype) -> Apply:

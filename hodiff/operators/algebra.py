@@ -15,12 +15,15 @@ from hodiff.errors import InputError
 from hodiff.estimators.solve import Solution, solve
 from hodiff.operators.base import LinearOperator, require_operator
 from hodiff.operators.inverse import Solutions
+from hodiff.operators.linear_product import multiply
 from hodiff.operators.restriction import leaves_named, subspace
 from hodiff.operators.spaces import Space
 
 
 class SumOperator(LinearOperator):
     r"""The sum $A_1 + \dots + A_j$ of operators between the same spaces."""
+
+    composed = True
 
     def __init__(self, terms: Sequence[LinearOperator]):
         first = terms[0]
@@ -29,21 +32,23 @@ class SumOperator(LinearOperator):
 
     def multiply(self, block: Tensor) -> Tensor:
         """The sum of the terms' products."""
-        total = self.terms[0].multiply(block)
+        total = multiply(self.terms[0], block)
         for term in self.terms[1:]:
-            total = total + term.multiply(block)
+            total = total + multiply(term, block)
         return total
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
         """The sum of the terms' transposed products."""
-        total = self.terms[0].multiply_transposed(block)
+        total = multiply(self.terms[0].T, block)
         for term in self.terms[1:]:
-            total = total + term.multiply_transposed(block)
+            total = total + multiply(term.T, block)
         return total
 
 
 class ScaledOperator(LinearOperator):
     r"""The multiple $c A$."""
+
+    composed = True
 
     def __init__(self, operator: LinearOperator, factor: float | Tensor):
         super().__init__(operator.domain, operator.codomain, symmetric=operator.symmetric)
@@ -52,15 +57,17 @@ class ScaledOperator(LinearOperator):
 
     def multiply(self, block: Tensor) -> Tensor:
         """The multiple of the product."""
-        return self.factor * self.operator.multiply(block)
+        return self.factor * multiply(self.operator, block)
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
         """The multiple of the transposed product."""
-        return self.factor * self.operator.multiply_transposed(block)
+        return self.factor * multiply(self.operator.T, block)
 
 
 class ProductOperator(LinearOperator):
     r"""The product $A_1 A_2 \cdots A_j$: the last one is applied first."""
+
+    composed = True
 
     def __init__(self, factors: Sequence[LinearOperator]):
         super().__init__(factors[-1].domain, factors[0].codomain)
@@ -69,13 +76,13 @@ class ProductOperator(LinearOperator):
     def multiply(self, block: Tensor) -> Tensor:
         """Apply one after the other."""
         for factor in reversed(self.factors):
-            block = factor.multiply(block)
+            block = multiply(factor, block)
         return block
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
         """Apply the transposes, the first factor's first."""
         for factor in self.factors:
-            block = factor.multiply_transposed(block)
+            block = multiply(factor.T, block)
         return block
 
 
@@ -85,6 +92,8 @@ class TransposedOperator(LinearOperator):
     def __init__(self, operator: LinearOperator):
         super().__init__(operator.codomain, operator.domain)
         self.operator = operator
+        self.composed = operator.composed
+        self.made_of_constants = operator.made_of_constants
 
     def multiply(self, block: Tensor) -> Tensor:
         """The operator's transposed product."""
@@ -107,16 +116,20 @@ class IdentityOperator(LinearOperator):
         domain: The space, or a pytree like its vectors.
     """
 
+    composed = True
+
     def __init__(self, domain: Any):
         super().__init__(domain if isinstance(domain, Space) else Space.of(domain), symmetric=True)
 
     def multiply(self, block: Tensor) -> Tensor:
-        """The block itself."""
-        return block
+        """A copy of the block."""
+        return block.clone()
 
 
 class RestrictedOperator(LinearOperator):
     r"""A principal block $P A P^\top$: some leaves of the pytree only, the others held at zero."""
+
+    composed = True
 
     def __init__(self, operator: LinearOperator, indices: Sequence[int], domain: Space):
         super().__init__(domain, symmetric=operator.symmetric)
@@ -125,11 +138,11 @@ class RestrictedOperator(LinearOperator):
 
     def multiply(self, block: Tensor) -> Tensor:
         """Pad with zeros, multiply, and keep the wanted rows."""
-        return self._keep(self.operator.multiply(self._pad(block)))
+        return self._keep(multiply(self.operator, self._pad(block)))
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
         """The same with the transpose."""
-        return self._keep(self.operator.multiply_transposed(self._pad(block)))
+        return self._keep(multiply(self.operator.T, self._pad(block)))
 
     def _pad(self, block: Tensor) -> Tensor:
         padded = block.new_zeros(self.operator.domain.size, block.shape[1])

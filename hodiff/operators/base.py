@@ -29,7 +29,7 @@ class LinearOperator(ABC):
     A vector may be a pytree like the one that the operator was made for, one flat vector `(n,)`, or a block `(n, k)`
     whose columns are multiplied together; the product has the same form. Operators add, subtract, multiply with numbers
     and with each other, transpose, and convert to a dense matrix and to SciPy. A product is differentiable in the
-    vector; the operator is a constant.
+    vector; the operator is a constant, unless its `multiply` is made of torch's functions and says so by `composed`.
 
     A subclass gives the spaces and `multiply`; one that is not symmetric gives `multiply_transposed` too where it can.
 
@@ -50,6 +50,10 @@ class LinearOperator(ABC):
 
     # So that NumPy's scalars leave a product with an operator to the operator.
     __array_ufunc__ = None
+    # Whether `multiply` is made of torch's functions and products of other operators, which differentiate themselves.
+    composed = False
+    # Whether that was made sure of when the operator was made, so that products need not.
+    made_of_constants = False
 
     def __init__(self, domain: Space, codomain: Space | None = None, *, symmetric: bool = False):
         self.domain = domain

@@ -18,12 +18,13 @@ from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.options import require_bool
 from hodiff.common.randomness import RandomState
-from hodiff.common.trees import PyTree, dense, flatten_primals, recordable, tensors_in
+from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.batches import Batches
 from hodiff.operators.compiled.linearizations import CompiledLinearizations
+from hodiff.operators.constants import require_constant
 from hodiff.operators.copies import Portable, require_no_group
 from hodiff.operators.determinism import (
     Mark,
@@ -37,7 +38,6 @@ from hodiff.operators.distributed import sum_over_ranks
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.point import Point
 from hodiff.operators.spaces import Space
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 Leaves = tuple[Tensor, ...]
 A = TypeVar("A", bound="CurvatureOperator")
@@ -76,6 +76,7 @@ class CurvatureOperator(Portable, LinearOperator):
         InputError: If an argument is not what it should be.
     """
 
+    made_of_constants = True
     # Names of the attributes that hold the user's functions.
     functions: tuple[str, ...] = ("f",)
 
@@ -91,10 +92,11 @@ class CurvatureOperator(Portable, LinearOperator):
         caller = type(self).__name__
         given = with_defaults(type(self), CurvatureOptions, options)
         data, reduction, process_group = given["data"], given["reduction"], given["process_group"]
-        require_constant(caller, x)
         for function in functions:
             if not callable(function):
                 raise InputError(f"{caller}: expected callables, got {type(function).__name__}; pass f(x, ...).")
+        # A loader's batches are made when they are asked for.
+        require_constant(caller, x, *functions, args, data if isinstance(data, (list, tuple)) else None)
         leaves, _ = flatten_primals(x, caller, "x")
         super().__init__(Space.of(x), symmetric=True)
         if process_group is not None and data is None and reduction == "mean":
@@ -170,6 +172,7 @@ class CurvatureOperator(Portable, LinearOperator):
         Raises:
             InputError: If `x` has another form.
         """
+        require_constant(f"{type(self).__name__}.at", x)
         leaves, _ = flatten_primals(x, f"{type(self).__name__}.at", "x")
         if not self.domain.same(Space.of(x)):
             raise InputError(
@@ -306,12 +309,3 @@ class CurvatureOperator(Portable, LinearOperator):
 
     def _tree(self, leaves: Sequence[Tensor]) -> PyTree:
         return pytree.tree_unflatten(list(leaves), self.domain.spec)
-
-
-def require_constant(caller: str, x: PyTree) -> None:
-    """Refuse a point that a transform of `torch.func` differentiates or batches."""
-    if any(map(is_wrapped, tensors_in(x))):
-        raise InputError(
-            f"{caller}: x: expected plain tensors, got one inside a torch.func transform; an operator takes its point "
-            "as a constant. Make it outside, or use hodiff.hvp, which the transforms see through."
-        )

@@ -15,8 +15,8 @@ from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.operators.base import LinearOperator
+from hodiff.operators.constants import require_constant
 from hodiff.operators.copies import Portable
-from hodiff.operators.curvature import require_constant
 from hodiff.operators.determinism import modules_in, read_unchanged
 from hodiff.operators.point import Point
 from hodiff.operators.recorded_model import RecordedModel, refused
@@ -62,7 +62,7 @@ class JacobianOperator(Portable, LinearOperator):
         correct: bool = True,
     ):
         require_chunk_size("JacobianOperator", "chunk_size", chunk_size)
-        require_constant("JacobianOperator", x)
+        require_constant("JacobianOperator", x, f, args)
         leaves, _ = flatten_primals(x, "JacobianOperator", "x")
         self.f, self.args, self.correct = f, args, correct
         self.domain = Space.of(x)
@@ -71,6 +71,7 @@ class JacobianOperator(Portable, LinearOperator):
         self.chunk_size = chunk_size
         super().__init__(self.domain, self._codomain)
 
+    made_of_constants = True
     _recorded = ("_model",)
 
     def _require_portable(self) -> None:

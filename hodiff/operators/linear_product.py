@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.operators.constants import require_constants_held
 from hodiff.torch_internals.differentiation import only_reverse_mode
 from hodiff.torch_internals.legacy_batching import any_legacy_batched, with_batches, without_batches
 from hodiff.torch_internals.tensors import share_storage
@@ -46,10 +47,15 @@ class LinearProduct(torch.autograd.Function):
 
 def multiply(operator: Any, block: Tensor) -> Tensor:
     """The product of an operator with a block (n, k), which keeps its derivative in the block."""
+    if operator.composed:
+        product: Tensor = operator.multiply(block)
+        return product
     # The Function costs some microseconds, and there is nothing to differentiate for most callers.
     differentiated = torch.is_grad_enabled() and block.requires_grad
     if only_reverse_mode() and not differentiated and not any_legacy_batched([block]):
         return _own(operator.multiply(block), block)
+    if not operator.made_of_constants:
+        require_constants_held(f"{type(operator).__name__} @ v", operator)
     differentiable: Tensor = LinearProduct.apply(block, operator)
     return differentiable
 

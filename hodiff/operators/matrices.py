@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hodiff.common.trees import describe
@@ -23,6 +24,8 @@ class DiagonalOperator(LinearOperator):
         >>> DiagonalOperator(torch.tensor([1.0, 2.0])) @ torch.ones(2)
         tensor([1., 2.])
     """
+
+    composed = True
 
     def __init__(self, diagonal: Any):
         super().__init__(Space.of(diagonal), symmetric=True)
@@ -64,6 +67,8 @@ class MatrixOperator(LinearOperator):
         spaces = (Space.flat(size, matrix.dtype, matrix.device) for size in (n, m))
         super().__init__(*spaces, symmetric=symmetric)
         self.matrix = matrix
+        # Torch's products with sparse matrices lack derivatives by some routes.
+        self.composed = matrix.layout is torch.strided
 
     def multiply(self, block: Tensor) -> Tensor:
         """The matrix product."""

@@ -11,9 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.torch_internals.forward_mode import has_tangent, in_forward_mode
-from hodiff.torch_internals.transforms import differentiating_count, in_func_jvp, in_transform
-from hodiff.torch_internals.wrapped_tensors import below_batches, below_one, is_batched, is_watched, is_wrapped
+from hodiff.torch_internals.forward_mode import has_tangent, in_dual_level, in_forward_mode
+from hodiff.torch_internals.transforms import (
+    at_level,
+    batching_levels,
+    differentiating_count,
+    in_func_jvp,
+    in_transform,
+)
+from hodiff.torch_internals.wrapped_tensors import (
+    below_batches,
+    below_one,
+    is_batched,
+    is_watched,
+    is_wrapped,
+    level_of,
+)
 
 
 def only_reverse_mode() -> bool:
@@ -48,6 +61,24 @@ def carry_derivatives(tensors: Iterable[Tensor]) -> bool:
     if torch.compiler.is_compiling():
         return may_be_differentiated(tensors)
     return any(map(_carries_derivatives, tensors))
+
+
+def is_observed(tensor: Tensor) -> bool:
+    """Whether a transform or a level of forward mode that runs does differentiate by the tensor, or batches it."""
+    while is_wrapped(tensor):
+        if is_watched(tensor) and (is_batched(tensor) or tensor.requires_grad or _has_tangent_at_its_level(tensor)):
+            return True
+        tensor = below_one(tensor)
+    return in_dual_level() and has_tangent(tensor)
+
+
+def _has_tangent_at_its_level(tensor: Tensor) -> bool:
+    level = level_of(tensor)
+    # Where its transform has been left for a moment, as by a rule, whoever is inside of it has to ask.
+    if level not in batching_levels():
+        return False
+    with at_level(level):
+        return in_forward_mode() and has_tangent(tensor)
 
 
 def _carries_derivatives(tensor: Tensor) -> bool:

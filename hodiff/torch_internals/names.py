@@ -58,6 +58,7 @@ NAMES = (
     "torch._functorch.autograd_function.custom_function_call",
     "torch._functorch.eager_transforms.JVP_NESTING",
     "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
+    "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack",
     "torch._functorch.utils.unwrap_dead_wrappers",
     "torch._higher_order_ops",
     "torch._higher_order_ops.utils._hop_compile_and_call",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +16,15 @@ in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
 outside_transforms: Callable[[], AbstractContextManager[Any]] = pyfunctorch.temporarily_clear_interpreter_stack
 
 _DIFFERENTIATING = (functorch.TransformType.Grad, functorch.TransformType.Jvp)
+
+
+@contextmanager
+def at_level(level: int) -> Iterator[None]:
+    """Operators run as where the transform of a level is the innermost one."""
+    with ExitStack() as popped:
+        while (innermost := functorch.peek_interpreter_stack()) is not None and innermost.level() > level:
+            popped.enter_context(pyfunctorch.temporarily_pop_interpreter_stack())
+        yield
 
 
 def innermost_is_vmap() -> bool:

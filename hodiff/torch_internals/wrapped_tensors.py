@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._functorch import utils
 
-from hodiff.torch_internals.transforms import batching_levels
+from hodiff.torch_internals.transforms import batching_levels, in_transform, outside_transforms
 
 is_wrapped: Callable[[Tensor], bool] = functorch.is_functorch_wrapped_tensor
 is_batched: Callable[[Tensor], bool] = functorch.is_batchedtensor
 below_one: Callable[[Tensor], Tensor] = functorch.get_unwrapped
+# Of the transform that wrapped it last; -1 and less of one that has ended.
+level_of: Callable[[Tensor], int] = functorch.maybe_get_level
 # A wrapper may outlive its transform; what it wraps is then a constant, which operators take as it is.
 unwrap_if_ended: Callable[[Tensor], Tensor] = functorch.unwrap_if_dead
 unwrap_all_ended: Callable[[tuple[Any, ...]], tuple[Any, ...]] = utils.unwrap_dead_wrappers
@@ -33,7 +37,7 @@ def is_of_no_running_transform(tensor: Tensor) -> bool:
         return False
     running = batching_levels()
     while functorch.is_functorch_wrapped_tensor(tensor):
-        level = functorch.maybe_get_level(tensor)
+        level = level_of(tensor)
         if level < 0:  # of a transform that has ended: a constant to everyone
             return False
         if level not in running or functorch.is_batchedtensor(tensor) != running[level]:
@@ -47,6 +51,15 @@ def below_transforms(tensor: Tensor) -> Tensor:
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor
+
+
+def numbers_in(tensor: Tensor) -> np.ndarray:
+    """The tensor as an array on the CPU, also inside transforms, which must not have batched it."""
+    inner = below_transforms(tensor)
+    # Not even plain tensors have arrays inside of a transform.
+    with outside_transforms() if in_transform() else nullcontext():
+        array: np.ndarray = inner.detach().cpu().numpy()
+    return array
 
 
 def below_batches(tensor: Tensor) -> Tensor:

@@ -1,0 +1,47 @@
+"""What an operator takes as constant: its point, and all that its functions close over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hodiff.common.trees import PyTree, tensors_in
+from hodiff.errors import InputError
+from hodiff.recompute.closed_over import referenced
+from hodiff.recompute.reachable import places, reachable
+from hodiff.torch_internals.differentiation import is_observed
+from hodiff.torch_internals.forward_mode import in_forward_mode
+from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
+
+
+def require_constant(caller: str, x: PyTree, *held: Any) -> None:
+    """Refuse a point, or data of functions, that a transform of `torch.func` differentiates or batches."""
+    if any(map(is_wrapped, tensors_in(x))):
+        raise InputError(
+            f"{caller}: x: expected plain tensors, got one inside a torch.func transform; an operator takes its point "
+            "as a constant. Make it outside, or use hodiff.hvp, which the transforms see through."
+        )
+    require_constants_held(caller, *held)
+
+
+def require_constants_held(caller: str, *held: Any) -> None:
+    """Refuse data that a transform differentiates or batches, which products would hide from it."""
+    if (in_transform() or in_forward_mode()) and any(map(is_observed, _tensors(held))):
+        raise InputError(
+            f"{caller}: expected data that are constants, got a tensor that a transform around it differentiates "
+            "or batches among what the operator or its functions hold; its derivative would be lost. Make the operator "
+            "outside, or use hodiff.hvp, which transforms see through."
+        )
+
+
+def _tensors(held: tuple[Any, ...]) -> list[Tensor]:
+    found: list[Tensor] = []
+    index: dict[int, int] = {}
+    for value in held:
+        referenced(value, found, index)
+    for each in reachable(*held):
+        for get, _, _ in places(each):
+            referenced(get(), found, index)
+    return found

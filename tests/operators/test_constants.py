@@ -1,0 +1,117 @@
+"""What operators take as constants: derivatives in matrices and factors by closed forms, all else refused."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import hodiff
+from hodiff import InputError
+from hodiff.operators import DiagonalOperator, IdentityOperator, InverseOperator, LinearOperator, MatrixOperator, Space
+
+X = torch.tensor([0.3, 0.7, -0.5], dtype=torch.float64)
+V = torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)
+EYE = torch.eye(3, dtype=torch.float64)
+
+
+def matrix(x: Tensor) -> Tensor:
+    return torch.diag(x**2 + 1) + x.outer(x.sin())
+
+
+# An operator made of tensors that depend on x, times v; and the same by plain tensors.
+COMPOSED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "matrix": (lambda x, v: MatrixOperator(matrix(x)) @ v, lambda x, v: matrix(x) @ v),
+    "transposed": (lambda x, v: MatrixOperator(matrix(x)).T @ v, lambda x, v: matrix(x).T @ v),
+    "diagonal": (lambda x, v: DiagonalOperator(x**3) @ v, lambda x, v: x**3 * v),
+    "multiple": (lambda x, v: x.prod() * IdentityOperator(v) @ v, lambda x, v: x.prod() * v),
+    "block": (
+        lambda x, v: (
+            (DiagonalOperator({"a": x[:1] ** 3, "b": x[1:]}) + IdentityOperator({"a": x[:1], "b": x[1:]}))
+            .block("b")
+            .damped(2.0)
+            @ v[1:]
+        ),
+        lambda x, v: (x[1:] + 3) * v[1:],
+    ),
+    "expression with a Hessian": (
+        lambda x, v: (
+            (MatrixOperator(matrix(x)) @ hodiff.HessianOperator(lambda y: (y**4).sum(), V) - DiagonalOperator(x)).T @ v
+        ),
+        lambda x, v: 12 * V**2 * (matrix(x).T @ v) - x * v,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_data_of_operators_that_are_made_of_tensors_have_derivatives(name: str) -> None:
+    ours, theirs = COMPOSED[name]
+    for transform in (torch.func.jacrev, torch.func.jacfwd, torch.func.hessian):
+        for argnums in (0, 1):
+            torch.testing.assert_close(transform(ours, argnums)(X, V), transform(theirs, argnums)(X, V))
+    stacked = torch.stack([X, 2 * X])
+    for in_dims in ((0, None), (0, 0)):
+        batch = (stacked, V if in_dims[1] is None else stacked)
+        torch.testing.assert_close(torch.func.vmap(ours, in_dims)(*batch), torch.func.vmap(theirs, in_dims)(*batch))
+    # Both at once, where the one must not take the other for a constant.
+    leaves = [each.clone().requires_grad_() for each in (X, V)]
+    found = torch.autograd.grad(ours(*leaves).square().sum(), leaves)
+    torch.testing.assert_close(found, torch.autograd.grad(theirs(*leaves).square().sum(), leaves))
+
+
+class Scaling(LinearOperator):
+    def __init__(self, factors: Tensor):
+        super().__init__(Space.of(torch.ones_like(V)), symmetric=True)
+        self.factors = factors
+
+    def multiply(self, block: Tensor) -> Tensor:
+        return self.factors[:, None] * block
+
+
+def model(parameters: Tensor, inputs: Tensor) -> Tensor:
+    return parameters * inputs
+
+
+REFUSED: dict[str, Callable[[Tensor], Tensor]] = {
+    "a class of the user's": lambda x: Scaling(x) @ V,
+    "its transpose and multiple": lambda x: (2 * Scaling(x).T) @ V,
+    "an inverse": lambda x: InverseOperator(MatrixOperator(EYE + x.square().diag())) @ V,
+    "what a function closes over": lambda x: hodiff.HessianOperator(lambda y: (y.sin() * x).sum(), V) @ V,
+    "a further argument": lambda x: hodiff.HessianOperator(lambda y, z: (y.sin() * z).sum(), V, x) @ V,
+    "batches": lambda x: hodiff.HessianOperator(lambda y, z: (y * z).sin().sum(), V, data=[x, 2 * x]) @ V,
+    "the point": lambda x: hodiff.HessianOperator(lambda y: (y**3).sum(), x) @ V,
+    "another point": lambda x: CUBES.at(x) @ V,
+    "a Jacobian": lambda x: hodiff.JacobianOperator(lambda y: y.sin() * x, V) @ V,
+    "inputs of a model": lambda x: hodiff.GaussNewtonOperator(model, torch.nn.functional.mse_loss, V, x, V) @ V,
+}
+CUBES = hodiff.HessianOperator(lambda y: (y**3).sum(), V)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_lost_is_refused(name: str) -> None:
+    f = REFUSED[name]
+    with pytest.raises(InputError, match="constant"):
+        torch.func.grad(lambda x: f(x).sum())(X)
+    with pytest.raises(InputError, match="constant"):
+        torch.func.jvp(f, (X,), (V,))
+    with pytest.raises(InputError, match="constant"):
+        torch.func.vmap(f)(torch.stack([X, V]))
+    with pytest.raises(InputError, match="constant"):
+        torch.func.vmap(torch.func.grad(lambda x: f(x).sum()))(torch.stack([X, V]))
+
+
+def test_what_dual_numbers_would_lose_is_refused() -> None:
+    with forward_ad.dual_level(), pytest.raises(InputError, match="constant"):
+        Scaling(forward_ad.make_dual(X, V)) @ V
+
+
+def test_constant_operators_are_made_and_used_inside_transforms() -> None:
+    def f(v: Tensor) -> Tensor:
+        A = hodiff.HessianOperator(lambda y: (y**4).sum() * X.sum(), V) + Scaling(X)
+        return (A @ v).square().sum() + (InverseOperator(DiagonalOperator(V)) @ v).sum()
+
+    diagonal = 12 * V**2 * X.sum() + X
+    torch.testing.assert_close(torch.func.grad(f)(X), 2 * diagonal**2 * X + 1 / V)
+    torch.testing.assert_close(torch.func.hessian(f)(X), torch.diag(2 * diagonal**2))
+    torch.testing.assert_close(torch.func.vmap(f)(torch.stack([X, V])), torch.stack([f(X), f(V)]))
