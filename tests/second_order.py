@@ -1,0 +1,135 @@
+"""Torch's `gradgradcheck` and SciPy's Hessian of values, for everything public that has derivatives.
+
+Each room lists its names in a table of rows (`tests/*/test_second_order.py`); a name that is in none fails the room's test.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils import _pytree as pytree
+
+from hodiff.checks import scipy_hessian
+
+# SciPy asks for values on a grid for each pair of directions; a few directions see every element of a Hessian.
+DIRECTIONS = 2
+AGREES_TO = 1e-6
+# gradgradcheck builds the whole Jacobian, inputs by outputs; from this size on it projects it instead.
+DENSE = 30
+
+
+@dataclass(frozen=True)
+class Row:
+    """Something public as a function of tensors, at a point where its second derivative is not zero.
+
+    Attributes:
+        name: The public name.
+        function: Of the tensors; may return a pytree.
+        inputs: Tensors in float64.
+        variant: What tells rows of one name apart.
+        duals: Whether it runs inside `torch.autograd.forward_ad`, where torch refuses `torch.func.jvp`.
+        transforms: Whether it runs inside `torch.func` transforms.
+        slow: Whether it takes seconds.
+        step: SciPy's first step, which must not leave the function's domain.
+        atol: What `gradgradcheck` allows its own differences.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    inputs: tuple[Tensor, ...]
+    variant: str = ""
+    duals: bool = True
+    transforms: bool = True
+    slow: bool = False
+    step: float = 0.1
+    atol: float = 1e-5
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}-{self.variant}" if self.variant else self.name
+
+    def outputs(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(each for each in pytree.tree_leaves(self.function(*inputs)) if isinstance(each, Tensor))
+
+
+def each(rows: Iterable[Row]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "row", [pytest.param(row, id=row.id, marks=[pytest.mark.slow] if row.slow else []) for row in rows]
+    )
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def assert_second_order(row: Row) -> None:
+    """All of it."""
+    assert_gradgradcheck(row)
+    assert_scipy_hessian(row)
+
+
+def assert_gradgradcheck(row: Row) -> None:
+    """First and second derivatives of a graph, forward over reverse too, against torch's differences."""
+    leaves = tuple(each.clone().requires_grad_() for each in row.inputs)
+    fast = sum(map(Tensor.numel, leaves)) * sum(map(Tensor.numel, row.outputs(*leaves))) > DENSE
+    assert gradcheck(row.outputs, leaves, check_forward_ad=row.duals, fast_mode=fast)
+    assert gradgradcheck(row.outputs, leaves, check_fwd_over_rev=row.duals, fast_mode=fast, atol=row.atol)
+
+
+def assert_scipy_hessian(row: Row) -> None:
+    """Second derivatives by nested transforms, and by nested graphs, against SciPy's differences of values."""
+    along = along_directions(row)
+    origin = torch.zeros(DIRECTIONS, dtype=torch.float64)
+    estimate = scipy_hessian(along, origin, initial_step=row.step, order=4, maxiter=2)
+    scale = estimate.matrix.abs().max()
+    assert scale > 1e-3, "a Hessian that is zero tells nothing"
+    ways = {"graphs": torch.autograd.functional.hessian(along, origin)}
+    if row.transforms:
+        ways["transforms"] = torch.func.hessian(along)(origin)
+    for way, ours in ways.items():
+        gap = (ours - estimate.matrix).abs()
+        allowed = 10 * estimate.error + AGREES_TO * scale
+        assert bool((gap <= allowed).all()), f"{way}: {ours} differs from SciPy's {estimate.matrix} +- {estimate.error}"
+
+
+def along_directions(row: Row) -> Callable[[Tensor], Tensor]:
+    """A curved contraction of the outputs, along a few directions of all inputs."""
+    sizes = [each.numel() for each in row.inputs]
+    directions = torch.linalg.qr(draw(max(sum(sizes), DIRECTIONS), DIRECTIONS, seed=7))[0][: sum(sizes)]
+
+    def along(steps: Tensor) -> Tensor:
+        parts = (directions @ steps).split(sizes)
+        moved = (x + part.reshape(x.shape) for x, part in zip(row.inputs, parts, strict=True))
+        total = steps.new_zeros(())
+        for y in row.outputs(*moved):
+            weights = torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)
+            total = total + (weights * y).sum()
+        return total + total**2 / 10
+
+    return along
+
+
+def public(module: ModuleType) -> set[str]:
+    """What a room offers: its names, but for modules, exceptions and what it only imports from elsewhere for types."""
+    names = {name for name in dir(module) if not name.startswith("_")}
+    return {name for name in names if not _left_out(getattr(module, name))}
+
+
+def _left_out(value: Any) -> bool:
+    if inspect.ismodule(value):
+        return True
+    return inspect.isclass(value) and issubclass(value, (BaseException, Warning))
+
+
+def assert_listed(names: Collection[str], rows: Iterable[Row], without: Mapping[str, str]) -> None:
+    """Each name is in a row or has a reason not to be, and no list speaks of names that are no more."""
+    checked = {row.name for row in rows}
+    assert set(names) - checked - set(without) == set(), "add a row, or a reason why there is none"
+    assert (checked | set(without)) - set(names) == set(), "no longer public"
+    assert not checked & set(without)
