@@ -1,6 +1,6 @@
 """Torch's `gradgradcheck` and SciPy's Hessian of values, for everything public that has derivatives.
 
-Each room lists its names in a table of rows (`tests/*/test_second_order.py`); a name that is in none fails the room's test.
+Each room lists its names in a table of rows (`tests/*/test_second_order.py`); a name that is in none fails its test.
 """
 
 import inspect

@@ -14,6 +14,9 @@ PAGE = "docs/findings.md"
 # The plural of each severity; the order is that of the report.
 SEVERITIES = {"error": "errors", "warning": "warnings", "note": "notes"}
 
+# Comparisons with what knows nothing of automatic differentiation, and their names.
+TRUTHS = {"vs differences": "differences", "vs SciPy": "SciPy's Hessians"}
+
 
 @dataclass(frozen=True)
 class TableCell:
@@ -65,6 +68,20 @@ def verdict(report: ReportData) -> str:
     """Count the findings of each severity, with their codes: ``"1 error (HD104), 2 warnings (HD501, HD502)"``."""
     counts = [_count(severity, found) for severity, found in by_severity(report.findings) if severity != "note"]
     return ", ".join(["ok"] * report.ok + counts)
+
+
+def summary(report: ReportData) -> str:
+    """One line: the verdict, how far the truths agree, and what torch's checks say."""
+    parts = [f"{report.title}: {verdict(report)}"]
+    for quantity, name in TRUTHS.items():
+        errors = [entry.error for entry in report.entries if entry.quantity == quantity and entry.error is not None]
+        if errors:
+            parts.append(f"{name} agree to {max(errors):.0e}")
+    for check in ("gradcheck", "gradgradcheck"):
+        statuses = {entry.status for entry in report.entries if entry.route == check}
+        if statuses:
+            parts.append(f"{check} {'passes' if statuses == {'ok'} else 'fails'}")
+    return ", ".join(parts)
 
 
 def by_severity(findings: Iterable[FindingData]) -> Iterator[tuple[str, tuple[FindingData, ...]]]:

@@ -10,6 +10,7 @@ from hodiff.checks.report.as_html import report_html
 from hodiff.checks.report.as_json import report_from_json, report_to_json
 from hodiff.checks.report.as_text import WIDTH, finding_text, print_report, report_text
 from hodiff.checks.report.data import FindingData, ReportData
+from hodiff.checks.report.layout import summary
 from hodiff.errors import CheckError
 
 
@@ -58,6 +59,8 @@ class Report(ReportData):
         >>> report = Report("sin", (entry,), ())
         >>> report.ok
         True
+        >>> report.summary
+        'check of sin: ok, differences agree to 1e-12'
         >>> print(report)
         check of sin: ok
         order  route    vs differences
@@ -75,6 +78,11 @@ class Report(ReportData):
     def warnings(self) -> tuple[Finding, ...]:
         """The findings that say that something works here, and wastes or fails elsewhere."""
         return self._of_severity("warning")
+
+    @property
+    def summary(self) -> str:
+        """One line: the verdict, the largest relative distance from differences and SciPy's Hessians, torch's checks."""
+        return summary(self)
 
     def _of_severity(self, severity: str) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.severity == severity)

@@ -1,0 +1,46 @@
+"""Functions from one rule, by gradgradcheck and SciPy's Hessian."""
+
+import torch
+from second_order import Row, assert_listed, assert_second_order, draw, each, public
+
+from hodiff import authoring
+
+X, Y = draw(3), draw(3, seed=1)
+
+
+@authoring.custom_jvp
+def sine_times(x, y):
+    return torch.sin(x) * y
+
+
+@sine_times.defjvp
+def _(primals, tangents):
+    (x, y), (dx, dy) = primals, tangents
+    return sine_times(x, y), torch.cos(x) * y * dx + torch.sin(x) * dy
+
+
+@authoring.custom_vjp
+def cubes_times(x, y):
+    return x**3 * y
+
+
+cubes_times.defvjp(
+    lambda x, y: (cubes_times(x, y), (x, y)), lambda res, g: (3 * res[0] ** 2 * res[1] * g, res[0] ** 3 * g)
+)
+
+ROWS = [
+    Row("custom_jvp", sine_times, (X, Y)),
+    Row("custom_vjp", cubes_times, (X, Y)),
+    Row("elementwise", authoring.elementwise(torch.tanh, derivative=lambda x, y: 1 - y**2), (X,)),
+    # The derivative of a surrogate is its own where it is what it stands for.
+    Row("straight_through", authoring.straight_through(torch.tanh, torch.tanh), (X,)),
+]
+
+
+def test_every_name_is_listed():
+    assert_listed(public(authoring), ROWS, {})
+
+
+@each(ROWS)
+def test_second_order(row):
+    assert_second_order(row)

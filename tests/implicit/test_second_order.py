@@ -1,0 +1,50 @@
+"""Implicit functions by gradgradcheck and SciPy's Hessian; `test_derivatives.py` has their closed forms."""
+
+import torch
+from implicit.problems import PROBLEMS
+from second_order import Row, assert_listed, assert_second_order, each, public
+
+from hodiff import implicit
+from hodiff.implicit import project_box_plane
+
+# The names that a problem of the table is about.
+NAMES = {
+    "sqrt of a number": ("root", "newton"),
+    "sqrt by scipy": ("scipy_root",),
+    "ridge by scipy": ("argmin", "scipy_minimize"),
+    "ridge by newton and cg": ("stationary",),
+    "ridge by sgd": ("torch_optimizer",),
+    "affine by picard": ("fixed_point", "picard"),
+    "affine by anderson": ("anderson",),
+    "system by auto": ("linear_solve",),
+    "equality": ("equality_argmin",),
+    "lasso": ("proximal_argmin",),
+    "simplex": ("projected_argmin",),
+}
+# A row checks all its names at once. SciPy asks for hundreds of solutions, of which these take milliseconds each.
+SLOW = {"ridge by scipy", "ridge by newton and cg", "ridge by sgd", "equality", "lasso", "simplex"}
+OF_PROBLEMS = [
+    Row(names[-1], problem.function, problem.inputs, problem.name, step=0.02, slow=problem.name in SLOW)
+    for problem in PROBLEMS
+    if (names := NAMES.get(problem.name))
+]
+BOX = torch.tensor([0.4, 0.9, -0.3, 0.6], dtype=torch.float64)
+
+
+def squares_on_plane(x, level):
+    return project_box_plane(x, torch.ones_like(x), level, 0.0, 1.0).square()
+
+
+AT = (BOX, torch.tensor(1.5, dtype=torch.float64))
+ROWS = [*OF_PROBLEMS, Row("project_box_plane", squares_on_plane, AT, step=0.02)]
+
+
+def test_every_name_is_listed():
+    assert set(NAMES) <= {problem.name for problem in PROBLEMS}
+    solved = {name for names in NAMES.values() for name in names}
+    assert_listed(public(implicit) - (solved - {row.name for row in ROWS}), ROWS, {})
+
+
+@each(ROWS)
+def test_second_order(row):
+    assert_second_order(row)

@@ -1,0 +1,108 @@
+"""Products of operators by gradgradcheck and SciPy's Hessian; their matrices against SciPy's derivatives of values."""
+
+import pytest
+import torch
+from scipy.differentiate import jacobian as scipy_jacobian
+from second_order import Row, assert_listed, assert_second_order, draw, each, public
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from hodiff import operators
+from hodiff.checks import scipy_hessian
+from hodiff.operators import (
+    DiagonalOperator,
+    EmpiricalFisherOperator,
+    FisherOperator,
+    GaussNewtonOperator,
+    HessianOperator,
+    IdentityOperator,
+    InverseOperator,
+    JacobianOperator,
+    MatrixOperator,
+)
+
+X, V, M = draw(2), draw(2, seed=1), draw(2, 2, seed=2)
+INPUTS, TARGETS = draw(3, 2, seed=3), draw(3, seed=4)
+
+
+def f(x: Tensor) -> Tensor:
+    return (x.sin() * x.roll(1)).sum() + (x**4).sum() / 4
+
+
+def model(x: Tensor, inputs: Tensor) -> Tensor:
+    return (inputs * x).sin().sum(1)
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).cosh().mean()
+
+
+HESSIAN = HessianOperator(f, X)
+GAUSS_NEWTON = GaussNewtonOperator(model, loss, X, INPUTS, TARGETS)
+FISHER = FisherOperator(model, mse_loss, X, INPUTS, TARGETS)
+EMPIRICAL = EmpiricalFisherOperator(model, mse_loss, X, INPUTS, TARGETS)
+JACOBIAN = JacobianOperator(model, X, INPUTS)
+
+# Products are linear in the vector, in which they are differentiable; the contraction in `second_order` is curved.
+ROWS = [
+    Row("HessianOperator", lambda v: HESSIAN @ v, (V,)),
+    Row("GaussNewtonOperator", lambda v: GAUSS_NEWTON @ v, (V,)),
+    Row("FisherOperator", lambda v: FISHER @ v, (V,)),
+    Row("EmpiricalFisherOperator", lambda v: EMPIRICAL @ v, (V,)),
+    Row("JacobianOperator", lambda v: JACOBIAN @ v, (V,)),
+    Row("JacobianOperator", lambda u: JACOBIAN.T @ u, (TARGETS,), "transposed"),
+    Row("InverseOperator", lambda v: InverseOperator(FISHER, damping=0.1, tol=1e-12) @ v, (V,)),
+    Row("LinearOperator", lambda v: (HESSIAN @ FISHER - 2 * MatrixOperator(M)).damped(0.5).T @ v, (V,)),
+    # These are differentiable in what they are made of, too.
+    Row("MatrixOperator", lambda A, v: MatrixOperator(A).T @ v, (M, V)),
+    Row("DiagonalOperator", lambda d, v: DiagonalOperator(d) @ v, (X, V)),
+    Row("IdentityOperator", lambda c, v: c.prod() * IdentityOperator(v) @ v, (X, V)),
+]
+WITHOUT = {"Likelihood": "draws targets", "Space": "the structure of vectors"}
+
+
+def test_every_name_is_listed():
+    assert_listed(public(operators), ROWS, WITHOUT)
+
+
+@each(ROWS)
+def test_second_order(row):
+    assert_second_order(row)
+
+
+def differences(g) -> Tensor:
+    """The Jacobian of a function of two numbers at X, from its values."""
+
+    def values(points):
+        columns = torch.from_numpy(points.reshape(2, -1).copy())
+        return torch.func.vmap(g, in_dims=1, out_dims=1)(columns).numpy().reshape(-1, *points.shape[1:])
+
+    return torch.from_numpy(scipy_jacobian(values, X.numpy()).df)
+
+
+def gauss_newton(loss) -> Tensor:
+    """J^T H J, of SciPy's Jacobian of the model and SciPy's Hessian of the loss."""
+    J = differences(lambda x: model(x, INPUTS))
+    H = scipy_hessian(lambda outputs: loss(outputs, TARGETS), model(X, INPUTS), initial_step=0.1).matrix
+    return J.T @ H @ J
+
+
+def of_gradients() -> Tensor:
+    """The mean of outer products of the gradients of each example's loss."""
+    rows = differences(lambda x: (model(x, INPUTS) - TARGETS).square())
+    return rows.T @ rows / len(TARGETS)
+
+
+MATRICES = {
+    "HessianOperator": (HESSIAN, lambda: scipy_hessian(f, X, initial_step=0.1).matrix),
+    "GaussNewtonOperator": (GAUSS_NEWTON, lambda: gauss_newton(loss)),
+    "FisherOperator": (FISHER, lambda: gauss_newton(mse_loss)),
+    "EmpiricalFisherOperator": (EMPIRICAL, of_gradients),
+    "JacobianOperator": (JACOBIAN, lambda: differences(lambda x: model(x, INPUTS))),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices_are_what_scipy_finds(name):
+    A, expected = MATRICES[name]
+    torch.testing.assert_close(A.to_dense(), expected(), rtol=1e-7, atol=1e-7)
