@@ -290,6 +290,11 @@ def compare(problem: Problem) -> list[Row]:
     return [Row(problem.name, quantity, *values) for quantity, values in ways.items()]
 
 
+def check_first(problems: Sequence[Problem]) -> str:
+    """What hodiff's check says of the ridge regression's loss: all routes, gradgradcheck, SciPy's Hessian."""
+    return hodiff.assert_differentiable(problems[0].loss, problems[0].at, vmap=False).summary
+
+
 def check(rows: Sequence[Row]) -> None:
     """Raise if the two ways differ anywhere."""
     worst = max(rows, key=lambda row: row.gap if math.isfinite(row.gap) else math.inf)
@@ -319,11 +324,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other
     print(f"{'problem':22}{'quantity':22}{'implicit':>18}{'closed form':>18}{'gap':>12}")
     rows: list[Row] = []
-    for problem in make_problems(options.count, options.seed):
+    problems = make_problems(options.count, options.seed)
+    for problem in problems:
         found = compare(problem)
         print(*found, sep="\n")
         rows += found
     check(rows)
+    print(f"\n{check_first(problems)}")
 
 
 if __name__ == "__main__":

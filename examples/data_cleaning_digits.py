@@ -35,6 +35,7 @@ from torch import Tensor
 from tqdm import trange
 
 import hodiff
+from hodiff.checks import along_directions
 from hodiff.meta import hypergradient
 
 mpl.use("Agg")
@@ -141,6 +142,23 @@ def load(options: argparse.Namespace) -> tuple[Problem, Tensor, Examples]:
     return Problem(dirty, rest[: options.validation]), wrong, rest[options.validation :]
 
 
+def check_losses(problem: Problem, seed: int) -> list[str]:
+    """What hodiff's check says of the training and the validation loss: all routes, gradgradcheck, SciPy's Hessian."""
+    generator = torch.Generator().manual_seed(seed)
+    regression = torch.randn(problem.training.images.shape[1], 10, generator=generator, dtype=torch.float64) / 10
+    scores = torch.randn(len(problem.training), generator=generator, dtype=torch.float64)
+
+    def training_loss(both: tuple[Tensor, Tensor]) -> Tensor:
+        return problem.inner(*both)
+
+    def validation_loss(both: tuple[Tensor, Tensor]) -> Tensor:
+        return problem.outer(*both)
+
+    planes = (along_directions(loss, (regression, scores), size=0.1) for loss in (training_loss, validation_loss))
+    zero = torch.zeros(2, dtype=torch.float64)
+    return [hodiff.assert_differentiable(few, zero, vmap=False).summary for few in planes]
+
+
 def check(problem: Problem, seed: int) -> float:
     """Relative distance of a slope in a random direction from a central difference over whole trainings."""
     generator = torch.Generator().manual_seed(seed)
@@ -244,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts = f"{len(problem.training):,} for training, {len(problem.validation)} for validation, {len(test)} for test"
     print(f"images of digits: {parts}; {int(wrong.sum())} wrong labels, softmax regression, float64")
     print(f"the hypergradient is {check(problem, options.seed):.1e} (relative) away from finite differences")
+    print(*check_losses(problem, options.seed), sep="\n")
     course = learn(problem, wrong, options.steps, progress)
     report(problem, wrong, test, course)
     draw(course, wrong, options.out)

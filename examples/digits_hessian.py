@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 import hodiff
 import hodiff.plot
-from hodiff.checks import scipy_hessian
+from hodiff.checks import along_directions, scipy_hessian
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -183,6 +183,10 @@ def main() -> None:
 
     def loss(parameters: Parameters) -> Tensor:
         return F.cross_entropy(functional_call(network, parameters, (images,)), labels)
+
+    point = {name: parameter.detach() for name, parameter in network.named_parameters()}
+    few = along_directions(loss, point, size=0.1)
+    print(f"{hodiff.assert_differentiable(few, torch.zeros(2, dtype=torch.float64), vmap=False).summary}\n")
 
     columns, spectra = {}, {}
     for moment, steps in (("before training", 0), ("after training", options.steps)):

@@ -22,6 +22,7 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import hodiff
+from hodiff.checks import along_directions
 from hodiff.estimators import eigsh
 
 Parameters = dict[str, Tensor]
@@ -68,6 +69,10 @@ def main() -> None:
     def loss(parameters: Parameters, batch: list[Tensor]) -> Tensor:
         images, labels = batch
         return F.cross_entropy(functional_call(network, parameters, (images,)), labels)
+
+    if rank == 0:
+        few = along_directions(loss, parameters, list(images_of(0, 1, 100).tensors), size=0.1)
+        print(hodiff.assert_differentiable(few, torch.zeros(2, dtype=torch.float64), vmap=False).summary)
 
     data = DataLoader(images_of(rank, ranks, options.images), batch_size=options.batch)
     H = hodiff.HessianOperator(loss, parameters, data=data, process_group=group)

@@ -32,6 +32,7 @@ from tqdm import trange
 
 import hodiff
 from hodiff import plot
+from hodiff.checks import along_directions
 from hodiff.estimators import Sharpness, SpectralDensity, sharpness, spectral_density
 
 mpl.use("Agg")
@@ -124,6 +125,8 @@ def train(images: Tensor, targets: Tensor, rate: float, options: argparse.Namesp
     cold = sharpness(A)
     distance = check(loss, here(), A, course.sharpness[options.steps])
     report(course, cold, distance)
+    few = along_directions(loss, here(), size=0.1)
+    print(f"{hodiff.assert_differentiable(few, torch.zeros(2, dtype=torch.float64), vmap=False).summary}\n")
     return course
 
 
@@ -167,7 +170,7 @@ def report(course: Course, cold: Sharpness, distance: float) -> None:
         )
     print(
         f"the last sharpness took {course.sharpness[last].products} products from the eigenvector before, "
-        f"{cold.products} from a random start, and is {distance:.1e} (relative) away from differences of gradients\n"
+        f"{cold.products} from a random start, and is {distance:.1e} (relative) away from differences of gradients"
     )
 
 

@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import hodiff
+from hodiff.checks import along_directions
 from hodiff.meta import IMAML, MetaLearner
 
 mpl.use("Agg")
@@ -115,6 +116,20 @@ def make_problem(hidden: int, seed: int) -> tuple[nn.Module, Tasks]:
 def meta_gradient(learner: MetaLearner, tasks: Tasks) -> Tensor:
     """All of it, flat."""
     return torch.cat([each.flatten() for each in torch.autograd.grad(learner(tasks), list(learner.parameters()))])
+
+
+def check(seed: int) -> str:
+    """What hodiff's check says of the unrolled meta-loss: all routes, gradgradcheck, SciPy's Hessian."""
+    network, tasks = make_problem(4, seed)
+    learner = unrolled(network, 4)
+    point = {name: each.detach() for name, each in learner.named_parameters()}
+
+    def meta_loss(parameters: dict[str, Tensor]) -> Tensor:
+        loss: Tensor = torch.func.functional_call(learner, parameters, (tasks,))
+        return loss
+
+    few = along_directions(meta_loss, point, count=1)
+    return hodiff.assert_differentiable(few, torch.zeros(1, dtype=torch.float64), vmap=False).summary
 
 
 def peak() -> float:
@@ -194,7 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other
     limit, distance = find_limit(options.hidden, options.seed)
     print(f"meta-gradient of a network 64-{options.hidden}-10 in {len(limit):,} weights, float64")
-    print(f"after {LIMIT_STEPS:,} steps unrolled and implicit are {distance:.1e} (relative) apart\n")
+    print(f"after {LIMIT_STEPS:,} steps unrolled and implicit are {distance:.1e} (relative) apart")
+    print(f"{check(options.seed)}\n")
 
     def column(value: Callable[[Measurement], float]) -> dict[str, list[float]]:
         return {way: [value(each) for job, each in found.items() if job.way == way] for way in WAYS}

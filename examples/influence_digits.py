@@ -36,6 +36,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import hodiff
+from hodiff.checks import along_directions
 from hodiff.estimators import solve
 
 mpl.use("Agg")
@@ -101,6 +102,13 @@ def fit(data: Data, penalty: float, weights: Tensor | None = None, start: Tensor
     if not np.abs(found.jac).max() <= 1e-7:
         raise hodiff.HodiffError(f"training did not converge: {found.message}")
     return torch.from_numpy(found.x).view_as(start)
+
+
+def check(w: Tensor, training: Data, penalty: float) -> str:
+    """What hodiff's check says of the objective near its minimum: all routes, gradgradcheck, SciPy's Hessian."""
+    weights = torch.ones(len(training), dtype=torch.float64)
+    few = along_directions(objective, w, training, weights, penalty, size=1.0)
+    return hodiff.assert_differentiable(few, torch.zeros(2, dtype=torch.float64), vmap=False).summary
 
 
 def influences(w: Tensor, training: Data, tests: Data, penalty: float) -> Tensor:
@@ -217,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     guesses = logits(w, test.images).argmax(dim=1)
     accuracy = 100 * (guesses == test.labels).double().mean().item()
     print(f"{len(training):,} images of digits, softmax regression, test accuracy {accuracy:.1f} %")
+    print(check(w, training, options.penalty))
 
     asked = losses(w, test).topk(options.tests).indices
     tests = test[asked]

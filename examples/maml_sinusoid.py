@@ -6,7 +6,8 @@
 A task is a sine wave of amplitude in [0.1, 5] and phase in [0, pi], seen at K points in [-5, 5]. A network with two
 hidden layers of 40 learns weights from which one gradient step on those points fits the wave. The script trains it,
 prints the error after one step on 600 new waves, and draws the error after up to ten steps. Before it trusts a
-meta-gradient it compares one with finite differences; if they disagree, it says so and ends with exit status 1.
+meta-gradient it compares one with finite differences, and the second derivative of the meta-loss with gradgradcheck and
+with SciPy's Hessian; if they disagree, it says so and ends with exit status 1.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from torch.func import functional_call, grad_and_value
 from tqdm import tqdm
 
 import hodiff
+from hodiff.checks import along_directions
 from hodiff.meta import ANIL, FOMAML, MAML, MetaLearner, MetaSGD, Reptile
 
 mpl.use("Agg")
@@ -67,6 +69,21 @@ def make_network() -> nn.Module:
     """Two hidden layers of ReLU."""
     layers = [nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1)]
     return nn.Sequential(*layers)
+
+
+def check_second_order(shots: int, seed: int) -> str:
+    """What hodiff's check says of MAML's meta-loss, in float64."""
+    torch.manual_seed(seed)
+    learner = MAML(make_network().double(), mean_squared_error, INNER_RATE)
+    tasks = tuple(each.double() for each in draw_tasks(2, shots, shots, torch.Generator().manual_seed(seed)))
+    point = {name: each.detach() for name, each in learner.named_parameters()}
+
+    def meta_loss(parameters: Parameters) -> Tensor:
+        loss: Tensor = functional_call(learner, parameters, (tasks,))
+        return loss
+
+    few = along_directions(meta_loss, point, count=1, size=1e-3)
+    return hodiff.assert_differentiable(few, torch.zeros(1, dtype=torch.float64), vmap=False).summary
 
 
 def check_meta_gradient(shots: int, seed: int) -> float:
@@ -201,7 +218,8 @@ def main() -> None:
     progress = sys.stderr.isatty() and not options.no_progress
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other
     distance = check_meta_gradient(options.shots[0], seed=0)
-    print(f"MAML's meta-gradient is {distance:.1e} (relative) away from finite differences\n")
+    print(f"MAML's meta-gradient is {distance:.1e} (relative) away from finite differences")
+    print(f"{check_second_order(options.shots[0], seed=0)}\n")
     print(f"mean squared error on {TEST_TASKS} new waves, with 95% confidence, after {options.steps:,} meta-steps")
     print(f"{'':24}{'no step':>18}{'one step':>18}{f'{TEST_STEPS} steps':>18}{'ms a meta-step':>18}")
     curves = {}

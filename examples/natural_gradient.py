@@ -32,6 +32,7 @@ from torch.func import functional_call, grad
 from tqdm import tqdm
 
 import hodiff
+from hodiff.checks import along_directions
 from hodiff.estimators import solve
 
 Parameters = dict[str, Tensor]
@@ -47,6 +48,19 @@ def gradient(network: nn.Module, parameters: Parameters, images: Tensor, labels:
     """The gradient of the loss."""
     slopes: Parameters = grad(lambda parameters: loss(network, parameters, images, labels))(parameters)
     return slopes
+
+
+def check(hidden: int, images: Tensor, labels: Tensor, seed: int) -> str:
+    """What hodiff's check says of the loss, in float64: all routes, gradgradcheck, SciPy's Hessian."""
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(64, hidden), nn.Tanh(), nn.Linear(hidden, 10)).double()
+    point = {name: parameter.detach() for name, parameter in network.named_parameters()}
+
+    def cross_entropy(parameters: Parameters) -> Tensor:
+        return loss(network, parameters, images.double(), labels)
+
+    few = along_directions(cross_entropy, point, size=0.1)
+    return hodiff.assert_differentiable(few, torch.zeros(2, dtype=torch.float64), vmap=False).summary
 
 
 def natural_gradient(damping: float) -> Gradient:
@@ -164,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     progress = sys.stderr.isatty() and not options.no_progress
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other
     data = Digits.load(options.seed)
+    print(f"{check(options.hidden, data.images, data.labels, options.seed)}\n")
     print(f"{'':40}{'steps':>8}{'seconds':>10}{'loss':>12}{'test, %':>12}")
 
     outcomes = {}

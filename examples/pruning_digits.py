@@ -38,6 +38,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from tqdm import tqdm
 
 import hodiff
+from hodiff.checks import along_directions
 from hodiff.estimators import diagonal
 
 mpl.use("Agg")
@@ -111,6 +112,15 @@ class Trained:
         """In percent."""
         with torch.no_grad():
             return 100 * (self.network(images).argmax(dim=1) == labels).double().mean().item()
+
+
+def check(hidden: int, weight_decay: float) -> str:
+    """What hodiff's check says of the loss, in float64: all routes, gradgradcheck, SciPy's Hessian."""
+    pixels, labels = load_digits(return_X_y=True)
+    trained = Trained(hidden, torch.from_numpy(pixels[:200]) / 16, torch.from_numpy(labels[:200]), weight_decay, 0)
+    trained.network.double()
+    few = along_directions(trained.loss, trained.parameters, size=0.1)
+    return hodiff.assert_differentiable(few, torch.zeros(2, dtype=torch.float64), vmap=False).summary
 
 
 def saliency(trained: Trained) -> Tensor:
@@ -225,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         experiment: {name: torch.stack([each[experiment][name] for each, _ in runs]) for name in SCORES}
         for experiment in runs[0][0]
     }
+    print(check(options.hidden, options.weight_decay))
     size = 75 * options.hidden + 10
     print(f"network 64-{options.hidden}-10, {size:,} parameters; test accuracy in %, mean of {options.seeds} seeds")
     for experiment, curves in experiments.items():

@@ -29,6 +29,7 @@ from torch import Tensor
 from tqdm import trange
 
 import hodiff
+from hodiff.checks import along_directions
 from hodiff.implicit import fixed_point
 
 STEP_SIZE = 0.1
@@ -61,7 +62,7 @@ def regression_loss(weights: Tensor, data: Data) -> Tensor:
     return F.binary_cross_entropy_with_logits(points @ weights, labels)
 
 
-def make_losses(training: Data, validation: Data) -> dict[str, Loss]:
+def make_losses(training: Data, validation: Data, steps: int = STEPS) -> dict[str, Loss]:
     """The validation loss as a function of the penalties, once for each way to differentiate it."""
 
     def objective(weights: Tensor, penalties: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ def make_losses(training: Data, validation: Data) -> dict[str, Loss]:
         "implicit": fixed_point(step, without_a_graph, linear_solver="dense", check=False),
         "series": fixed_point(step, without_a_graph, linear_solver="neumann", max_iterations=TERMS, check=False),
         "last": through_the_last,
-        "unrolled": lambda weights, penalties: descend(step, weights, penalties),
+        "unrolled": lambda weights, penalties: descend(step, weights, penalties, steps),
     }
 
     def loss_by(solution: Callable[..., Tensor]) -> Loss:
@@ -102,6 +103,17 @@ def compare(losses: dict[str, Loss], penalties: Tensor) -> dict[str, float]:
     gradients = {name: torch.func.grad(loss)(penalties) for name, loss in losses.items()}
     reference = gradients["unrolled"]
     return {name: ((each - reference).norm() / reference.norm()).item() for name, each in gradients.items()}
+
+
+def check(training: Data, validation: Data) -> str:
+    """What hodiff's check says of the loss through two training steps: all routes, gradgradcheck, SciPy's Hessian."""
+    unrolled = make_losses(training, validation, steps=2)["unrolled"]
+
+    def validation_loss(penalties: Tensor) -> Tensor:
+        return unrolled(penalties)
+
+    few = along_directions(validation_loss, torch.ones(20, dtype=torch.float64), size=1.0)
+    return hodiff.assert_differentiable(few, torch.zeros(2, dtype=torch.float64), vmap=False).summary
 
 
 def learn(loss: Loss, steps: int, progress: bool) -> tuple[list[float], Tensor]:
@@ -138,12 +150,14 @@ def main() -> None:
     training, validation = make_data(options.seed)
 
     doubles = [(points.double(), labels.double()) for points, labels in (training, validation)]
-    distances = compare(make_losses(*doubles), torch.ones(20, dtype=torch.float64))
+    distances = compare(make_losses(doubles[0], doubles[1]), torch.ones(20, dtype=torch.float64))
     print("hypergradient at the start, relative distance from the unrolled one, float64")
     for way, distance in distances.items():
         print(f"  {way:12}{distance:.1e}")
     if not distances["implicit"] <= IMPLICIT_AGREES_TO:
         raise hodiff.CheckError(f"implicit and unrolled hypergradients are {distances['implicit']:.1e} apart.")
+
+    print(check(doubles[0], doubles[1]))
 
     losses = make_losses(training, validation)
     shown = [step for step in REPORTED if step < options.steps]

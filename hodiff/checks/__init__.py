@@ -7,6 +7,7 @@ from hodiff.checks.audit.mutated.mutated_audit import mutated_audit as mutated_a
 from hodiff.checks.audit.table import AuditTable as AuditTable
 from hodiff.checks.audit.verdicts import Verdict as Verdict
 from hodiff.checks.check import check as check
+from hodiff.checks.directions import along_directions as along_directions
 from hodiff.checks.oracles.compositions import derivative as derivative
 from hodiff.checks.oracles.compositions import route_names as route_names
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate as DifferenceEstimate

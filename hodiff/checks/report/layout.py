@@ -77,6 +77,8 @@ def summary(report: ReportData) -> str:
         errors = [entry.error for entry in report.entries if entry.quantity == quantity and entry.error is not None]
         if errors:
             parts.append(f"{name} agree to {max(errors):.0e}")
+        elif any(entry.quantity == quantity for entry in report.entries):
+            parts.append(f"{name} tell nothing")
     for check in ("gradcheck", "gradgradcheck"):
         statuses = {entry.status for entry in report.entries if entry.route == check}
         if statuses:

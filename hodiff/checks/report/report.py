@@ -81,7 +81,7 @@ class Report(ReportData):
 
     @property
     def summary(self) -> str:
-        """One line: the verdict, the largest relative distance from differences and SciPy's Hessians, torch's checks."""
+        """One line: the verdict, the largest relative distances from differences and from SciPy, torch's checks."""
         return summary(self)
 
     def _of_severity(self, severity: str) -> tuple[Finding, ...]:

@@ -1,0 +1,72 @@
+"""What each example differentiates passes hodiff's check, gradgradcheck and SciPy's Hessian among it."""
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def few_shot(example: ModuleType) -> str:
+    generator = torch.Generator().manual_seed(0)
+    tasks = example.draw_tasks(example.make_shapes(range(7)), 1, 1, generator)
+    return example.check(example.LEARNERS["MAML"](example.make_network(generator)), tasks)
+
+
+def ridge(example: ModuleType) -> str:
+    return example.check(*([each.double() for each in part] for part in example.make_data(1)))
+
+
+def natural(example: ModuleType) -> str:
+    data = example.Digits.load(0)
+    return example.check(4, data.images[:100], data.labels[:100], 0)
+
+
+def influence(example: ModuleType) -> str:
+    return example.check(torch.zeros(65, 10, dtype=torch.float64), example.load_images(100, 0)[0], 0.01)
+
+
+# The check of an example by itself: one line, or several.
+CHECKS: dict[str, Callable[[ModuleType], str | list[str]]] = {
+    "constrained": lambda example: example.check_first(example.make_problems(40, 0)),
+    "data_cleaning_digits": lambda example: example.check_losses(
+        example.load(example.parse_options(["--quick"]))[0], 0
+    ),
+    "distillation_digits": lambda example: example.check(example.load()[0], 0),
+    "few_shot_digits": few_shot,
+    "imaml_memory": lambda example: example.check(0),
+    "influence_digits": influence,
+    "maml_sinusoid": lambda example: example.check_second_order(5, 0),
+    "natural_gradient": natural,
+    "pruning_digits": lambda example: example.check(4, 0.0),
+    "ridge_hyperparameters": ridge,
+}
+SLOW = {"constrained", "distillation_digits", "few_shot_digits", "imaml_memory", "maml_sinusoid"}
+# These check within their run, which the slow tests of theirs read.
+IN_THEIR_RUN = {"digits_hessian", "distributed_hessian", "edge_of_stability"}
+WITHOUT = {"quantized_digits": "its derivatives are those of a surrogate"}
+
+
+def test_every_example_is_listed() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*CHECKS, *IN_THEIR_RUN, *WITHOUT}
+    for name in CHECKS.keys() | IN_THEIR_RUN:
+        assert "assert_differentiable(" in (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CHECKS]
+)
+def test_check_of_the_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    found = CHECKS[name](importlib.import_module(name))
+    for line in [found] if isinstance(found, str) else found:
+        assert ": ok" in line
+        assert "gradcheck passes, gradgradcheck passes" in line
+        distances = re.findall(r"agree to (\S+),", line)
+        assert len(distances) == 2, line
+        assert all(float(distance) < 1e-3 for distance in distances), line
