@@ -60,7 +60,7 @@ class Report(ReportData):
         >>> report.ok
         True
         >>> report.summary
-        'check of sin: ok, differences agree to 1e-12'
+        'sin: ok, differences agree to 1e-12'
         >>> print(report)
         check of sin: ok
         order  route    vs differences
