@@ -13,6 +13,7 @@ from hodiff.corrections import (
     once_differentiable,
     pooling,
     scripts,
+    tails,
     weight_norm,
 )
 from hodiff.corrections.declining import INVALID as INVALID
@@ -58,6 +59,7 @@ FAMILIES = {
     "sparse tensors": (constructors,),
     "special functions": (airy, bessel, gamma, modified_bessel, normal_tails, polynomials),
     "sums in the log domain": (logarithms,),
+    "tails": (tails,),
 }
 
 enter_operators()

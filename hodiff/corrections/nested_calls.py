@@ -25,6 +25,7 @@ COMPOSITES: dict[Callable[..., Any], str] = {
     F.multi_head_attention_forward: "it calls scaled_dot_product_attention, whose fused kernels have no second one",
     torch.pca_lowrank: "of a sparse matrix, it makes another of means, whose gradient is a constant",
     F.triplet_margin_with_distance_loss: "it calls a distance, as a default torch's own",
+    F.multilabel_soft_margin_loss: "it calls logsigmoid, which loses its digits in the tails",
 }
 
 # How a function of torch asks whether a mode is active.
