@@ -34,9 +34,6 @@ def _keeps_pivots(_: str, sample: Sample) -> bool:
 # Calls of which torch has no right value to differentiate.
 _WITHOUT_VALUE: dict[str, Callable[[str, Sample], bool]] = {
     "index_put": _repeats,
-    "nn.functional.max_unpool1d": _repeats,
-    "nn.functional.max_unpool2d": _repeats,
-    "nn.functional.max_unpool3d": _repeats,
     "linalg.lstsq": _keeps_pivots,
 }
 
