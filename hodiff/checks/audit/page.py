@@ -46,9 +46,10 @@ a batch, a dimension of size 1 or 0, zeros, ties, equal slices, large, small or 
 another layout in memory, repeated indices; or the call another option, keywords, float32. The value is compared with
 torch's, and derivatives of order 1 to 3 by every route with differences. A call counts where differences of two largest
 steps agree and where they add up as directions do, and an error where it shows along other directions, too. Left out is
-what torch calls undefined, a place that `index_put` writes twice, and `lstsq` of several matrices by gelsy, whose value is
-wrong where a matrix needs other pivots than the one before; what is drawn from a distribution is a constant by torch's
-definition. `--seed` makes other calls and `--cases` more of them; what fails is made smaller and printed as a script.
+what torch calls undefined, a place that `index_put` writes twice, and `lstsq` of several matrices by gelsy, whose value
+is wrong where a matrix needs other pivots than the one before; what is drawn from a distribution is a constant by
+torch's definition. `--seed` makes other calls and `--cases` more of them; what fails is made smaller and printed as a
+script.
 """
 
 
