@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
 from hodiff.corrections.distances.squares import LENGTHS, of_lengths
-from hodiff.corrections.registry import CORRECTIONS, Correction
+from hodiff.corrections.registry import Correction, correction_of
 from hodiff.corrections.subclasses import ask_subclasses
 from hodiff.corrections.wrapping import within
 from hodiff.errors import HodiffError, InputError, RouteError
@@ -22,9 +22,6 @@ from hodiff.torch_internals.interception import subclasses_are_asked
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# Operators that are written in Python, which dynamo finds in no dictionary, and what they call.
-_POWER, _POWER_IN_PLACE = Tensor.__pow__, Tensor.__ipow__
 
 # Other subclasses of Tensor bring rules of their own, which must be asked.
 _PLAIN = {Tensor, Parameter}
@@ -68,9 +65,7 @@ class Corrections(TorchFunctionMode):
             result = of_lengths(func, args, kwargs)
             if result is not None:
                 return result
-        correction = CORRECTIONS.get(func)
-        if correction is None and (func is _POWER or func is _POWER_IN_PLACE) and isinstance(args[1], Tensor):
-            correction = CORRECTIONS.get(Tensor.pow if func is _POWER else Tensor.pow_)
+        correction = correction_of(func, args)
         if types and not _PLAIN.issuperset(types) and subclasses_are_asked():
             return ask_subclasses(self, correction, func, types, args, kwargs)
         if correction is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 from torch.overrides import resolve_name
 
 from hodiff.common.options import require_choice, require_int
@@ -72,6 +73,9 @@ class Row(NamedTuple):
 
 # What the mode looks up at every call.
 CORRECTIONS: dict[Callable[..., Any], Correction] = {}
+
+# Methods that torch writes in Python, which a compiler finds in no dictionary, by the functions that they call.
+_POWER, _POWER_IN_PLACE, _NORM = Tensor.__pow__, Tensor.__ipow__, Tensor.norm
 
 # All rules entered for a torch function, the newest last; the newest that does not stand aside is in `CORRECTIONS`.
 _ENTERED: dict[Callable[..., Any], list[Correction]] = {}
@@ -250,6 +254,18 @@ def _put_in_force(function: Callable[..., Any]) -> None:
 def keep_as_own() -> None:
     """Make the rules entered so far hodiff's own, which `unregister` does not remove."""
     _OWN.update((function, len(entries)) for function, entries in _ENTERED.items())
+
+
+def correction_of(function: Any, args: Sequence[Any]) -> Correction | None:
+    """The rule in force for a call, if there is one."""
+    found = CORRECTIONS.get(function)
+    if found is not None:
+        return found
+    if function is _NORM:
+        return CORRECTIONS.get(torch.norm)
+    if (function is _POWER or function is _POWER_IN_PLACE) and isinstance(args[1], Tensor):
+        return CORRECTIONS.get(Tensor.pow if function is _POWER else Tensor.pow_)
+    return None
 
 
 def table() -> list[Row]:

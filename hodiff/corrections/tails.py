@@ -15,20 +15,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter
 
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
-from hodiff.corrections.values import with_value
+from hodiff.corrections.values import numbers_of, with_value
 from hodiff.functions.logarithms import LogSigmoid
 from hodiff.functions.logistic import Logistic
 from hodiff.functions.softmax.reductions import Tanh
 from hodiff.torch_internals.differentiation import may_be_differentiated
-from hodiff.torch_internals.recording import in_fx_trace, in_jit_trace
 from hodiff.torch_internals.wrapped_tensors import below_transforms
-
-# Others, such as those of a compiler, may hold no numbers.
-_PLAIN = {Tensor, Parameter}
 
 _loses_tails = partial(
     register, reason="derivatives are made of a value that rounds to its limit, and lose their digits in the tails"
@@ -43,12 +38,9 @@ def _far(dtype: torch.dtype) -> float:
 
 def _seen(x: Tensor) -> Tensor | None:
     """The numbers, where derivatives may be asked for and one can look at them, and without waiting."""
-    if not may_be_differentiated((x,)) or torch.compiler.is_compiling() or in_fx_trace() or in_jit_trace():
+    if not (x.is_cpu and x.is_floating_point() and may_be_differentiated((x,))):
         return None
-    plain = below_transforms(x)
-    if type(plain) not in _PLAIN or not (plain.is_cpu and plain.is_floating_point() and plain.numel()):
-        return None
-    return plain.detach()
+    return numbers_of(x)
 
 
 def _exceed(x: Tensor, limit: float) -> bool:

@@ -7,9 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from hodiff.rules.elementwise import ElementwiseFunction
+from hodiff.torch_internals.recording import in_fx_trace, in_jit_trace
 from hodiff.torch_internals.transforms import in_func_vmap
+from hodiff.torch_internals.wrapped_tensors import below_transforms
+
+# Others, such as those of a compiler, may hold no numbers.
+_PLAIN = {Tensor, Parameter}
 
 
 class WithValue(ElementwiseFunction):
@@ -54,3 +60,11 @@ def with_value(y: Tensor, value: Tensor) -> Tensor:
     """The derivatives of a tensor with the value of another, of the same shape and dtype."""
     # A compiler differentiates what a Function's forward consists of, so there the value is that of the formula.
     return y if torch.compiler.is_compiling() else WithValue.call(y, value.detach())
+
+
+def numbers_of(x: Tensor) -> Tensor | None:
+    """What a tensor holds below all transforms, as a constant; None where a graph is made, which is for any numbers."""
+    if torch.compiler.is_compiling() or in_fx_trace() or in_jit_trace():
+        return None
+    plain = below_transforms(x)
+    return plain.detach() if type(plain) in _PLAIN and plain.device.type != "meta" and plain.numel() else None

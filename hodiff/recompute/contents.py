@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from hodiff.recompute.reachable import cells_of, is_users, named_in, slot_names
+from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 
 # What is told apart by its value, in words or as it is.
 _NUMBERS = (bool, int, float, complex, type(None), np.generic)
 _HASHED = (str, bytes, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
-_SINGLE = (Enum, ModuleType, BuiltinFunctionType, CodeType, torch.Generator)
+_SINGLE = (Enum, ModuleType, BuiltinFunctionType, CodeType, torch.Generator, OpOverload, OpOverloadPacket)
 # Objects of these modules have state that says nothing of a computation, and changes all the time.
 _OPAQUE = {"logging", "threading", "_thread", "_weakref", "weakref", "typing", "io", "_io", "tqdm"}
 _MISSING = object()

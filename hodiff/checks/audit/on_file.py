@@ -1,4 +1,4 @@
-"""The audits that hodiff brings along, one for each minor version of torch that was audited."""
+"""The audits that hodiff brings along: one for each minor version of torch that was audited, and invented calls."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from importlib import resources
 
 import torch
 
+from hodiff.checks.audit.mutated.mutated_audit import MutatedAudit
 from hodiff.checks.audit.table import AuditTable
 
 _FOLDER = resources.files("hodiff.checks.audit") / "data"
+_INVENTED = "mutated-2.13.json"
 
 
 def versions_on_file() -> list[str]:
@@ -23,6 +25,11 @@ def audit_on_file(version: str = torch.__version__) -> AuditTable:
     audited = versions_on_file()
     older = [each for each in audited if _numbers(each) <= _numbers(version)]
     return _read(older[-1] if older else audited[0])
+
+
+def mutated_on_file() -> MutatedAudit:
+    """The audit of invented calls, by torch alone and with corrections."""
+    return MutatedAudit.from_json((_FOLDER / _INVENTED).read_text(encoding="utf-8"))
 
 
 @cache

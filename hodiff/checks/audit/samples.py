@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hodiff.common.randomness import seeded
 from hodiff.corrections import corrected
-from hodiff.corrections.registry import CORRECTIONS
+from hodiff.corrections.registry import correction_of
 from hodiff.errors import HodiffError
 from hodiff.torch_internals.operator_database import operator_database, parameter_names
 from hodiff.torch_internals.operators import batch_norm_with_update, native_batch_norm
@@ -125,7 +125,7 @@ class _Listener(torch.overrides.TorchFunctionMode):
     found = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        correction = CORRECTIONS.get(func)
+        correction = correction_of(func, args)
         self.found = self.found or (correction is not None and correction.kind != "slow")
         return func(*args, **(kwargs or {}))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hodiff.checks.audit.audit import audit
 from hodiff.checks.audit.mutated.mutated_audit import MutatedAudit, mutated_audit
-from hodiff.checks.audit.on_file import audit_on_file, versions_on_file
+from hodiff.checks.audit.on_file import audit_on_file, mutated_on_file, versions_on_file
 from hodiff.checks.audit.page import markdown_page
 from hodiff.checks.audit.table import AuditTable
 
@@ -46,7 +46,7 @@ def run_audit(options: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 without defects and 1 with."""
     if options.on_file:
         versions = [audit_on_file(version) for version in versions_on_file()]
-        _write(options, audit_on_file(), markdown_page(audit_on_file(), versions))
+        _write(options, audit_on_file(), markdown_page(audit_on_file(), versions, mutated_on_file()))
         return 0
     if options.mutate:
         return _run_mutated(options)

@@ -16,7 +16,7 @@ from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.preflight.function_defects import FunctionDefect, function_defects
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.distances.squares import LENGTHS
-from hodiff.corrections.registry import CORRECTIONS, Correction
+from hodiff.corrections.registry import Correction, correction_of
 from hodiff.errors import InputError
 from hodiff.recompute.checkpoint import stored_instead
 from hodiff.routes import ROUTES
@@ -185,13 +185,13 @@ class _Listener(TorchFunctionMode):
             use.calls += 1
             case = (func, why is not None, why is not None and why.torch_is_right)
             if case not in self.judged:
-                self.judged[case] = _judge(func, name, CORRECTIONS.get(func), why, self.correct)
+                self.judged[case] = _judge(func, name, correction_of(func, args), why, self.correct)
             routes, remedy = self.judged[case]
             use.routes = {
                 route: max(use.routes.get(route, "right"), routes[route], key=_RANKS.index) for route in ROUTES
             }
             use.remedy = use.remedy or remedy
-            if func in CORRECTIONS and id(result) in LENGTHS and not result.detach().all():
+            if correction_of(func, args) is not None and id(result) in LENGTHS and not result.detach().all():
                 self.zero_lengths[name] = self.zero_lengths.get(name, 0) + 1
         return result
 

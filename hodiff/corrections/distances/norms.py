@@ -58,7 +58,7 @@ def _fit(dims: Sequence[int], n: int) -> bool:
     return all(-n <= dim < n for dim in dims) and len({dim % n for dim in dims}) == len(dims)
 
 
-@_not_finite(torch.norm, Tensor.norm, name="torch.norm")
+@_not_finite(torch.norm, name="torch.norm")
 def _norm(
     input: Tensor,
     p: float | str | None = "fro",

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from hodiff.torch_internals.wrapped_tensors import below_transforms, is_wrapped
+from hodiff.corrections.values import numbers_of
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 
 def scan_of_products(x: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -71,10 +72,11 @@ def products_by_index(x: Tensor, index: Tensor, target: Tensor, *, include_targe
 
 
 def _may_overflow(x: Tensor) -> bool:
-    """Whether a product of neighbours may leave the range of the dtype; a compiler sees no numbers, and is trusted."""
-    if torch.compiler.is_compiling() or x.device.type == "meta" or not x.numel():
+    """Whether a product of neighbours may leave the range of the dtype; a graph, without numbers, is trusted."""
+    numbers = numbers_of(x)
+    if numbers is None:
         return False
-    sizes = _exponents(below_transforms(x)).abs()
+    sizes = _exponents(numbers).abs()
     largest = sizes.max() * x.shape[-1] if is_wrapped(x) else sizes.sum(-1).max()
     return bool(largest >= _range(x))
 

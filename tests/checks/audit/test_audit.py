@@ -15,7 +15,7 @@ from hodiff.checks import AuditTable, Verdict, audit
 from hodiff.checks.audit import on_file
 from hodiff.checks.audit.audit import select_operators
 from hodiff.checks.audit.audit_sample import audit_function, audit_sample
-from hodiff.checks.audit.on_file import audit_on_file, versions_on_file
+from hodiff.checks.audit.on_file import audit_on_file, mutated_on_file, versions_on_file
 from hodiff.checks.audit.page import markdown_page
 from hodiff.checks.audit.pool import DiedError, Worker, serve
 from hodiff.checks.audit.samples import Sample, database
@@ -321,7 +321,17 @@ def test_tables_on_file_have_both_runs_of_every_operator(version):
 
 def test_the_page_shows_the_tables_on_file(committed):
     versions = [audit_on_file(version) for version in versions_on_file()]
-    assert (ROOT / "docs" / "audit.md").read_text(encoding="utf-8") == markdown_page(committed, versions)
+    assert (ROOT / "docs" / "audit.md").read_text(encoding="utf-8") == markdown_page(
+        committed, versions, mutated_on_file()
+    )
+
+
+def test_no_invented_call_on_file_is_silently_wrong_inside_corrections():
+    found = mutated_on_file()
+    assert set(found.counts["torch"]) == set(found.counts["corrected"]) >= {"sin", "nn.functional.layer_norm"}
+    assert found.total("torch").silent > 50
+    assert found.total("corrected").judged > 2000
+    assert not found.total("corrected").silent
 
 
 def test_a_torch_that_was_not_audited_has_the_table_of_the_nearest_older_one(monkeypatch):
