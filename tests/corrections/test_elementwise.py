@@ -40,6 +40,10 @@ CASES = {
     "atan2": (torch.atan2, (randn(2, 3), randn(3))),
     "logit": (lambda x: torch.logit(x, 0.2), (tensor(0.0, 0.1, 0.3, 0.6, 1.0),)),
     "polar": (torch.polar, (tensor(0.0, 0.5, -2.0), randn(3))),
+    "linspace": (lambda a, b: torch.linspace(a, b, 4) ** 2, (tensor(0.5)[0], tensor(-1.0)[0])),
+    "linspace to a number": (lambda a: torch.linspace(a**2, 2.0, 3, dtype=D), (tensor(0.7)[0],)),
+    "logspace": (lambda a: torch.logspace(0.3, a, 3, base=2.0), (tensor(0.7)[0],)),
+    "rsub": (lambda a, b: torch.rsub(a, b, alpha=2) ** 2, (randn(3), tensor(1.3)[0])),
     "sinc": (torch.sinc, (tensor(0.0, 1e-6, 0.4, 0.5, -2.2),)),
     "sinc of complex numbers": (
         lambda a, b: torch.sinc(torch.complex(a, b)),
@@ -47,8 +51,24 @@ CASES = {
     ),
 }
 # Dynamo refuses complex numbers, what is written in place, and the gradient of a tangent that is constant.
-NOT_COMPILED = {"ldexp of rows", "polar", *(name for name in CASES if "complex" in name or "in place" in name)}
-WRONG = ("logit", "polar", "pow", "pow at 0", "sinc", *(["ldexp"] if torch.__version__ < "2.15" else []))
+NOT_COMPILED = {
+    "ldexp of rows",
+    "linspace",
+    "linspace to a number",
+    "logspace",
+    "polar",
+    *(name for name in CASES if "complex" in name or "in place" in name),
+}
+WRONG = (
+    "linspace",
+    "logspace",
+    "logit",
+    "polar",
+    "pow",
+    "pow at 0",
+    "sinc",
+    *(["ldexp"] if torch.__version__ < "2.15" else []),
+)
 
 
 def judged(f, inputs, order):
@@ -78,7 +98,7 @@ def test_every_route_batched_and_compiled(name):
 def test_torch_fails_here(name):
     """Else nothing above proves anything."""
     f, inputs = CASES[name]
-    assert {"wrong", "non-finite"} & set(judged(f, inputs, 2))
+    assert {"wrong", "zero", "non-finite"} & set(judged(f, inputs, 2))
 
 
 @pytest.mark.parametrize("x", [0.0, 1e-9, 1e-3, 0.45, 0.5, 1.0, 2.7, 40.3])

@@ -9,7 +9,7 @@ from corrections.calls import CALLS, CONSTANTS, ELSEWHERE, FAMILIES_ELSEWHERE, n
 from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
-from hodiff.corrections.registry import CORRECTIONS
+from hodiff.corrections.registry import CORRECTIONS, correction_of
 
 # torch says of some, once, that they are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
@@ -43,7 +43,7 @@ def accepts(function, args, kwargs, expected):
     except Exception:  # whatever torch raises
         return False
     return len(found) == len(expected) and all(
-        torch.allclose(one, other, rtol=1e-4, equal_nan=True) if one.shape == other.shape else False
+        (one.shape, one.dtype) == (other.shape, other.dtype) and torch.allclose(one, other, rtol=1e-4, equal_nan=True)
         for one, other in zip(found, expected, strict=True)
     )
 
@@ -61,7 +61,7 @@ def names(function, args, kwargs):
             if name not in given and accepts(function, args[:place], {name: args[place], **given}, expected)
         ]
         # Another argument, which the value does not show, may take the same number.
-        own = [*CORRECTIONS[function].parameters.signature.parameters, *[""] * len(args)][place]
+        own = [*correction_of(function, args).parameters.signature.parameters, *[""] * len(args)][place]
         if own in taken:
             taken = [own, *(name for name in taken if name in NUMPY)]
         if not taken:

@@ -96,7 +96,7 @@ class OrthogonalPolynomial(ElementwiseFunction):
         kernel: Callable[..., Tensor] = getattr(torch.special, name)
         value = kernel(x, degree)
         # Of no number torch returns what was in memory, beyond the first degree.
-        return value.masked_fill(x.isnan() & (degree > 1), torch.nan)
+        return value.masked_fill(x.isnan().logical_and(torch.as_tensor(degree) > 1), torch.nan)
 
     @staticmethod
     def slope(index: int, x: Tensor, degree: Any, name: str, order: int) -> Tensor:

@@ -237,7 +237,7 @@ def test_json_and_text():
     assert str(AUDIT).splitlines() == [
         "invented calls of operators of torch 2.13.0, seed 7",
         "torch alone: 5 calls, 1 silently wrong, 0 raise: bad",
-        "inside hodiff.corrected(): 0 calls, 0 silently wrong, 0 raise; 1 operators given up",
+        "inside hodiff.corrected(): 0 calls, 0 silently wrong, 0 raise; 1 operator given up",
     ]
     with pytest.raises(InputError, match="JSON"):
         MutatedAudit.from_json("[]")
@@ -247,7 +247,7 @@ def test_the_page_counts_invented_calls():
     page = markdown_page(AuditTable("2.13.0", {}), (), AUDIT)
     assert "torch 2.13.0, seed 7:" in page
     assert "| torch alone | 5 | 1 | 0 | none given up |" in page
-    assert "| inside hodiff.corrected() | 0 | 0 | 0 | 1 operators given up |" in page
+    assert "| inside hodiff.corrected() | 0 | 0 | 0 | 1 operator given up |" in page
     assert "| `bad` | 1 of 2 | took long |" in page
     assert "| `sin` |" not in page
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
@@ -133,10 +134,11 @@ def _is_differentiable(sample: Sample, correct: bool, seed: int) -> bool:
     everywhere = torch.ones(len(problem.point), dtype=torch.float64)
 
     def loss(s: float, direction: Tensor = everywhere) -> Tensor:
-        return problem.curved_loss(s * direction).detach()[None]
+        value = attempt(problem.curved_loss, s * direction)
+        return torch.tensor([math.nan]) if isinstance(value, Failure) else value.detach()[None]
 
     near, far = (max(abs(float(loss(h) - loss(0.0))) for h in (s, -s)) for s in (_NEAR * problem.step, problem.step))
-    if near > _KINK * (far + abs(float(loss(0.0)))) + _VANISHING:
+    if not near <= _KINK * (far + abs(float(loss(0.0)))) + _VANISHING:  # it raises, or there is a jump
         return False
     along = [
         extrapolate(partial(loss, direction=each), problem.step, problem.eps)

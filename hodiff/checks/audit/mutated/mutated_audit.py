@@ -58,7 +58,7 @@ class MutatedAudit:
             sum(each.judged for each in counts),
             sum(each.silent for each in counts),
             sum(each.raising for each in counts),
-            f"{lost} operators given up" if lost else "",
+            f"{lost} operator{'s' * (lost > 1)} given up" if lost else "",
         )
 
     @property
