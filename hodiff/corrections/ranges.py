@@ -24,6 +24,10 @@ def _between(start: Any, end: Any, steps: int) -> Tensor:
     return start * (1 - weights) + end * weights
 
 
+def _constant(end: Any) -> Any:
+    return end.detach() if isinstance(end, Tensor) else end
+
+
 def _is_needed(start: Any, end: Any, out: Any) -> bool:
     ends = [each for each in (start, end) if isinstance(each, Tensor)]
     return out is None and all(each.is_floating_point() for each in ends) and may_be_differentiated(ends)
@@ -33,8 +37,7 @@ def _is_needed(start: Any, end: Any, out: Any) -> bool:
 def _linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, out: Any = None, **options: Any) -> Any:
     if not (isinstance(start, Tensor) or isinstance(end, Tensor)) or not _is_needed(start, end, out):
         return UNNEEDED
-    constants = (each.detach() if isinstance(each, Tensor) else each for each in (start, end))
-    value = torch.linspace(*constants, steps, dtype=dtype, **options)
+    value = torch.linspace(_constant(start), _constant(end), steps, dtype=dtype, **options)
     return with_value(_between(start, end, steps).to(value), value)
 
 
@@ -44,6 +47,5 @@ def _logspace(
 ) -> Any:
     if not (isinstance(start, Tensor) or isinstance(end, Tensor)) or not _is_needed(start, end, out):
         return UNNEEDED
-    constants = (each.detach() if isinstance(each, Tensor) else each for each in (start, end))
-    value = torch.logspace(*constants, steps, base, dtype=dtype, **options)
+    value = torch.logspace(_constant(start), _constant(end), steps, base, dtype=dtype, **options)
     return with_value(torch.pow(base, _between(start, end, steps)).to(value), value)
