@@ -114,10 +114,16 @@ def read_unchanged(method: Callable[P, R]) -> Callable[P, R]:
         except RuntimeError as error:
             if not says(error, Wording.CHANGED_IN_PLACE):
                 raise
-            raise InputError(
-                f"{type(args[0]).__name__}: f: expected the tensors that it read when it was linearized, got one that "
-                "was changed in place since, as by an optimizer's step or by f itself; make another operator, use "
-                f"A.at(x), or let f read clones. torch says: {str(error).splitlines()[0]}"
-            ) from error
+            said = f" torch says: {str(error).splitlines()[0]}"
+            raise read_and_changed(type(args[0]).__name__, said) from error
 
     return run
+
+
+def read_and_changed(caller: str, said: str = "") -> InputError:
+    """The error for a tensor that f read and that is another one now."""
+    return InputError(
+        f"{caller}: f: expected the tensors that it read when it was linearized, got one that was changed in place "
+        f"since, as by an optimizer's step or by f itself; make another operator, use A.at(x), or let f read "
+        f"clones.{said}"
+    )

@@ -270,3 +270,18 @@ def test_the_compiler_itself(kind: str) -> None:
     expected = B.to_dense()
     close(A @ v, expected @ v)
     close(A @ V, expected @ V)
+
+
+def test_what_f_reads_changed_in_place(compilations: list[fx.GraphModule]) -> None:
+    """Beside the old sines the new weights would give the product of no function: the Hessian is -diag(w² sin(w x))."""
+    x, v = torch.tensor([0.3, -0.5], dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    w = torch.nn.Parameter(torch.tensor([2.0, 3.0], dtype=torch.float64))
+    A = HessianOperator(lambda x: (w * x).sin().sum(), x, compile=True)
+    torch.testing.assert_close(A @ v, (-w * w * (w * x).sin() * v).detach())
+    w.grad = torch.ones_like(w)
+    torch.optim.SGD([w], lr=0.5).step()
+    for _ in range(2):
+        with pytest.raises(hodiff.InputError, match=r"f: expected the tensors that it read .* changed in place"):
+            A @ v
+    torch.testing.assert_close(A.at(x) @ v, (-w * w * (w * x).sin() * v).detach())
+    assert compilations

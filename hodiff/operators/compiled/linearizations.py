@@ -16,7 +16,9 @@ from hodiff.derivatives.compilation import Arguments, Compiled, agree, compile_g
 from hodiff.derivatives.graphs_by_form import GraphsByForm
 from hodiff.errors import HodiffError
 from hodiff.operators.compiled.linear_graphs import Leaves, SplitGraph, capture, widen
+from hodiff.operators.determinism import read_and_changed
 from hodiff.recompute.dependencies import Dependencies
+from hodiff.torch_internals.tensors import version_of
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 # How many vectors one compiled call multiplies, and up to how many that are left it does so: few graphs serve blocks of
@@ -108,14 +110,14 @@ class _Graphs:
     """The graphs of one form of the arguments."""
 
     def __init__(self, caller: str, halves: SplitGraph):
-        self._caller = caller
+        self.caller = caller
         self._halves = halves
         self._ways: dict[int, Way] = {}
         self.number = next(_NUMBERS)
 
     def at(self, constants: Leaves) -> CompiledLinearization:
         """Run the half that depends on the point."""
-        return CompiledLinearization(self, tuple(self._halves.point(*constants)))
+        return CompiledLinearization(self, tuple(self._halves.point(*constants)), constants)
 
     def run(self, residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
         """Run the compiled linear half for all vectors of a group, leaves (width, *shape)."""
@@ -138,12 +140,12 @@ class _Graphs:
             found = compiled(*residuals, *group)
         except Exception as error:
             # Whatever the compiler could not do for many vectors, it has done for one.
-            warn_of_failure(f"{self._caller}: the product with a block", error)
+            warn_of_failure(f"{self.caller}: the product with a block", error)
             return self._one_by_one
         apart, expected = _timed(self._one_by_one, residuals, group)
         same, gap = agree(found, expected)
         if not same:
-            warn_of_failure(f"{self._caller}: the product with a block", gap)
+            warn_of_failure(f"{self.caller}: the product with a block", gap)
             return self._one_by_one
 
         def together(residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
@@ -159,9 +161,9 @@ class _Graphs:
 
 
 class CompiledLinearization:
-    """The residuals at a point, and the compiled graphs that make products of them."""
+    """The residuals at a point, and the compiled graphs that make products of them; some are what the graphs read."""
 
-    def __init__(self, graphs: _Graphs, residuals: Leaves):
+    def __init__(self, graphs: _Graphs, residuals: Leaves, read: Leaves):
         self._graphs = graphs
         self._residuals = residuals
         self.bytes_each = 0
@@ -170,9 +172,14 @@ class CompiledLinearization:
         # Views share storages, each of which counts once.
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in residuals}
         self.nbytes = sum(storages.values())
+        # Others are of the old values, and beside them a new one would make a product of neither.
+        kept = (each for each in read if not each.is_inference() and each.untyped_storage().data_ptr() in storages)
+        self._kept = [(each, version_of(each)) for each in kept]
 
     def products(self, tangents: Leaves) -> Leaves:
         """Products with k vectors, leaves (k, *shape)."""
+        if any(version_of(each) != version for each, version in self._kept):
+            raise read_and_changed(self._graphs.caller)
         k, start = tangents[0].shape[0], 0
         parts: list[Sequence[Tensor]] = []
         while start < k:
