@@ -7,7 +7,6 @@ CPU alone, as others would have to wait; compilers see torch's own functions.
 
 from __future__ import annotations
 
-import functools
 import math
 from functools import partial
 from typing import Any
@@ -30,10 +29,15 @@ _loses_tails = partial(
 )
 
 
-@functools.cache
+# From where on a rounded $1 - e^{-x}$ leaves a third of the digits of $e^{-x}$ at most.
+_FAR = {
+    dtype: -2 / 3 * math.log(torch.finfo(dtype).eps)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+}
+
+
 def _far(dtype: torch.dtype) -> float:
-    """From where on a rounded $1 - e^{-x}$ leaves a third of the digits of $e^{-x}$ at most."""
-    return -2 / 3 * math.log(torch.finfo(dtype).eps) if dtype.is_floating_point else math.inf
+    return _FAR.get(dtype, math.inf)
 
 
 def _seen(x: Tensor) -> Tensor | None:

@@ -20,6 +20,7 @@ from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.steady import draw_of, steady
 from hodiff.derivatives.transforms import gradient, pull, push
 from hodiff.graphs import inspect_graph
+from hodiff.torch_internals.wording import Wording, says
 
 Leaves = tuple[Tensor, ...]
 
@@ -44,24 +45,45 @@ def reverse_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
 def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
     """Push every unit vector through the directional derivative: n passes where the other routes take one."""
     draw, f = draw_of(f), steady(f)
-    slope = _slope(f, tangents)
+    bytes_each, aux = _size_of_tangents(f, primals)
 
-    def second(index: int) -> Callable[[Tensor], Tensor]:
-        def along(direction: Tensor) -> Tensor:
-            directions = tuple(direction if i == index else torch.zeros_like(p) for i, p in enumerate(primals))
-            return push(slope, (primals,), (directions,))[1]
-
-        return along
-
-    bytes_each, aux = _size_of_tangents(slope, primals)
-    product = []
-    for index, leaf in enumerate(primals):
+    def product(*, filled: bool) -> Leaves:
         parts = []
-        for start, stop in spans(leaf.numel(), resolve_chunk_size("auto", leaf.numel(), bytes_each, leaf.device)):
-            draw.rewind()
-            parts.append(vmap(second(index), randomness="same")(one_hot_rows(start, stop, leaf)))
-        product.append(torch.cat(parts).view(leaf.shape).to(leaf.dtype) if parts else torch.zeros_like(leaf))
-    return tuple(product), aux
+        for index, leaf in enumerate(primals):
+            rows = [leaf.new_zeros(0)]
+            for start, stop in spans(leaf.numel(), resolve_chunk_size("auto", leaf.numel(), bytes_each, leaf.device)):
+                draw.rewind()
+                along = _second(f, primals, tangents, index, filled=filled)
+                rows.append(vmap(along, randomness="same")(one_hot_rows(start, stop, leaf)))
+            parts.append(torch.cat(rows).view(leaf.shape).to(leaf.dtype))
+        return tuple(parts)
+
+    if torch.compiler.is_compiling():
+        return product(filled=False), aux
+    try:
+        return product(filled=False), aux
+    except RuntimeError as error:
+        # A tangent that is zero has no memory to change in place, unless it is given as zeros, at their cost.
+        if not says(error, Wording.CHANGES_ZERO):
+            raise
+    return product(filled=True), aux
+
+
+def _second(
+    f: BoundFunction, primals: Leaves, tangents: Leaves, index: int, *, filled: bool
+) -> Callable[[Tensor], Tensor]:
+    """The second derivative along the tangents and a direction of one leaf."""
+
+    def along(direction: Tensor) -> Tensor:
+        directions = tuple(direction if i == index else torch.zeros_like(p) for i, p in enumerate(primals))
+        if not filled:
+            return push(_slope(f, tangents), (primals,), (directions,))[1]
+        # Of the batch, into which all will be written.
+        zero = torch.zeros_like(direction).sum()
+        zeros = tuple(torch.zeros_like(each) + zero.to(each) for each in tangents)
+        return push(lambda point, v: _slope(f, v)(point), (primals, tangents), (directions, zeros))[1]
+
+    return along
 
 
 def _slope(f: BoundFunction, tangents: Leaves) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
@@ -74,13 +96,14 @@ def _slope(f: BoundFunction, tangents: Leaves) -> Callable[[Leaves], tuple[Tenso
     return slope
 
 
-def _size_of_tangents(slope: Callable[[Leaves], tuple[Tensor, PyTree]], primals: Leaves) -> tuple[int, PyTree]:
-    """Bytes that a directional derivative computes, each of which has a tangent for each unit vector; and aux."""
+def _size_of_tangents(f: BoundFunction, primals: Leaves) -> tuple[int, PyTree]:
+    """Bytes of a directional derivative, each of which has a tangent for each unit vector; and aux."""
     if torch.compiler.is_compiling():
-        return 0, slope(primals)[1]
+        return 0, f.scalar(primals)[1]
+    # Of the function alone: watched in forward mode, torch refuses what is in place, and may end the process.
     with ByteCount() as count:
-        _, aux = slope(primals)
-    return count.bytes, aux
+        _, aux = f.scalar(primals)
+    return 2 * count.bytes, aux
 
 
 PRODUCTS: dict[str, Callable[[BoundFunction, Leaves, Leaves], tuple[Leaves, PyTree]]] = {

@@ -48,6 +48,7 @@ class Wording(Enum):
     CHANGES_CAPTURED = (r"mutate a captured Tensor", "torch.func refuses to change what it has not been given")
     NO_NUMBERS = (r"Cannot access data pointer|Can't call numpy", "a transform or a graph hides the numbers")
     CHANGED_IN_PLACE = (r"modified by an inplace operation", "what a graph keeps is not any more what it was")
+    CHANGES_ZERO = (r"ZeroTensors are immutable", "an operator in place meets a tangent that is zero, without memory")
     OTHER_DEVICE = (r"same device|expected device", "tensors of two devices meet")
     NO_NUMBERS_TO_COPY = (r"out of meta tensor", "a copy from a device without numbers")
 
@@ -77,6 +78,7 @@ UNAVAILABLE = (
     Wording.NO_VMAP,
     Wording.NO_BATCHING_RULE,
     Wording.CHANGES_UNBATCHED,
+    Wording.CHANGES_ZERO,
     Wording.SPARSE,
     Wording.WRAPPER_WITHOUT_MEMORY,
     Wording.HIGHER_ORDER,

@@ -193,7 +193,6 @@ CALLS = [
     (torch.linalg.eigvals, (SYMMETRIC,), {}),
     *((each, (NUMBERS / 4, 0.2), {}) for each in (torch.logit, torch.Tensor.logit, torch.special.logit)),
     (torch.polar, (X, Y), {}),
-    (torch.rsub, (X, Y), {"alpha": 2.0}),
     (torch.linspace, (X[0, 0], X[1, 1], 4), {"dtype": D}),
     (torch.logspace, (X[0, 0], X[1, 1], 4, 2.0), {"dtype": D}),
     (F.poisson_nll_loss, (X, NUMBERS, True, True, None, 0.1, None, "sum"), {}),

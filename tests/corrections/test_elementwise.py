@@ -43,7 +43,6 @@ CASES = {
     "linspace": (lambda a, b: torch.linspace(a, b, 4) ** 2, (tensor(0.5)[0], tensor(-1.0)[0])),
     "linspace to a number": (lambda a: torch.linspace(a**2, 2.0, 3, dtype=D), (tensor(0.7)[0],)),
     "logspace": (lambda a: torch.logspace(0.3, a, 3, base=2.0), (tensor(0.7)[0],)),
-    "rsub": (lambda a, b: torch.rsub(a, b, alpha=2) ** 2, (randn(3), tensor(1.3)[0])),
     "sinc": (torch.sinc, (tensor(0.0, 1e-6, 0.4, 0.5, -2.2),)),
     "sinc of complex numbers": (
         lambda a, b: torch.sinc(torch.complex(a, b)),

@@ -207,3 +207,26 @@ def test_dict_order_is_that_of_the_input() -> None:
     x = {"z": torch.ones(1), "a": torch.ones(2)}
     product = hvp(lambda p: (p["z"] ** 2).sum() + (p["a"] ** 3).sum(), x, x)
     assert list(product) == ["z", "a"]
+
+
+IN_PLACE = {
+    "scaled": lambda x: (x * 1).mul_(2).pow(3).sum() / 8,
+    "copied": lambda x: (x * 1).copy_(x).pow(3).sum(),
+    "multiplied": lambda x: (x * 1).mul_(x).mul_(x).sum(),
+    "clamped": lambda x: (x * 1).clamp_(-9, 9).pow(3).sum(),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_where_tangents_have_no_memory(name):
+    """Of the sum of x³ the Hessian is diag(6 x); torch gives linear operators tangents of zero that none may change."""
+    x, v = torch.tensor([0.5, -2.0], dtype=torch.float64), torch.tensor([1.0, 3.0], dtype=torch.float64)
+    got = hvp(IN_PLACE[name], x, v, route="forward-over-forward")
+    torch.testing.assert_close(got, 6 * x * v)
+
+
+def test_what_is_dispatched_in_forward_mode_is_not_watched():
+    """Torch's tangent of a tangent of rsub ends the process, where anything watches."""
+    x, a = torch.ones(3), torch.tensor(1.3)
+    f = lambda a: torch.rsub(x, a, alpha=2).pow(2).sum()  # noqa: E731
+    assert hvp(f, a, torch.ones_like(a), route="forward-over-forward").item() == pytest.approx(6.0)

@@ -83,7 +83,8 @@ def test_limits(case, extremes):
     for point, expected in extremes.limits.items():
         got = derivatives(case, extremes, point)
         for order, (a, b) in enumerate(zip(got, expected, strict=False)):
-            same = math.isnan(a) if math.isnan(b) else a == b
+            # The last bit depends on which kernel runs.
+            same = math.isnan(a) if math.isnan(b) else a == b or math.isclose(a, b, rel_tol=2**-51)
             assert same, f"order {order} at {point!r}: expected {b}, got {a}"
 
 

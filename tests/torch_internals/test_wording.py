@@ -96,6 +96,12 @@ def _changed_in_place():
     y.backward()
 
 
+def _zero_in_place() -> Any:
+    x = torch.ones(3)
+    slope = lambda x: jvp(lambda y: (y * 1).mul_(2), (x,), (torch.ones(3),))[1]  # noqa: E731
+    return vmap(lambda v: jvp(slope, (x,), (v,))[1])(torch.eye(3))
+
+
 def _captured() -> Any:
     buffer = torch.zeros(3)
     return gradient(lambda x: buffer.add_(x).sum())(torch.ones(3))
@@ -189,6 +195,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: _x().numpy(),
     ),
     Wording.CHANGED_IN_PLACE: (_changed_in_place,),
+    Wording.CHANGES_ZERO: (_zero_in_place,),
     Wording.OTHER_DEVICE: (
         lambda: torch.ones(2) + torch.ones(2, device="meta"),
         lambda: torch.ones(2).index_add_(0, torch.zeros(1, device="meta").long(), torch.ones(1)),
