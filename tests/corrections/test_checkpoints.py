@@ -158,11 +158,11 @@ def test_derivatives_of_torch_at_another_point(way):
 
 def test_everywhere_else_torch_runs():
     x = torch.ones(2, requires_grad=True)
-    assert checkpoint(torch.sin, x, use_reentrant=False).grad_fn.name() == "SinBackward0"
+    assert type(checkpoint(torch.sin, x, use_reentrant=False).grad_fn).__name__ == "SinBackward0"
     with hodiff.corrected():
-        assert checkpoint(torch.sin, x, use_reentrant=False).grad_fn.name() != "SinBackward0"
+        assert type(checkpoint(torch.sin, x, use_reentrant=False).grad_fn).__name__ != "SinBackward0"
     assert hodiff.hvp(lambda x: x.sin().sum(), x, x).shape == (2,)
-    assert checkpoint(torch.sin, x, use_reentrant=False).grad_fn.name() == "SinBackward0"
+    assert type(checkpoint(torch.sin, x, use_reentrant=False).grad_fn).__name__ == "SinBackward0"
 
 
 def test_decorated_functions():

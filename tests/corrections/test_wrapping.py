@@ -18,7 +18,7 @@ X = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
 
 def acts():
     """Whether corrections act here: torch has another node."""
-    return F.layer_norm(X, (3,)).grad_fn.name() != "NativeLayerNormBackward0"
+    return type(F.layer_norm(X, (3,)).grad_fn).__name__ != "NativeLayerNormBackward0"
 
 
 def test_a_generator():
@@ -132,7 +132,7 @@ class Model:
 def test_other_callables():
     assert asyncio.run(corrected(Model())())
     assert corrected(functools.partial(acts))()
-    assert corrected(torch.nn.LayerNorm(3))(X).grad_fn.name() != "NativeLayerNormBackward0"
+    assert type(corrected(torch.nn.LayerNorm(3))(X).grad_fn).__name__ != "NativeLayerNormBackward0"
 
     class Holder:
         @staticmethod
@@ -226,7 +226,7 @@ def test_a_rule_that_calls_its_own_function_reaches_torch(how, covers):
                 function = hodiff.corrected()(function)
             expected = 0.6 if how == "by a transform" else 5.0
             assert function(three, four).item() == pytest.approx(expected)
-            assert function(three, four).grad_fn.name() != "HypotBackward0"
+            assert type(function(three, four).grad_fn).__name__ != "HypotBackward0"
     finally:
         unregister(torch.hypot)
 
