@@ -25,7 +25,7 @@ from hodiff.corrections.distances import cdist, deviations, norms
 from hodiff.corrections.elementwise import atan2, ldexp, logit, polar, powers, sinc
 from hodiff.corrections.indexing import cumulative, embedding, prod, reductions, scatter, splits, strides
 from hodiff.corrections.linalg import determinants, eigenvectors, reflectors, solve, symmetric
-from hodiff.corrections.losses import constant_targets, cross_entropy, ctc, margins, masked_terms
+from hodiff.corrections.losses import class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms
 from hodiff.corrections.mode import Corrections as Corrections
 from hodiff.corrections.mode import corrected as corrected
 from hodiff.corrections.operators import decomposed, gradients, renamed
@@ -51,7 +51,7 @@ FAMILIES = {
     "gradients": (checkpoints, custom_functions, once_differentiable),
     "indexing": (cumulative, embedding, prod, reductions, scatter, splits, strides),
     "linear algebra": (determinants, eigenvectors, reflectors, solve, symmetric),
-    "losses": (constant_targets, cross_entropy, ctc, margins, masked_terms),
+    "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),
     "normalization": (normalization, weight_norm),
     "operators of captured graphs": (renamed, decomposed, gradients),
     "recurrent networks": (networks, packing),

@@ -75,7 +75,7 @@ class Corrections(TorchFunctionMode):
             if kwargs.get("out") is not None and "out" not in correction.parameters.names:
                 return func(*args, **kwargs)  # which torch refuses to differentiate
             named = correction.parameters.renamed(func, kwargs)
-        if correction.kind == "slow" and not self._pays(correction.least_elements, args, named):
+        if correction.kind == "slow" and not self._pays(correction, args, named):
             return func(*args, **kwargs)
         result = correction.rule(*args, **named) if is_compiling() else _attempt(correction, args, named)
         if isinstance(result, Exception):
@@ -118,12 +118,16 @@ class Corrections(TorchFunctionMode):
             "derivatives by correct=False, or by calling it outside of corrected()."
         )
 
-    def _pays(self, least_elements: int, args: Any, kwargs: Any) -> bool:
+    def _pays(self, correction: Correction, args: Any, kwargs: Any) -> bool:
+        """Whether a rule that is mostly faster is so here, or needed."""
+        if correction.mends is not None and correction.mends(*args, **kwargs):
+            return True
         # A compiler fuses what the lean rules spare, and traces torch's own functions best.
         if not self.lean or is_compiling():
             return False
         # All functions with a least size call their first argument so.
-        return self.many or not least_elements or (args[0] if args else kwargs["input"]).numel() >= least_elements
+        least = correction.least_elements
+        return self.many or not least or (args[0] if args else kwargs["input"]).numel() >= least
 
 
 class _Corrected(Corrections):

@@ -38,6 +38,7 @@ class Correction:
         reference: Where the rule comes from.
         least_elements: Below this size of its first argument the rule pays only for many directions at once.
         mended: The version of torch whose own derivatives are right, or "".
+        mends: Says of which calls a "slow" one is needed, too, as torch's derivatives of them are wrong.
         parameters: What the rule takes.
     """
 
@@ -49,6 +50,7 @@ class Correction:
     reference: str = ""
     least_elements: int = 0
     mended: str = ""
+    mends: Callable[..., bool] | None = None
     parameters: Parameters = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +95,7 @@ def register(
     name: str | None = None,
     least_elements: int = 0,
     mended: str = "",
+    mends: Callable[..., bool] | None = None,
 ) -> Callable[[Rule], Rule]:
     r"""Decorator that enters a rule in place of a torch function: the one way in, for hodiff's rules and for yours.
 
@@ -113,6 +116,7 @@ def register(
         least_elements: The size of the first argument from which on a slow one pays for a single direction.
         mended: The version of torch from which on the derivatives are right, such as "2.15": there the rule stands
             aside.
+        mends: Takes the arguments and says whether a "slow" rule is needed wherever corrections are on.
 
     Returns:
         The decorator. It returns the rule, which takes the arguments of the torch function and returns its value, made
@@ -144,7 +148,7 @@ def register(
         # hodiff's own rules know what they call.
         inside = _outermost(rule) if _OWN else rule
         inside = inside if covers is None else _declining(inside, covers)
-        entry = Correction(title, inside, kind, reason, tuple(routes), reference, least_elements, mended)
+        entry = Correction(title, inside, kind, reason, tuple(routes), reference, least_elements, mended, mends)
         for function in dict.fromkeys(functions):
             _ENTERED.setdefault(function, []).append(entry)
             _put_in_force(function)

@@ -65,6 +65,8 @@ def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
     except RuntimeError as error:
         # A tangent that is zero has no memory to change in place, unless it is given as zeros, at their cost.
         if not says(error, Wording.CHANGES_ZERO):
+            draw.rewind()
+            _slope(f, tangents)(primals)  # whose error says more than that of a batch
             raise
     return product(filled=True), aux
 

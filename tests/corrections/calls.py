@@ -193,6 +193,8 @@ CALLS = [
     (torch.linalg.eigvals, (SYMMETRIC,), {}),
     *((each, (NUMBERS / 4, 0.2), {}) for each in (torch.logit, torch.Tensor.logit, torch.special.logit)),
     (torch.polar, (X, Y), {}),
+    (F.nll_loss, (X, LABELS, WEIGHT + 0, None, 1, None, "sum"), {}),
+    (F.binary_cross_entropy, (NUMBERS / 4, NUMBERS / 5, NUMBERS + 0, None, None, "sum"), {}),
     (torch.linspace, (X[0, 0], X[1, 1], 4), {"dtype": D}),
     (torch.logspace, (X[0, 0], X[1, 1], 4, 2.0), {"dtype": D}),
     (F.poisson_nll_loss, (X, NUMBERS, True, True, None, 0.1, None, "sum"), {}),

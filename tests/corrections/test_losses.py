@@ -136,6 +136,38 @@ def test_huber_in_closed_form():
     assert torch.autograd.grad(first[:2].sum(), x)[0].tolist() == [1.0, 0.0, 0.0]
 
 
+SOME = torch.tensor([1, 2, -100, 0])
+PROBABILITIES = draw(4, 3, seed=3).softmax(1)
+WEIGHTED = {
+    "indices": lambda x, w: F.cross_entropy(x, SOME, weight=w * w),
+    "smoothed": lambda x, w: F.cross_entropy(x, SOME, w * w, label_smoothing=0.1),
+    "none": lambda x, w: F.cross_entropy(x, SOME, w * w, reduction="none", label_smoothing=0.1),
+    "probabilities": lambda x, w: F.cross_entropy(x, PROBABILITIES, w * w, label_smoothing=0.1),
+    "images": lambda x, w: F.cross_entropy(x.reshape(2, 3, 2), SOME.reshape(2, 2), w * w, reduction="sum"),
+    "one": lambda x, w: F.cross_entropy(x[0], SOME[0], w * w),
+    "nll": lambda x, w: F.nll_loss(x, SOME, w * w),
+    "binary": lambda x, w: F.binary_cross_entropy(x.sigmoid(), PROBABILITIES, w * w),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_derivatives_by_weights(name):
+    """Torch has zeros in forward mode, and raises in reverse mode."""
+    function, inputs = WEIGHTED[name], (draw(4, 3), torch.tensor([0.5, 1.2, 2.0], dtype=D))
+    hodiff.assert_differentiable(corrected(function), inputs, vmap=False, scipy=False)
+    moving = [each.clone().requires_grad_() for each in inputs]
+    with corrected:
+        torch.testing.assert_close(function(*moving).detach(), function(*inputs))
+
+
+def test_the_mean_by_a_weight():
+    """Of two examples it is (w a + v b) / (w + v), whose derivative by w is v (a - b) / (w + v)²."""
+    x, w = draw(2, 2), torch.tensor([0.5, 2.0], dtype=D)
+    a, b = (-x.log_softmax(1)).diagonal()
+    got = hodiff.jacobian(lambda w: F.cross_entropy(x, torch.tensor([0, 1]), w), mode="forward")(w)
+    torch.testing.assert_close(got[0], w[1] * (a - b) / w.sum() ** 2)
+
+
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_counts_that_are_not_positive(route):
     """Below a count of 1 there is no term of its own: the loss is exp(x) - t x, with a mixed derivative of -1."""

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from hodiff import functions
 from hodiff.corrections.declining import UNNEEDED
+from hodiff.corrections.losses.class_weights import weighted_cross_entropy
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.differentiation import carry_derivatives
 
 
 def _has_lean_rule(
@@ -41,12 +44,20 @@ def _has_lean_rule(
     )
 
 
+def _moves_weights(input: Any, target: Any, weight: Any = None, *args: Any, **kwargs: Any) -> bool:
+    """Whether a derivative goes through the weights, which torch takes for constants in forward mode."""
+    del input, args
+    deprecated = kwargs.get("size_average") is not None or kwargs.get("reduce") is not None
+    return isinstance(weight, Tensor) and not deprecated and not is_compiling() and carry_derivatives([weight])
+
+
 @register(
     F.cross_entropy,
     name="torch.nn.functional.cross_entropy",
     kind="slow",
-    reason="the double backward takes nine passes over the logits where three do",
-    covers=_has_lean_rule,
+    reason="double backward takes nine passes over the logits where three do; weights are constants to forward mode",
+    covers=lambda *args, **kwargs: _has_lean_rule(*args, **kwargs) or _moves_weights(*args, **kwargs),
+    mends=_moves_weights,
     # Measured: one product takes twice torch's time for (256, 10), a fifth for (4096, 1000).
     least_elements=2**17,
 )
@@ -59,12 +70,13 @@ def _cross_entropy(
     reduce: None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-) -> Tensor:
+) -> Any:
     del size_average, reduce
+    if weight is not None:
+        return weighted_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
     return functions.cross_entropy(
         input,
         target,
-        weight=weight,
         ignore_index=ignore_index,
         reduction=reduction,
         label_smoothing=label_smoothing,
