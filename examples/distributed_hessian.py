@@ -83,6 +83,7 @@ def main() -> None:
         print("largest eigenvalues:", ", ".join(f"{value:.9f}" for value in found.eigenvalues.flip(0).tolist()))
         print(f"{found.products} products, residuals up to {found.residual.max().item():.1e}")
     if group:
+        dist.barrier()  # none leaves while another still needs it
         dist.destroy_process_group()
 
 

@@ -40,9 +40,9 @@ CASES = {
     "atan2": (torch.atan2, (randn(2, 3), randn(3))),
     "logit": (lambda x: torch.logit(x, 0.2), (tensor(0.0, 0.1, 0.3, 0.6, 1.0),)),
     "polar": (torch.polar, (tensor(0.0, 0.5, -2.0), randn(3))),
-    "linspace": (lambda a, b: torch.linspace(a, b, 4) ** 2, (tensor(0.5)[0], tensor(-1.0)[0])),
+    "linspace": (lambda a, b: torch.linspace(a, b, 4, dtype=D) ** 2, (tensor(0.5)[0], tensor(-1.0)[0])),
     "linspace to a number": (lambda a: torch.linspace(a**2, 2.0, 3, dtype=D), (tensor(0.7)[0],)),
-    "logspace": (lambda a: torch.logspace(0.3, a, 3, base=2.0), (tensor(0.7)[0],)),
+    "logspace": (lambda a: torch.logspace(0.3, a, 3, base=2.0, dtype=D), (tensor(0.7)[0],)),
     "sinc": (torch.sinc, (tensor(0.0, 1e-6, 0.4, 0.5, -2.2),)),
     "sinc of complex numbers": (
         lambda a, b: torch.sinc(torch.complex(a, b)),
