@@ -74,6 +74,7 @@ def shows(options: type) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        # mypy does not know that functions may have one of their own.
         function.__signature__ = signature.replace(parameters=[*own, *_declared(options)[0].values()])  # type: ignore[attr-defined]
         return function
 

@@ -30,7 +30,7 @@ def _constant(end: Any) -> Any:
 
 def _is_needed(start: Any, end: Any, out: Any) -> bool:
     ends = [each for each in (start, end) if isinstance(each, Tensor)]
-    return out is None and all(each.is_floating_point() for each in ends) and may_be_differentiated(ends)
+    return out is None and any(each.is_floating_point() for each in ends) and may_be_differentiated(ends)
 
 
 @register(torch.linspace, routes=ROUTES, reason=_REASON, reference="convex combinations of the ends")

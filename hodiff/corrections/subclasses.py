@@ -47,7 +47,7 @@ def _hidden(correction: Correction, subclass: type) -> RouteError:
     name = subclass.__name__
     return RouteError(
         f"{correction.name}: {name}.__torch_function__ calls it where hodiff's rules do not reach, as within "
-        "torch._C.DisableTorchFunction(), and torch's own derivative of it is wrong by "
+        "DisableTorchFunction(), and torch's own derivative of it is wrong by "
         f"{', '.join(correction.routes)}: "
         f"{correction.reason}. Take the route 'reverse-over-reverse', pass x.as_subclass(torch.Tensor), or let "
         f"{name}.__torch_function__ call functions by super().__torch_function__."

@@ -42,6 +42,7 @@ CASES = {
     "polar": (torch.polar, (tensor(0.0, 0.5, -2.0), randn(3))),
     "linspace": (lambda a, b: torch.linspace(a, b, 4, dtype=D) ** 2, (tensor(0.5)[0], tensor(-1.0)[0])),
     "linspace to a number": (lambda a: torch.linspace(a**2, 2.0, 3, dtype=D), (tensor(0.7)[0],)),
+    "linspace from a whole number": (lambda a: torch.linspace(torch.tensor(1), a, 3, dtype=D), (tensor(0.7)[0],)),
     "logspace": (lambda a: torch.logspace(0.3, a, 3, base=2.0, dtype=D), (tensor(0.7)[0],)),
     "sinc": (torch.sinc, (tensor(0.0, 1e-6, 0.4, 0.5, -2.2),)),
     "sinc of complex numbers": (

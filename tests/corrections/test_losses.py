@@ -160,6 +160,18 @@ def test_derivatives_by_weights(name):
         torch.testing.assert_close(function(*moving).detach(), function(*inputs))
 
 
+@pytest.mark.parametrize("deprecated", [{"size_average": False}, {"reduce": False}, (False,), (None, -100, False)])
+@pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning")
+def test_deprecated_reductions_are_torchs(deprecated):
+    x, w = draw(4, 3), torch.tensor([0.5, 1.2, 2.0], dtype=D)
+    args, kwargs = ((), deprecated) if isinstance(deprecated, dict) else (deprecated, {})
+    expected = F.cross_entropy(x, SOME, w, *args, **kwargs)
+    with corrected, torch.autograd.forward_ad.dual_level():
+        moving = torch.autograd.forward_ad.make_dual(w, torch.ones_like(w))
+        got = F.cross_entropy(x, SOME, moving, *args, **kwargs)
+    torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(got).primal, expected)
+
+
 def test_the_mean_by_a_weight():
     """Of two examples it is (w a + v b) / (w + v), whose derivative by w is v (a - b) / (w + v)²."""
     x, w = draw(2, 2), torch.tensor([0.5, 2.0], dtype=D)

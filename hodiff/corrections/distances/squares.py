@@ -147,6 +147,7 @@ def _multiple(result: Any, length: Length | None, factor: Any, *, divided: bool)
     return remembered(result, length.square, factor, held)
 
 
+# mypy takes Tensor.T for a tensor, while on the class it is a descriptor.
 _PARTS = (
     *(Tensor.__getitem__, Tensor.reshape, Tensor.view, Tensor.flatten, Tensor.squeeze, Tensor.unsqueeze, Tensor.select),
     *(Tensor.clone, Tensor.expand, Tensor.transpose, Tensor.diagonal, Tensor.T.__get__, Tensor.mT.__get__),  # type: ignore[attr-defined]

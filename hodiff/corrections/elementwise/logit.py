@@ -24,7 +24,7 @@ from hodiff.routes import ROUTES
 def _logit(input: Tensor, eps: float | None = None) -> Any:
     if eps is None or not input.is_floating_point():
         return UNNEEDED
-    inside = (input >= eps) & (input <= 1 - eps)
+    inside = ~((input < eps) | (input > 1 - eps))  # and what is no number
     # The middle stands in for what is outside, where the value is a constant.
     bounded = torch.where(inside, input, 0.5).logit()
     return torch.where(inside, bounded, input.detach().logit(eps))

@@ -5,7 +5,6 @@ $$ \ell = -\frac{\sum_n w_{y_n} \log p_{n, y_n}}{\sum_n w_{y_n}} $$
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,13 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, unable
+from hodiff.corrections.losses.reduction import DEPRECATED, REDUCE
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE
 from hodiff.torch_internals.differentiation import carry_derivatives
-
-_REDUCE: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda each: each, "mean": torch.mean, "sum": torch.sum}
-_DEPRECATED = "size_average and reduce are deprecated, and only torch remembers what they mean"
 
 _constant_weights = partial(
     register, routes=FORWARD_INSIDE, reason="weights are constants to forward mode", reference="elementary operators"
@@ -35,10 +32,10 @@ def weighted_cross_entropy(
     log_probs = logits.log_softmax(classes)
     if not target.is_floating_point():
         return _of_indices(log_probs, target, weight, ignore_index, reduction, smoothing)
-    if weight.shape != (logits.shape[classes],) or target.shape != logits.shape or reduction not in _REDUCE:
+    if weight.shape != (logits.shape[classes],) or target.shape != logits.shape or reduction not in REDUCE:
         return INVALID
     smooth = target * (1 - smoothing) + smoothing / logits.shape[classes]
-    return _REDUCE[reduction](-(_along(weight, log_probs, classes) * smooth * log_probs).sum(classes))
+    return REDUCE[reduction](-(_along(weight, log_probs, classes) * smooth * log_probs).sum(classes))
 
 
 def _of_indices(
@@ -46,7 +43,7 @@ def _of_indices(
 ) -> Any:
     classes = 1 if log_probs.dim() > 1 else 0
     count = log_probs.shape[classes]
-    if weight.shape != (count,) or target.dim() != log_probs.dim() - 1 or reduction not in _REDUCE:
+    if weight.shape != (count,) or target.dim() != log_probs.dim() - 1 or reduction not in REDUCE:
         return INVALID
     counts = target != ignore_index
     labels = torch.where(counts, target, 0)
@@ -55,7 +52,7 @@ def _of_indices(
     if smoothing:
         everywhere = -(_along(weight, log_probs, classes) * log_probs).sum(classes)
         loss = (1 - smoothing) * loss + smoothing / count * torch.where(counts, everywhere, 0)
-    return loss.sum() / weights.sum() if reduction == "mean" else _REDUCE[reduction](loss)
+    return loss.sum() / weights.sum() if reduction == "mean" else REDUCE[reduction](loss)
 
 
 def _along(weight: Tensor, x: Tensor, dim: int) -> Tensor:
@@ -76,7 +73,7 @@ def _nll_loss(
     if weight is None or torch.compiler.is_compiling() or not carry_derivatives([weight]):
         return UNNEEDED
     if size_average is not None or reduce is not None:
-        return unable(_DEPRECATED)
+        return unable(DEPRECATED)
     loss = _of_indices(input, target, weight, ignore_index, reduction)
     if not isinstance(loss, Tensor):
         return loss
@@ -95,7 +92,7 @@ def _binary_cross_entropy(
     if weight is None or torch.compiler.is_compiling() or not carry_derivatives([weight]):
         return UNNEEDED
     if size_average is not None or reduce is not None:
-        return unable(_DEPRECATED)
-    if reduction not in _REDUCE:
+        return unable(DEPRECATED)
+    if reduction not in REDUCE:
         return INVALID
-    return _REDUCE[reduction](F.binary_cross_entropy(input, target, reduction="none") * weight)
+    return REDUCE[reduction](F.binary_cross_entropy(input, target, reduction="none") * weight)

@@ -5,31 +5,28 @@ Torch gives such a target a tangent without memory, into which its own formulas 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
+from hodiff.corrections.losses.reduction import DEPRECATED, REDUCE
 from hodiff.corrections.registry import register
 from hodiff.functions import log_sigmoid
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.forward_mode import in_forward_mode
 from hodiff.torch_internals.transforms import in_transform
 
-_REDUCE: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda each: each, "mean": torch.mean, "sum": torch.sum}
-
 
 def _declined(input: Tensor, target: Tensor, size_average: Any, reduce: Any, reduction: str) -> Declined | None:
     """What the rules do not know, or are not needed for: without a tangent torch is right."""
     if not (in_transform() or in_forward_mode()):
         return UNNEEDED
-    if not input.is_floating_point() or target.is_complex() or reduction not in _REDUCE:
+    if not input.is_floating_point() or target.is_complex() or reduction not in REDUCE:
         return INVALID
     if size_average is not None or reduce is not None:
-        return unable("size_average and reduce are deprecated, and only torch remembers what they mean")
+        return unable(DEPRECATED)
     return None if input.shape == target.shape else unable("the shapes of input and target differ")
 
 
@@ -53,7 +50,7 @@ def _mse_loss(
     declined = _declined(input, target, size_average, reduce, reduction)
     if declined is not None:
         return declined
-    return _REDUCE[reduction]((input - _floating(target, input)).square())
+    return REDUCE[reduction]((input - _floating(target, input)).square())
 
 
 @register(
@@ -104,4 +101,4 @@ def _binary_cross_entropy_with_logits(
         return declined
     hits = log_sigmoid(input) if pos_weight is None else (1 + (pos_weight - 1) * target) * log_sigmoid(input)
     loss = (1 - target) * input - hits
-    return _REDUCE[reduction](loss if weight is None else loss * weight)
+    return REDUCE[reduction](loss if weight is None else loss * weight)

@@ -44,11 +44,22 @@ def _has_lean_rule(
     )
 
 
-def _moves_weights(input: Any, target: Any, weight: Any = None, *args: Any, **kwargs: Any) -> bool:
+def _moves_weights(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: Any = None,
+    reduce: Any = None,
+    *_: Any,
+    **__: Any,
+) -> bool:
     """Whether a derivative goes through the weights, which torch takes for constants in forward mode."""
-    del input, args
-    deprecated = kwargs.get("size_average") is not None or kwargs.get("reduce") is not None
-    return isinstance(weight, Tensor) and not deprecated and not is_compiling() and carry_derivatives([weight])
+    del input, target, ignore_index
+    # The deprecated arguments mean what only torch remembers.
+    if not isinstance(weight, Tensor) or size_average is not None or reduce is not None:
+        return False
+    return not is_compiling() and carry_derivatives([weight])
 
 
 @register(

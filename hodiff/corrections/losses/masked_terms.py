@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,13 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, unable
+from hodiff.corrections.losses.reduction import DEPRECATED, REDUCE
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import may_be_differentiated
 
-# torch's compiled functions take a number.
-_REDUCE: dict[Any, Callable[[Tensor], Tensor]] = {"none": lambda each: each, "mean": torch.mean, "sum": torch.sum}
-_REDUCE |= dict(enumerate(_REDUCE.values()))
 # torch adds it to the squared lengths.
 _SQUARE = 1e-12
 
@@ -46,7 +43,7 @@ def _poisson_nll_loss(
     if not full:
         return UNNEEDED
     if size_average is not None or reduce is not None:
-        return unable("size_average and reduce are deprecated, and only torch remembers what they mean")
+        return unable(DEPRECATED)
     return _full_poisson_nll_loss(input, target, log_input, full, eps, reduction)
 
 
@@ -56,13 +53,13 @@ def _full_poisson_nll_loss(
 ) -> Any:
     if not full or not may_be_differentiated((target,)):
         return UNNEEDED
-    if reduction not in _REDUCE:
+    if reduction not in REDUCE:
         return INVALID
     loss = input.exp() - target * input if log_input else input - target * (input + eps).log()
     larger = target > 1
     safe = torch.where(larger, target, 1)
     stirling = safe * safe.log() - safe + 0.5 * (2 * math.pi * safe).log()
-    return _REDUCE[reduction](loss + torch.where(larger, stirling, 0))
+    return REDUCE[reduction](loss + torch.where(larger, stirling, 0))
 
 
 _cosine = partial(
@@ -84,7 +81,7 @@ def _cosine_embedding_loss(
     reduction: str = "mean",
 ) -> Any:
     if size_average is not None or reduce is not None:
-        return unable("size_average and reduce are deprecated, and only torch remembers what they mean")
+        return unable(DEPRECATED)
     return _loss_of_cosines(input1, input2, target, margin, reduction)
 
 
@@ -95,9 +92,9 @@ def _loss_of_cosines(
     if not may_be_differentiated((input1, input2)):
         return UNNEEDED
     rank = target.dim()
-    if rank > 1 or not rank < input1.dim() == input2.dim() == rank + 1 or reduction not in _REDUCE:
+    if rank > 1 or not rank < input1.dim() == input2.dim() == rank + 1 or reduction not in REDUCE:
         return INVALID
     squares = [each.square().sum(rank) + _SQUARE for each in (input1, input2)]
     cosine = (input1 * input2).sum(rank) / (squares[0] * squares[1]).sqrt()
     apart = (cosine - margin).clamp_min(0)
-    return _REDUCE[reduction](torch.where(target == 1, 1 - cosine, torch.where(target == -1, apart, 0)))
+    return REDUCE[reduction](torch.where(target == 1, 1 - cosine, torch.where(target == -1, apart, 0)))

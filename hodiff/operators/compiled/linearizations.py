@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from hodiff.common.chunks import resolve_chunk_size
+from hodiff.common.trees import has_strides
 from hodiff.derivatives.compilation import Arguments, Compiled, agree, compile_graph, warn_of_failure
 from hodiff.derivatives.graphs_by_form import GraphsByForm
 from hodiff.errors import HodiffError
@@ -173,7 +174,8 @@ class CompiledLinearization:
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in residuals}
         self.nbytes = sum(storages.values())
         # Others are of the old values, and beside them a new one would make a product of neither.
-        kept = (each for each in read if not each.is_inference() and each.untyped_storage().data_ptr() in storages)
+        dense = (each for each in read if has_strides(each) and not each.is_inference())
+        kept = (each for each in dense if each.untyped_storage().data_ptr() in storages)
         self._kept = [(each, version_of(each)) for each in kept]
 
     def products(self, tangents: Leaves) -> Leaves:
