@@ -11,7 +11,7 @@ from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.indexing.products import product, scan_of_products
 from hodiff.corrections.linalg.factored import DTYPES
 from hodiff.corrections.registry import register
-from hodiff.corrections.values import with_value
+from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.differentiation import may_be_differentiated
 
@@ -28,12 +28,13 @@ def _prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype
     x = input if dtype is None else input.to(dtype)
     if not (x.is_floating_point() or x.is_complex()) or not may_be_differentiated((x,)):
         return UNNEEDED
-    value = torch.prod(x.detach()) if dim is None else torch.prod(x.detach(), dim, keepdim)
     # Kernels for 16 bits accumulate in more.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     # A number has dimensions 0 and -1 for torch.
     result = product(wide.flatten() if dim is None or not x.dim() else wide.movedim(dim, -1)).to(x.dtype)
-    return with_value(result.reshape(value.shape), value)
+    if dim is None:
+        return with_value_of(result, torch.prod, x)
+    return with_value_of(result.unsqueeze(dim) if keepdim and x.dim() else result, torch.prod, x, dim, keepdim)
 
 
 _SOURCE = "torch.cumprod"
