@@ -13,12 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
 from hodiff.corrections.distances.squares import LENGTHS, of_lengths
-from hodiff.corrections.registry import Correction, correction_of
+from hodiff.corrections.numbers import refuse_moving_numbers
+from hodiff.corrections.registry import Correction, correction_of, show_private_functions
 from hodiff.corrections.subclasses import ask_subclasses
 from hodiff.corrections.wrapping import within
 from hodiff.errors import HodiffError, InputError, RouteError
 from hodiff.torch_internals.differentiation import carry_derivatives
+from hodiff.torch_internals.forward_mode import in_forward_mode
 from hodiff.torch_internals.interception import subclasses_are_asked
+from hodiff.torch_internals.wording import Wording, says
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,6 +54,8 @@ class Corrections(TorchFunctionMode):
 
     def __init__(self, *, lean: bool = False, many: bool = False):
         super().__init__()
+        if is_compiling():
+            show_private_functions()
         self.lean = lean
         self.many = many
 
@@ -66,6 +71,8 @@ class Corrections(TorchFunctionMode):
             if result is not None:
                 return result
         correction = correction_of(func, args)
+        if in_forward_mode() and not is_compiling():
+            refuse_moving_numbers(func, correction, args, kwargs)
         if types and not _PLAIN.issuperset(types) and subclasses_are_asked():
             return ask_subclasses(self, correction, func, types, args, kwargs)
         if correction is None:
@@ -79,6 +86,8 @@ class Corrections(TorchFunctionMode):
             return func(*args, **kwargs)
         result = correction.rule(*args, **named) if is_compiling() else _attempt(correction, args, named)
         if isinstance(result, Exception):
+            if says(result, Wording.CHANGES_ZERO):
+                raise result  # of the tangents, for which transforms find memory
             func(*args, **kwargs)  # torch's own error, for arguments that torch does not take either
             raise result
         if type(result) is Declined:
@@ -109,7 +118,8 @@ class Corrections(TorchFunctionMode):
         """
         result = func(*args, **kwargs)
         # A derivative that is missing raises by itself.
-        if why.torch_is_right or correction.kind != "wrong" or not carry_derivatives(_tensors(args, kwargs)):
+        is_wrong = correction.kind == "wrong" or _is_mended(correction, args, kwargs)
+        if why.torch_is_right or not is_wrong or not carry_derivatives(_tensors(args, kwargs)):
             return result
         raise RouteError(
             f"{correction.name}: hodiff's rule does not take this call, because {why.because}; and torch's own "
@@ -120,7 +130,7 @@ class Corrections(TorchFunctionMode):
 
     def _pays(self, correction: Correction, args: Any, kwargs: Any) -> bool:
         """Whether a rule that is mostly faster is so here, or needed."""
-        if correction.mends is not None and correction.mends(*args, **kwargs):
+        if _is_mended(correction, args, kwargs):
             return True
         # A compiler fuses what the lean rules spare, and traces torch's own functions best.
         if not self.lean or is_compiling():
@@ -175,6 +185,11 @@ def _run(rule: Any, args: Any, kwargs: Any) -> Any:
         raise
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         return error
+
+
+def _is_mended(correction: Correction, args: Any, kwargs: Any) -> bool:
+    """Whether torch's derivatives of a call are wrong that has a rule which is mostly just faster."""
+    return correction.mends is not None and correction.mends(*args, **kwargs)
 
 
 def _tensors(*arguments: Any) -> Iterator[Tensor]:

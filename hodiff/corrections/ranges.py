@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
-from hodiff.corrections.values import with_value
+from hodiff.corrections.values import result_dtype, with_value
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import may_be_differentiated
 
@@ -19,7 +19,7 @@ _REASON = "ends that are tensors are constants to reverse mode, and raise in for
 def _between(start: Any, end: Any, steps: int) -> Tensor:
     """The numbers by their weights of the two ends; one number is the start."""
     ends = [each for each in (start, end) if isinstance(each, Tensor)]
-    dtype = torch.result_type(*ends) if len(ends) > 1 else ends[0].dtype
+    dtype = result_dtype(*ends) if len(ends) > 1 else ends[0].dtype
     weights = torch.linspace(0, 1, steps, dtype=dtype, device=ends[0].device)
     return start * (1 - weights) + end * weights
 

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import BuiltinFunctionType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,6 +18,8 @@ from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.forms import Parameters
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.dynamo import at_trace_time, show_to_modes
+from hodiff.torch_internals.recording import set_recording
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
@@ -140,7 +143,7 @@ def register(
     """
     _require_functions("register", functions)
     _require_options(kind, routes, least_elements, mended)
-    title = name or _name_of(functions[-1])
+    title = name or name_of(functions[-1])
 
     def enter(rule: Rule) -> Rule:
         if not callable(rule):
@@ -212,7 +215,7 @@ def _require_functions(caller: str, functions: Sequence[Any]) -> None:
             )
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
     """The name by which users call a torch function."""
     name = resolve_name(function) or function.__name__
     if name.startswith("torch."):
@@ -238,7 +241,7 @@ def unregister(*functions: Callable[..., Any]) -> None:
             continue
         got = "only hodiff's own, which stays" if function in _OWN else "none"
         raise InputError(
-            f"unregister: functions: expected functions with a rule that you registered, got {_name_of(function)} with "
+            f"unregister: functions: expected functions with a rule that you registered, got {name_of(function)} with "
             f"{got}. Pass the functions that you gave to register; correct=False leaves hodiff's rules out."
         )
     for function in functions:
@@ -270,6 +273,12 @@ def correction_of(function: Any, args: Sequence[Any]) -> Correction | None:
     if (function is _POWER or function is _POWER_IN_PLACE) and isinstance(args[1], Tensor):
         return CORRECTIONS.get(Tensor.pow if function is _POWER else Tensor.pow_)
     return None
+
+
+@at_trace_time
+def show_private_functions() -> None:
+    """Let rules of compiled functions act in what dynamo traces, too."""
+    show_to_modes({each for each in CORRECTIONS if isinstance(each, BuiltinFunctionType)} - {set_recording})
 
 
 def table() -> list[Row]:

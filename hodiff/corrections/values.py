@@ -68,3 +68,13 @@ def numbers_of(x: Tensor) -> Tensor | None:
         return None
     plain = below_transforms(x)
     return plain.detach() if type(plain) in _PLAIN and plain.device.type != "meta" and plain.numel() else None
+
+
+def result_dtype(a: Any, b: Any) -> torch.dtype:
+    """`torch.result_type`, also where dynamo traces, which cannot trace that."""
+    if not torch.compiler.is_compiling():
+        return torch.result_type(a, b)
+    # Nothing uses them, so that a compiler leaves them out.
+    one, other = (torch.zeros_like(each) if isinstance(each, Tensor) else each for each in (a, b))
+    dtype: torch.dtype = (one + other).dtype
+    return dtype

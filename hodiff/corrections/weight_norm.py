@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import result_dtype
 from hodiff.errors import HodiffError
 from hodiff.functions.normalization.formulas import wide
 from hodiff.routes import ROUTES
@@ -62,7 +63,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
                 f"{dim}, got {g.numel()}; pass torch.norm_except_dim(v, 2, {dim}) or numbers of its shape."
             )
         numbers = numbers.reshape(norms.shape)
-    return (wide(v) * (numbers / norms)).to(torch.result_type(v, g))
+    return (wide(v) * (numbers / norms)).to(result_dtype(v, g))
 
 
 @register(

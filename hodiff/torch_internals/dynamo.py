@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -22,3 +22,16 @@ def as_one_node(function: Callable[..., Any]) -> Callable[..., Any]:
     import torch._dynamo
 
     return torch._dynamo.nonstrict_trace(function)
+
+
+def at_trace_time(function: Callable[[], None]) -> Callable[[], None]:
+    """Mark a function as one that runs when dynamo meets it, and leaves nothing in the graph."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def show_to_modes(functions: Iterable[Callable[..., Any]]) -> None:
+    """Let function modes see these while dynamo traces, as they do else; it shows them public ones alone."""
+    from torch._dynamo.variables.torch import get_overridable_functions
+
+    get_overridable_functions().update(functions)

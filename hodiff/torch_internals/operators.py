@@ -37,6 +37,24 @@ hardsigmoid: Kernel = torch._C._nn.hardsigmoid
 glu: Kernel = torch._C._nn.glu
 in_projections: Kernel = F._in_projection_packed  # type: ignore[attr-defined]
 
+# Operators on lists of tensors.
+_FOREACH: dict[str, Kernel] = {
+    "add": torch._foreach_add,
+    "add_": torch._foreach_add_,
+    "div": torch._foreach_div,
+    "maximum": torch._foreach_maximum,
+    "maximum_": torch._foreach_maximum_,
+    "minimum": torch._foreach_minimum,
+    "minimum_": torch._foreach_minimum_,
+    "mul": torch._foreach_mul,
+    "norm": torch._foreach_norm,
+}
+
+
+def foreach(name: str) -> Kernel:
+    """The operator on lists of tensors that does what a function does with each."""
+    return _FOREACH[name]
+
 
 def schema_of(operator: Any) -> Any:
     """The name and the arguments of an operator, with those that it writes to."""
@@ -56,7 +74,8 @@ def onednn_product(a: Tensor, b: Tensor) -> Tensor:
 
 def operator_named(name: str) -> Any:
     """All overloads of one of torch's own operators; None where this torch has none."""
-    return getattr(torch.ops.aten, name, None)
+    found = getattr(torch.ops.aten, name, None)
+    return found if isinstance(found, OpOverloadPacket) else None
 
 
 def builtins_named(name: str) -> list[Any]:
@@ -90,3 +109,19 @@ def places_of(operator: Any) -> dict[str, Any]:
 def names_of(operator: Any) -> list[str]:
     """What the arguments of an operator are called, those by keyword included."""
     return [each.name for each in operator._schema.arguments]
+
+
+def number_places(packet: Any) -> dict[int | str, str]:
+    """The names of real numbers that an operator takes, by place and by name; without those that may be tensors."""
+    kinds: dict[tuple[int | str, str], set[str]] = {}
+    for each in overloads_of(packet):
+        for i, argument in enumerate(each._schema.arguments):
+            places = (argument.name,) if argument.kwarg_only else (i, argument.name)
+            for place in places:
+                kinds.setdefault((place, argument.name), set()).add(str(argument.type))
+    tensors = {place for (place, _), types in kinds.items() if types & {"Tensor", "Optional[Tensor]"}}
+    return {
+        place: name
+        for (place, name), types in kinds.items()
+        if place not in tensors and types & {"number", "float", "Optional[number]", "Optional[float]"}
+    }

@@ -16,6 +16,7 @@ from hodiff.torch_internals.operators import (
     weight_norm,
     weight_norm_kernel,
 )
+from hodiff.torch_internals.recording import set_recording
 from hodiff.torch_internals.scripts import call_script
 
 D = torch.float64
@@ -282,9 +283,11 @@ ELSEWHERE = {
     getattr(F, "linear_cross_entropy", None),
     call_script,
     torch.pca_lowrank,
+    set_recording,
 }
-# Sparse tensors, and what takes functions, have tests of their own.
+# Sparse tensors, lists of them, and what takes functions, have tests of their own.
 FAMILIES_ELSEWHERE = (
+    "torch._foreach_",
     "torch.sparse",
     "torch.Tensor.",
     "torch.cond",

@@ -78,15 +78,8 @@ def test_derivatives_in_place(route):
     """Between the kinks the slope of the third power is that of ((x + 3) / 6)³."""
     x = torch.tensor([-4.0, -1.0, 2.0, 5.0], dtype=D)
 
-    def product():
-        return hodiff.hvp(lambda x: F.hardsigmoid(x * 1, inplace=True).pow(3).sum(), x, torch.ones_like(x), route=route)
-
-    if route == "forward-over-forward":
-        # There torch changes nothing in place whose tangent is a zero without memory.
-        with pytest.raises(hodiff.RouteError, match="tries the others"):
-            product()
-    else:
-        torch.testing.assert_close(product(), torch.where(x.abs() < 3, (x + 3) / 36, 0))
+    got = hodiff.hvp(lambda x: F.hardsigmoid(x * 1, inplace=True).pow(3).sum(), x, torch.ones_like(x), route=route)
+    torch.testing.assert_close(got, torch.where(x.abs() < 3, (x + 3) / 36, 0))
 
 
 @pytest.mark.parametrize("call", [lambda: F.glu(torch.ones(3)), lambda: F.glu(torch.tensor(1.0))])

@@ -162,14 +162,16 @@ def test_derivatives_by_weights(name):
 
 @pytest.mark.parametrize("deprecated", [{"size_average": False}, {"reduce": False}, (False,), (None, -100, False)])
 @pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning")
-def test_deprecated_reductions_are_torchs(deprecated):
+def test_deprecated_reductions_are_torchs_where_weights_are_constants(deprecated):
     x, w = draw(4, 3), torch.tensor([0.5, 1.2, 2.0], dtype=D)
     args, kwargs = ((), deprecated) if isinstance(deprecated, dict) else (deprecated, {})
     expected = F.cross_entropy(x, SOME, w, *args, **kwargs)
     with corrected, torch.autograd.forward_ad.dual_level():
-        moving = torch.autograd.forward_ad.make_dual(w, torch.ones_like(w))
-        got = F.cross_entropy(x, SOME, moving, *args, **kwargs)
-    torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(got).primal, expected)
+        moving = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        got = F.cross_entropy(moving, SOME, w, *args, **kwargs)
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(got).primal, expected)
+        with pytest.raises(hodiff.RouteError, match="size_average and reduce are deprecated"):
+            F.cross_entropy(x, SOME, torch.autograd.forward_ad.make_dual(w, torch.ones_like(w)), *args, **kwargs)
 
 
 def test_the_mean_by_a_weight():

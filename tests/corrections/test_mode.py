@@ -11,6 +11,7 @@ from torch import nn
 import hodiff
 from hodiff.corrections import INVALID, UNNEEDED, register, table, unable, unregister
 from hodiff.corrections.registry import CORRECTIONS
+from hodiff.torch_internals.operators import foreach, weight_norm
 
 D = torch.float64
 X = torch.tensor([1.0, 2.0, 4.0], dtype=D)
@@ -324,3 +325,24 @@ def test_the_documentation_lists_every_correction():
     for row in table():
         (line,) = (each for each in page.splitlines() if each.startswith(f"| `{row.name}` |"))
         assert line.endswith(f"| {row.mended} |"), "run python tests/corrections/write_table.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", [route for route in hodiff.ROUTES if route != "forward-over-forward"])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: weight_norm(x.outer(x), 2 * torch.ones(3, 1, dtype=D), 0).pow(3).sum(),
+        lambda x: torch.vander(x, 3).pow(2).sum(),
+        lambda x: foreach("add")([x * x], x.sum())[0].pow(3).sum(),
+        lambda x: torch.pow(x, x.detach()).sum(),
+        lambda x: torch.linspace(x[0], x[1], 4, dtype=D).pow(3).sum(),
+    ],
+    ids=["weight_norm", "vander", "foreach", "pow", "linspace"],
+)
+def test_dynamo_shows_rules_what_is_not_public(f, route):
+    """And traces them without a break."""
+    x, v = torch.tensor([0.5, 1.0, 2.0], dtype=D), torch.tensor([1.0, -0.5, 0.3], dtype=D)
+    torch.compiler.reset()
+    product = torch.compile(lambda x: hodiff.hvp(f, x, v, route=route), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(product(x), hodiff.hvp(f, x, v, route=route))

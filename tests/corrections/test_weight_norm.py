@@ -248,6 +248,17 @@ def test_compiled(name):
         assert_same(hodiff.HessianOperator(loss, p, compile=True) @ v, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("route", [route for route in hodiff.ROUTES if route != "forward-over-forward"])
+def test_inside_compiled_functions(route):
+    _, loss, by_formula, p, v = problem("weight_norm")
+    expected = torch.func.jvp(torch.func.grad(by_formula), (p,), (v,))[1]
+    torch.compiler.reset()
+    product = torch.compile(lambda p, v: hodiff.hvp(loss, p, v, route=route), backend="aot_eager")
+    with silence_torch_warnings():
+        assert_same(product(p, v), expected)
+
+
 def test_preflight_knows_it():
     module = parametrizations.weight_norm(nn.Linear(4, 3))
     assert hodiff.preflight(module, torch.randn(2, 4)).ok

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from hodiff import functions
-from hodiff.corrections.declining import UNNEEDED
+from hodiff.corrections.declining import UNNEEDED, unable
 from hodiff.corrections.losses.class_weights import weighted_cross_entropy
+from hodiff.corrections.losses.reduction import DEPRECATED
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import carry_derivatives
@@ -44,22 +45,10 @@ def _has_lean_rule(
     )
 
 
-def _moves_weights(
-    input: Any,
-    target: Any,
-    weight: Any = None,
-    size_average: Any = None,
-    ignore_index: Any = None,
-    reduce: Any = None,
-    *_: Any,
-    **__: Any,
-) -> bool:
+def _moves_weights(input: Any, target: Any, weight: Any = None, *_: Any, **__: Any) -> bool:
     """Whether a derivative goes through the weights, which torch takes for constants in forward mode."""
-    del input, target, ignore_index
-    # The deprecated arguments mean what only torch remembers.
-    if not isinstance(weight, Tensor) or size_average is not None or reduce is not None:
-        return False
-    return not is_compiling() and carry_derivatives([weight])
+    del input, target
+    return isinstance(weight, Tensor) and not is_compiling() and carry_derivatives([weight])
 
 
 @register(
@@ -76,13 +65,14 @@ def _cross_entropy(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
-    size_average: None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
-    reduce: None = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    del size_average, reduce
+    if size_average is not None or reduce is not None:
+        return unable(DEPRECATED)
     if weight is not None:
         return weighted_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
     return functions.cross_entropy(

@@ -1,0 +1,81 @@
+"""Tensors in the place of numbers, which torch reads: forward mode would lose their tangents without a word."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from itertools import chain
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor
+
+from hodiff.corrections.registry import Correction, name_of
+from hodiff.errors import RouteError
+from hodiff.torch_internals.differentiation import is_observed
+from hodiff.torch_internals.operators import number_places, operator_named
+
+# A place of an argument: how manieth it is, or its name; and its name.
+Places = dict[int | str, str]
+
+
+def refuse_moving_numbers(function: Any, correction: Correction | None, args: Any, kwargs: Any) -> None:
+    """Raise where a tensor with a derivative stands for a number, as torch itself does in reverse mode.
+
+    Args:
+        function: The torch function.
+        correction: The entry of its rule, or None.
+        args: Its arguments.
+        kwargs: Its arguments by keyword.
+
+    Raises:
+        RouteError: If there is such a tensor.
+    """
+    places = _places(function) if correction is None else _places_of_both(function, correction.rule)
+    if not places:
+        return
+    for place, value in chain(enumerate(args), kwargs.items()):
+        if place in places and isinstance(value, Tensor) and not value.dim() and is_observed(value):
+            raise RouteError(
+                f"{name_of(function)}: {places[place]}: expected a number, got a tensor without dimensions that "
+                "forward mode differentiates by. Torch reads the number and drops its tangent, so that derivatives "
+                "come out as 0. Write the formula out, as a * x for alpha=a; take reverse mode alone, which is right "
+                f"or raises; or pass {places[place]}.item() for a constant."
+            )
+
+
+@functools.cache
+def _places(function: Any) -> Places:
+    """Where a function of torch takes numbers: what it says of itself, in Python or by its operator's signatures."""
+    if isinstance(function, FunctionType):
+        return _annotated(function)
+    operator = operator_named(getattr(function, "__name__", ""))
+    return {} if operator is None else number_places(operator)
+
+
+@functools.cache
+def _places_of_both(function: Any, rule: Any) -> Places:
+    """Those of the function and of the rule, less what the rule takes as a tensor."""
+    parameters = _parameters(rule)
+    tensors = {each.name for each in parameters if "Tensor" in str(each.annotation)}
+    places = {**_places(function), **_annotated(rule)}
+    return {place: name for place, name in places.items() if name not in tensors}
+
+
+def _annotated(function: Any) -> Places:
+    """The parameters that are said to be real numbers, alone."""
+    places: Places = {}
+    for i, each in enumerate(_parameters(function)):
+        kind = each.annotation if isinstance(each.annotation, str) else inspect.formatannotation(each.annotation)
+        if "float" in kind and "Tensor" not in kind:
+            places[each.name] = each.name
+            if each.kind is not each.KEYWORD_ONLY:
+                places[i] = each.name
+    return places
+
+
+def _parameters(function: Any) -> tuple[inspect.Parameter, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return ()

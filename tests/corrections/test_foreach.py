@@ -1,0 +1,85 @@
+"""Operators on lists of tensors against the functions of one, and against differences where torch alone is wrong."""
+
+import pytest
+import torch
+
+import hodiff
+from hodiff.torch_internals.operators import foreach
+
+D = torch.float64
+A, B = torch.tensor([0.5, 1.0, 2.0], dtype=D), torch.tensor([[0.3], [0.2]], dtype=D)
+X, V = torch.tensor([0.54, 0.7, 0.2], dtype=D), torch.tensor([1.0, -0.5, 0.3], dtype=D)
+
+# What is called with a tensor that moves, and what the function of one would be.
+CASES = {
+    "add, a tensor for all": (
+        lambda x: foreach("add")([A, B], x.sum(), alpha=2),
+        lambda x: [A + 2 * x.sum(), B + 2 * x.sum()],
+    ),
+    "add, a tensor alone": (lambda x: foreach("add")([A], x.sum()), lambda x: [A + x.sum()]),
+    "add, lists": (lambda x: foreach("add")([x, B], [x * x, x.sum()]), lambda x: [x + x * x, B + x.sum()]),
+    "add, a number": (lambda x: foreach("add")([x], 0.5), lambda x: [x + 0.5]),
+    "add, by name": (lambda x: foreach("add")([x], other=[x * x]), lambda x: [x + x * x]),
+    "add_": (lambda x: foreach("add_")([A.clone(), x * 1], x.sum()), lambda x: [A + x.sum(), x + x.sum()]),
+    "maximum, a number": (
+        lambda x: foreach("maximum")([x, x * x], 0.6),
+        lambda x: [x.clamp_min(0.6), (x * x).clamp_min(0.6)],
+    ),
+    "maximum, numbers": (lambda x: foreach("maximum")([x], [0.6]), lambda x: [x.clamp_min(0.6)]),
+    "maximum_": (lambda x: foreach("maximum_")([x * 1], 0.6), lambda x: [x.clamp_min(0.6)]),
+    "minimum, a number": (lambda x: foreach("minimum")([x], 0.6), lambda x: [x.clamp_max(0.6)]),
+    "minimum, lists": (lambda x: foreach("minimum")([x], [x * x]), lambda x: [torch.minimum(x, x * x)]),
+    "minimum_": (lambda x: foreach("minimum_")([x * 1], 0.6), lambda x: [x.clamp_max(0.6)]),
+    "mul, a tensor for all": (lambda x: foreach("mul")([A, x], x.sum()), lambda x: [A * x.sum(), x * x.sum()]),
+    "div, a tensor for all": (lambda x: foreach("div")([A, x], x.sum()), lambda x: [A / x.sum(), x / x.sum()]),
+    "norm": (lambda x: foreach("norm")([x, x * x]), lambda x: [x.norm(), (x * x).norm()]),
+    "norm of order 3": (lambda x: foreach("norm")([x], 3), lambda x: [(x.abs() ** 3).sum() ** (1 / 3)]),
+}
+
+
+def cubes(f):
+    return lambda x: sum((each**3).sum() for each in f(x))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_every_route(name, route):
+    of_lists, of_one = CASES[name]
+    with hodiff.corrected():
+        for got, expected in zip(of_lists(X), of_one(X), strict=True):
+            torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(
+        hodiff.hvp(cubes(of_lists), X, V, route=route), hodiff.hvp(cubes(of_one), X, V, route="reverse-over-reverse")
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_first_derivatives_are_those_of_differences(name):
+    f, h = cubes(CASES[name][0]), 1e-5
+    expected = (f(X + h * V) - f(X - h * V)) / (2 * h)
+    torch.testing.assert_close(hodiff.directional_derivatives(f, X, V, order=1)[1], expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["add, a tensor alone", "add_", "maximum, a number", "minimum, a number"])
+def test_torch_is_wrong_here(name):
+    """Else nothing above proves anything."""
+    f = cubes(CASES[name][0])
+    derivative = hodiff.directional_derivatives(f, X, V, order=1)[1]
+    assert not torch.allclose(torch.func.jvp(f, (X,), (V,))[1], derivative)
+
+
+def test_what_is_changed_in_place_is_the_list():
+    tensors = [A.clone(), B.clone()]
+    with hodiff.corrected():
+        assert foreach("add_")(tensors, torch.ones((), dtype=D, requires_grad=True)) is tensors
+
+
+@pytest.mark.parametrize("arguments", [([], 1.0), ([A], [A, B]), ([A], "two")])
+def test_errors_are_those_of_torch(arguments):
+    with pytest.raises((RuntimeError, TypeError)) as by_torch:
+        foreach("add")(*arguments)
+    x = A.clone().requires_grad_()
+    tensors, other = arguments
+    with pytest.raises(type(by_torch.value)) as ours, hodiff.corrected():
+        foreach("add")([x] * len(tensors), other)
+    assert str(ours.value) == str(by_torch.value)
