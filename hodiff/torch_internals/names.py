@@ -54,6 +54,7 @@ NAMES = (
     "torch._decomp.decompositions_for_jvp",
     "torch._dynamo",
     "torch._dynamo.nonstrict_trace",
+    "torch._dynamo.variables.torch.get_overridable_functions",
     "torch._foreach_add",
     "torch._foreach_add_",
     "torch._foreach_div",
@@ -120,6 +121,7 @@ ATTRIBUTES = {
     "operators of oneDNN": ("_linear_pointwise",),
     "disabled function": ("_torchdynamo_disable",),
     "function that torch hides from dynamo": ("__dynamo_disable",),
+    "function that dynamo runs while it traces": ("_dynamo_marked_constant",),
     "transform": ("key", "level"),
     "vmap": ("batchSize", "level", "randomness"),
 }

@@ -58,6 +58,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "operators of oneDNN": lambda: torch.ops.mkldnn,
     "disabled function": lambda: torch.compiler.disable(lambda: None),
     "function that torch hides from dynamo": _hidden_from_dynamo,
+    "function that dynamo runs while it traces": lambda: torch.compiler.assume_constant_result(lambda: None),
     "transform": lambda: _under_vmap(torch._C._functorch.peek_interpreter_stack),
     "vmap": lambda: _under_vmap(
         lambda: torch._C._functorch.CVmapInterpreterPtr(torch._C._functorch.peek_interpreter_stack())
