@@ -35,7 +35,8 @@ def exchanged_buffers(replacements: Sequence[Replacement]) -> Iterator[None]:
 @contextmanager
 def untouched_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Let modules in training mode update copies of their buffers for a while."""
-    owners = [buffers_by_name(module) for module in modules if module.training]
+    # A frozen script has no modes any more.
+    owners = [buffers_by_name(module) for module in modules if getattr(module, "training", False)]
     if not any(owners):
         yield
         return

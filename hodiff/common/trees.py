@@ -136,6 +136,11 @@ def has_strides(tensor: Tensor) -> bool:
     return tensor.layout in _STRIDED
 
 
+def strided(tensor: Tensor) -> Tensor:
+    """The tensor with every element in memory, as gradients of sparse embeddings have not."""
+    return tensor if has_strides(tensor) else tensor.to_dense()
+
+
 def dense(leaf: Tensor) -> Tensor:
     """The tensor without shared memory among its elements."""
     # Forward mode lays tangents out as their primals, and so writes several to one place.

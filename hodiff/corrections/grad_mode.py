@@ -1,18 +1,20 @@
-"""A rule for `torch.no_grad()`, so that what is a constant to reverse mode is one to forward mode."""
+"""Rules for what switches derivatives off and on: constants, and tensors marked, mean the same in both modes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.differentiation import is_observed
 from hodiff.torch_internals.forward_mode import set_tangents
 from hodiff.torch_internals.grad_mode import entered_block, left_block
 from hodiff.torch_internals.recording import set_recording
-from hodiff.torch_internals.transforms import in_func_jvp
+from hodiff.torch_internals.transforms import in_func_jvp, in_transform, marks_tensors
 
 # Where a block keeps the tangents' own block.
 _TANGENTS = "_hodiff_tangents"
@@ -35,3 +37,16 @@ def _set_grad_enabled(enabled: bool) -> Any:
         getattr(block, _TANGENTS).__exit__(None, None, None)
         delattr(block, _TANGENTS)
     return UNNEEDED
+
+
+@register(
+    Tensor.requires_grad_,
+    kind="missing",
+    routes=ROUTES[1:],
+    reason="torch.func refuses it, also of what has derivatives anyway",
+    reference="nothing is left to do",
+)
+def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
+    if torch.compiler.is_compiling() or not in_transform() or marks_tensors():
+        return UNNEEDED
+    return self if requires_grad and is_observed(self) else UNNEEDED

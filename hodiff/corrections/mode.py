@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -212,7 +212,15 @@ def _without_value(correction: Correction, func: Any) -> HodiffError:
     )
 
 
-def corrected() -> Corrections:
+@overload
+def corrected() -> Corrections: ...
+
+
+@overload
+def corrected(function: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+def corrected(function: Any = None, /) -> Any:
     r"""Context manager and decorator: derivatives of torch functions are hodiff's where torch's are wrong or missing.
 
     Every transform of hodiff does so by itself. Use this for derivatives that torch takes: `torch.autograd.grad`,
@@ -221,11 +229,18 @@ def corrected() -> Corrections:
     It reaches calls inside modules and third-party code, `torch.func` transforms and `torch.compile`, in this thread.
     What was computed outside keeps torch's derivatives. It nests, and one of them may be entered many times.
 
-    As a decorator it takes functions, generators and coroutines, and acts while their bodies run. A `with` around an
-    `await` or a `yield` stays active for whatever runs meanwhile in this thread: there, decorate.
+    As a decorator, with parentheses or without, it takes functions, generators and coroutines, and acts while their
+    bodies run. A `with` around an `await` or a `yield` stays active for whatever runs meanwhile in this thread: there,
+    decorate.
+
+    Args:
+        function: The function to decorate, if any.
 
     Returns:
-        The context manager, which also decorates functions.
+        The context manager, which also decorates functions; or the function, decorated.
+
+    Raises:
+        InputError: If what is decorated is a class, or nothing that can be called.
 
     Example:
         >>> import torch, hodiff
@@ -239,4 +254,5 @@ def corrected() -> Corrections:
         tensor([ 0.1964, -0.1800, -0.0164])
     """
     # A compiler traces the way in and out of torch's own modes alone.
-    return Corrections() if is_compiling() else _Corrected()
+    mode = Corrections() if is_compiling() else _Corrected()
+    return mode if function is None else mode(function)

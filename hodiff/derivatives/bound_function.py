@@ -105,6 +105,17 @@ class BoundFunction:
         )
 
 
+def require_argnums(caller: str, argnums: Any) -> tuple[int, ...]:
+    """The positions of what is differentiated; anything but whole numbers is refused."""
+    positions = argnums if isinstance(argnums, tuple) else (argnums,)
+    if not all(map(is_int, positions)):
+        raise InputError(
+            f"{caller}: argnums must be an int or a tuple of ints, got {describe(argnums)}. {caller}(f) is a function "
+            f"of the arguments of f: write {caller}(f)(x)."
+        )
+    return positions
+
+
 def bind(
     caller: str,
     f: Callable[..., Any],
@@ -138,10 +149,8 @@ def bind(
         raise InputError(f"{caller}: f must be callable, got {describe(f)}.")
     require_bool(caller, "has_aux", has_aux)
     require_bool(caller, "correct", correct)
-    positions = argnums if isinstance(argnums, tuple) else (argnums,)
+    positions = require_argnums(caller, argnums)
     for position in positions:
-        if not is_int(position):
-            raise InputError(f"{caller}: argnums must be an int or a tuple of ints, got {argnums!r}.")
         if not -len(args) <= position < len(args):
             raise InputError(
                 f"{caller}: argnums={argnums!r} does not fit {len(args)} positional argument(s); "

@@ -11,7 +11,7 @@ from hodiff.common.chunks import require_chunk_size
 from hodiff.common.options import require_bool
 from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree
-from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.bound_function import bind, leave_inference_mode, require_argnums
 from hodiff.derivatives.hessian_blocks import hessian_blocks
 from hodiff.derivatives.route_choice import validate_route
 from hodiff.errors import InputError
@@ -67,7 +67,7 @@ def hessian(
 
     Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., section 8.2.
     """
-    validate_options("hessian", route, chunk_size, randomness, progress)
+    validate_options("hessian", argnums, route, chunk_size, randomness, progress)
 
     @leave_inference_mode
     def hessian_of_f(*args: Any, **kwargs: Any) -> PyTree:
@@ -158,15 +158,18 @@ def hessian_matrix(
 
     Source: as `hodiff.hessian`.
     """
-    validate_options("hessian_matrix", route, chunk_size, randomness, progress)
+    validate_options("hessian_matrix", 0, route, chunk_size, randomness, progress)
     function = bind("hessian_matrix", f, (x, *args), has_aux=has_aux, name="x", correct=correct)
     blocks, aux = hessian_blocks(function, route, chunk_size, randomness, progress, joined=True)
     matrix = blocks.matrix(function.leaves)
     return (matrix, aux) if has_aux else matrix
 
 
-def validate_options(caller: str, route: str, chunk_size: int | str | None, randomness: str, progress: bool) -> None:
+def validate_options(
+    caller: str, argnums: Any, route: str, chunk_size: int | str | None, randomness: str, progress: bool
+) -> None:
     """Refuse options that no dense derivative takes."""
+    require_argnums(caller, argnums)
     validate_route(route, caller)
     require_chunk_size(caller, "chunk_size", chunk_size)
     require_bool(caller, "progress", progress)

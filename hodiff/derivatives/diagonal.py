@@ -56,7 +56,7 @@ def hessian_diagonal(
 
     Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., section 3.3.
     """
-    validate_options("hessian_diagonal", route, chunk_size, randomness, progress)
+    validate_options("hessian_diagonal", argnums, route, chunk_size, randomness, progress)
 
     @leave_inference_mode
     def diagonal_of_f(*args: Any, **kwargs: Any) -> PyTree:

@@ -12,7 +12,7 @@ from torch.func import vmap
 from tqdm.auto import tqdm
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
-from hodiff.common.trees import PyTree, one_hot_rows
+from hodiff.common.trees import PyTree, one_hot_rows, strided
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves, guard_reverse
 from hodiff.derivatives.recorded_gradient import RecordedGradient
@@ -161,7 +161,7 @@ class LinearizedHessian:
                     start,
                     stop,
                     tuple(
-                        leaf.new_zeros((stop - start, *leaves[i].shape)) if row is None else row
+                        leaf.new_zeros((stop - start, *leaves[i].shape)) if row is None else strided(row)
                         for i, row in zip(wanted, rows, strict=True)
                     ),
                 )

@@ -74,7 +74,7 @@ def jacobian(
     """
     if mode not in ("auto", *MODES):
         raise InputError(f"jacobian: unknown mode {mode!r}; expected 'auto', 'forward' or 'reverse'.")
-    validate_options("jacobian", "auto", chunk_size, randomness, progress)
+    validate_options("jacobian", argnums, "auto", chunk_size, randomness, progress)
 
     @leave_inference_mode
     def jacobian_of_f(*args: Any, **kwargs: Any) -> PyTree:

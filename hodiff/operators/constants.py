@@ -17,11 +17,12 @@ from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 
 def require_constant(caller: str, x: PyTree, *held: Any) -> None:
-    """Refuse a point, or data of functions, that a transform of `torch.func` differentiates or batches."""
-    if any(map(is_wrapped, tensors_in(x))):
+    """Refuse a point, or data of functions, that a transform or forward mode differentiates, or a transform batches."""
+    if any(is_wrapped(each) or is_observed(each) for each in tensors_in(x)):
         raise InputError(
-            f"{caller}: x: expected plain tensors, got one inside a torch.func transform; an operator takes its point "
-            "as a constant. Make it outside, or use hodiff.hvp, which the transforms see through."
+            f"{caller}: x: expected plain tensors, got one inside a torch.func transform, or a dual number of forward "
+            "mode; an operator takes its point as a constant. Make it outside, or use hodiff.hvp, which the transforms "
+            "see through."
         )
     require_constants_held(caller, *held)
 

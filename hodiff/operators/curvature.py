@@ -37,6 +37,7 @@ from hodiff.operators.determinism import (
 from hodiff.operators.distributed import sum_over_ranks
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.point import Point
+from hodiff.operators.recorded_model import refused
 from hodiff.operators.spaces import Space
 
 Leaves = tuple[Tensor, ...]
@@ -201,7 +202,7 @@ class CurvatureOperator(Portable, LinearOperator):
     def multiply(self, block: Tensor) -> Tensor:
         """The sum over batches; see the class."""
         self._point.require_unchanged(type(self).__name__)
-        with torch.no_grad():
+        with torch.no_grad(), refused(type(self).__name__):
             return self._sum(lambda each: self._columns(each, block), block.shape)
 
     @leave_inference_mode
@@ -211,7 +212,7 @@ class CurvatureOperator(Portable, LinearOperator):
         require_chunk_size("to_dense", "chunk_size", chunk_size)
         require_bool("to_dense", "progress", progress)
         self._point.require_unchanged(type(self).__name__)
-        with torch.no_grad():
+        with torch.no_grad(), refused(type(self).__name__):
             return self._sum(lambda each: self._dense(each, chunk_size, progress), self.shape)
 
     def _dense(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:

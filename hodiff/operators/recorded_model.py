@@ -112,7 +112,7 @@ def refused(caller: str) -> Iterator[None]:
         if not unavailable(error):
             raise
         raise RouteError(
-            f"{caller}: torch does not implement this derivative: {str(error).strip().splitlines()[0]}; "
+            f"{caller}: torch does not implement this derivative: {str(error).strip().splitlines()[0].rstrip('.')}; "
             "hodiff.check says which operator is at fault, hodiff.functions has many that are differentiable to any "
             "order."
         ) from error

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.trees import PyTree, describe, has_strides, leaf_names
+from hodiff.common.trees import PyTree, describe, leaf_names, strided
 from hodiff.errors import InputError
 
 
@@ -101,7 +101,7 @@ class Space:
     def join(self, leaves: Sequence[Tensor], count: int) -> Tensor:
         """Leaves (k, *shape) as columns of (n, k), a tensor of its own."""
         # Embeddings with sparse=True have sparse gradients.
-        whole = (leaf if has_strides(leaf) else leaf.to_dense() for leaf in leaves)
+        whole = map(strided, leaves)
         rows = [leaf.reshape(count, -1).to(self.device, self.dtype) for leaf in whole]
         return torch.cat(rows, dim=1).t()
 

@@ -20,6 +20,7 @@ from hodiff.recompute.reachable import places, reachable
 from hodiff.torch_internals.forward_mode import has_tangent
 from hodiff.torch_internals.modules import RunningNorm, buffers_by_name
 from hodiff.torch_internals.tensors import version_of
+from hodiff.torch_internals.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 
@@ -46,7 +47,9 @@ class _Buffer:
         self.owner, self.name, self.silent = owner, name, silent
         self.tensor: Tensor = owner[name]
         self.version = version_of(self.tensor)
-        self.before = self.tensor.clone()
+        # A copy made inside a transform would end with it, before the last run.
+        with outside_transforms() if in_transform() else nullcontext():
+            self.before = self.tensor.clone()
 
     @property
     def changed(self) -> bool:

@@ -23,6 +23,7 @@ NAMES = (
     "torch._C._functorch._unwrap_batched",
     "torch._C._functorch._unwrap_for_grad",
     "torch._C._functorch._wrap_for_grad",
+    "torch._C._functorch.get_inplace_requires_grad_allowed",
     "torch._C._functorch.get_interpreter_stack",
     "torch._C._functorch.get_unwrapped",
     "torch._C._functorch.is_batchedtensor",

@@ -48,6 +48,11 @@ def innermost_is_reverse() -> bool:
     return next((kind == functorch.TransformType.Grad for kind in reversed(kinds) if kind in _DIFFERENTIATING), False)
 
 
+def marks_tensors() -> bool:
+    """Whether it is a transform itself that calls `requires_grad_`, which the functions inside of it must not."""
+    return functorch.get_inplace_requires_grad_allowed()
+
+
 def in_func_jvp() -> bool:
     """Whether one of them is `torch.func.jvp`."""
     return innermost_jvp_level() is not None

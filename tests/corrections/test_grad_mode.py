@@ -123,3 +123,24 @@ def test_levels_that_users_open_are_theirs():
     with hodiff.corrected(), forward_ad.dual_level(), torch.no_grad():
         y = forward_ad.make_dual(X, V).sin()
         torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, X.cos() * V)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_what_has_derivatives_may_be_marked_as_such(route):
+    """As models do with what their embeddings return."""
+
+    def f(x):
+        y = x**2
+        y.requires_grad_()
+        return (y**2).sum()
+
+    torch.testing.assert_close(hodiff.hvp(f, X, V, route=route), 12 * X**2 * V)
+    torch.testing.assert_close(hodiff.jacobian(f, mode="forward")(X), 4 * X**3)
+
+
+def test_a_leaf_inside_a_transform_is_refused_as_by_torch():
+    def f(x):
+        return x.detach().requires_grad_().sum()
+
+    with pytest.raises(RuntimeError, match="requires_grad_"):
+        hodiff.jacobian(f, mode="forward")(X)

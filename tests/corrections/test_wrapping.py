@@ -129,6 +129,19 @@ class Model:
         return acts()
 
 
+def test_without_parentheses():
+    @hodiff.corrected
+    def whether(*, sure):
+        """Say whether."""
+        return acts(), sure
+
+    assert whether(sure=2) == (True, 2)
+    assert whether.__doc__ == "Say whether."
+    assert not acts()
+    with pytest.raises(hodiff.InputError, match="expected a function, got Tensor"):
+        hodiff.corrected(torch.ones(2))
+
+
 def test_other_callables():
     assert asyncio.run(corrected(Model())())
     assert corrected(functools.partial(acts))()

@@ -142,6 +142,8 @@ def test_sparse_gradients() -> None:
     for compute in (lambda: hodiff.hvp(f, table, direction), lambda: hodiff.HessianOperator(f, table) @ direction):
         torch.testing.assert_close(compute(), expected)
         assert_ordinary(compute)
+    whole = hodiff.HessianOperator(f, table).to_dense()
+    torch.testing.assert_close(whole, (torch.tensor([[6.0], [12.0], [0.0]], dtype=D) * table).flatten().diag())
 
 
 def test_they_keep_their_graph() -> None:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from operators.cases import ReverseOnce, close, problem
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call
 
 import hodiff
@@ -125,6 +126,33 @@ def test_not_inside_a_transform() -> None:
     for transform in (torch.func.grad(inside), torch.func.vmap(inside)):
         with pytest.raises(hodiff.InputError, match=r"x: expected plain tensors, .* hodiff\.hvp"):
             transform(torch.randn(2, 2))
+
+
+def test_not_at_a_dual_number() -> None:
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        with pytest.raises(hodiff.InputError, match=r"x: expected plain tensors, .* hodiff\.hvp"):
+            HessianOperator(lambda x: (x**3).sum(), x)
+        with pytest.raises(hodiff.InputError, match=r"x: expected plain tensors, .* hodiff\.hvp"):
+            HessianOperator(lambda x: (x**3).sum(), torch.ones(2)).at(x)
+
+
+def test_a_derivative_that_torch_lacks_is_one_error() -> None:
+    table = torch.randn(5, 3)
+    words = torch.tensor([[0, 1]])
+    A = HessianOperator(lambda w: F.embedding_bag(words, w, mode="sum", sparse=True).pow(3).sum(), table)
+    for product in (lambda: A @ table, A.to_dense):
+        with pytest.raises(hodiff.RouteError, match=r"HessianOperator: torch does not implement this derivative: .*;"):
+            product()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
+def test_a_frozen_script() -> None:
+    layer = torch.nn.Linear(2, 2).double()
+    frozen = torch.jit.freeze(torch.jit.script(layer.eval()))
+    x = torch.randn(2, dtype=torch.float64)
+    A = HessianOperator(lambda x: (frozen(x) ** 2).sum(), x)
+    torch.testing.assert_close(A.to_dense(), 2 * layer.weight.detach().mT @ layer.weight.detach())
 
 
 def test_examples_count_by_the_first_tensor_or_as_told() -> None:
