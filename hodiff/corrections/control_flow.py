@@ -85,8 +85,11 @@ def _is_of_user(combine_fn: Any) -> bool:
     return isinstance(combine_fn, partial)
 
 
-def _map(f: Callable[..., Any], xs: Sequence[Tensor], pos_args: Sequence[Any] = ()) -> Any:
+def _map(
+    f: Callable[..., Any], xs: Sequence[Tensor], pos_args: Sequence[Any] = (), mutated_arg_indices: str = ""
+) -> Any:
     """A loop over the first dimension, whose results are stacked."""
+    del mutated_arg_indices  # what f writes to, new in torch 2.15; a loop writes to it as well
     return _stacked([f(*(each[step] for each in xs), *pos_args) for step in range(xs[0].shape[0])])
 
 

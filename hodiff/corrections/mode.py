@@ -86,8 +86,9 @@ class Corrections(TorchFunctionMode):
             return func(*args, **kwargs)
         result = correction.rule(*args, **named) if is_compiling() else _attempt(correction, args, named)
         if isinstance(result, Exception):
-            if says(result, Wording.CHANGES_ZERO):
-                raise result  # of the tangents, for which transforms find memory
+            # What the rule says of itself, or of tangents for which transforms find memory.
+            if isinstance(result, NotImplementedError) or says(result, Wording.CHANGES_ZERO):
+                raise result
             func(*args, **kwargs)  # torch's own error, for arguments that torch does not take either
             raise result
         if type(result) is Declined:
@@ -181,7 +182,7 @@ def _run(rule: Any, args: Any, kwargs: Any) -> Any:
         return rule(*args, **kwargs)
     except InputError as error:  # hodiff's function does not take them
         return unable(str(error))
-    except (HodiffError, NotImplementedError):  # what the rule says of itself
+    except HodiffError:  # what the rule says of itself
         raise
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         return error

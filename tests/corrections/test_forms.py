@@ -160,6 +160,8 @@ def derivatives(function, args, kwargs):
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: name_of(call[0]))
 def test_every_form_that_torch_takes(call):
     function, args, kwargs = call
+    if correction_of(function, args) is None:
+        pytest.skip(f"the correction stands aside in torch {torch.__version__}")
     expected = derivatives(function, args, kwargs)
     alone = value(function, args, kwargs)
     for what, *form in forms(function, args, kwargs):

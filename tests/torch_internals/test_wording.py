@@ -252,6 +252,9 @@ def test_torch_says_so(wording: Wording) -> None:
         # There the device without numbers takes indices of any other.
         assert says(texts[0], wording)
         return
+    if wording == Wording.WRAPPER_WITHOUT_MEMORY and torch.__version__ >= "2.15":
+        assert texts == [""]
+        return
     assert [text for text in texts if not says(text, wording)] == []
     for part in _alternatives(wording.value[0]):
         assert any(re.search(part, text, re.IGNORECASE) for text in texts), f"torch does not say {part!r}: {texts}"
