@@ -253,6 +253,24 @@ BROKEN = [
         "tangents.append(-tangent if tangent.dtype == dtype else tangent.to(dtype))",
         ("tests/authoring/test_derivatives.py",),
     ),
+    (
+        "grad mode: no_grad stops tangents",
+        "setattr(block, _TANGENTS, set_tangents(False))",
+        "setattr(block, _TANGENTS, set_tangents(True))",
+        ("tests/corrections/test_grad_mode.py",),
+    ),
+    (
+        "numbers: a tensor that moves",
+        "and not value.dim() and is_observed(value)",
+        "and value.dim() and is_observed(value)",
+        ("tests/corrections/test_numbers.py",),
+    ),
+    (
+        "lists: a maximum with a number",
+        "partial(_extreme, torch.maximum)",
+        "partial(_extreme, torch.clamp_min)",
+        ("tests/corrections/test_foreach.py",),
+    ),
 ]
 
 

@@ -83,3 +83,16 @@ def test_errors_are_those_of_torch(arguments):
     with pytest.raises(type(by_torch.value)) as ours, hodiff.corrected():
         foreach("add")([x] * len(tensors), other)
     assert str(ours.value) == str(by_torch.value)
+
+
+@pytest.mark.parametrize("name", ["maximum", "minimum", "maximum_", "minimum_"])
+def test_at_a_tie_each_side_has_half(name):
+    """As torch has it in reverse mode, where it is not in place."""
+    tie = torch.tensor([0.6], dtype=D)
+
+    def f(x):
+        return foreach(name)([x * 1], 0.6)[0].sum()
+
+    assert name.endswith("_") or torch.func.grad(f)(tie) == 0.5
+    assert hodiff.corrected(torch.func.grad(f))(tie) == 0.5
+    assert hodiff.jacobian(f, mode="forward")(tie) == 0.5
