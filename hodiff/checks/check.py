@@ -15,6 +15,8 @@ from hodiff.checks.report.report import Report
 from hodiff.common.options import require_bools, require_choice, require_int
 
 
+# What surrounds the call is no part of the function.
+@torch.enable_grad()
 def check(
     f: Callable[..., Any] | type[torch.autograd.Function],
     inputs: Any,

@@ -254,3 +254,10 @@ def test_compile_by_a_named_backend():
 def test_refuses(f, inputs, options, message):
     with pytest.raises(InputError, match=message):
         check(f, inputs, **options)
+
+
+def test_a_check_without_gradients_around_it():
+    with torch.no_grad():
+        report = check(lambda x: (x**3).sum(), torch.tensor([1.0, 2.0], dtype=torch.float64))
+    assert report.ok, report
+    assert not report.codes
