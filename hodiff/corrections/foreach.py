@@ -15,14 +15,15 @@ from hodiff.corrections.mode import Corrections
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import may_be_differentiated
-from hodiff.torch_internals.operators import foreach
+from hodiff.torch_internals.operators import foreach_by_name
 
 _LOST = "forward mode drops the tangent of a tensor that all are taken with"
 _ABSENT = "of a tensor that all are taken with, reverse mode raises"
 _OTHER_SIDE = "by a number, forward mode takes the tangent of the other side"
+_UNSEEN = "torch.func does not see that it changes what a graph keeps"
 
 # What torch calls that which the tensors are taken with.
-_OTHERS = ("other", "scalar", "scalars")
+_OTHERS = ("other", "exponent", "src", "tensor1", "tensors1", "tensor2", "weight", "weights", "scalar", "scalars")
 
 
 def _extreme(function: Callable[..., Tensor], x: Tensor, other: Tensor | float) -> Tensor:
@@ -35,23 +36,38 @@ def _norm(x: Tensor, ord: float = 2, dtype: Any = None) -> Tensor:
 
 _maximum, _minimum = partial(_extreme, torch.maximum), partial(_extreme, torch.minimum)
 
-# The function of one tensor, what is amiss with that of lists, and by which routes it is wrong.
-_FUNCTIONS: dict[str, tuple[Callable[..., Tensor], str, tuple[str, ...]]] = {
-    "add": (torch.add, _LOST, ROUTES[1:]),
-    "add_": (Tensor.add_, _LOST, ROUTES[1:]),
-    "maximum": (_maximum, _OTHER_SIDE, ROUTES[1:]),
-    "maximum_": (lambda x, other: x.copy_(_maximum(x.clone(), other)), _OTHER_SIDE, ROUTES[1:]),
-    "minimum": (_minimum, _OTHER_SIDE, ROUTES[1:]),
-    "minimum_": (lambda x, other: x.copy_(_minimum(x.clone(), other)), _OTHER_SIDE, ROUTES[1:]),
-    "mul": (torch.mul, _ABSENT, ()),
-    "div": (torch.div, _ABSENT, ()),
-    "norm": (_norm, "forward mode is not implemented", ()),
+
+def _with_numbers(function: Callable[..., Tensor], x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
+    return function(x, a, b, value=value)
+
+
+# The functions of one tensor that are none of torch's by that name.
+_ONE: dict[str, Callable[..., Tensor]] = {
+    "addcdiv_": partial(_with_numbers, Tensor.addcdiv_),
+    "addcmul_": partial(_with_numbers, Tensor.addcmul_),
+    "maximum": _maximum,
+    "maximum_": lambda x, other: x.copy_(_maximum(x.clone(), other)),
+    "minimum": _minimum,
+    "minimum_": lambda x, other: x.copy_(_minimum(x.clone(), other)),
+    "norm": _norm,
 }
+# What is amiss with those that are not in place.
+_REASONS = {
+    "add": _LOST,
+    "maximum": _OTHER_SIDE,
+    "minimum": _OTHER_SIDE,
+    "mul": _ABSENT,
+    "div": _ABSENT,
+    "norm": "forward mode is not implemented",
+}
+_MISSING = {"mul", "div", "norm"}
 
 
 def _each(one: Callable[..., Tensor], self: Sequence[Tensor], *others: Any, **options: Any) -> Any:
     """One by one, with the rules that there are for one."""
     others = (*others, *(options.pop(name) for name in _OTHERS if name in options))
+    # Of three lists the last may be a row of numbers.
+    others = tuple(each.tolist() if i == 2 and isinstance(each, Tensor) else each for i, each in enumerate(others))
     lists = [each for each in others if isinstance(each, (list, tuple))]
     if not self or any(len(each) != len(self) for each in lists):
         return INVALID
@@ -73,12 +89,12 @@ def _at(i: int, others: Sequence[Any]) -> list[Any]:
     return [other[i] if isinstance(other, (list, tuple)) else other for other in others]
 
 
-for name, (one, reason, routes) in _FUNCTIONS.items():
-    rule = partial(_each_in_place if name.endswith("_") else _each, one)
+for _name, _operator in foreach_by_name().items():
+    _one = _ONE.get(_name) or getattr(Tensor, _name)
     register(
-        foreach(name),
-        kind="wrong" if routes else "missing",
-        routes=routes or ROUTES,
-        reason=reason,
+        _operator,
+        kind="missing" if _name in _MISSING else "wrong",
+        routes=ROUTES if _name in _MISSING else ROUTES[1:],
+        reason=_REASONS.get(_name, _UNSEEN),
         reference="the function of one tensor, one by one",
-    )(rule)
+    )(partial(_each_in_place if _name.endswith("_") else _each, _one))

@@ -1,4 +1,8 @@
-"""Rules for what switches derivatives off and on: constants, and tensors marked, mean the same in both modes."""
+"""Rules for what switches derivatives off and on: what is a constant to reverse mode is one to forward mode.
+
+Torch has a switch for forward mode, too, which Functions switch on again and views do not ask. So what comes out of any
+call meanwhile is detached besides.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,33 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import is_observed
-from hodiff.torch_internals.forward_mode import set_tangents
-from hodiff.torch_internals.grad_mode import entered_block, left_block
+from hodiff.torch_internals.forward_mode import set_tangents, tangents_are_on
+from hodiff.torch_internals.grad_mode import CONSTANTS, switched_by
 from hodiff.torch_internals.recording import set_recording
-from hodiff.torch_internals.transforms import in_func_jvp, in_transform, marks_tensors
+from hodiff.torch_internals.transforms import differentiating_count, in_func_jvp, in_transform, marks_tensors
 
-# Where a block keeps the tangents' own block.
-_TANGENTS = "_hodiff_tangents"
+# Where a block keeps what it has to restore: the depth, and whether tangents were on.
+_BEFORE = "_hodiff_before"
+# What switches, and what gives a tensor that is there already.
+_KEPT = frozenset({set_recording, Tensor.grad.__get__})  # type: ignore[union-attr]  # a property, as torch makes it
+
+
+def makes_constants(function: Any) -> bool:
+    """Whether what a call makes here is constant to all transforms, those inside of the block excepted."""
+    depth = CONSTANTS.depth
+    return depth is not None and depth == differentiating_count() and function not in _KEPT
+
+
+def as_constants(result: Any, arguments: Any) -> Any:
+    """What a call has made, detached; what it was given, such as what it has written into, stays as it is."""
+    given = {id(each) for each in pytree.tree_leaves(arguments) if isinstance(each, Tensor)}
+    return pytree.tree_map_only(Tensor, lambda each: each if id(each) in given else each.detach(), result)
 
 
 @register(
@@ -31,12 +50,44 @@ def _set_grad_enabled(enabled: bool) -> Any:
     # A level that torch.autograd.forward_ad opened is its user's own, who may want tangents and no graph.
     if torch.compiler.is_compiling() or not in_func_jvp():
         return UNNEEDED
-    if not enabled and (block := entered_block()) is not None:
-        setattr(block, _TANGENTS, set_tangents(False))
-    elif (block := left_block()) is not None and hasattr(block, _TANGENTS):
-        getattr(block, _TANGENTS).__exit__(None, None, None)
-        delattr(block, _TANGENTS)
+    how, block = switched_by()
+    # With two modes active, both are told of each switch. A `set_grad_enabled` restores what it found when it was made.
+    if block is not None and how != "leaves" and not hasattr(block, _BEFORE):
+        setattr(block, _BEFORE, (CONSTANTS.depth, tangents_are_on()))
+    if how == "enters" and enabled and _is_of_transform():
+        return UNNEEDED
+    if how == "enters" or (how == "calls" and enabled != torch.is_grad_enabled()):
+        _switch(None if enabled else differentiating_count(), enabled and _may_be_on())
+    elif how == "leaves" and hasattr(block, _BEFORE):
+        _switch(*getattr(block, _BEFORE))
+        delattr(block, _BEFORE)
     return UNNEEDED
+
+
+def _is_of_transform() -> bool:
+    """Whether a transform inside of a block, as each does, lets its own gradients be recorded."""
+    return CONSTANTS.depth is not None and CONSTANTS.depth < differentiating_count()
+
+
+def _may_be_on() -> bool:
+    """Whether tangents are on, or were before something here switched them off."""
+    return tangents_are_on() or CONSTANTS.depth is not None
+
+
+def _switch(depth: int | None, tangents: bool) -> None:
+    CONSTANTS.depth = depth
+    set_tangents(tangents)
+
+
+@register(
+    Tensor.data.__get__,  # type: ignore[attr-defined]
+    name="torch.Tensor.data",
+    routes=ROUTES[1:],
+    reason="forward mode goes through what is a constant to reverse mode",
+    reference="torch.Tensor.detach",
+)
+def _data(self: Tensor) -> Any:
+    return self.detach() if not torch.compiler.is_compiling() and in_func_jvp() else UNNEEDED
 
 
 @register(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from torch import Tensor
@@ -13,13 +14,16 @@ from torch.overrides import TorchFunctionMode
 
 from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
 from hodiff.corrections.distances.squares import LENGTHS, of_lengths
-from hodiff.corrections.numbers import refuse_moving_numbers
+from hodiff.corrections.grad_mode import as_constants, makes_constants
+from hodiff.corrections.numbers import moving_number, refused
 from hodiff.corrections.registry import Correction, correction_of, show_private_functions
 from hodiff.corrections.subclasses import ask_subclasses
+from hodiff.corrections.twins import twin
 from hodiff.corrections.wrapping import within
 from hodiff.errors import HodiffError, InputError, RouteError
 from hodiff.torch_internals.differentiation import carry_derivatives
 from hodiff.torch_internals.forward_mode import in_forward_mode
+from hodiff.torch_internals.grad_mode import nothing_constant
 from hodiff.torch_internals.interception import subclasses_are_asked
 from hodiff.torch_internals.wording import Wording, says
 
@@ -72,7 +76,10 @@ class Corrections(TorchFunctionMode):
                 return result
         correction = correction_of(func, args)
         if in_forward_mode() and not is_compiling():
-            refuse_moving_numbers(func, correction, args, kwargs)
+            if makes_constants(func):
+                return self._constant(func, types, args, kwargs)
+            if number := moving_number(func, correction, args, kwargs):
+                return _with_moving_number(func, number, correction, args, kwargs)
         if types and not _PLAIN.issuperset(types) and subclasses_are_asked():
             return ask_subclasses(self, correction, func, types, args, kwargs)
         if correction is None:
@@ -100,6 +107,11 @@ class Corrections(TorchFunctionMode):
         if result is None and getattr(func, "__name__", "") not in _MAY_RETURN_NONE:
             raise _without_value(correction, func)
         return result
+
+    def _constant(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The value of a call where what is made is constant."""
+        with nothing_constant():
+            return as_constants(self.__torch_function__(func, types, args, kwargs), (args, kwargs))
 
     def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a call that its rule declined, by torch's own function. This one method decides what it may give.
@@ -186,6 +198,14 @@ def _run(rule: Any, args: Any, kwargs: Any) -> Any:
         raise
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         return error
+
+
+def _with_moving_number(func: Any, number: str, correction: Correction | None, args: Any, kwargs: Any) -> Any:
+    """What torch writes in Python may use the number as the tensor that it is; the calls inside of it will tell."""
+    if correction is not None or not isinstance(func, FunctionType):
+        raise refused(func, number)
+    with Corrections():
+        return twin(func)(*args, **kwargs)
 
 
 def _is_mended(correction: Correction, args: Any, kwargs: Any) -> bool:

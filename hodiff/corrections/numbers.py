@@ -19,29 +19,24 @@ from hodiff.torch_internals.operators import number_places, operator_named
 Places = dict[int | str, str]
 
 
-def refuse_moving_numbers(function: Any, correction: Correction | None, args: Any, kwargs: Any) -> None:
-    """Raise where a tensor with a derivative stands for a number, as torch itself does in reverse mode.
-
-    Args:
-        function: The torch function.
-        correction: The entry of its rule, or None.
-        args: Its arguments.
-        kwargs: Its arguments by keyword.
-
-    Raises:
-        RouteError: If there is such a tensor.
-    """
+def moving_number(function: Any, correction: Correction | None, args: Any, kwargs: Any) -> str:
+    """The name of a number for which there is a tensor that forward mode differentiates by, or ""."""
     places = _places(function) if correction is None else _places_of_both(function, correction.rule)
-    if not places:
-        return
-    for place, value in chain(enumerate(args), kwargs.items()):
-        if place in places and isinstance(value, Tensor) and not value.dim() and is_observed(value):
-            raise RouteError(
-                f"{name_of(function)}: {places[place]}: expected a number, got a tensor without dimensions that "
-                "forward mode differentiates by. Torch reads the number and drops its tangent, so that derivatives "
-                "come out as 0. Write the formula out, as a * x for alpha=a; take reverse mode alone, which is right "
-                f"or raises; or pass {places[place]}.item() for a constant."
-            )
+    if places:
+        for place, value in chain(enumerate(args), kwargs.items()):
+            if place in places and isinstance(value, Tensor) and not value.dim() and is_observed(value):
+                return places[place]
+    return ""
+
+
+def refused(function: Any, name: str) -> RouteError:
+    """The error of such a call, which in reverse mode is one of torch's own."""
+    return RouteError(
+        f"{name_of(function)}: {name}: expected a number, got a tensor without dimensions that forward mode "
+        "differentiates by. Torch reads the number and drops its tangent, so that derivatives come out as 0. Write the "
+        "formula out, as a * x for alpha=a; take reverse mode alone, which is right or raises; or pass "
+        f"{name}.item() for a constant."
+    )
 
 
 @functools.cache

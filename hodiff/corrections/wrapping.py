@@ -52,10 +52,10 @@ def _require_function(function: Any) -> None:
             f"corrected: function: expected a function, got the class {function.__qualname__}. Decorate the methods "
             "that compute, such as forward, or use it inside `with hodiff.corrected():`."
         )
-    if not callable(function):
+    if not callable(function) or isinstance(function, staticmethod):
         remedy = (
             f"Put it beneath @{type(function).__name__}."
-            if isinstance(function, (classmethod, property))
+            if isinstance(function, (classmethod, property, staticmethod))
             else "Pass a function, or use `with hodiff.corrected():`."
         )
         raise InputError(f"corrected: function: expected a function, got {type(function).__name__}. {remedy}")

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
+from hodiff.torch_internals.grad_mode import nothing_constant
 from hodiff.torch_internals.threads import one_thread_at_a_time
 from hodiff.torch_internals.wording import Wording
 
@@ -24,7 +25,7 @@ tangents_are_on: Callable[[], bool] = torch._C._is_fwd_grad_enabled
 
 def forward_pass(f: Callable[..., Any], primals: Any, tangents: Any, *, has_aux: bool = False) -> Any:
     """`torch.func.jvp`, in one thread at a time, as torch has one level of forward mode for all."""
-    with one_thread_at_a_time():
+    with one_thread_at_a_time(), nothing_constant():
         return torch.func.jvp(f, primals, tangents, has_aux=has_aux)
 
 

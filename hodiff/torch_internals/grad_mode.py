@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
 
-# The ways into a block without gradients, and out of it. `no_grad` makes a `set_grad_enabled` of its own.
-_ENTERS = (torch.no_grad.__enter__.__code__, torch.set_grad_enabled.__enter__.__code__)
-_LEAVES = (torch.no_grad.__exit__.__code__, torch.set_grad_enabled.__exit__.__code__)
+# The ways into a block that switches, and out of it. `no_grad` makes a `set_grad_enabled` of its own.
+_BLOCKS = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+_ENTERS = {each.__enter__.__code__ for each in _BLOCKS}
+_LEAVES = {each.__exit__.__code__ for each in _BLOCKS}
+# What a `set_grad_enabled` does before it is entered, if it ever is.
+_MADE = torch.set_grad_enabled.__init__.__code__
 
 
-def entered_block() -> Any:
-    """The `torch.no_grad()` or `torch.set_grad_enabled(...)` that is being entered by this call, or None."""
-    return _caller(_ENTERS)
+class _Constants(threading.local):
+    """Inside of how many differentiating transforms all that is computed is constant; None where nothing is."""
+
+    depth: int | None = None
 
 
-def left_block() -> Any:
-    """The one that is being left by this call, or None."""
-    return _caller(_LEAVES)
+CONSTANTS = _Constants()
 
 
-def _caller(codes: tuple[Any, ...]) -> Any:
-    """The `self` of the method that runs one of these codes, a few calls up."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(8):
+@contextmanager
+def nothing_constant() -> Iterator[None]:
+    """Begin anew, as a transform does, and leave nothing behind that a function has switched and not switched back."""
+    depth, CONSTANTS.depth = CONSTANTS.depth, None
+    try:
+        yield
+    finally:
+        CONSTANTS.depth = depth
+
+
+def switched_by() -> tuple[str, Any]:
+    """What switches at this call: "enters" or "leaves", or else "calls", and the block; None where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    made = None
+    for _ in range(10):
         if frame is None:
-            return None
-        if frame.f_code in codes:
-            return frame.f_locals["self"]
+            break
+        if frame.f_code in _ENTERS:
+            return "enters", frame.f_locals["self"]
+        if frame.f_code in _LEAVES:
+            return "leaves", frame.f_locals["self"]
+        if frame.f_code is _MADE:
+            made = frame.f_locals["self"]
         frame = frame.f_back
-    return None
+    return "calls", made

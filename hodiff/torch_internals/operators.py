@@ -38,22 +38,63 @@ glu: Kernel = torch._C._nn.glu
 in_projections: Kernel = F._in_projection_packed  # type: ignore[attr-defined]
 
 # Operators on lists of tensors.
-_FOREACH: dict[str, Kernel] = {
-    "add": torch._foreach_add,
-    "add_": torch._foreach_add_,
-    "div": torch._foreach_div,
-    "maximum": torch._foreach_maximum,
-    "maximum_": torch._foreach_maximum_,
-    "minimum": torch._foreach_minimum,
-    "minimum_": torch._foreach_minimum_,
-    "mul": torch._foreach_mul,
-    "norm": torch._foreach_norm,
-}
+_FOREACH: tuple[Kernel, ...] = (
+    torch._foreach_abs_,
+    torch._foreach_acos_,
+    torch._foreach_add,
+    torch._foreach_add_,
+    torch._foreach_addcdiv_,
+    torch._foreach_addcmul_,
+    torch._foreach_asin_,
+    torch._foreach_atan_,
+    torch._foreach_ceil_,
+    torch._foreach_clamp_max_,
+    torch._foreach_clamp_min_,
+    torch._foreach_copy_,
+    torch._foreach_cos_,
+    torch._foreach_cosh_,
+    torch._foreach_div,
+    torch._foreach_div_,
+    torch._foreach_erf_,
+    torch._foreach_erfc_,
+    torch._foreach_exp_,
+    torch._foreach_expm1_,
+    torch._foreach_floor_,
+    torch._foreach_frac_,
+    torch._foreach_lerp_,
+    torch._foreach_lgamma_,
+    torch._foreach_log10_,
+    torch._foreach_log1p_,
+    torch._foreach_log2_,
+    torch._foreach_log_,
+    torch._foreach_maximum,
+    torch._foreach_maximum_,
+    torch._foreach_minimum,
+    torch._foreach_minimum_,
+    torch._foreach_mul,
+    torch._foreach_mul_,
+    torch._foreach_neg_,
+    torch._foreach_norm,
+    torch._foreach_pow_,
+    torch._foreach_reciprocal_,
+    torch._foreach_round_,
+    torch._foreach_rsqrt_,
+    torch._foreach_sigmoid_,
+    torch._foreach_sign_,
+    torch._foreach_sin_,
+    torch._foreach_sinh_,
+    torch._foreach_sqrt_,
+    torch._foreach_sub_,
+    torch._foreach_tan_,
+    torch._foreach_tanh_,
+    torch._foreach_trunc_,
+    torch._foreach_zero_,
+)
 
 
-def foreach(name: str) -> Kernel:
-    """The operator on lists of tensors that does what a function does with each."""
-    return _FOREACH[name]
+def foreach_by_name() -> dict[str, Kernel]:
+    """The operators on lists of tensors, by what each does with one."""
+    return {each.__name__.removeprefix("_foreach_"): each for each in _FOREACH}
 
 
 def schema_of(operator: Any) -> Any:

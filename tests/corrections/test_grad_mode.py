@@ -1,11 +1,16 @@
 """`torch.no_grad()` inside a function: what it computes is a constant by every route."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.autograd import forward_ad
 
 import hodiff
 
+D = torch.float64
 X, V = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64), torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
 
 
@@ -38,7 +43,19 @@ def after_an_exception(x):
     return as_block(x) * (1 + 0 * x)
 
 
-WAYS = {each.__name__: each for each in (as_block, as_decorator, switched, nested, after_an_exception)}
+def called(x):
+    """As torch's optimizers do."""
+    torch.set_grad_enabled(False)
+    result = x.exp()
+    torch.set_grad_enabled(True)
+    return result
+
+
+def of_data(x):
+    return x.data.exp()
+
+
+WAYS = {each.__name__: each for each in (as_block, as_decorator, switched, nested, after_an_exception, called, of_data)}
 
 
 def detached(x):
@@ -49,22 +66,25 @@ def loss(constant):
     return lambda x: (constant(x) * x**3).sum()
 
 
-@pytest.mark.parametrize("around", [torch.enable_grad, torch.no_grad])
-@pytest.mark.parametrize("way", WAYS)
+# Around f; what is called and not entered can be seen by the change that it makes alone.
+AROUND = {"nothing": nullcontext, "no_grad": torch.no_grad, "corrected": hodiff.corrected}
+CASES = [(way, around) for way in WAYS for around in AROUND if (way, around) != ("called", "no_grad")]
+
+
+@pytest.mark.parametrize(("way", "around"), CASES)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_it_is_a_constant_by_every_route(route, way, around):
     """The Hessian is diagonal: 6 exp(x) x."""
-    with around():
+    with AROUND[around]():
         product = hodiff.hvp(loss(WAYS[way]), X, V, route=route)
     torch.testing.assert_close(product, 6 * X.exp() * X * V)
 
 
-@pytest.mark.parametrize("around", [torch.enable_grad, torch.no_grad])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "around"), CASES)
 def test_it_is_a_constant_for_every_transform(way, around):
     f = loss(WAYS[way])
     gradient = 3 * X.exp() * X**2
-    with around():
+    with AROUND[around]():
         for mode in ("forward", "reverse"):
             torch.testing.assert_close(hodiff.jacobian(f, mode=mode)(X), gradient)
         derivatives = hodiff.directional_derivatives(f, X, V, order=3)
@@ -87,6 +107,138 @@ def test_clipping_divides_by_a_constant(route):
 
     expected = (2 - X.sin()) * V / torch.cat([X**2, X.sin()]).norm()
     torch.testing.assert_close(hodiff.hvp(clipped, X, V, route=route), expected)
+
+
+class Cubed(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3 * ctx.saved_tensors[0] ** 2
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t * 3 * ctx.saved_tensors[0] ** 2
+
+
+def summed(x):
+    total = torch.zeros(3, dtype=D)
+    total += x
+    total[0] = x[1]
+    return total
+
+
+# What a block may compute; views and Functions do not ask torch's own switch.
+MADE = {
+    "a view": lambda x: x[:],
+    "an element": lambda x: x[1].expand(3),
+    "iteration": lambda x: torch.stack(list(x)),
+    "a transposed matrix": lambda x: torch.outer(x, x).T[0],
+    "a Function": Cubed.apply,
+    "a Function of hodiff": hodiff.functions.silu,
+    "a function with a rule": lambda x: F.layer_norm(x, (3,)),
+    "attention": lambda x: F.scaled_dot_product_attention(*[x.reshape(1, 3, 1)] * 3).flatten(),
+    "solve": lambda x: torch.linalg.solve(torch.outer(x, x) + torch.eye(3, dtype=D), x),
+    "in place": summed,
+    "a batch": lambda x: torch.vmap(lambda x: hodiff.functions.silu(x) * x)(x),
+    "a checkpoint": lambda x: torch.utils.checkpoint.checkpoint(torch.exp, x, use_reentrant=False),
+    "a root": lambda x: hodiff.implicit.root(lambda y, x: y**3 - x, lambda _, start, x: x ** (1 / 3))(x, x),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_whatever_it_computes(name, route):
+    """A sum of c x³ with a constant c has the Hessian 6 c x."""
+
+    def constant(x):
+        with torch.no_grad():
+            return MADE[name](x * 1)
+
+    expected = 6 * MADE[name](X) * X * V
+    torch.testing.assert_close(hodiff.hvp(loss(constant), X, V, route=route), expected)
+    gradient = hodiff.jacobian(loss(constant), mode="forward")(X)
+    torch.testing.assert_close(gradient, 3 * MADE[name](X) * X**2)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_gradients_inside_are_on_again(route):
+    def f(x):
+        with torch.no_grad():
+            with torch.enable_grad():
+                y = x.exp()
+            z = x.exp()
+        return (y * z * x).sum()
+
+    def by_hand(x):
+        return (x.exp() * x.exp().detach() * x).sum()
+
+    torch.testing.assert_close(hodiff.hvp(f, X, V, route=route), hodiff.hvp(by_hand, X, V))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_steps_of_torchs_optimizers_are_constants(route, optimizer):
+    def f(x):
+        p = nn.Parameter(torch.ones(3, dtype=D))
+        steps = optimizer([p], lr=0.1)
+        p.grad = 2 * (p.detach() - x.detach())
+        steps.step()
+        return (p.detach() * x**2).sum() + (p * 0).sum().detach()
+
+    by_reverse = hodiff.hvp(f, X, V, route="reverse-over-reverse")
+    torch.testing.assert_close(hodiff.hvp(f, X, V, route=route), by_reverse)
+    p = by_reverse / (2 * V)
+    assert ((p - 1).sign() == (X - 1).sign()).all()
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_a_teacher(route):
+    """Its parameters are those of the student, and what it says is constant."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, dtype=D).eval()
+    x = torch.randn(1, 3, 4, dtype=D)
+    p = {name: each.detach() for name, each in layer.named_parameters()}
+    v = {name: torch.randn_like(each) for name, each in p.items()}
+
+    def by(teacher):
+        def loss(p):
+            said = torch.func.functional_call(layer, p, (x,))
+            return (said - 2 * teacher(p)).pow(2).sum()
+
+        return loss
+
+    @torch.no_grad()
+    def silent(p):
+        return torch.func.functional_call(layer, p, (x,))
+
+    expected = hodiff.hvp(by(lambda _: torch.func.functional_call(layer, p, (x,))), p, v)
+    found = hodiff.hvp(by(silent), p, v, route=route)
+    for name, each in found.items():
+        torch.testing.assert_close(each, expected[name], rtol=1e-7, atol=1e-9)
+
+
+def test_what_a_function_leaves_off_ends_with_it():
+    def f(x):
+        torch.set_grad_enabled(False)
+        return (x**2).sum()
+
+    try:
+        hodiff.directional_derivatives(f, X, V, order=1)
+    finally:
+        torch.set_grad_enabled(True)
+    with torch.no_grad():
+        found = hodiff.directional_derivatives(lambda x: (x**2).sum(), X, V, order=1)[1]
+    torch.testing.assert_close(found, 2 * X @ V)
 
 
 def test_torch_goes_through():

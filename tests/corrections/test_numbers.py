@@ -41,6 +41,8 @@ KEPT = {
     "where": lambda a: torch.where(X > 0, a, X),
     "lerp": lambda a: torch.lerp(X, X + 1, a),
     "linspace": lambda a: torch.linspace(0, a, 3, dtype=D),
+    "lp_pool": lambda a: F.lp_pool1d(X.abs(), 4 * a, 2),
+    "local_response_norm": lambda a: F.local_response_norm(X[None], 2, alpha=a),
     "scatter": lambda a: X.index_fill(0, torch.tensor([0]), a),
 }
 

@@ -166,6 +166,7 @@ def test_other_callables():
     ("wrong", "message"),
     [
         (Model, "got the class Model. Decorate the methods"),
+        (staticmethod(acts), "got staticmethod. Put it beneath @staticmethod"),
         (classmethod(acts), "got classmethod. Put it beneath @classmethod"),
         (3, "got int. Pass a function"),
     ],

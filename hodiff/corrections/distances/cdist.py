@@ -65,6 +65,7 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_f
         or min(x1.dim(), x2.dim()) < 2
         or x1.shape[-1] != x2.shape[-1]
         or x1.dtype != x2.dtype
+        or not isinstance(p, (int, float))
         or p < 0
         or compute_mode not in _COMPUTE_MODES
     ):
@@ -81,7 +82,7 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_f
 
 @_missing(torch.pdist, F.pdist, name="torch.nn.functional.pdist")
 def _pdist(input: Tensor, p: float = 2.0) -> Any:
-    if not _are_taken(input) or input.dim() != 2 or p < 0:
+    if not _are_taken(input) or input.dim() != 2 or not isinstance(p, (int, float)) or p < 0:
         return INVALID
     input = _as_autocast(input)
     first, second = torch.triu_indices(input.shape[0], input.shape[0], 1, device=input.device)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
 from hodiff.corrections.registry import register
-from hodiff.corrections.values import result_dtype
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
 
@@ -65,7 +64,8 @@ _with_tensors = partial(
 def _pow(input: Any, exponent: Any) -> Any:
     if not isinstance(exponent, Tensor):
         return UNNEEDED
-    dtype = result_dtype(input, exponent)
+    # Dynamo stops here, as it must: it would differentiate the forward of the Function below, and so by torch's rule.
+    dtype = torch.result_type(input, exponent)
     if not (dtype.is_floating_point or dtype.is_complex) or not (isinstance(input, Tensor) or input == 0):
         return UNNEEDED
     base = input.to(dtype) if isinstance(input, Tensor) else torch.zeros((), dtype=dtype, device=exponent.device)
