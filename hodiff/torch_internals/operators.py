@@ -94,7 +94,7 @@ _FOREACH: tuple[Kernel, ...] = (
 
 def foreach_by_name() -> dict[str, Kernel]:
     """The operators on lists of tensors, by what each does with one."""
-    return {each.__name__.removeprefix("_foreach_"): each for each in _FOREACH}
+    return {each.__name__.split("_", 2)[2]: each for each in _FOREACH}
 
 
 def schema_of(operator: Any) -> Any:
