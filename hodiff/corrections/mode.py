@@ -70,16 +70,17 @@ class Corrections(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the rule of a torch function, and torch's own where there is none."""
         kwargs = kwargs or {}
-        if not is_compiling() and LENGTHS:
+        compiling = is_compiling()
+        going_forward = not compiling and in_forward_mode()
+        if going_forward and makes_constants(func):
+            return self._constant(func, types, args, kwargs)
+        if LENGTHS and not compiling:
             result = of_lengths(func, args, kwargs)
             if result is not None:
                 return result
         correction = correction_of(func, args)
-        if in_forward_mode() and not is_compiling():
-            if makes_constants(func):
-                return self._constant(func, types, args, kwargs)
-            if number := moving_number(func, correction, args, kwargs):
-                return _with_moving_number(func, number, correction, args, kwargs)
+        if going_forward and (number := moving_number(func, correction, args, kwargs)):
+            return _with_moving_number(func, number, correction, args, kwargs)
         if types and not _PLAIN.issuperset(types) and subclasses_are_asked():
             return ask_subclasses(self, correction, func, types, args, kwargs)
         if correction is None:
@@ -91,7 +92,7 @@ class Corrections(TorchFunctionMode):
             named = correction.parameters.renamed(func, kwargs)
         if correction.kind == "slow" and not self._pays(correction, args, named):
             return func(*args, **kwargs)
-        result = correction.rule(*args, **named) if is_compiling() else _attempt(correction, args, named)
+        result = correction.rule(*args, **named) if compiling else _attempt(correction, args, named)
         if isinstance(result, Exception):
             # What the rule says of itself, or of tangents for which transforms find memory.
             if isinstance(result, NotImplementedError) or says(result, Wording.CHANGES_ZERO):
