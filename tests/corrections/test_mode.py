@@ -352,6 +352,7 @@ def test_dynamo_shows_rules_what_is_not_public(f, route):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_powers_by_tensors_are_not_compiled():
     """Of x^(x - 1/2) at 1/2, where the exponent is 0, the second derivative is log² x + 2 / x."""
     x = torch.tensor([0.5, 1.0, 2.0], dtype=D)
