@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import hodiff
 from hodiff import InputError, straight_through
 from hodiff.checks import check
 from hodiff.checks.functions import by_routes
@@ -261,3 +262,17 @@ def test_a_check_without_gradients_around_it():
         report = check(lambda x: (x**3).sum(), torch.tensor([1.0, 2.0], dtype=torch.float64))
     assert report.ok, report
     assert not report.codes
+
+
+def test_a_function_that_takes_a_gradient_of_its_own():
+    """Reverse mode is right, and the report says of forward mode what torch raises."""
+
+    def squared_slope(x):
+        (slope,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        return (slope**2).sum()
+
+    report = check(squared_slope, torch.tensor([1.0, 2.0], dtype=torch.float64), vmap=False)
+    status = {entry.route: entry.status for entry in report.entries if entry.quantity == "vs differences"}
+    right = ("reverse", "reverse-over-reverse", "forward-over-reverse")
+    assert status == {route: "ok" if route in right else "raises" for route in ("reverse", "forward", *hodiff.ROUTES)}
+    assert "does not require grad" in " ".join(str(report).split())

@@ -20,6 +20,7 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 
 from hodiff.checks.attempts import Failure, attempt, first_line
 from hodiff.errors import InputError
+from hodiff.torch_internals.differentiation import are_differentiated
 
 # Up to this many numbers V is the identity; beyond, a few random directions see every number at once.
 FULL = 12
@@ -114,6 +115,8 @@ def scalarize(
 ) -> ScalarProblem:
     """Validate a function and its inputs, and draw cotangent and directions."""
     function, leaves = _flatten(f, args)
+    if _differentiates_inside(function, leaves):
+        function = _recorded(function)
     outputs = _require_outputs(f, args, function, leaves)
     directions = _draw_directions(leaves, generator, method)
     reals = [_real(y) for y in outputs]
@@ -154,6 +157,26 @@ def _flatten(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[...
     return function, tuple(leaves[i].detach().clone() for i in places)
 
 
+def _differentiates_inside(function: Callable[..., Any], leaves: tuple[Tensor, ...]) -> bool:
+    """Whether a function runs only where gradients are recorded, as it takes one of its inputs by itself."""
+    with torch.no_grad():
+        plain = attempt(function, *(leaf.clone() for leaf in leaves))
+    return isinstance(plain, Failure) and not isinstance(attempt(_recorded(function), *leaves), Failure)
+
+
+def _recorded(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """The function with gradients recorded wherever nothing else differentiates it."""
+
+    def recorded(*leaves: Tensor) -> tuple[Tensor, ...]:
+        if are_differentiated(leaves):
+            return function(*leaves)
+        with torch.enable_grad():
+            outputs = function(*(leaf.detach().requires_grad_() for leaf in leaves))
+        return tuple(each.detach() for each in outputs)
+
+    return recorded
+
+
 def _floating(output: Any) -> tuple[Tensor, ...]:
     """The floating-point outputs; integers, booleans and None have no derivative."""
     tensors = [leaf for leaf in tree_leaves(output) if leaf is not None]
@@ -192,7 +215,7 @@ def _require_outputs(
     with torch.no_grad():
         # A function may write into its inputs.
         outputs, again = (attempt(function, *(leaf.clone() for leaf in leaves)) for _ in range(2))
-    if isinstance(outputs, Failure):
+    if isinstance(outputs, Failure) or isinstance(again, Failure):
         try:
             function(*leaves)
         except InputError:
