@@ -165,8 +165,8 @@ BROKEN = [
     ),
     (
         "corrections, losses: soft margin",
-        "return _reduced(-LogSigmoid.call(target * input), reduction)",
-        "return _reduced(-LogSigmoid.call(target + input), reduction)",
+        "return _reduced(-LogSigmoid.call(t * x).to(input.dtype), reduction)",
+        "return _reduced(-LogSigmoid.call(t + x).to(input.dtype), reduction)",
         ("tests/corrections/test_losses.py",),
     ),
     (
@@ -201,8 +201,8 @@ BROKEN = [
     ),
     (
         "operators: the transpose of a multiple",
-        "return self.factor * self.operator.multiply_transposed(block)",
-        "return self.operator.multiply_transposed(block)",
+        "return self.factor * multiply(self.operator.T, block)",
+        "return multiply(self.operator.T, block)",
         ("tests/operators/test_algebra.py",),
     ),
     (
@@ -255,8 +255,8 @@ BROKEN = [
     ),
     (
         "grad mode: no_grad stops tangents",
-        "setattr(block, _TANGENTS, set_tangents(False))",
-        "setattr(block, _TANGENTS, set_tangents(True))",
+        "lambda each: each if id(each) in given else each.detach()",
+        "lambda each: each",
         ("tests/corrections/test_grad_mode.py",),
     ),
     (

@@ -1,0 +1,16 @@
+"""The table of rules to break by hand names lines that are there."""
+
+from pathlib import Path
+
+import pytest
+from broken_rules import BROKEN, file_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("row", BROKEN, ids=lambda row: row[0])
+def test_the_line_is_there_once(row: tuple[str, str, str, tuple[str, ...]]) -> None:
+    _, line, wrong, tests = row
+    assert file_of(line, ROOT).read_text(encoding="utf-8").count(line) >= 1
+    assert wrong != line
+    assert all((ROOT / each).exists() for each in tests if each.startswith("tests/"))
