@@ -66,8 +66,8 @@ _MISSING = {"mul", "div", "norm"}
 def _each(one: Callable[..., Tensor], self: Sequence[Tensor], *others: Any, **options: Any) -> Any:
     """One by one, with the rules that there are for one."""
     others = (*others, *(options.pop(name) for name in _OTHERS if name in options))
-    # Of three lists the last may be a row of numbers.
-    others = tuple(each.tolist() if i == 2 and isinstance(each, Tensor) else each for i, each in enumerate(others))
+    # Beside two lists, a tensor is a row of numbers; as tensors they are refused where they move.
+    others = tuple(each.unbind() if i == 2 and isinstance(each, Tensor) else each for i, each in enumerate(others))
     lists = [each for each in others if isinstance(each, (list, tuple))]
     if not self or any(len(each) != len(self) for each in lists):
         return INVALID

@@ -23,8 +23,9 @@ from hodiff.torch_internals.transforms import differentiating_count, in_func_jvp
 
 # Where a block keeps what it has to restore: the depth, and whether tangents were on.
 _BEFORE = "_hodiff_before"
-# What switches, and what gives a tensor that is there already.
-_KEPT = frozenset({set_recording, Tensor.grad.__get__})  # type: ignore[union-attr]  # a property, as torch makes it
+# What switches, and what gives a tensor that is there already. (mypy takes Tensor.grad and Tensor.data for
+# tensors, while on the class they are descriptors.)
+_KEPT = frozenset({set_recording, Tensor.grad.__get__})  # type: ignore[union-attr]
 
 
 def makes_constants(function: Any) -> bool:
@@ -80,7 +81,7 @@ def _switch(depth: int | None, tangents: bool) -> None:
 
 
 @register(
-    Tensor.data.__get__,  # type: ignore[attr-defined]
+    Tensor.data.__get__,  # type: ignore[attr-defined]  # as above
     name="torch.Tensor.data",
     routes=ROUTES[1:],
     reason="forward mode goes through what is a constant to reverse mode",

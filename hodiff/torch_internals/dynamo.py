@@ -26,7 +26,7 @@ def as_one_node(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def at_trace_time(function: Callable[[], None]) -> Callable[[], None]:
     """Mark a function as one that runs when dynamo meets it, and leaves nothing in the graph."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # mypy knows no attributes of functions
     return function
 
 

@@ -143,3 +143,21 @@ def test_what_a_graph_keeps_is_not_changed_unseen(name, route):
         torch.testing.assert_close(found, hodiff.hvp(apart, X, V))
     else:
         assert "modified by an inplace operation" in str(found)
+
+
+def test_a_row_of_numbers_beside_two_lists():
+    """It is taken as numbers, and refused where it moves."""
+    row = torch.tensor([0.5], dtype=D)
+
+    def f(row):
+        y = A.clone()
+        FOREACH["addcmul_"]([y], [A], [A + 1], row)
+        return y.sum()
+
+    x = torch.ones((), dtype=D, requires_grad=True)
+    with hodiff.corrected():
+        tensors = [A * x]
+        FOREACH["addcmul_"](tensors, [A], [A + 1], row)
+    torch.testing.assert_close(tensors[0].detach(), A + 0.5 * A * (A + 1))
+    with pytest.raises(hodiff.RouteError, match="expected a number"):
+        hodiff.directional_derivatives(f, row, torch.ones_like(row), order=1)

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from custom_functions import Square
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -109,27 +110,6 @@ def test_clipping_divides_by_a_constant(route):
     torch.testing.assert_close(hodiff.hvp(clipped, X, V, route=route), expected)
 
 
-class Cubed(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 3 * ctx.saved_tensors[0] ** 2
-
-    @staticmethod
-    def jvp(ctx, t):
-        return t * 3 * ctx.saved_tensors[0] ** 2
-
-
 def summed(x):
     total = torch.zeros(3, dtype=D)
     total += x
@@ -143,7 +123,7 @@ MADE = {
     "an element": lambda x: x[1].expand(3),
     "iteration": lambda x: torch.stack(list(x)),
     "a transposed matrix": lambda x: torch.outer(x, x).T[0],
-    "a Function": Cubed.apply,
+    "a Function": Square.apply,
     "a Function of hodiff": hodiff.functions.silu,
     "a function with a rule": lambda x: F.layer_norm(x, (3,)),
     "attention": lambda x: F.scaled_dot_product_attention(*[x.reshape(1, 3, 1)] * 3).flatten(),
