@@ -24,7 +24,7 @@ from hodiff.corrections.declining import UNNEEDED as UNNEEDED
 from hodiff.corrections.declining import Declined as Declined
 from hodiff.corrections.declining import unable as unable
 from hodiff.corrections.distances import cdist, deviations, norms
-from hodiff.corrections.elementwise import atan2, ldexp, logit, polar, powers, sinc
+from hodiff.corrections.elementwise import atan2, kinks, ldexp, logit, polar, powers, sinc
 from hodiff.corrections.indexing import cumulative, embedding, prod, reductions, scatter, splits, strides
 from hodiff.corrections.linalg import determinants, eigenvectors, reflectors, solve, symmetric
 from hodiff.corrections.losses import class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms
@@ -49,7 +49,7 @@ FAMILIES = {
     "control flow": (control_flow,),
     "convolution and pooling": (convolution, pooling),
     "distances": (cdist, deviations, norms),
-    "elementwise functions": (atan2, ldexp, logit, polar, powers, ranges, sinc),
+    "elementwise functions": (atan2, kinks, ldexp, logit, polar, powers, ranges, sinc),
     "functions of lists": (foreach,),
     "gradients": (checkpoints, custom_functions, grad_mode, once_differentiable),
     "indexing": (cumulative, embedding, prod, reductions, scatter, splits, strides),

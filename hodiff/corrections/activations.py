@@ -116,3 +116,48 @@ def _glu(input: Tensor, dim: int = -1) -> Any:
         return INVALID
     half = input.shape[dim] // 2
     return input.narrow(dim, 0, half) * torch.sigmoid(input.narrow(dim, half, half))
+
+
+@register(
+    torch.prelu,
+    Tensor.prelu,
+    F.prelu,
+    name="torch.nn.functional.prelu",
+    routes=ROUTES[1:],
+    reason="forward mode has another slope at 0 than reverse mode",
+    reference="He et al. (2015), eq. 1",
+)
+def _prelu(input: Tensor, weight: Tensor) -> Any:
+    if not input.is_floating_point():
+        return UNNEEDED
+    channels = input.shape[1] if input.dim() > 1 else 1
+    if weight.numel() not in (1, channels) or weight.dim() > 1:
+        return INVALID
+    slopes = weight if weight.numel() == 1 else weight.reshape(-1, *[1] * (input.dim() - 2))
+    return torch.where(input > 0, input, slopes * input)
+
+
+_batched = partial(
+    register,
+    kind="missing",
+    routes=ROUTES,
+    reason="outside of training, too, there is no rule for batches of tangents or cotangents",
+    reference="Xu et al. (2015), section 2.4",
+)
+
+
+@_batched(torch.rrelu, name="torch.rrelu")
+def _rrelu(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Any:
+    return UNNEEDED if training else F.leaky_relu(input, (lower + upper) / 2)
+
+
+@_batched(torch.rrelu_)
+def _rrelu_(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Any:
+    return UNNEEDED if training else input.copy_(F.leaky_relu(input.clone(), (lower + upper) / 2))
+
+
+@_batched(F.rrelu, name="torch.nn.functional.rrelu")
+def _functional_rrelu(
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Any:
+    return (_rrelu_ if inplace else _rrelu)(input, lower, upper, training)

@@ -20,6 +20,8 @@ from hodiff.torch_internals.operators import foreach_by_name
 _LOST = "forward mode drops the tangent of a tensor that all are taken with"
 _ABSENT = "of a tensor that all are taken with, reverse mode raises"
 _OTHER_SIDE = "by a number, forward mode takes the tangent of the other side"
+_KINKS = "as `torch.clamp`"
+_TAILS = "derivatives round to zero where the value rounds to its limit"
 _UNSEEN = "torch.func does not see that it changes what a graph keeps"
 
 # What torch calls that which the tensors are taken with.
@@ -58,9 +60,14 @@ _REASONS = {
     "minimum": _OTHER_SIDE,
     "mul": _ABSENT,
     "div": _ABSENT,
+    "clamp_max": _KINKS,
+    "clamp_min": _KINKS,
     "norm": "forward mode is not implemented",
+    "pow": "forward mode is not implemented with a number as base, nor finite at a base of 0",
+    "sigmoid": _TAILS,
+    "tanh": _TAILS,
 }
-_MISSING = {"mul", "div", "norm"}
+_MISSING = {"mul", "div", "norm", "pow"}
 
 
 def _each(one: Callable[..., Tensor], self: Sequence[Tensor], *others: Any, **options: Any) -> Any:
@@ -89,12 +96,26 @@ def _at(i: int, others: Sequence[Any]) -> list[Any]:
     return [other[i] if isinstance(other, (list, tuple)) else other for other in others]
 
 
+def _pow(self: Sequence[Tensor] | float, exponent: Any) -> Any:
+    """By one number or many; or of a number, where the exponents are the list."""
+    if isinstance(self, (list, tuple)):
+        return _each(torch.pow, self, exponent)
+    return _each(lambda x, base: torch.pow(base, x), exponent, self)
+
+
+def _rule(name: str) -> Callable[..., Any]:
+    """The rule for all tensors of a list."""
+    if name == "pow":
+        return _pow
+    one = _ONE.get(name) or getattr(Tensor, name)
+    return partial(_each_in_place if name.endswith("_") else _each, one)
+
+
 for _name, _operator in foreach_by_name().items():
-    _one = _ONE.get(_name) or getattr(Tensor, _name)
     register(
         _operator,
         kind="missing" if _name in _MISSING else "wrong",
         routes=ROUTES if _name in _MISSING else ROUTES[1:],
         reason=_REASONS.get(_name, _UNSEEN),
         reference="the function of one tensor, one by one",
-    )(partial(_each_in_place if _name.endswith("_") else _each, _one))
+    )(_rule(_name))

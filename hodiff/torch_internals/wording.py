@@ -32,7 +32,7 @@ class Wording(Enum):
 
     # Batches.
     BATCHING = (r"vmap|batching rule|batched", "batches are the matter, for whatever reason")
-    NO_BATCHING_RULE = (r"batching rule", "an operator cannot be batched")
+    NO_BATCHING_RULE = (r"batching rule|vmap: we do not yet support", "an operator cannot be batched")
     CHANGES_UNBATCHED = (
         r"not possible because there exists a Tensor",
         "a batch would be written into a tensor that has none",

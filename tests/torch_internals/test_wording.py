@@ -170,7 +170,10 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: vmap(lambda x: torch.equal(x, x))(_rows()),
         _batched_differences,
     ),
-    Wording.NO_BATCHING_RULE: (lambda: vmap(lambda x: torch.equal(x, x))(_rows()),),
+    Wording.NO_BATCHING_RULE: (
+        lambda: vmap(lambda x: torch.equal(x, x))(_rows()),
+        lambda: vmap(lambda x: F.rrelu(x, training=True), randomness="same")(_rows()),
+    ),
     Wording.CHANGES_UNBATCHED: (
         lambda: vmap(lambda x: torch.ones(3).mul_(x))(_rows()),
         lambda: vmap(lambda x: torch.zeros(3).fill_(x[0]))(_rows()),

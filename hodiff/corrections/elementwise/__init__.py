@@ -1,1 +1,1 @@
-"""Rules for elementwise functions: powers, powers of two, sinc, logit, polar coordinates."""
+"""Rules for elementwise functions: powers, powers of two, kinks, sinc, logit, polar coordinates."""

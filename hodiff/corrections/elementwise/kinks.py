@@ -1,0 +1,99 @@
+"""Rules for functions with a kink, whose slope there torch has one way in reverse mode and another in forward mode."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
+from hodiff.corrections.registry import register
+from hodiff.routes import ROUTES
+
+_clamped = partial(
+    register,
+    routes=ROUTES,
+    reason="by bounds that are tensors, forward mode has other slopes at a tie; no bound has one where both are equal",
+    reference="at a tie it is the input that counts, and the lower bound before the upper one",
+)
+
+
+@_clamped(torch.clamp, torch.clip, Tensor.clamp, Tensor.clip, name="torch.clamp")
+def _clamp(input: Tensor, min: Any = None, max: Any = None) -> Any:
+    bounds = [each for each in (min, max) if each is not None]
+    if not any(isinstance(each, Tensor) for each in bounds):
+        return UNNEEDED
+    if not all(isinstance(each, Tensor) for each in bounds):
+        return INVALID
+    # A comparison with NaN is false, and NaN wins wherever it stands.
+    if min is not None:
+        input = torch.where((input < min) | (min != min), min, input)
+    return input if max is None else torch.where((input > max) | (max != max), max, input)
+
+
+@_clamped(torch.clamp_min, Tensor.clamp_min, name="torch.clamp_min")
+def _clamp_min(input: Tensor, min: Any) -> Any:
+    return _clamp(input, min=min)
+
+
+@_clamped(torch.clamp_max, Tensor.clamp_max, name="torch.clamp_max")
+def _clamp_max(input: Tensor, max: Any) -> Any:
+    return _clamp(input, max=max)
+
+
+@_clamped(torch.clamp_, torch.clip_, Tensor.clamp_, Tensor.clip_, name="torch.Tensor.clamp_")
+def _clamp_(input: Tensor, min: Any = None, max: Any = None) -> Any:
+    result = _clamp(input.clone(), min, max)
+    return result if isinstance(result, Declined) else input.copy_(result)
+
+
+@_clamped(torch.clamp_min_, Tensor.clamp_min_, name="torch.Tensor.clamp_min_")
+def _clamp_min_(input: Tensor, min: Any) -> Any:
+    return _clamp_(input, min=min)
+
+
+@_clamped(torch.clamp_max_, Tensor.clamp_max_, name="torch.Tensor.clamp_max_")
+def _clamp_max_(input: Tensor, max: Any) -> Any:
+    return _clamp_(input, max=max)
+
+
+@register(
+    torch.fmax,
+    Tensor.fmax,
+    name="torch.fmax",
+    routes=ROUTES[1:],
+    reason="at a tie the first counts in reverse mode, and the second in forward mode",
+    reference="at a tie it is the first that counts",
+)
+def _fmax(input: Tensor, other: Tensor) -> Tensor:
+    return torch.where((input >= other) | (other != other), input, other)
+
+
+@register(
+    torch.copysign,
+    Tensor.copysign,
+    name="torch.copysign",
+    routes=ROUTES,
+    reason="second derivatives at 0 are not finite, and forward mode loses the tensor that has the sign",
+    reference="|x| and a constant sign",
+)
+def _copysign(input: Tensor, other: Any) -> Any:
+    if not input.is_floating_point():
+        return UNNEEDED
+    other = other if isinstance(other, Tensor) else torch.tensor(other, dtype=input.dtype, device=input.device)
+    # The sign function, whose derivative is zero, keeps the other in the graph; of zeros and NaN it is another sign.
+    sign = torch.where(other.abs() > 0, other.sign(), torch.copysign(torch.ones_like(other), other.detach()))
+    return input.abs() * sign
+
+
+@register(
+    Tensor.copysign_,
+    routes=ROUTES,
+    reason="second derivatives at 0 are not finite, and forward mode loses the tensor that has the sign",
+    reference="|x| and a constant sign",
+)
+def _copysign_(input: Tensor, other: Any) -> Any:
+    result = _copysign(input.clone(), other)
+    return result if isinstance(result, Declined) else input.copy_(result)
