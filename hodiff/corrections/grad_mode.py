@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
+from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import is_observed
 from hodiff.torch_internals.forward_mode import set_tangents, tangents_are_on
@@ -101,4 +102,12 @@ def _data(self: Tensor) -> Any:
 def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
     if torch.compiler.is_compiling() or not in_transform() or marks_tensors():
         return UNNEEDED
-    return self if requires_grad and is_observed(self) else UNNEEDED
+    if not requires_grad:
+        return UNNEEDED
+    if not is_observed(self):
+        raise RouteError(
+            "requires_grad_: a transform is under way, and does not see a tensor that begins to require a gradient inside "
+            "of the function. Differentiate by such a tensor with hodiff's transforms or torch.func, by the route "
+            "'reverse-over-reverse', or pass it as an argument."
+        )
+    return self
