@@ -20,6 +20,8 @@ _ONCE = once_differentiable(lambda ctx: None).__code__
 
 # Operators whose gradient torch takes for a constant, by their nodes; where hodiff has a rule, it has not been asked.
 _CONSTANT_GRADIENTS = {"SparseCooTensorWithDimsAndTensorsBackward0": "torch.sparse_coo_tensor"}
+# The nodes met so far of operators with derivatives: most of any graph, and nothing to look at twice.
+_OPERATORS: set[type] = set()
 
 
 def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
@@ -29,10 +31,14 @@ def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
     leaves = [output] if output.requires_grad and output.grad_fn is None else []
     once: str | None = None
     for node in nodes_of(output):
+        if type(node) in _OPERATORS:
+            continue
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             leaves.append(leaf)
-        if once is None:
+        elif function_of(node) is None and type(node).__name__ not in _CONSTANT_GRADIENTS:
+            _OPERATORS.add(type(node))
+        elif once is None:
             once = _constant_gradient(node)
     return leaves, once
 
@@ -41,8 +47,7 @@ def _constant_gradient(node: Any) -> str | None:
     """That the gradient of a node is a constant to a second derivative, if it is."""
     function = function_of(node)
     if function is None:
-        name = _CONSTANT_GRADIENTS.get(type(node).__name__)
-        return None if name is None else f"to torch the gradient of {name} is a constant"
+        return f"to torch the gradient of {_CONSTANT_GRADIENTS[type(node).__name__]} is a constant"
     if is_of_higher_order_operator(function):
         return f"to torch the gradient of {function_name(node)}, an operator that takes functions, is a constant"
     if is_once_differentiable(function):

@@ -22,7 +22,9 @@ _MADE = torch.set_grad_enabled.__init__.__code__
 class _Constants(threading.local):
     """Inside of how many differentiating transforms all that is computed is constant; None where nothing is."""
 
-    depth: int | None = None
+    def __init__(self) -> None:
+        # Not on the class: dynamo's guards would see the attribute appear.
+        self.depth: int | None = None
 
 
 CONSTANTS = _Constants()
