@@ -238,15 +238,30 @@ def add(left: LinearOperator, right: LinearOperator) -> SumOperator:
 
 def scale(operator: LinearOperator, factor: Any) -> ScaledOperator:
     """A multiple of an operator by a real number or a tensor of shape (); factors of multiples are joined."""
-    if not (isinstance(factor, Real) or (isinstance(factor, Tensor) and factor.shape == ())):
-        raise InputError(
-            f"c * A: c: expected a real number or a tensor of shape (), got {describe(factor)}; "
-            "for products use A @ v, for diagonal scaling DiagonalOperator(d) @ A."
-        )
-    number = factor if isinstance(factor, Tensor) else float(factor)
+    number = _number(operator, factor, "c * A")
     if isinstance(operator, ScaledOperator):
         return ScaledOperator(operator.operator, number * operator.factor)
     return ScaledOperator(operator, number)
+
+
+def divide(operator: LinearOperator, divisor: Any) -> ScaledOperator:
+    """An operator divided by a real number or a tensor of shape ()."""
+    number = _number(operator, divisor, "A / c")
+    if not isinstance(number, Tensor) and number == 0:
+        raise InputError("A / c: c: expected a number other than zero, got 0.")
+    return scale(operator, 1 / number)
+
+
+def _number(operator: LinearOperator, factor: Any, where: str) -> float | Tensor:
+    """A factor, in the operator's own precision before anything is computed of it."""
+    if isinstance(factor, Real):
+        return float(factor)
+    if isinstance(factor, Tensor) and factor.shape == () and not factor.is_complex():
+        return factor.to(operator.dtype)
+    raise InputError(
+        f"{where}: c: expected a real number or a tensor of shape (), got {describe(factor)}; "
+        "for products use A @ v, for diagonal scaling DiagonalOperator(d) @ A."
+    )
 
 
 def product(left: LinearOperator, right: LinearOperator) -> ProductOperator:

@@ -154,7 +154,7 @@ class LinearOperator(ABC):
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: float | Tensor) -> ScaledOperator:
-        return _algebra().scale(self, 1 / divisor)
+        return _algebra().divide(self, divisor)
 
     def __neg__(self) -> ScaledOperator:
         return _algebra().scale(self, -1.0)

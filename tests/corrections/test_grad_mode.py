@@ -1,5 +1,6 @@
 """`torch.no_grad()` inside a function: what it computes is a constant by every route."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import hodiff
+from hodiff.torch_internals.grad_mode import CONSTANTS
 
 D = torch.float64
 X, V = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64), torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
@@ -278,3 +280,9 @@ def test_a_leaf_inside_a_transform_is_refused_as_by_torch():
         hodiff.jacobian(f, mode="forward")(X)
     torch.testing.assert_close(hodiff.hvp(f, X, V, route="reverse-over-reverse"), 2 * X * V)
     torch.testing.assert_close(hodiff.hvp(f, X, V), 2 * X * V)
+
+
+def test_a_thread_has_its_state_before_dynamo_looks():
+    """An attribute that appears while a first product is compiled fails dynamo's guards."""
+    with ThreadPoolExecutor(1) as pool:
+        assert "depth" in pool.submit(lambda: vars(CONSTANTS)).result()

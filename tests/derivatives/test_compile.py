@@ -1,7 +1,6 @@
 """torch.compile(fullgraph=True) around hodiff. Compilation is slow, so each test compiles one small thing."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -44,14 +43,6 @@ def test_hvp(route: str) -> None:
     # A second point with the same graph: nothing of the first may have been kept as a constant.
     other, other_v = case.inputs(seed=5)[0], case.vector(seed=6)
     torch.testing.assert_close(function(other, other_v, *args), hvp(case.function, other, other_v, *args))
-
-
-def test_the_first_product_of_a_thread() -> None:
-    """Nothing that a thread has of its own may come into being while dynamo looks."""
-    x = torch.tensor([0.5, 1.0, 2.0])
-    function = compiled(lambda x: hvp(lambda x: (x**3).sum(), x, x, route="forward-over-reverse"), backend="eager")
-    with ThreadPoolExecutor(1) as pool:
-        torch.testing.assert_close(pool.submit(function, x).result(), 6 * x**2)
 
 
 # Inductor imports TorchScript, which announces its deprecation.

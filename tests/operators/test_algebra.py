@@ -86,6 +86,20 @@ def test_expressions_are_those_of_matrices(pair: Pair, seed: int) -> None:
         close(a, a.T)
 
 
+def test_numbers_of_few_bits_are_those_that_they_stand_for() -> None:
+    """Nothing is computed of them in their own precision: 1/3 in float32 is wrong in the eighth digit."""
+    third, A = torch.tensor(3.0), MatrixOperator(matrix(3, 3, 0))
+    close((A / third).to_dense(), matrix(3, 3, 0) / 3)
+    close((A / third / third).to_dense(), matrix(3, 3, 0) / 9)
+    close((torch.tensor(0.1, dtype=torch.bfloat16) * A * third).to_dense(), matrix(3, 3, 0) * 0.10009765625 * 3)
+
+
+@pytest.mark.parametrize("divisor", [0, 0.0, "a", torch.ones(2), 1j, torch.tensor(1j)])
+def test_what_does_not_divide(divisor: Any) -> None:
+    with pytest.raises(hodiff.InputError, match="A / c: c: expected"):
+        MatrixOperator(matrix(3, 3, 0)) / divisor
+
+
 def test_pytrees_survive_expressions() -> None:
     p = problem("mlp")
     A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets))

@@ -249,7 +249,7 @@ def _grid(x: Tensor, low: Any, high: Any, lowest: int, highest: int, symmetric: 
     if not symmetric and (low is None) != (high is None):
         raise InputError("quantize_ste: range: expected both low and high with symmetric=False, got one.")
     if high is None:
-        low, high = _extent(x, symmetric)
+        low, high = _extent(x, symmetric, highest)
     if symmetric:
         require_number_or_floating("quantize_ste", high=high)
         _require_order(0, high)
@@ -262,7 +262,7 @@ def _grid(x: Tensor, low: Any, high: Any, lowest: int, highest: int, symmetric: 
     return scale, scale * (_round_ste(ratio) if isinstance(ratio, Tensor) else round(ratio))
 
 
-def _extent(x: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
+def _extent(x: Tensor, symmetric: bool, steps: int) -> tuple[Tensor, Tensor]:
     """The smallest range with zero that holds all numbers; [-1, 1] where all are zero."""
     numbers = x.detach()
     if symmetric:
@@ -270,7 +270,10 @@ def _extent(x: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
     # An appended zero also serves tensors without elements; ONNX has extremes along dimensions only.
     numbers = torch.cat([numbers.reshape(-1), numbers.new_zeros(1)])
     low, high = numbers.amin(0), numbers.amax(0)
-    return low, torch.where(high > low, high, torch.ones_like(high))
+    # Of the smallest numbers that there are, a step would round to zero.
+    limits = torch.finfo(x.dtype)
+    least = low + steps * limits.tiny * limits.eps
+    return low, torch.where(high > low, torch.maximum(high, least), torch.ones_like(high))
 
 
 def _require_order(low: Any, high: Any) -> None:

@@ -1,9 +1,10 @@
 """Straight-through quantizers against torch's own values, published gradients, and the compiler."""
 
 import hypothesis.extra.numpy as arrays
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import hodiff
@@ -126,6 +127,8 @@ def test_values_are_torchs_fake_quantization(values, bits, scale):
 
 
 @given(arrays.arrays("float64", 8, elements=st.floats(-1e3, 1e3)), st.integers(2, 12), st.booleans())
+@example(np.full(8, 5e-324), 2, False)
+@example(np.array([5e-324, 1e-323, -5e-324, 0.0]), 3, True)
 def test_the_grid_of_the_numbers_themselves(values, bits, symmetric):
     x = torch.from_numpy(values)
     y = quantize_ste(x, bits, symmetric=symmetric)
