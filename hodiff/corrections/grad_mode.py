@@ -106,8 +106,8 @@ def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
         return UNNEEDED
     if not is_observed(self):
         raise RouteError(
-            "requires_grad_: a transform is under way, and does not see a tensor that begins to require a gradient inside "
-            "of the function. Differentiate by such a tensor with hodiff's transforms or torch.func, by the route "
-            "'reverse-over-reverse', or pass it as an argument."
+            "requires_grad_: a transform is under way, and does not see a tensor that begins to require a gradient "
+            "inside of the function. Differentiate by such a tensor with hodiff's transforms or torch.func, by the "
+            "route 'reverse-over-reverse', or pass it as an argument."
         )
     return self
