@@ -1,4 +1,4 @@
-"""Functions with a kink, at the kink: every route has the one slope that is written beside it, and torch has two."""
+"""Functions with a kink, at the kink: every route has the one slope that is written beside it, where torch has two."""
 
 import pytest
 import torch
@@ -71,6 +71,71 @@ def test_torch_has_two_slopes(name):
     f, x, _ = of_one(name, 0)
     ones = torch.ones_like(x)
     assert not torch.equal(jvp(f, (x,), (ones,))[1], vjp(f, x)[1](ones)[0])
+
+
+# All that torch has with a kink, a tie or a jump at these numbers; the rules above aside.
+ZEROS, ONES = torch.zeros(5, dtype=D), torch.ones(5, dtype=D)
+
+
+def beside(space, others, names):
+    """The functions of one tensor, with other arguments after it."""
+    functions = {name: getattr(space, name) for name in names.split()}
+    return {name: lambda x, f=f: f(x, *others) for name, f in functions.items()}
+
+
+OTHERS = {
+    **beside(
+        torch, (), "abs relu sign frac sort amax amin max min median nanmedian aminmax msort nan_to_num trapezoid"
+    ),
+    **beside(F, (), "relu6 hardtanh leaky_relu elu celu selu hardswish hardsigmoid softsign tanhshrink"),
+    **beside(F, (ZEROS,), "l1_loss smooth_l1_loss huber_loss"),
+    **beside(torch, (B,), "maximum minimum fmin hypot logaddexp"),
+    **beside(torch, (1.0,), "remainder fmod clamp_min clamp_max"),
+    **beside(torch, (0,), "cummax cummin"),
+    **beside(torch, (2,), "kthvalue topk"),
+    **beside(torch, (0.4,), "quantile nanquantile"),
+    "threshold": lambda x: F.threshold(x, 1.0, 1.0),
+    "clamp by numbers": lambda x: x.clamp(-1, 1),
+    "softshrink": lambda x: F.softshrink(x, 1.0),
+    "hardshrink": lambda x: F.hardshrink(x, 1.0),
+    "hinge_embedding_loss": lambda x: F.hinge_embedding_loss(x, -ONES),
+    "margin_ranking_loss": lambda x: F.margin_ranking_loss(x, B, ONES),
+    "multi_margin_loss": lambda x: F.multi_margin_loss(x, torch.tensor(0)),
+    "max_pool": lambda x: F.max_pool1d(x[None, None], 2),
+    "adaptive_max_pool": lambda x: F.adaptive_max_pool1d(x[None, None], 2),
+    "norm of order 1": lambda x: x.norm(1),
+    "norm of order inf": lambda x: x.norm(float("inf")),
+    "dist of order 1": lambda x: torch.dist(x, B, 1),
+    "dist of order inf": lambda x: torch.dist(x, B, float("inf")),
+    "cdist of order 1": lambda x: torch.cdist(x[:, None], B[:, None], p=1.0),
+    "cdist of order inf": lambda x: torch.cdist(x[:, None], B[:, None], p=float("inf")),
+    "pairwise_distance": lambda x: F.pairwise_distance(x[:, None], B[:, None], p=1.0, eps=0),
+    "cosine_embedding_loss": lambda x: F.cosine_embedding_loss(x[:, None], B[:, None], -ONES),
+    "triplet_margin_loss": lambda x: F.triplet_margin_loss(x[None], B[None], C[None]),
+    "renorm": lambda x: torch.renorm(x[:, None], 2, 0, 1.0),
+    "scatter_reduce": lambda x: ZEROS.scatter_reduce(0, torch.tensor([0, 0, 1, 1, 1]), x, "amax"),
+    "segment_reduce": lambda x: torch.segment_reduce(x, "max", lengths=torch.tensor([2, 3])),
+}
+
+
+# Torch runs batches through some gradients one by one, and says so.
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("name", OTHERS)
+def test_routes_agree_at_the_kink(name):
+    """Which slope torch takes there is its convention; that it is one is what counts."""
+
+    def f(x):
+        result = OTHERS[name](x)
+        result = result if isinstance(result, torch.Tensor) else result[-1 if name == "aminmax" else 0]
+        return result * torch.arange(1, result.numel() + 1, dtype=D).reshape(result.shape)
+
+    def cubes(x):
+        return (f(x) ** 3).sum()
+
+    torch.testing.assert_close(hodiff.jacobian(f, mode="forward")(A), hodiff.jacobian(f, mode="reverse")(A))
+    first, *others = (hodiff.hvp(cubes, A, ONES, route=route) for route in hodiff.ROUTES)
+    for each in others:
+        torch.testing.assert_close(each, first)
 
 
 VALUES = tensor(-0.0, 0.0, 1, -2, NAN, float("inf"), -float("inf"))
