@@ -1,37 +1,34 @@
 """hodiff's own rules for torch functions, applied wherever they are called."""
 
-from hodiff.corrections import (
-    activations,
-    attention,
-    checkpoints,
-    control_flow,
-    convolution,
-    custom_functions,
-    foreach,
-    grad_mode,
-    logarithms,
-    nested_calls,
-    normalization,
-    once_differentiable,
-    pooling,
-    ranges,
-    scripts,
-    tails,
-    weight_norm,
-)
+from hodiff.corrections.autograd import checkpoints, custom_functions, grad_mode, once_differentiable
 from hodiff.corrections.declining import INVALID as INVALID
 from hodiff.corrections.declining import UNNEEDED as UNNEEDED
 from hodiff.corrections.declining import Declined as Declined
 from hodiff.corrections.declining import unable as unable
 from hodiff.corrections.distances import cdist, deviations, norms
-from hodiff.corrections.elementwise import atan2, kinks, ldexp, logit, polar, powers, sinc
+from hodiff.corrections.elementwise import (
+    activations,
+    atan2,
+    foreach,
+    kinks,
+    ldexp,
+    logarithms,
+    logit,
+    polar,
+    powers,
+    ranges,
+    sinc,
+    tails,
+)
 from hodiff.corrections.indexing import cumulative, embedding, prod, reductions, scatter, splits, strides
+from hodiff.corrections.layers import attention, convolution, normalization, pooling, weight_norm
 from hodiff.corrections.linalg import determinants, eigenvectors, reflectors, solve, symmetric
 from hodiff.corrections.losses import class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms
 from hodiff.corrections.mode import Corrections as Corrections
 from hodiff.corrections.mode import corrected as corrected
 from hodiff.corrections.operators import decomposed, gradients, renamed
 from hodiff.corrections.operators.calls import enter_operators
+from hodiff.corrections.programs import control_flow, nested_calls, scripts
 from hodiff.corrections.recurrent import networks, packing
 from hodiff.corrections.registry import Correction as Correction
 from hodiff.corrections.registry import keep_as_own
@@ -44,26 +41,22 @@ from hodiff.corrections.special import airy, bessel, gamma, modified_bessel, nor
 
 # Every file of rules. Importing one enters its rules; a new file is added here.
 FAMILIES = {
-    "activations": (activations,),
-    "attention": (attention, nested_calls),
-    "control flow": (control_flow,),
-    "convolution and pooling": (convolution, pooling),
+    "autograd": (checkpoints, custom_functions, grad_mode, once_differentiable),
     "distances": (cdist, deviations, norms),
-    "elementwise functions": (atan2, kinks, ldexp, logit, polar, powers, ranges, sinc),
-    "functions of lists": (foreach,),
-    "gradients": (checkpoints, custom_functions, grad_mode, once_differentiable),
+    "elementwise functions": (
+        *(activations, atan2, foreach, kinks, ldexp, logarithms),
+        *(logit, polar, powers, ranges, sinc, tails),
+    ),
     "indexing": (cumulative, embedding, prod, reductions, scatter, splits, strides),
+    "layers": (attention, convolution, normalization, pooling, weight_norm),
     "linear algebra": (determinants, eigenvectors, reflectors, solve, symmetric),
     "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),
-    "normalization": (normalization, weight_norm),
     "operators of captured graphs": (renamed, decomposed, gradients),
+    "programs": (control_flow, nested_calls, scripts),
     "recurrent networks": (networks, packing),
     "sampling": (dropout, grid_sample),
-    "scripts": (scripts,),
     "sparse tensors": (constructors,),
     "special functions": (airy, bessel, gamma, modified_bessel, normal_tails, polynomials),
-    "sums in the log domain": (logarithms,),
-    "tails": (tails,),
 }
 
 enter_operators()

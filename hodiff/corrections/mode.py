@@ -12,9 +12,9 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
+from hodiff.corrections.constants import as_constants, makes_constants
 from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
 from hodiff.corrections.distances.squares import LENGTHS, of_lengths
-from hodiff.corrections.grad_mode import as_constants, makes_constants
 from hodiff.corrections.numbers import moving_number, refused
 from hodiff.corrections.registry import Correction, correction_of, show_private_functions
 from hodiff.corrections.subclasses import ask_subclasses

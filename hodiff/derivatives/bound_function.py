@@ -15,7 +15,7 @@ from hodiff.common.options import is_int, require_bool
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, dense, describe, flatten_primals, recordable, tensors_in
 from hodiff.corrections import Corrections
-from hodiff.corrections.checkpoints import uncorrected
+from hodiff.corrections.autograd.checkpoints import uncorrected
 from hodiff.errors import InputError
 
 P = ParamSpec("P")

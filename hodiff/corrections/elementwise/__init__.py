@@ -1,1 +1,1 @@
-"""Rules for elementwise functions: powers, powers of two, kinks, sinc, logit, polar coordinates."""
+"""Rules for elementwise functions, also of lists: powers, kinks, tails, activations, sums in the log domain."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
@@ -24,21 +23,6 @@ from hodiff.torch_internals.transforms import differentiating_count, in_func_jvp
 
 # Where a block keeps what it has to restore: the depth, and whether tangents were on.
 _BEFORE = "_hodiff_before"
-# What switches, and what gives a tensor that is there already. (mypy takes Tensor.grad and Tensor.data for
-# tensors, while on the class they are descriptors.)
-_KEPT = frozenset({set_recording, Tensor.grad.__get__})  # type: ignore[union-attr]
-
-
-def makes_constants(function: Any) -> bool:
-    """Whether what a call makes here is constant to all transforms, those inside of the block excepted."""
-    depth = CONSTANTS.depth
-    return depth is not None and depth == differentiating_count() and function not in _KEPT
-
-
-def as_constants(result: Any, arguments: Any) -> Any:
-    """What a call has made, detached; what it was given, such as what it has written into, stays as it is."""
-    given = {id(each) for each in pytree.tree_leaves(arguments) if isinstance(each, Tensor)}
-    return pytree.tree_map_only(Tensor, lambda each: each if id(each) in given else each.detach(), result)
 
 
 @register(

@@ -9,8 +9,8 @@ import torch
 
 from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.mode import Corrections
+from hodiff.corrections.programs.script_graphs import run_graph, unknown_node
 from hodiff.corrections.registry import CORRECTIONS, Correction, register
-from hodiff.corrections.script_graphs import run_graph, unknown_node
 from hodiff.corrections.stakes import is_wrong
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES

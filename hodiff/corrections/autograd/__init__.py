@@ -1,0 +1,1 @@
+"""Rules for what computes, stops or checks gradients: modes, checkpoints, Functions."""

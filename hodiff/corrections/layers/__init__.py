@@ -1,0 +1,1 @@
+"""Rules for layers of networks: attention, convolutions, pooling, normalizations."""
