@@ -20,14 +20,33 @@ def require_function(f: Any) -> None:
         )
 
 
-def require_module(f: Any) -> torch.nn.Module:
-    """Take a module, as a loss of its output needs one."""
+def require_module(f: Any) -> None:
+    """Refuse a loss of anything else, whose output it is to take."""
     if not isinstance(f, torch.nn.Module):
         raise InputError(
             f"check: loss: expected None unless f is a torch.nn.Module, got a loss for {type(f).__name__}. "
             "Compose loss and f, and check the composition."
         )
-    return f
+
+
+def require_nothing(name: str, value: Any) -> None:
+    """Refuse an option that a module with a loss does not have."""
+    if value:
+        raise InputError(
+            f"check: {name}: expected nothing with a loss, got {value!r}. It is for functions; check what the module "
+            "calls by itself."
+        )
+
+
+def require_inputs(f: Any, wrt: Any, fixed: Any) -> None:
+    """Refuse options of modules for a function, which is differentiated by all its floating inputs."""
+    name = "wrt" if wrt not in (None, "inputs") else "fixed" if fixed else ""
+    if name:
+        raise InputError(
+            f"check: {name}: expected nothing for a function, got {fixed if name == 'fixed' else wrt!r} for "
+            f"{getattr(f, '__name__', type(f).__name__)}. A function is differentiated by its floating inputs: close "
+            "over constants, `lambda x: f(x, c)`, and pass parameters as inputs."
+        )
 
 
 def require_backend(compile: Any) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from hodiff.checks.arguments import require_backend, require_function, require_module, require_reference, require_ulps
+from hodiff.checks.arguments import (
+    require_backend,
+    require_function,
+    require_inputs,
+    require_module,
+    require_nothing,
+    require_reference,
+    require_ulps,
+)
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.switches import METHODS, Switches
 from hodiff.checks.modules.check_module import check_module
@@ -31,8 +39,14 @@ def check(
     ulps: float | None = None,
     method: str = "auto",
     loss: Callable[..., Any] | None = None,
+    correct: bool = True,
+    wrt: str | None = None,
+    fixed: Sequence[int] = (),
 ) -> Report:
     r"""Check the derivatives of a function at a point by every route against independent ones.
+
+    They are judged as hodiff's transforms take them, within `hodiff.corrected()`; what torch alone would get wrong is a
+    warning, HD410. With ``correct=False`` torch alone is judged. The first line of the report says which.
 
     A derivative is trusted when independent routes to it agree. The output is contracted with a random
     cotangent, and the input is moved along a few random directions (along every element for at most 12 numbers),
@@ -50,6 +64,11 @@ def check(
     The rules of each custom Function in f are then called by hand: their saved tensors, what comes in and what they
     return are looked at, moved, laid out differently and poisoned, so that each defect has a cause, a line of the
     source, and a remedy; `hodiff.checks.findings.codes` lists them. What follows from a cause is no further finding.
+
+    A ``torch.nn.Module`` is moved along a few directions through its parameters and inputs, on a copy in float64; where
+    routes disagree, the submodule at fault is named, and the torch function or custom Function in it. ``vmap``,
+    ``scipy`` and ``method`` are for functions. With ``approximate`` or ``reference`` a module is checked as a function
+    of its inputs.
 
     The error of a comparison is the largest absolute difference over the largest element of the truth, and
 
@@ -78,8 +97,12 @@ def check(
             of the digits for each order.
         method: ``"matrices"`` moves the input along every element, ``"directions"`` along a few random directions;
             ``"auto"`` takes matrices for at most 12 numbers.
-        loss: For an f that is a ``torch.nn.Module``: maps its output to a number. The module's parameters are
-            differentiated too, and the submodule at fault is named.
+        loss: For an f that is a ``torch.nn.Module``: maps its output to a number. By default, a random contraction of
+            its outputs and of their squares.
+        correct: Whether derivatives are judged as hodiff's transforms take them; else as torch alone does.
+        wrt: What a module is differentiated by: its ``"parameters"`` that require a gradient, its floating
+            ``"inputs"``, or ``"both"``, which is the default. A function has inputs alone.
+        fixed: Positions of a module's inputs that are constants all the same.
 
     Returns:
         A report: its ``str`` is a table with findings, ``ok`` says whether none is an error.
@@ -119,16 +142,20 @@ def check(
     require_function(f)
     require_int("check", "order", order, 1)
     require_int("check", "seed", seed)
-    require_bools("check", vmap=vmap, scipy=scipy, approximate=approximate)
+    require_bools("check", vmap=vmap, scipy=scipy, approximate=approximate, correct=correct)
     require_backend(compile)
     require_choice("check", "method", method, METHODS)
     require_ulps(ulps, reference)
+    backend = compile if isinstance(compile, str) else "inductor" * compile
     if loss is not None:
-        options: dict[str, Any] = {"vmap": vmap, "compile": compile, "scipy": scipy, "method": method, "ulps": ulps}
-        options |= {"approximate": approximate, "reference": reference}
-        return check_module(require_module(f), inputs, loss=loss, order=order, seed=seed, **options)
+        require_module(f)
+    if isinstance(f, torch.nn.Module) and (loss is not None or not (approximate or reference is not None)):
+        require_nothing("approximate", approximate)
+        require_nothing("reference", reference)
+        options: dict[str, Any] = {"order": order, "seed": seed, "correct": correct, "backend": backend}
+        return check_module(f, inputs, loss=loss, wrt=wrt or "both", fixed=fixed, **options)
+    require_inputs(f, wrt, fixed)
     reference = require_reference(reference, approximate)
     args = inputs if type(inputs) is tuple else (inputs,)
-    backend = compile if isinstance(compile, str) else "inductor" * compile
-    switches = Switches(order=order, vmap=vmap, backend=backend, scipy=scipy, seed=seed, method=method)
+    switches = Switches(order, vmap, backend, scipy, seed, method, correct)
     return check_function(f, args, switches, approximate=approximate, reference=reference, ulps=ulps)

@@ -55,9 +55,29 @@ def test_right(name):
 
 
 def test_torch_operator_that_is_silently_wrong():
-    report = check(lambda x: F.layer_norm(x, (3,)), normal(3, 3))
+    report = check(lambda x: F.layer_norm(x, (3,)), normal(3, 3), correct=False)
     wrong = {entry.route for entry in report.entries if entry.status in {"zero", "wrong"}}
     assert wrong == {"reverse-over-forward", "forward-over-forward"}
+    assert "by torch alone: " in str(report).split("\n")[0]
+
+
+def test_what_torch_alone_gets_wrong_is_a_warning():
+    def f(x):
+        return F.layer_norm(x, (3,)) * torch.linalg.det(x)
+
+    report = check(f, normal(3, 3))
+    assert "within corrected(): ok" in str(report).split("\n")[0]
+    (finding,) = report.warnings
+    assert (finding.code, finding.kind) == ("HD410", "wrong")
+    assert {"reverse-over-forward", "forward-over-forward"} == set(finding.route.split(", "))
+    assert any("torch.nn.functional.layer_norm" in each for each in finding.evidence)
+    assert any("torch.linalg.det" in each for each in finding.evidence)
+    assert finding.location.startswith("test_check.py:")
+
+
+@pytest.mark.parametrize("f", [torch.sin, lambda x: x.clamp(-2, 2).relu(), lambda x: x.sum(0).pow(2)])
+def test_nothing_is_said_of_what_torch_has_right(f):
+    assert check(f, normal(3)).codes == ()
 
 
 KINKS = [
@@ -91,11 +111,20 @@ def test_imprecise_in_float32():
     assert {finding.kind for finding in report.findings} == {"imprecise"}, str(report)
 
 
-def test_weights_in_float32_are_a_finding():
-    report = check(torch.nn.Linear(3, 2), normal(3, dtype=torch.float32))
+def test_weights_in_float32_of_a_function_are_a_finding():
+    linear = torch.nn.Linear(3, 2)
+    report = check(lambda x: linear(x), normal(3, dtype=torch.float32))
     assert report.codes == ("HD306",), str(report)
     assert report.findings[0].kind == "float64"
     assert "module.double()" in report.findings[0].remedy
+
+
+def test_a_module_in_float32_is_no_finding():
+    linear = torch.nn.Linear(3, 2)
+    report = check(linear, normal(3, dtype=torch.float32))
+    assert (report.ok, report.codes) == (True, ()), str(report)
+    assert "8 numbers in parameters and 3 in inputs" in report.notes[0]
+    assert linear.weight.dtype == torch.float32
 
 
 def test_custom_op_without_tangent():

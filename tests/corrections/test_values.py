@@ -108,3 +108,38 @@ def test_coordinates_that_are_not_finite(mode, padding):
     expected = F.grid_sample(image.detach(), points, **options)
     with hodiff.corrected():
         torch.testing.assert_close(F.grid_sample(image, points, **options).detach(), expected, equal_nan=True)
+
+
+EMPTY = {
+    **{name: getattr(torch.linalg, name) for name in ("det", "inv", "pinv", "norm", "svdvals", "matrix_exp")},
+    **{name: getattr(torch, name) for name in ("logdet", "prod", "vander")},
+    **{name: getattr(F, name) for name in ("normalize", "gelu")},
+    "slogdet": lambda x: torch.linalg.slogdet(x)[1],
+    "eigh": lambda x: torch.linalg.eigh(x + x.mT)[0],
+    "solve": lambda x: torch.linalg.solve(x, x),
+    "std": lambda x: x.std(),
+    "cdist": lambda x: torch.cdist(x, x),
+    "cumprod": lambda x: x.cumprod(0),
+    "logcumsumexp": lambda x: x.logcumsumexp(0),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "softmax": lambda x: x.softmax(-1),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(len(x), dtype=torch.long)),
+    "clamp": lambda x: x.clamp(min=x * 2),
+    "pow": lambda x: x**x,
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("shape", [(0,), (0, 0), (0, 3), (3, 0), (2, 0, 0)])
+def test_empty_tensors_are_taken_where_torch_takes_them(name, shape):
+    def gradient():
+        x = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+        try:
+            y = EMPTY[name](x)
+            return y.shape, torch.autograd.grad(y.sum(), x, create_graph=True)[0].shape
+        except (RuntimeError, IndexError, ValueError) as error:
+            return type(error)
+
+    expected = gradient()
+    with hodiff.corrected():
+        assert gradient() == expected

@@ -45,6 +45,9 @@ class Right:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+# Of what hodiff's transforms mend.
+BY_TORCH = {"correct": False}
+
 Specimen = TypeVar("Specimen", Wrong, Right)
 
 

@@ -70,6 +70,13 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help='of a module\'s output, "mse_loss(output, randn(5, 1))": finds the submodule',
     )
     parser.add_argument(
+        "--torch-alone", action="store_true", help="judge torch's own derivatives, not those that hodiff takes"
+    )
+    parser.add_argument("--wrt", metavar="both|parameters|inputs", help="what a module is differentiated by (both)")
+    parser.add_argument(
+        "--fixed", type=_positions, default=(), metavar="0,2", help="positions of a module's inputs that are constants"
+    )
+    parser.add_argument(
         "--json",
         nargs="?",
         const="-",
@@ -125,7 +132,14 @@ def _check(function: Any, inputs: Any, options: argparse.Namespace, generator: t
         ulps=options.ulps,
         method=options.method,
         loss=None if options.loss is None else read_loss(options.loss, generator),
+        correct=not options.torch_alone,
+        wrt=options.wrt,
+        fixed=options.fixed,
     )
+
+
+def _positions(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in text.split(","))
 
 
 def _write(path: Path, text: str) -> None:

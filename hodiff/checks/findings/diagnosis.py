@@ -121,6 +121,11 @@ def diagnose(
         code = codes[id(entry)]
         owned.setdefault(_first_of(entry, set(codes.values())) if code == "HD115" else code, []).append(entry)
     findings = [_finding(code, mine, [c for c in causes if c.code == code], location) for code, mine in owned.items()]
+    return sorted_findings(findings)
+
+
+def sorted_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The worst first, and each severity by code."""
     return tuple(sorted(findings, key=lambda finding: (_SEVERITIES.index(finding.severity), finding.code)))
 
 

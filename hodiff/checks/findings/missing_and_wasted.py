@@ -45,7 +45,8 @@ MISSING = (
         "error",
         "an operator's derivative is missing or wrong",
         "a torch operator or torch.library.custom_op inside has no rule for this route, or a wrong one.",
-        "Write it in elementary operators, or call it within `hodiff.corrected()`.",
+        "Write it in elementary operators, or enter a rule by `hodiff.corrections.register`; those of hodiff are in "
+        "force in its transforms and within `hodiff.corrected()`.",
     ),
     Defect(
         "HD407",
@@ -67,6 +68,13 @@ MISSING = (
         "empty tensors fail",
         "forward accepts a tensor with a dimension of 0, and a rule raises there or returns another shape.",
         "Name every size, `g.reshape(len(x), x.shape[1])`, not -1; a maximum needs a branch for `x.numel() == 0`.",
+    ),
+    Defect(
+        "HD410",
+        "warning",
+        "wrong or missing by torch alone",
+        "hodiff's transforms mend what torch's own derivatives lack here.",
+        "Take derivatives by hodiff's transforms, or within `with hodiff.corrected():`.",
     ),
 )
 

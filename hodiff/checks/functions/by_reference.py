@@ -46,4 +46,4 @@ def check_by_reference(
         truth=truth.function,
     )
     causes = [cause for cause in causes if cause.code not in _OF_DOUBLE]
-    return conclude(f, own, entries, causes, calls, levels, noise_note(own, truth))
+    return conclude(f, own, entries, causes, calls, levels, noise_note(own, truth), correct=switches.correct)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,14 @@ from hodiff.checks.comparisons.scalarize import ScalarProblem
 from hodiff.checks.comparisons.scipy_differences import against_scipy
 from hodiff.checks.comparisons.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
 from hodiff.checks.comparisons.vmapped import vmap_checks
+from hodiff.checks.findings.diagnosis import sorted_findings
 from hodiff.checks.functions.conclusion import calls_within, conclude
 from hodiff.checks.functions.switches import Switches
 from hodiff.checks.probes.probe import probe
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Report
+from hodiff.checks.subjects.subject import Comparison
+from hodiff.checks.subjects.torch_alone import torch_alone
 
 _DOUBLE = torch.finfo(torch.float64).eps
 
@@ -34,7 +38,28 @@ def check_by_routes(
     approximate: bool,
     generator: torch.Generator,
 ) -> Report:
-    """Check a function in float64, and in its inputs' own dtypes."""
+    """Check a function in float64, and in its inputs' own dtypes; then say what torch alone gets wrong of it."""
+    with switches.mode:
+        report, problem, levels = _report(f, args, own, switches, approximate, generator)
+    if not switches.correct or not levels:
+        return report
+    comparison = Comparison(problem, problem.loss, levels)
+    functions = dict.fromkeys(call.function for call in calls_within(problem, f))
+    warnings = torch_alone(
+        lambda: partial(problem.function, *problem.leaves), comparison, switches.order, switches.seed, tuple(functions)
+    )
+    return replace(report, findings=sorted_findings((*report.findings, *warnings)))
+
+
+def _report(
+    f: Any,
+    args: tuple[Any, ...],
+    own: ScalarProblem,
+    switches: Switches,
+    approximate: bool,
+    generator: torch.Generator,
+) -> tuple[Report, ScalarProblem, list[Level]]:
+    """The report, the problem in float64, and its derivatives if differences judge them."""
     problem, trouble = _in_double(own)
     surrogate = approximate or declares_surrogate(f, problem.function, problem.leaves)
     levels = climb(problem, problem.loss, switches.order, generator)
@@ -50,7 +75,9 @@ def check_by_routes(
     if surrogate:
         entries = list(unjudged(entries))
         causes.append(gap(entries))
-    return conclude(f, own, entries, causes, calls, levels, stated_errors(f, args, switches.order))
+    notes = stated_errors(f, args, switches.order)
+    report = conclude(f, own, entries, causes, calls, levels, notes, correct=switches.correct)
+    return report, problem, [] if surrogate else levels
 
 
 def _in_double(own: ScalarProblem) -> tuple[ScalarProblem, str]:

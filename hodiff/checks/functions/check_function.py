@@ -32,9 +32,11 @@ def check_function(
     generator = torch.Generator().manual_seed(switches.seed)
     with silence_torch_warnings(), seeded(switches.seed, tensors_in(args)):
         try:
-            problem = scalarize(function, args, generator, switches.method)
+            with switches.mode:
+                problem = scalarize(function, args, generator, switches.method)
         except UnrepeatableError as error:
             return unrepeatable(f, str(error))
         if reference is None:
             return check_by_routes(f, args, problem, switches, approximate=approximate, generator=generator)
-        return check_by_reference(f, args, problem, switches, reference=reference, ulps=ulps, generator=generator)
+        with switches.mode:
+            return check_by_reference(f, args, problem, switches, reference=reference, ulps=ulps, generator=generator)

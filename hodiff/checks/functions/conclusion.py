@@ -32,12 +32,19 @@ def conclude(
     calls: list[FunctionCall],
     levels: list[Level],
     notes: Iterable[str],
+    *,
+    correct: bool,
 ) -> Report:
     """Diagnose, and write the report."""
     settled = frozenset(level.order for level in levels if level.settled)
     findings = diagnose(entries, causes, facts=_facts(f, calls), settled=settled, location=class_location(f))
     shapes = ", ".join(f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" for a in problem.leaves)
-    return Report(f"{_name_of(f)} at {shapes}", tuple(entries), findings, tuple(notes))
+    return Report(title(_name_of(f), shapes, correct=correct), tuple(entries), findings, tuple(notes))
+
+
+def title(name: str, shapes: str, *, correct: bool) -> str:
+    """What was checked, where, and by whose rules."""
+    return f"{name} at {shapes}, {'within corrected()' if correct else 'by torch alone'}"
 
 
 def unrepeatable(f: Any, reason: str) -> Report:

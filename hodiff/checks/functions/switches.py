@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
+
+from hodiff.corrections import corrected
 
 METHODS = ("auto", "directions", "matrices")
 
@@ -18,6 +22,7 @@ class Switches:
         scipy: Whether to run SciPy's differences.
         seed: Of everything random.
         method: How the input is moved: one of `METHODS`.
+        correct: Whether derivatives are taken within `hodiff.corrected()`, as hodiff's transforms take them.
     """
 
     order: int = 2
@@ -26,3 +31,9 @@ class Switches:
     scipy: bool = True
     seed: int = 0
     method: str = "auto"
+    correct: bool = True
+
+    @property
+    def mode(self) -> AbstractContextManager[Any]:
+        """The context in which derivatives are taken."""
+        return corrected() if self.correct else nullcontext()

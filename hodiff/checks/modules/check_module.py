@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,19 +12,21 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hodiff.checks.attempts import first_line
+from hodiff.checks.comparisons.compiled import compile_checks
+from hodiff.checks.findings.diagnosis import diagnose
+from hodiff.checks.functions.conclusion import title
 from hodiff.checks.modules.faults import Inquiry, coarse_findings, count_numbers, unsteady_finding
-from hodiff.checks.modules.module_calls import CallFailed, ModuleCall, unsteady_call
 from hodiff.checks.modules.search import Search
-from hodiff.checks.modules.subjects import Subject, compare_routes, failures, subject_of_call
+from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
+from hodiff.checks.subjects.module_calls import CallFailed, ModuleCall, unsteady_call
+from hodiff.checks.subjects.subject import WRT, Comparison, Subject, compare_routes, failures, subject_of_call
+from hodiff.checks.subjects.torch_alone import torch_alone
+from hodiff.checks.subjects.torch_functions import custom_classes
 from hodiff.checks.torch_warnings import silence_torch_warnings
-from hodiff.common.options import require_int
+from hodiff.common.options import require_choice, require_int
 from hodiff.corrections import corrected
 from hodiff.errors import InputError
-
-# Options of `check` that are ignored for a module, and options that are refused.
-_IGNORED = frozenset({"vmap", "compile", "scipy", "method", "ulps"})
-_REFUSED = frozenset({"approximate", "reference"})
 
 
 def check_module(
@@ -35,7 +37,9 @@ def check_module(
     order: int = 2,
     seed: int = 0,
     correct: bool = True,
-    **options: Any,
+    wrt: str = "both",
+    fixed: Sequence[int] = (),
+    backend: str = "",
 ) -> Report:
     r"""Check the derivatives of a module's loss by every route, and find the submodule at fault.
 
@@ -57,8 +61,9 @@ def check_module(
         order: Highest order of derivative, at least 1.
         seed: Seed of the contraction and the directions.
         correct: Whether derivatives are taken within `hodiff.corrected()`; else what torch alone does.
-        **options: Other options of `hodiff.check`: vmap, compile, scipy, ulps and method have no meaning for a module;
-            approximate and reference are refused.
+        wrt: Whether to differentiate by the ``"parameters"``, the ``"inputs"`` or ``"both"``.
+        fixed: Positions of inputs that are constants all the same, such as points that a module compares with its own.
+        backend: Of `torch.compile`; empty to leave that out.
 
     Returns:
         A report; its findings name the submodule and, where it can be told, the torch function.
@@ -78,7 +83,8 @@ def check_module(
     Source:
         A. Griewank & A. Walther, Evaluating Derivatives, 2nd ed., 2008, chapters 3 and 5, for the routes.
     """
-    _require(module, order, loss, options)
+    _require(module, order, loss)
+    require_choice("check", "wrt", wrt, WRT)
     mode: Callable[[], Any] = corrected if correct else nullcontext
     args = tree_map_only(Tensor, _in_double, inputs if type(inputs) is tuple else (inputs,))
     with silence_torch_warnings():
@@ -87,29 +93,47 @@ def check_module(
             root, blamed, reason = unsteady_call(own, args)
         except CallFailed as failure:
             raise InputError(
-                f"check_module: module: expected {type(module).__name__}(*inputs) to run in float64, but "
+                f"check: f: expected {type(module).__name__}(*inputs) to run in float64, but "
                 f"{failure.call.label} raised {first_line(failure.error)}. Check the inputs; tensors that it makes "
                 "must have the dtype of its inputs."
             ) from failure.error
-        title = f"{type(module).__name__} at {_shapes(args)}"
+        heading = title(type(module).__name__, _shapes(args), correct=correct)
         if blamed is not None:
-            return Report(title, (), (unsteady_finding(blamed, reason),))
+            return Report(heading, (), (unsteady_finding(blamed, reason),))
         _require_scalar(loss, root)
-        subject = subject_of_call(root, loss)
+        subject = subject_of_call(root, loss, wrt, fixed)
         with mode():
-            entries = compare_routes(subject, order, seed, curved=loss is None)
+            comparison = compare_routes(subject, order, seed, curved=loss is None)
+            entries = (*comparison.entries, *_compiled(comparison, order, seed, backend))
 
         def failures_of(subject: Subject) -> tuple[Any, ...]:
             with mode():
                 return failures(subject, order, seed)
 
         found: list[Finding] = [*coarse_findings(root)]
-        failed = tuple(entry for entry in entries if entry.failed)
+        failed = tuple(entry for entry in comparison.entries if entry.failed)
         if failed:
             inquiry = Inquiry(mode, correct, order, seed)
             for guilty in Search(failures_of).run(root, failed, loss):
                 found += inquiry.findings(guilty)
-    return Report(title, entries, tuple(found), (_note(own, subject),))
+        found += diagnose(entries[len(comparison.entries) :], ())
+        if correct:
+            # The last, as it is a warning.
+            found += torch_alone(lambda: _again(root, loss), comparison, order, seed, custom_classes(root))
+    return Report(heading, entries, tuple(found), (_note(own, subject),))
+
+
+def _again(root: ModuleCall, loss: Callable[[Any], Tensor] | None) -> Callable[[], Any]:
+    run = root.again()
+    return run if loss is None else lambda: loss(run())
+
+
+def _compiled(comparison: Comparison, order: int, seed: int, backend: str) -> Iterator[Entry]:
+    """The comparisons of compiled with eager code."""
+    if backend:
+        size = max(level.scale for level in comparison.levels)
+        generator = torch.Generator().manual_seed(seed)
+        yield from compile_checks(comparison.problem, order, size, backend, generator)
 
 
 def _copy_of(module: nn.Module) -> nn.Module:
@@ -117,7 +141,7 @@ def _copy_of(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module).double()
     except Exception as error:
         raise InputError(
-            f"check_module: module: expected a module that can be copied, but copy.deepcopy raised "
+            f"check: f: expected a module that can be copied, but copy.deepcopy raised "
             f"{first_line(error)}. Remove tensors with a graph from its attributes, and call lazy modules once before."
         ) from error
 
@@ -141,28 +165,16 @@ def _shapes(args: tuple[Any, ...]) -> str:
     return ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in tensors)
 
 
-def _require(module: Any, order: Any, loss: Any, options: dict[str, Any]) -> None:
+def _require(module: Any, order: Any, loss: Any) -> None:
     if not isinstance(module, nn.Module):
         raise InputError(
-            f"check_module: module: expected a torch.nn.Module, got {type(module).__name__}. Use hodiff.check for "
-            "functions."
+            f"check: f: expected a torch.nn.Module, got {type(module).__name__}. Use hodiff.check for functions."
         )
-    require_int("check_module", "order", order, 1)
+    require_int("check", "order", order, 1)
     if loss is not None and not callable(loss):
         raise InputError(
-            f"check_module: loss: expected a function of the module's output, got {type(loss).__name__}. "
+            f"check: loss: expected a function of the module's output, got {type(loss).__name__}. "
             "Bind the target: `loss=lambda output: F.mse_loss(output, target)`."
-        )
-    for name in sorted(_REFUSED.intersection(options)):
-        if options[name]:
-            raise InputError(
-                f"check_module: {name}: expected nothing, got {options[name]!r}. It is for functions; check what the "
-                "module calls by itself."
-            )
-    unknown = sorted(set(options) - _IGNORED - _REFUSED)
-    if unknown:
-        raise InputError(
-            f"check_module: {unknown[0]}: expected an option of hodiff.check, got {options[unknown[0]]!r}."
         )
 
 
@@ -177,9 +189,9 @@ def _require_scalar(loss: Callable[[Any], Tensor] | None, root: ModuleCall) -> N
         raise
     except Exception as error:
         raise InputError(
-            f"check_module: loss: expected a function of the module's float64 output, but it raised "
+            f"check: loss: expected a function of the module's float64 output, but it raised "
             f"{first_line(error)}. Make what it holds float64: `target.double()`."
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
         got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"check_module: loss: expected a floating scalar, got {got}. Reduce it: `loss.mean()`.")
+        raise InputError(f"check: loss: expected a floating scalar, got {got}. Reduce it: `loss.mean()`.")

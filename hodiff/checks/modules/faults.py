@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,22 +12,21 @@ from torch.utils._pytree import tree_leaves
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.findings.codes import CODES
+from hodiff.checks.findings.measured import in_words, measured, numbers, routes_of, statuses
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.switches import Switches
-from hodiff.checks.modules.module_calls import ModuleCall
 from hodiff.checks.modules.search import Guilty
-from hodiff.checks.modules.subjects import Subject, subject_of_call, subject_of_loss, tensors_of
-from hodiff.checks.modules.torch_functions import Culprit, culprits, custom_classes
 from hodiff.checks.preflight.preflight import preflight
-from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
+from hodiff.checks.subjects.module_calls import ModuleCall
+from hodiff.checks.subjects.subject import Subject, subject_of_call, subject_of_loss, tensors_of
+from hodiff.checks.subjects.torch_functions import Culprit, culprits, custom_classes
 from hodiff.corrections.registry import CORRECTIONS
 
 # The code of a failed comparison that nothing else explains; the first status that occurs decides.
 _BY_STATUS = {"non-smooth": "HD901", "non-finite": "HD112", "raises": "HD408", "zero": "HD115", "wrong": "HD115"}
 # What takes a tensor out of the graph.
 _CUTS = (torch.Tensor.detach, torch.Tensor.detach_, torch.detach, torch.Tensor.numpy, torch.Tensor.item)
-_WORDS = {"raises": "raises", "non-finite": "is not finite", "non-smooth": "has no two-sided value"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Inquiry:
         """Name the torch function at fault, else what a check of the submodule alone says, else the routes."""
         if guilty.loss is not None:
             return self._alone(guilty, subject_of_loss(guilty.loss, guilty.call), "the loss", "")
-        culprits_inside = [] if _statuses(guilty.failed) == {"non-smooth"} else list(self._culprits(guilty.call))
+        culprits_inside = [] if statuses(guilty.failed) == {"non-smooth"} else list(self._culprits(guilty.call))
         if culprits_inside:
             return tuple(self._of_culprit(guilty, culprit) for culprit in culprits_inside)
         return self._alone(guilty, subject_of_call(guilty.call), guilty.call.label, guilty.call.location)
@@ -70,34 +69,34 @@ class Inquiry:
         ) or (_by_routes(guilty, label, location),)
 
     def _culprits(self, call: ModuleCall) -> Iterator[Culprit]:
-        return culprits(call, self.mode, self.order, self.seed)
+        return culprits(call.again, self.mode, self.order, self.seed)
 
     def _check_alone(self, subject: Subject) -> Report:
-        switches = Switches(order=self.order, vmap=False, scipy=False, seed=self.seed)
+        # The mode is that around it.
+        switches = Switches(order=self.order, vmap=False, scipy=False, seed=self.seed, correct=False)
         with self.mode():
             return check_function(subject.function, subject.inputs, switches)
 
     def _of_culprit(self, guilty: Guilty, culprit: Culprit) -> Finding:
-        routes = tuple(dict.fromkeys(entry.route for entry in culprit.failed))
         cut = culprit.function in _CUTS
-        code = CODES["HD104" if cut else "HD112" if _statuses(culprit.failed) <= {"non-finite"} else "HD406"]
+        code = CODES["HD104" if cut else "HD112" if statuses(culprit.failed) <= {"non-finite"} else "HD406"]
         remedy = "Remove it, or check without this submodule if the gradient is cut on purpose." if cut else code.remedy
         if not self.correct and culprit.function in CORRECTIONS:
             remedy = (
                 "Take derivatives within hodiff.corrected(), or by hodiff's own transforms: `with hodiff.corrected():`."
             )
         return Finding(
-            route=", ".join(routes),
+            route=routes_of(culprit.failed),
             order=min(entry.order for entry in culprit.failed),
             kind=culprit.failed[0].status,
-            message=_measured(culprit.failed),
+            message=measured(culprit.failed),
             remedy=remedy,
             code=code.code,
             severity=code.severity,
             title="the graph is cut in forward" if cut else code.title,
-            cause=f"in {guilty.call.label}: a derivative of {culprit.name} {_in_words(culprit.failed)} "
-            f"by {', '.join(routes)}.",
-            evidence=(*_evidence(guilty), f"torch function {culprit.name}", *_numbers(culprit.failed)),
+            cause=f"in {guilty.call.label}: a derivative of {culprit.name} {in_words(culprit.failed)} "
+            f"by {routes_of(culprit.failed)}.",
+            evidence=(*_evidence(guilty), f"torch function {culprit.name}", *numbers(culprit.failed)),
             location=culprit.location or guilty.call.location,
         )
 
@@ -142,21 +141,20 @@ def coarse_findings(root: ModuleCall) -> tuple[Finding, ...]:
 def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
     """All that is known is which routes disagree."""
     failed = guilty.failed
-    code = CODES[next(code for status, code in _BY_STATUS.items() if status in _statuses(failed))]
-    routes = ", ".join(dict.fromkeys(entry.route for entry in failed))
-    inside = attempt(custom_classes, guilty.call)
-    classes = inside if isinstance(inside, tuple) and guilty.loss is None else ()
+    code = CODES[next(code for status, code in _BY_STATUS.items() if status in statuses(failed))]
+    routes = routes_of(failed)
+    classes = custom_classes(guilty.call) if guilty.loss is None else ()
     return Finding(
         route=routes,
         order=min(entry.order for entry in failed),
         kind=failed[0].status,
-        message=_measured(failed),
+        message=measured(failed),
         remedy=code.remedy,
         code=code.code,
         severity=code.severity,
         title=code.title,
-        cause=f"in {label}: a derivative {_in_words(failed)} by {routes}.",
-        evidence=(*_evidence(guilty), *(f"custom Function {name}" for name in classes), *_numbers(failed)),
+        cause=f"in {label}: a derivative {in_words(failed)} by {routes}.",
+        evidence=(*_evidence(guilty), *(f"custom Function {each.__name__}" for each in classes), *numbers(failed)),
         location=location,
     )
 
@@ -170,34 +168,6 @@ def _evidence(guilty: Guilty) -> tuple[str, ...]:
 
 def _submodule(call: ModuleCall) -> str:
     return f"submodule {call.label}" if call.name else f"the module itself, {call.label}"
-
-
-def _numbers(failed: Sequence[Entry]) -> tuple[str, ...]:
-    """Each route once, at its lowest order; those with one message together."""
-    first: dict[str, Entry] = {}
-    for entry in sorted(failed, key=lambda entry: entry.order):
-        first.setdefault(entry.route, entry)
-    groups: dict[str, list[str]] = {}
-    for route, entry in first.items():
-        groups.setdefault(_measured([entry]), []).append(route)
-    return tuple(f"{', '.join(routes)}: {message}" for message, routes in groups.items())
-
-
-def _measured(failed: Sequence[Entry]) -> str:
-    details = [entry.detail for entry in failed if entry.detail]
-    numbers = [entry for entry in failed if entry.error is not None and not entry.detail]
-    if not numbers:
-        return details[0] if details else failed[0].status
-    worst = max(numbers, key=lambda entry: entry.error or 0.0)
-    return f"relative error {worst.error:.1e}, tolerance {worst.tolerance:.1e}"
-
-
-def _in_words(failed: Sequence[Entry]) -> str:
-    return ", ".join(dict.fromkeys(_WORDS.get(entry.status, f"is {entry.status}") for entry in failed))
-
-
-def _statuses(failed: Sequence[Entry]) -> set[str]:
-    return {entry.status for entry in failed}
 
 
 def count_numbers(tree: Any) -> int:

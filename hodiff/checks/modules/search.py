@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hodiff.checks.modules.module_calls import ModuleCall
-from hodiff.checks.modules.subjects import Subject, subject_of_call
 from hodiff.checks.report.data import Entry
+from hodiff.checks.subjects.module_calls import ModuleCall
+from hodiff.checks.subjects.subject import Subject, subject_of_call
 
 
 @dataclass(frozen=True)

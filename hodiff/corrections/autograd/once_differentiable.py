@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.graphs import inspect_graph
@@ -25,22 +26,23 @@ _silent = partial(
 
 
 @_silent(torch.autograd.grad)
-def _grad(
-    outputs: Tensor | Sequence[Tensor], inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any
-) -> tuple[Tensor, ...]:
+def _grad(outputs: Tensor | Sequence[Tensor], inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+    del inputs, grad_outputs
     create_graph = args[1] if len(args) > 1 else kwargs.get("create_graph", False)
     if create_graph:
         _refuse_constant_gradients(outputs)
-    return torch.autograd.grad(outputs, inputs, grad_outputs, *args, **kwargs)
+    # Torch's function runs once, and its errors, which may be the user's, are raised as they are.
+    return UNNEEDED
 
 
 @_silent(torch.Tensor.backward)
 def _tensor_backward(
     self: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
-) -> None:
+) -> Any:
+    del gradient, retain_graph, inputs
     if create_graph:
         _refuse_constant_gradients(self)
-    self.backward(gradient, retain_graph, create_graph, inputs)
+    return UNNEEDED
 
 
 def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor]) -> None:

@@ -26,7 +26,7 @@ from hodiff.torch_internals.differentiation import may_be_differentiated
 )
 def _prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     x = input if dtype is None else input.to(dtype)
-    if not (x.is_floating_point() or x.is_complex()) or not may_be_differentiated((x,)):
+    if not (x.is_floating_point() or x.is_complex()) or not x.numel() or not may_be_differentiated((x,)):
         return UNNEEDED
     # Kernels for 16 bits accumulate in more.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))

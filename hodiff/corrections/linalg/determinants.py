@@ -137,7 +137,7 @@ class Determinant(AnyOrderFunction):
 def _det(A: Tensor) -> Any:
     if not _is_square(A):
         return INVALID
-    if not may_be_differentiated((A,)):
+    if not A.numel() or not may_be_differentiated((A,)):
         return UNNEEDED
     if A.shape[-1] <= 3:
         return with_value_of(determinant_of_few(A), torch.linalg.det, A)

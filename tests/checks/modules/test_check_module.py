@@ -206,23 +206,76 @@ def test_is_reproducible():
 @pytest.mark.parametrize(
     ("module", "inputs", "options", "message"),
     [
-        (torch.tanh, X, {}, "check_module: module: expected a torch.nn.Module, got builtin"),
+        (torch.tanh, X, {}, "check: f: expected a torch.nn.Module, got builtin"),
         (nn.Linear(3, 2), X, {}, "expected Linear.* to run in float64, but Linear raised RuntimeError"),
         (nn.Sequential(nn.Tanh(), nn.Linear(3, 2)), X, {}, r"but 1 \(Linear\) raised"),
-        (nn.Linear(4, 2), X, {"order": 0}, "check_module: order: expected an int of 1 or more, got 0"),
-        (nn.Linear(4, 2), X, {"loss": X}, "check_module: loss: expected a function .* got Tensor"),
+        (nn.Linear(4, 2), X, {"order": 0}, "check: order: expected an int of 1 or more, got 0"),
+        (nn.Linear(4, 2), X, {"loss": X}, "check: loss: expected a function .* got Tensor"),
         (
             nn.Linear(4, 2),
             X,
             {"loss": torch.abs},
             r"loss: expected a floating scalar, got torch.float64 of shape \(3, 2\)",
         ),
-        (nn.Linear(4, 2), X, {"loss": lambda y: y @ X}, "check_module: loss: .* raised RuntimeError"),
-        (nn.Linear(4, 2), X, {"ordr": 2}, "check_module: ordr: expected an option of hodiff.check"),
-        (nn.Linear(4, 2), X, {"approximate": True}, "check_module: approximate: expected nothing"),
+        (nn.Linear(4, 2), X, {"loss": lambda y: y @ X}, "check: loss: .* raised RuntimeError"),
+        (nn.Linear(4, 2), X, {"wrt": "weights"}, "check: wrt: expected"),
         (nn.Embedding(3, 2).requires_grad_(False), torch.tensor([1]), {}, "expected a parameter that requires grad"),
     ],
 )
 def test_refuses(module, inputs, options, message):
     with pytest.raises(InputError, match=message):
         check_module(module, inputs, **options)
+
+
+WRT = {"both": (29, 12), "parameters": (29, 0), "inputs": (0, 12)}
+
+
+@pytest.mark.parametrize("wrt", WRT)
+def test_what_is_differentiated(wrt):
+    module = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+    report = hodiff.check(module, X, wrt=wrt)
+    assert report.ok
+    assert report.notes[0] == "differentiated by {} numbers in parameters and {} in inputs".format(*WRT[wrt])
+    assert report.codes == ("HD410",)
+    assert "torch.nn.functional.layer_norm" in report.findings[0].evidence[0]
+
+
+class Compares(nn.Module):
+    """As a Gaussian process does in training, it takes its own points alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("points", X.clone())
+
+    def forward(self, points, factor):
+        if not torch.equal(points.detach(), self.points):
+            raise RuntimeError("You must train on the training inputs!")
+        return points * self.scale.exp() * factor
+
+
+def test_inputs_that_must_not_move():
+    report = hodiff.check(Compares(), (X, torch.tensor(2.0)), fixed=(0,))
+    assert report.ok, str(report)
+    assert report.notes[0] == "differentiated by 4 numbers in parameters and 1 in inputs"
+    assert not hodiff.check(Compares(), (X, torch.tensor(2.0))).ok
+
+
+@pytest.mark.parametrize("options", [{"wrt": "parameters"}, {"fixed": (0,)}])
+def test_a_function_has_inputs_alone(options):
+    with pytest.raises(InputError, match=r"check: (wrt|fixed): expected nothing for a function"):
+        hodiff.check(torch.sin, X, **options)
+
+
+def test_options_of_functions():
+    with pytest.raises(InputError, match="check: reference: expected nothing with a loss"):
+        hodiff.check(nn.Linear(4, 2), X, loss=torch.sum, reference=nn.Linear(4, 2))
+    # Without a loss it is a function of its inputs.
+    assert hodiff.check(nn.Softplus(), X.double(), approximate=True).ok
+
+
+@pytest.mark.slow
+def test_compiled_modules():
+    report = hodiff.check(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), X, compile="aot_eager")
+    assert "compile" in {entry.route for entry in report.entries}
+    assert report.ok, str(report)

@@ -21,7 +21,7 @@ from zoo.bases import (
     Y,
     double,
 )
-from zoo.specimen import Wrong
+from zoo.specimen import BY_TORCH, Wrong
 
 from hodiff.functions import nestable_jvp
 
@@ -393,7 +393,7 @@ class KernelInLayer(Linear):
 LAYER = (MATRIX, WEIGHT, BIAS)
 
 # Since torch 2.15 it is right where the matrix is far from singular.
-DETERMINANT = Wrong("determinant", torch.linalg.det, double(3.0, 0.4, 0.3, 2.0, shape=(2, 2)), ("HD406",))
+DETERMINANT = Wrong("determinant", torch.linalg.det, double(3.0, 0.4, 0.3, 2.0, shape=(2, 2)), ("HD406",), BY_TORCH)
 
 SPECIMENS = [
     Wrong("mean_of_squares", MeanOfSquares, X, ("HD101",)),

@@ -17,7 +17,7 @@ from zoo.bases import (
     X,
     Y,
 )
-from zoo.specimen import Wrong
+from zoo.specimen import BY_TORCH, Wrong
 
 from hodiff.functions import nestable_jvp
 
@@ -247,9 +247,9 @@ SPECIMENS = [
     Wrong("surrogate_gradient", SurrogateGradient, X + 0.1, ("HD404",), {**EAGER, "approximate": True}),
     Wrong("other_when_compiled", OtherWhenCompiled, X, ("HD404",), EAGER),
     Wrong("context_in_forward_of_two", ContextInForwardOfTwo, (X, Y), ("HD405",)),
-    Wrong("piecewise", piecewise, X, ("HD406",)),
-    Wrong("distances", distances, (MATRIX, WEIGHT), ("HD406",)),
-    Wrong("normalized_rows", normalized_rows, MATRIX, ("HD406",)),
+    Wrong("piecewise", piecewise, X, ("HD406",), BY_TORCH),
+    Wrong("distances", distances, (MATRIX, WEIGHT), ("HD406",), BY_TORCH),
+    Wrong("normalized_rows", normalized_rows, MATRIX, ("HD406",), BY_TORCH),
     Wrong("opaque_cube", opaque_cube, X, ("HD406",)),
     Wrong("branch_in_backward", BranchInBackward, X, ("HD407",)),
     Wrong("writes_into_constant", writes_into_constant, X, ("HD407",)),

@@ -29,6 +29,7 @@ NAMES = {
     "HD405": "context_in_forward",
     "HD407": "branches",
     "HD408": "backward_raises",
+    "HD410": "gate",
     "HD501": "both_gradients",
     "HD502": "unread_output",
     "HD901": "step",

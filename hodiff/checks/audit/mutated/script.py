@@ -67,10 +67,10 @@ def script_of(name: str, op: Any, sample: Sample, *, correct: bool) -> str:
         "",
         "",
         f"def f({moving}):",
-        *(("    with hodiff.corrected():", f"        return {call}") if correct else (f"    return {call}",)),
+        f"    return {call}",
         "",
         "",
-        f"print(hodiff.check(f, ({moving},), order=3))",
+        f"print(hodiff.check(f, ({moving},), order=3{'' if correct else ', correct=False'}))",
     ]
     return _HEAD + "\n".join(lines) + "\n"
 

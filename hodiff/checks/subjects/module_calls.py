@@ -59,6 +59,10 @@ class ModuleCall:
         shapes = [f"{each.dtype}{tuple(each.shape)}" for each in (*self.module.parameters(), *tensors)]
         return (f"{type(self.module).__module__}.{type(self.module).__qualname__}", repr(self.module), *shapes)
 
+    def again(self) -> Callable[[], Any]:
+        """The same call once more, with copies of its arguments."""
+        return partial(self.module, *_copies(self.args), **_copies(self.kwargs))
+
     def leaves(self) -> Iterator[ModuleCall]:
         """The calls within it that call no other module."""
         for child in self.children:

@@ -15,15 +15,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hodiff.checks.modules.module_calls import ModuleCall
-from hodiff.checks.modules.subjects import failures, is_free, subject_of_function, tensors_of
+from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.report.data import Entry
+from hodiff.checks.subjects.module_calls import ModuleCall
+from hodiff.checks.subjects.subject import failures, is_free, subject_of_function, tensors_of
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.graph_nodes import function_of
 from hodiff.torch_internals.interception import MODULES_BETWEEN
 
 # Frames of these are not where a function was called from.
-_MACHINERY = (*MODULES_BETWEEN, "hodiff.", "contextlib")
+_MACHINERY = (*MODULES_BETWEEN, "hodiff.", "contextlib", "torch.utils.")
 
 
 @dataclass(frozen=True)
@@ -78,26 +79,30 @@ class _Recorder(TorchFunctionMode):
 
 
 def culprits(
-    call: ModuleCall, mode: Callable[[], AbstractContextManager[Any]], order: int, seed: int
+    prepare: Callable[[], Callable[[], Any]],
+    mode: Callable[[], AbstractContextManager[Any]],
+    order: int,
+    seed: int,
+    suspects: Callable[[Any], bool] = lambda function: True,
 ) -> Iterator[Culprit]:
-    """Check every torch function that a module calls, alone, at what it was called with.
+    """Check every torch function that is called, alone, at what it was called with.
 
     Args:
-        call: The module's call.
+        prepare: Gives a call that is ready to be made, once.
         mode: Makes the context in which derivatives are taken.
         order: The highest order.
         seed: The seed.
+        suspects: Which functions to check.
 
     Yields:
         The functions whose routes disagree, each once, in the order of their calls.
     """
-    recorder = _Recorder()
-    args, kwargs = tree_map_only(Tensor, torch.clone, (call.args, call.kwargs))
+    recorder, run = _Recorder(), prepare()
     with torch.no_grad(), recorder:
-        call.module(*args, **kwargs)
+        run()
     checked, found = set(), set()
     for use in recorder.uses:
-        if use.key in checked or use.function in found:
+        if use.key in checked or use.function in found or not suspects(use.function):
             continue
         checked.add(use.key)
         with mode():
@@ -108,15 +113,19 @@ def culprits(
             yield Culprit(name, use.function, failed, use.location)
 
 
-def custom_classes(call: ModuleCall) -> tuple[str, ...]:
-    """The names of the custom Functions that took part in a call."""
+def custom_classes(call: ModuleCall) -> tuple[type, ...]:
+    """The custom Functions that took part in a call; none if that cannot be told."""
+    found = attempt(_custom_classes, call)
+    return () if isinstance(found, Failure) else found
+
+
+def _custom_classes(call: ModuleCall) -> tuple[type, ...]:
     args, kwargs = tree_map_only(Tensor, torch.clone, (call.args, call.kwargs))
     args, kwargs = tree_map_only(Tensor, lambda x: x.requires_grad_() if is_free(x) else x, (args, kwargs))
     with torch.enable_grad():
         outputs = tensors_of(torch.func.functional_call(call.module, _buffers(call), args, kwargs))
     classes = [function_of(node) for output in outputs for node in nodes_of(output)]
-    own = [each for each in classes if each is not None and not each.__module__.startswith("hodiff.")]
-    return tuple(dict.fromkeys(each.__name__ for each in own))
+    return tuple(dict.fromkeys(each for each in classes if each and not each.__module__.startswith("hodiff.")))
 
 
 def _buffers(call: ModuleCall) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +12,14 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from hodiff.checks.comparisons.orders import against_differences, between_routes, climb
+from hodiff.checks.comparisons.orders import Level, Loss, against_differences, between_routes, climb
 from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal, scalarize
-from hodiff.checks.modules.module_calls import ModuleCall
 from hodiff.checks.report.data import Entry
+from hodiff.checks.subjects.module_calls import ModuleCall
 from hodiff.errors import InputError
 
+# What a module is differentiated by.
+WRT = ("both", "parameters", "inputs")
 # Each direction moves every number, so that two are enough.
 DIRECTIONS = 2
 
@@ -35,32 +37,37 @@ class Subject:
     inputs: tuple[Any, ...]
 
 
-def subject_of_call(call: ModuleCall, loss: Callable[[Any], Tensor] | None = None) -> Subject:
+def subject_of_call(
+    call: ModuleCall, loss: Callable[[Any], Tensor] | None = None, wrt: str = "both", fixed: Collection[int] = ()
+) -> Subject:
     """A call as a function of the parameters that require grad and of the floating inputs.
 
     Args:
         call: The call.
         loss: What to make of the output; by default its tensors are taken.
+        wrt: One of `WRT`.
+        fixed: Positions of arguments that are constants all the same.
 
     Returns:
         The function and where it is taken.
     """
     own = dict(call.module.named_parameters())
-    free = {name: each.detach() for name, each in own.items() if each.requires_grad and is_free(each)}
-    fixed = {name: each.detach() for name, each in own.items() if name not in free}
+    moving = own if wrt != "inputs" else {}
+    free = {name: each.detach() for name, each in moving.items() if each.requires_grad and is_free(each)}
+    frozen = {name: each.detach() for name, each in own.items() if name not in free}
 
     def run(parameters: dict[str, Tensor], args: Any, kwargs: Any) -> Any:
         # A call may write into its buffers, which the next one must not see.
         buffers = {name: each.detach().clone() for name, each in call.module.named_buffers()}
-        output = functional_call(call.module, {**fixed, **buffers, **parameters}, args, kwargs)
+        output = functional_call(call.module, {**frozen, **buffers, **parameters}, args, kwargs)
         return tensors_of(output) if loss is None else loss(output)
 
-    return _split(run, free, (call.args, call.kwargs))
+    return _split(run, free, (call.args, call.kwargs), range(len(call.args)) if wrt == "parameters" else fixed)
 
 
 def subject_of_loss(loss: Callable[[Any], Tensor], call: ModuleCall) -> Subject:
     """A loss as a function of the floating tensors in a call's output."""
-    return _split(lambda _, output, kwargs: loss(output), {}, (call.output, {}))
+    return _split(lambda _, outputs, kwargs: loss(*outputs), {}, ((call.output,), {}))
 
 
 def subject_of_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Subject:
@@ -68,24 +75,42 @@ def subject_of_function(function: Callable[..., Any], args: Any, kwargs: Any) ->
     return _split(lambda _, args, kwargs: tensors_of(function(*args, **kwargs)), {}, (args, kwargs))
 
 
-def compare_routes(subject: Subject, order: int, seed: int, *, curved: bool) -> tuple[Entry, ...]:
+@dataclass(frozen=True)
+class Comparison:
+    """What came of comparing all routes.
+
+    Attributes:
+        problem: The function at its point.
+        loss: What was differentiated of it.
+        levels: Its derivatives, order by order.
+        entries: The comparisons.
+    """
+
+    problem: ScalarProblem
+    loss: Loss
+    levels: Sequence[Level]
+    entries: tuple[Entry, ...] = ()
+
+
+def compare_routes(subject: Subject, order: int, seed: int, *, curved: bool) -> Comparison:
     """Compare all routes along random directions with differences and with each other."""
     if not tensors_of(subject.inputs):
         raise InputError(
-            "check_module: inputs: expected a parameter that requires grad or a floating tensor among the inputs, "
-            "got neither. Call module.requires_grad_()."
+            "check: inputs: expected a parameter that requires grad or a floating tensor among the inputs to "
+            "differentiate by, got neither. Call module.requires_grad_(), or see wrt and fixed."
         )
     generator = torch.Generator().manual_seed(seed)
     problem = _in_proportion(scalarize(subject.function, subject.inputs, generator), generator)
     loss = problem.curved_loss if curved else problem.loss
     levels = climb(problem, loss, order, generator, by_differences=False)
-    return (*against_differences(levels, order), *between_routes(levels))
+    entries = (*against_differences(levels, order), *between_routes(levels))
+    return Comparison(problem, loss, levels, entries)
 
 
 def failures(subject: Subject, order: int, seed: int) -> tuple[Entry, ...]:
     """The comparisons that fail; none where there is nothing to differentiate."""
     try:
-        return tuple(entry for entry in compare_routes(subject, order, seed, curved=True) if entry.failed)
+        return tuple(entry for entry in compare_routes(subject, order, seed, curved=True).entries if entry.failed)
     except InputError:
         return ()
 
@@ -100,9 +125,18 @@ def is_free(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 0 and bool(leaf.isfinite().all())
 
 
-def _split(run: Callable[[Any, Any, Any], Any], parameters: dict[str, Tensor], inputs: Any) -> Subject:
+def _split(
+    run: Callable[[Any, Any, Any], Any],
+    parameters: dict[str, Tensor],
+    inputs: tuple[Any, Any],
+    fixed: Collection[int] = (),
+) -> Subject:
     leaves, structure = tree_flatten(inputs)
-    places = [i for i, leaf in enumerate(leaves) if is_free(leaf)]
+    args, kwargs = inputs
+    # In the order of the leaves: those of the arguments by position come first.
+    moves = [is_free(leaf) and i not in fixed for i, each in enumerate(args) for leaf in tree_leaves(each)]
+    moves += map(is_free, tree_leaves(kwargs))
+    places = [i for i, one in enumerate(moves) if one]
 
     def function(parameters: dict[str, Tensor], *moving: Tensor) -> Any:
         # What is written in place must not be seen by the next call.

@@ -1,0 +1,45 @@
+"""Failed comparisons in numbers and words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hodiff.checks.report.data import Entry
+
+_WORDS = {"raises": "raises", "non-finite": "is not finite", "non-smooth": "has no two-sided value"}
+
+
+def numbers(failed: Sequence[Entry]) -> tuple[str, ...]:
+    """Each route once, at its lowest order; those with one message together."""
+    first: dict[str, Entry] = {}
+    for entry in sorted(failed, key=lambda entry: entry.order):
+        first.setdefault(entry.route, entry)
+    groups: dict[str, list[str]] = {}
+    for route, entry in first.items():
+        groups.setdefault(measured([entry]), []).append(route)
+    return tuple(f"{', '.join(routes)}: {message}" for message, routes in groups.items())
+
+
+def measured(failed: Sequence[Entry]) -> str:
+    """The worst of them, or what one of them says."""
+    details = [entry.detail for entry in failed if entry.detail]
+    compared = [entry for entry in failed if entry.error is not None and not entry.detail]
+    if not compared:
+        return details[0] if details else failed[0].status
+    worst = max(compared, key=lambda entry: entry.error or 0.0)
+    return f"relative error {worst.error:.1e}, tolerance {worst.tolerance:.1e}"
+
+
+def in_words(failed: Sequence[Entry]) -> str:
+    """What is amiss with them: "is wrong, raises"."""
+    return ", ".join(dict.fromkeys(_WORDS.get(entry.status, f"is {entry.status}") for entry in failed))
+
+
+def routes_of(failed: Sequence[Entry]) -> str:
+    """By which routes, each once."""
+    return ", ".join(dict.fromkeys(entry.route for entry in failed))
+
+
+def statuses(failed: Sequence[Entry]) -> set[str]:
+    """The kinds of failure."""
+    return {entry.status for entry in failed}

@@ -1,0 +1,97 @@
+"""What torch alone gets wrong, of what hodiff's transforms differentiate rightly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from hodiff.checks.attempts import attempt
+from hodiff.checks.comparisons.orders import evaluate_route
+from hodiff.checks.findings.codes import CODES
+from hodiff.checks.findings.measured import in_words, measured, numbers, routes_of
+from hodiff.checks.report.data import Entry
+from hodiff.checks.report.report import Finding
+from hodiff.checks.subjects.subject import Comparison
+from hodiff.checks.subjects.torch_functions import Culprit, culprits
+from hodiff.corrections import Corrections
+from hodiff.corrections.registry import CORRECTIONS, correction_of
+
+
+class _Asking(Corrections):
+    """Notes whether a function is called with a rule that is more than faster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        correction = correction_of(func, args)
+        if correction is not None and (
+            correction.kind != "slow" or (correction.mends is not None and correction.mends(*args, **kwargs or {}))
+        ):
+            self.asked = True
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def torch_alone(
+    prepare: Callable[[], Callable[[], Any]],
+    comparison: Comparison,
+    order: int,
+    seed: int,
+    functions: Sequence[type] = (),
+) -> tuple[Finding, ...]:
+    """A warning, if torch alone fails where corrections do not.
+
+    Args:
+        prepare: Gives the call that was checked, ready to be made once.
+        comparison: What it came to within corrections.
+        order: The highest order.
+        seed: The seed.
+        functions: The custom Functions inside, whose forward mode corrections mend.
+
+    Returns:
+        One finding, or none.
+    """
+    with _Asking() as mode:
+        attempt(prepare())
+    if not (mode.asked or functions):
+        return ()
+    failed = tuple(_failed(comparison))
+    if not failed:
+        return ()
+    guilty = list(culprits(prepare, nullcontext, order, seed, lambda function: function in CORRECTIONS))
+    return (_finding(failed, guilty, functions),)
+
+
+def _failed(comparison: Comparison) -> Iterator[Entry]:
+    """The routes that fail outside of corrections alone."""
+    point = comparison.problem.point
+    for level in comparison.levels:
+        for route, corrected in level.outcomes.items():
+            if not level.settled or level.compare(route, "", corrected, level.truth).failed:
+                continue
+            outcome = attempt(evaluate_route, comparison.loss, route, point, level.tuples, level.free)
+            entry = level.compare(route, "by torch alone", outcome, level.truth)
+            if entry.failed:
+                yield entry
+
+
+def _finding(failed: tuple[Entry, ...], guilty: list[Culprit], functions: Sequence[type]) -> Finding:
+    code = CODES["HD410"]
+    inside = tuple(f"torch function {each.name}: {', '.join(numbers(each.failed))}" for each in guilty) or tuple(
+        f"custom Function {each.__name__}" for each in functions
+    )
+    return Finding(
+        route=routes_of(failed),
+        order=min(entry.order for entry in failed),
+        kind=failed[0].status,
+        message=measured(failed),
+        remedy=code.remedy,
+        code=code.code,
+        severity=code.severity,
+        title=code.title,
+        cause=f"{code.cause.removesuffix('.')}: by torch alone it {in_words(failed)} by {routes_of(failed)}.",
+        evidence=(*inside, *numbers(failed)),
+        location=next((each.location for each in guilty if each.location), ""),
+    )
