@@ -17,6 +17,8 @@ class Wording(Enum):
     NO_FORWARD_RULE = (r"Trying to use forward AD with", "an operator lacks a rule for forward mode")
     FORWARD_MODE = (r"forward[- ](mode )?AD", "it is forward mode that fails, for whatever reason")
 
+    NO_GRAPH = (r"element \d+ of tensors does not require grad", "a gradient is taken where none is recorded")
+
     HIGHER_ORDER = (
         r"higher order operator doesn't work|TransformType\.|Expected FakeTensor, got",
         "an operator that takes functions, such as torch.cond, is inside a transform",

@@ -26,6 +26,10 @@ from hodiff.torch_internals.differentiation import are_differentiated
 FULL = 12
 SUBSPACE = 4
 
+# Rounding units, and how many of them the sums inside a function may lose.
+_EPS = tuple(torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16))
+_NOISE = 1000.0
+
 # Threads add up in another order from call to call, and torch's kernels round by how memory is aligned.
 _ROUNDINGS = 1000
 
@@ -97,6 +101,24 @@ class ScalarProblem:
             here, far, near = (self.joined_outputs(self.point + h * self.step) for h in (0.0, 1e-5, 1e-10))
         visible = 1e-5 * (far - here).abs() > 100 * self.eps * here.abs()
         return bool(visible.any()) and not bool((near - here)[visible].any())
+
+    def rounding(self) -> float:
+        """The rounding unit that the outputs show: of float64, or of a lower precision inside f.
+
+        Third differences over small steps, of which nothing but rounding is left, or a kink; so in two places.
+
+        Returns:
+            The unit of a dtype.
+        """
+        shown = min(self._roughness(0), self._roughness(10))
+        return next((eps for eps in _EPS if shown <= _NOISE * eps), self.eps)
+
+    def _roughness(self, start: int) -> float:
+        with torch.no_grad():
+            steps = 1e-5 * self.step * torch.arange(start, start + 4).to(self.point)
+            a, b, c, d = (self.joined_outputs(self.point + h) for h in steps)
+        rough = ((d - a) - 3 * (c - b)).abs() / a.abs().max().clamp_min(torch.finfo(a.dtype).tiny)
+        return float(rough[rough.isfinite()].max()) if rough.isfinite().any() else 0.0
 
     def in_double(self) -> "ScalarProblem":
         """Take the same problem with float64 inputs; the numbers are the same."""

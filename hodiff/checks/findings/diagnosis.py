@@ -51,6 +51,7 @@ MESSAGES: tuple[CodePattern, ...] = (
     CodePattern("HD406", detail=pattern_of(Wording.NO_SETUP_CONTEXT), fact="plain"),
     CodePattern("HD106", detail=pattern_of(Wording.NO_NUMBERS)),
     CodePattern("HD403", detail=pattern_of(Wording.NO_VMAP, Wording.TWO_VMAPS)),
+    CodePattern("HD411", detail=pattern_of(Wording.NO_GRAPH), fact="plain"),
     CodePattern(
         "HD406",
         detail=pattern_of(Wording.NO_FORWARD_RULE, Wording.NO_REVERSE_RULE, Wording.NO_AUTOGRAD_FORMULA),
@@ -110,7 +111,7 @@ def diagnose(
     edges = _not_smooth(failed, causes, settled)
     # Where the function itself is not smooth, no comparison is a symptom of anything else.
     telling = [entry for entry in failed if not any(edge.explains(entry) for edge in edges)]
-    causes = [*causes, *edges]
+    causes = [*causes, *edges, *_without_graph(messages)]
     causes = [cause for cause in causes if not cause.needs_symptom or _has_symptom(cause, telling, messages)]
     causes += _unnested(failed, causes, messages)
     codes = {
@@ -170,6 +171,13 @@ def _not_smooth(failed: list[Entry], causes: Sequence[Cause], settled: frozenset
     code = "HD112" if first.status == "non-finite" and first.order in settled else "HD901"
     evidence = f"at order {first.order} {first.detail}" if first.detail else f"at order {first.order}"
     return [Cause(code, (evidence,), lambda entry: entry.order >= first.order and not about_batches(entry))]
+
+
+def _without_graph(messages: dict[int, str]) -> list[Cause]:
+    """Where forward mode finds no graph inside, torch's checks compare gradients with nothing."""
+    if "HD411" not in messages.values():
+        return []
+    return [Cause("HD411", (), lambda entry: entry.route.endswith("gradcheck") and entry.status == "fails")]
 
 
 def _unnested(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, str]) -> list[Cause]:

@@ -76,6 +76,13 @@ MISSING = (
         "hodiff's transforms mend what torch's own derivatives lack here.",
         "Take derivatives by hodiff's transforms, or within `with hodiff.corrected():`.",
     ),
+    Defect(
+        "HD411",
+        "warning",
+        "a gradient taken inside",
+        "the function calls torch.autograd.grad itself, which finds no graph where forward mode alone differentiates.",
+        "Nothing, if the reverse routes are enough; else take that gradient by `torch.func.grad`.",
+    ),
 )
 
 WASTE = (

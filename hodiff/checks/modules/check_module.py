@@ -20,7 +20,17 @@ from hodiff.checks.modules.search import Search
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
 from hodiff.checks.subjects.module_calls import CallFailed, ModuleCall, unsteady_call
-from hodiff.checks.subjects.subject import WRT, Comparison, Subject, compare_routes, failures, subject_of_call
+from hodiff.checks.subjects.subject import (
+    WRT,
+    Comparison,
+    Subject,
+    compare_routes,
+    failures,
+    is_coarse,
+    padding_rows,
+    subject_of_call,
+    tensors_of,
+)
 from hodiff.checks.subjects.torch_alone import torch_alone
 from hodiff.checks.subjects.torch_functions import custom_classes
 from hodiff.checks.torch_warnings import silence_torch_warnings
@@ -120,7 +130,8 @@ def check_module(
         if correct:
             # The last, as it is a warning.
             found += torch_alone(lambda: _again(root, loss), comparison, order, seed, custom_classes(root))
-    return Report(heading, entries, tuple(found), (_note(own, subject),))
+        notes = (_note(own, subject), *_of_precision(root, comparison))
+    return Report(heading, entries, tuple(found), notes)
 
 
 def _again(root: ModuleCall, loss: Callable[[Any], Tensor] | None) -> Callable[[], Any]:
@@ -157,7 +168,20 @@ def _note(module: nn.Module, subject: Subject) -> str:
     return (
         f"differentiated by {count_numbers(parameters)} numbers in parameters and {count_numbers(inputs)} in inputs"
         + (f"; {frozen} in frozen parameters are constants" if frozen else "")
+        + ("; so are rows of embeddings at padding_idx" if parameters and padding_rows(module) else "")
     )
+
+
+def _of_precision(root: ModuleCall, comparison: Comparison) -> Iterator[str]:
+    """Which modules compute in a lower precision than float64, though they return that."""
+    double = {torch.float64, torch.complex128}
+    if comparison.problem.eps <= torch.finfo(torch.float64).eps or {y.dtype for y in tensors_of(root.output)} - double:
+        return
+    coarse = {call: is_coarse(subject_of_call(call)) for call in root.post_order()}
+    inside = [call for call, one in coarse.items() if one and not any(map(coarse.get, call.children))]
+    if inside:
+        names = dict.fromkeys(f"{type(call.module).__name__}.forward" for call in inside)
+        yield f"computes in a lower precision inside: {', '.join(names)}; comparisons are as coarse"
 
 
 def _shapes(args: tuple[Any, ...]) -> str:

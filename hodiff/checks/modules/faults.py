@@ -57,7 +57,9 @@ class Inquiry:
     def _alone(self, guilty: Guilty, subject: Subject, label: str, location: str) -> tuple[Finding, ...]:
         """What a check says; if it says nothing, which routes disagree."""
         report = attempt(self._check_alone, subject)
-        errors = () if isinstance(report, Failure) else report.errors
+        # A warning that a comparison shows may be all that is amiss.
+        shown = () if isinstance(report, Failure) else tuple(each for each in report.findings if each.kind != "seen")
+        errors = tuple(each for each in shown if each.severity == "error") or shown
         return tuple(
             replace(
                 each,

@@ -30,6 +30,7 @@ from hodiff.checks.probes.side_effects import (
     unrepeatable_backward,
 )
 from hodiff.checks.source_lines import class_location
+from hodiff.corrections import corrected
 
 Probe = Callable[[FunctionCall, torch.Generator], list[Cause]]
 
@@ -114,7 +115,9 @@ def _of_whole(
                 partial(domain_edges, infinite=not found and not _FORMULA & codes), function, leaves, location, truth
             )
             if not _OFF_GRAPH & codes:
-                found += _causes_of(partial(empty_tensors, vmap=vmap), f, args, leaves, location)
+                # Torch's own gradient of an empty pdist ends the process; hodiff's rule does not.
+                with corrected():
+                    found += _causes_of(partial(empty_tensors, vmap=vmap), f, args, leaves, location)
     if not isinstance(f, type) and "HD307" not in codes:
         found += _causes_of(device_of_function, f, args)
     return found

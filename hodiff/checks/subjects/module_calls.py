@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from hodiff.torch_internals.transforms import in_transform
+
 
 @dataclass(eq=False)
 class ModuleCall:
@@ -108,12 +110,16 @@ def record_calls(module: nn.Module, args: tuple[Any, ...]) -> ModuleCall:
     roots: list[ModuleCall] = []
 
     def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        # What a transform inside of a forward calls has no numbers to call it with again.
+        if in_transform():
+            return
         call = ModuleCall(name, module, _copies(args), _copies(kwargs))
         (stack[-1].children if stack else roots).append(call)
         stack.append(call)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        stack.pop().output = _copies(output)
+        if not in_transform():
+            stack.pop().output = _copies(output)
 
     handles: list[Any] = []
     for name, each in module.named_modules():
@@ -122,7 +128,8 @@ def record_calls(module: nn.Module, args: tuple[Any, ...]) -> ModuleCall:
         handles.append(each.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
         handles.append(each.register_forward_hook(leave))
     try:
-        with torch.no_grad():
+        # As it will be used: without recording, what takes a gradient inside would fail, and layers take other paths.
+        with torch.enable_grad():
             module(*_copies(args))
     except Exception as error:
         raise CallFailed(stack[-1] if stack else ModuleCall("", module, args, {}), error) from error
@@ -163,7 +170,7 @@ def _same(one: Any, two: Any) -> bool:
     return all(
         a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
         for a, b in pairs
-        if isinstance(a, Tensor) and isinstance(b, Tensor)
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and not (a.is_nested or b.is_nested)
     )
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.orders import Level, Loss, against_differences, between_routes, climb
 from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal, scalarize
 from hodiff.checks.report.data import Entry
@@ -55,14 +56,33 @@ def subject_of_call(
     moving = own if wrt != "inputs" else {}
     free = {name: each.detach() for name, each in moving.items() if each.requires_grad and is_free(each)}
     frozen = {name: each.detach() for name, each in own.items() if name not in free}
+    padding = {name: row for name, row in padding_rows(call.module).items() if name in free}
 
     def run(parameters: dict[str, Tensor], args: Any, kwargs: Any) -> Any:
         # A call may write into its buffers, which the next one must not see.
         buffers = {name: each.detach().clone() for name, each in call.module.named_buffers()}
-        output = functional_call(call.module, {**frozen, **buffers, **parameters}, args, kwargs)
+        held = {name: _with_row(parameters[name], row, free[name]) for name, row in padding.items()}
+        output = functional_call(call.module, {**frozen, **buffers, **parameters, **held}, args, kwargs)
         return tensors_of(output) if loss is None else loss(output)
 
     return _split(run, free, (call.args, call.kwargs), range(len(call.args)) if wrt == "parameters" else fixed)
+
+
+def padding_rows(module: nn.Module) -> dict[str, int]:
+    """The rows of embeddings that are constants to training, by the names of the parameters."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return {
+        names[id(each.weight)]: each.padding_idx
+        for each in module.modules()
+        if isinstance(each, (nn.Embedding, nn.EmbeddingBag))
+        and each.padding_idx is not None
+        and id(each.weight) in names
+    }
+
+
+def _with_row(weight: Tensor, row: int, constant: Tensor) -> Tensor:
+    here = torch.arange(len(constant), device=constant.device)[:, None] == row % len(constant)
+    return torch.where(here, constant, weight)
 
 
 def subject_of_loss(loss: Callable[[Any], Tensor], call: ModuleCall) -> Subject:
@@ -101,6 +121,9 @@ def compare_routes(subject: Subject, order: int, seed: int, *, curved: bool) -> 
         )
     generator = torch.Generator().manual_seed(seed)
     problem = _in_proportion(scalarize(subject.function, subject.inputs, generator), generator)
+    rounding = attempt(problem.rounding)
+    if not isinstance(rounding, Failure):
+        problem = replace(problem, eps=max(problem.eps, rounding))
     loss = problem.curved_loss if curved else problem.loss
     levels = climb(problem, loss, order, generator, by_differences=False)
     entries = (*against_differences(levels, order), *between_routes(levels))
@@ -113,6 +136,15 @@ def failures(subject: Subject, order: int, seed: int) -> tuple[Entry, ...]:
         return tuple(entry for entry in compare_routes(subject, order, seed, curved=True).entries if entry.failed)
     except InputError:
         return ()
+
+
+def is_coarse(subject: Subject) -> bool:
+    """Whether something inside computes in a lower precision than what comes in and goes out."""
+    generator = torch.Generator().manual_seed(0)
+    rounding = attempt(
+        lambda: _in_proportion(scalarize(subject.function, subject.inputs, generator), generator).rounding()
+    )
+    return not isinstance(rounding, Failure) and rounding > torch.finfo(torch.float64).eps
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

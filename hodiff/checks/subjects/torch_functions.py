@@ -98,7 +98,7 @@ def culprits(
         The functions whose routes disagree, each once, in the order of their calls.
     """
     recorder, run = _Recorder(), prepare()
-    with torch.no_grad(), recorder:
+    with torch.enable_grad(), recorder:
         run()
     checked, found = set(), set()
     for use in recorder.uses:

@@ -227,6 +227,95 @@ def test_refuses(module, inputs, options, message):
         check_module(module, inputs, **options)
 
 
+class Residual(nn.Module):
+    """Of a differential equation, as physics-informed networks have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        u = self.net(x)
+        (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope[:, 0].sum(), x, create_graph=True)
+        return curvature[:, 0] - slope[:, 1] + u[:, 0] ** 3
+
+
+class Penalty(Residual):
+    """Of a critic's gradient."""
+
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
+        return ((slope.norm(dim=1) - 1) ** 2).mean()
+
+
+class Slopes(Residual):
+    def forward(self, x):
+        return torch.func.vmap(torch.func.grad(lambda each: self.net(each).sum()))(x)
+
+
+class Islands(nn.Module):
+    """As Llama's and T5's normalizations do, in the middle of what computes in float64."""
+
+    def forward(self, x):
+        x32 = x.to(torch.float32)
+        return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    return nn.TransformerEncoder(layer, 1, enable_nested_tensor=True).eval()
+
+
+PADDED = torch.tensor([[False, False, False], [False, True, True]])
+SEQUENCES = torch.stack([X, X.flip(0)])
+ROWS = torch.tensor([[0, 1, 2], [3, 0, 5]])
+# What people have, and the codes that a check may say of it.
+USUAL = {
+    "a residual": (Residual, X[:, :2], {"HD410", "HD411"}),
+    "a penalty": (Penalty, X[:, :2], {"HD410", "HD411"}),
+    "gradients of a batch": (Slopes, X[:, :2], set()),
+    "float32 inside": (lambda: nn.Sequential(nn.Linear(4, 3), Islands(), nn.Linear(3, 2), nn.Tanh()), X, set()),
+    "padding in an embedding": (
+        lambda: nn.Sequential(nn.Embedding(6, 4, padding_idx=0), nn.LayerNorm(4)),
+        ROWS,
+        {"HD410"},
+    ),
+    "padded sequences": (encoder, (SEQUENCES, None, PADDED), {"HD410"}),
+    "a recurrent network": (lambda: nn.LSTM(4, 3, 2, batch_first=True), SEQUENCES, set()),
+    "sums of large numbers": (lambda: Cancels(), X, set()),
+}
+
+
+class Cancels(nn.Module):
+    def forward(self, x):
+        return ((x + 1e6) - 1e6) ** 2
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_what_people_have_is_not_called_wrong(name):
+    make, inputs, codes = USUAL[name]
+    torch.manual_seed(0)
+    report = hodiff.check(make(), inputs)
+    assert report.ok, str(report)
+    assert set(report.codes) == codes, str(report)
+
+
+def test_where_it_computes_in_float32_is_noted():
+    make, inputs, _ = USUAL["float32 inside"]
+    assert "computes in a lower precision inside: Islands.forward" in hodiff.check(make(), inputs).notes[1]
+    make, inputs, _ = USUAL["padding in an embedding"]
+    assert "padding_idx" in hodiff.check(make(), inputs).notes[0]
+
+
+def test_a_wrong_rule_in_float32_is_found():
+    """Coarse comparisons see what is wrong by more than rounding."""
+    module = nn.Sequential(nn.Linear(4, 3), Islands(), Applied(CutSquare))
+    assert not hodiff.check(module, X).ok
+
+
 WRT = {"both": (29, 12), "parameters": (29, 0), "inputs": (0, 12)}
 
 

@@ -1,5 +1,8 @@
 """Rules that fail without any elements are named, and right functions pass."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -82,3 +85,14 @@ def test_a_tangent_of_the_wrong_shape():
 def test_right_functions_without_elements(f, args):
     leaves = tuple(a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
     assert empty_tensors(f, args, leaves, "") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("correct", [True, False])
+def test_empty_tensors_of_torch_do_not_end_the_process(correct):
+    """Torch's gradient of an empty pdist divides by zero, and with it goes the interpreter."""
+    script = f"import torch, hodiff; hodiff.check(torch.pdist, torch.ones(4, 3).cumsum(0), correct={correct})"
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=100
+    )
+    assert finished.returncode == 0, finished.stderr

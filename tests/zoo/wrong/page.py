@@ -30,6 +30,7 @@ NAMES = {
     "HD407": "branches",
     "HD408": "backward_raises",
     "HD410": "gate",
+    "HD411": "inner_gradient",
     "HD501": "both_gradients",
     "HD502": "unread_output",
     "HD901": "step",
