@@ -70,7 +70,9 @@ def test_every_route(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NORMS | OTHERS)
 def test_every_route_batched_and_compiled(name):
-    compile = False if "complex" in name else "aot_eager"
+    # Dynamo of torch 2.11 and 2.12 raises for several dimensions of a matrix norm.
+    not_traced = {"method", "matrix_norm"} if torch.__version__ < "2.13" else set()
+    compile = False if "complex" in name or name in not_traced else "aot_eager"
     hodiff.assert_differentiable(corrected((NORMS | OTHERS)[name]), X, order=2, compile=compile, scipy=False)
 
 

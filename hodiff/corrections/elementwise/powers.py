@@ -16,8 +16,11 @@ from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import result_dtype
+from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
+from hodiff.torch_internals.transforms import in_transform
 
 
 class PowerTimesLogarithms(ElementwiseFunction):
@@ -51,6 +54,23 @@ def _complex_power(x: Tensor, exponent: Tensor) -> Tensor:
     return torch.where(zero, torch.pow(x, exponent), (exponent * torch.where(zero, 1, x).log()).exp())
 
 
+# Dynamo would differentiate the forward of the Function, and so by torch's rule: it has to stop here.
+@torch.compiler.disable
+def _in_eager_code(x: Tensor, exponent: Tensor) -> Tensor:
+    power: Tensor = PowerTimesLogarithms.call(x, exponent, 0)
+    return power
+
+
+def _real_power(x: Tensor, exponent: Tensor) -> Tensor:
+    # Older compilers lose what a transform has recorded where they stop inside of it, without a word.
+    if torch.__version__ < "2.13" and torch.compiler.is_compiling() and in_transform():
+        raise RouteError(
+            "pow: with a tensor as exponent, torch before 2.13 compiles derivatives of it to zeros. Take the derivative "
+            "outside of torch.compile, or write it as exp(exponent * log(x))."
+        )
+    return _in_eager_code(x, exponent)
+
+
 _with_tensors = partial(
     register,
     routes=ROUTES,
@@ -64,12 +84,11 @@ _with_tensors = partial(
 def _pow(input: Any, exponent: Any) -> Any:
     if not isinstance(exponent, Tensor):
         return UNNEEDED
-    # Dynamo stops here, as it must: it would differentiate the forward of the Function below, and so by torch's rule.
-    dtype = torch.result_type(input, exponent)
+    dtype = result_dtype(input, exponent)
     if not (dtype.is_floating_point or dtype.is_complex) or not (isinstance(input, Tensor) or input == 0):
         return UNNEEDED
     base = input.to(dtype) if isinstance(input, Tensor) else torch.zeros((), dtype=dtype, device=exponent.device)
-    return _complex_power(base, exponent) if dtype.is_complex else PowerTimesLogarithms.call(base, exponent, 0)
+    return _complex_power(base, exponent) if dtype.is_complex else _real_power(base, exponent)
 
 
 @_with_tensors(torch.float_power, Tensor.float_power, name="torch.float_power")

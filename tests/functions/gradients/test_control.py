@@ -256,7 +256,8 @@ def test_compiled_in_a_training_step_and_in_forward_mode(function):
 FACTOR = torch.tensor(0.5, dtype=torch.float64)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at it where a graph breaks
+# Dynamo looks at it where a graph breaks, and says of the callback that it does not trace it.
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:Dynamo does not know how to trace")
 @pytest.mark.slow
 def test_what_acts_in_backward_stays_eager_when_compiled():
     """A callback that ran once while tracing, or a route that the compiler looked through, would be silent."""
