@@ -54,6 +54,9 @@ def _complex_power(x: Tensor, exponent: Tensor) -> Tensor:
     return torch.where(zero, torch.pow(x, exponent), (exponent * torch.where(zero, 1, x).log()).exp())
 
 
+_LOSES_TRANSFORMS = torch.__version__ < "2.13"
+
+
 # Dynamo would differentiate the forward of the Function, and so by torch's rule: it has to stop here.
 @torch.compiler.disable
 def _in_eager_code(x: Tensor, exponent: Tensor) -> Tensor:
@@ -63,10 +66,10 @@ def _in_eager_code(x: Tensor, exponent: Tensor) -> Tensor:
 
 def _real_power(x: Tensor, exponent: Tensor) -> Tensor:
     # Older compilers lose what a transform has recorded where they stop inside of it, without a word.
-    if torch.__version__ < "2.13" and torch.compiler.is_compiling() and in_transform():
+    if _LOSES_TRANSFORMS and torch.compiler.is_compiling() and in_transform():
         raise RouteError(
-            "pow: with a tensor as exponent, torch before 2.13 compiles derivatives of it to zeros. Take the derivative "
-            "outside of torch.compile, or write it as exp(exponent * log(x))."
+            "pow: with a tensor as exponent, torch before 2.13 compiles derivatives of it to zeros. Take the "
+            "derivative outside of torch.compile, or write it as exp(exponent * log(x))."
         )
     return _in_eager_code(x, exponent)
 
