@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
+from hodiff.authoring.custom_rule import CustomRule
+
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.dirname(_HERE)
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 
 
@@ -32,6 +35,11 @@ def place(filename: str, line: int) -> str:
         return f"{path.name}:{line}"
 
 
+def is_own(filename: str) -> bool:
+    """Whether a file is hodiff's, the checks aside."""
+    return filename.startswith(_PACKAGE) and not filename.startswith(_HERE)
+
+
 def rule_location(function: Any, *names: str) -> str:
     """The line ("file.py:123") of the first of some rules that a class writes itself; else the class's own."""
     for name in names:
@@ -47,6 +55,9 @@ def class_location(function: Any) -> str:
     Returns:
         Such as ``"file.py:123"``; empty if there is no source.
     """
+    # Of custom_jvp and custom_vjp it is the rule that may be wrong.
+    if isinstance(function, CustomRule):
+        function = getattr(function, "rule", None) or getattr(function, "backward", function)
     try:
         function = inspect.unwrap(function)
         filename, (_, line) = inspect.getsourcefile(function), inspect.getsourcelines(function)

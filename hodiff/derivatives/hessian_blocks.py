@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -165,10 +166,13 @@ def _warn_of_asymmetry(linearized: LinearizedHessian, gaps: dict[int, tuple[floa
         if gap <= max(eps**0.5 * largest, eps * linearized.magnitude):
             continue
         where = leaf_names(function.unflatten(function.leaves))[index]
+        if math.isfinite(gap):
+            amiss = f"is not symmetric: |H - Hᵀ| reaches {gap / largest:.1e} of the largest entry"
+        else:
+            amiss = "holds numbers that are not finite"
         warnings.warn(
-            f"{function.caller}: the block of {where or 'the argument'} is not symmetric: |H - Hᵀ| reaches "
-            f"{gap / largest:.1e} of the largest entry. Either the function is not twice differentiable there, or a "
-            "derivative rule is wrong; hodiff.check(f, x) finds which.",
+            f"{function.caller}: the block of {where or 'the argument'} {amiss}. Either the function is not twice "
+            "differentiable there, or a derivative rule is wrong; hodiff.check(f, x) finds which.",
             HodiffWarning,
             stacklevel=8,
         )

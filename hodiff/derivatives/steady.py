@@ -60,7 +60,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 def difference(one: Tensor, other: Tensor) -> str:
     """How two tensors of one shape differ, in words."""
     if one.numel() == 1:
-        return f"{one.item():.6g} and {other.item():.6g}"
+        return f"{one.item():.6g} and {other.item():.6g}, {abs(one.item() - other.item()):.1e} apart"
     return f"outputs that differ by up to {(one - other).abs().max().item():.2g}"
 
 

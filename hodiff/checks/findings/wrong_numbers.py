@@ -120,4 +120,11 @@ NUMBERS = (
         "backward detaches the incoming gradient, so that only losses whose gradient varies show it.",
         "Use it as it comes: `return g * slope`, not `g.detach() * slope`.",
     ),
+    Defect(
+        "HD117",
+        "error",
+        "wrong rule of custom_jvp or custom_vjp",
+        "the rule computes something else than the derivative of its function: a sign, a factor or a term.",
+        "Derive the formula again: a rule of the sine returns `f(x), torch.cos(x) * x_dot`.",
+    ),
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.probes.cause import Cause
+from hodiff.checks.probes.custom_rules import custom_rules
 from hodiff.checks.probes.domain_edges import domain_edges, large_arguments
 from hodiff.checks.probes.empty_tensors import empty_tensors
 from hodiff.checks.probes.first_order import first_order
@@ -83,7 +84,7 @@ def probe(
         causes = [cause for call in calls for cause in _of_call(call, seed)]
         causes += _of_whole(f, args, function, leaves, {cause.code for cause in causes}, truth, vmap=vmap)
         if not calls:
-            causes += _causes_of(left_graph, function, leaves)
+            causes += _causes_of(custom_rules, function, leaves) or _causes_of(left_graph, function, leaves)
     return [cause for cause in causes if not (approximate and cause.code in _OF_FORMULAS)]
 
 

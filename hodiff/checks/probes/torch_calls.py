@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from hodiff.checks.source_lines import place
+from hodiff.checks.source_lines import is_own, place
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 from hodiff.torch_internals.recording import set_recording
 
@@ -140,9 +140,11 @@ def _is_foreign_operator(func: Any) -> bool:
 
 
 def _caller() -> str:
-    """The innermost line that is neither torch's nor this package's."""
+    """The innermost line that is neither torch's nor of the checks; none if it is hodiff's, which is no one's fault."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
+        if is_own(frame.f_code.co_filename):
+            return ""
         where = place(frame.f_code.co_filename, frame.f_lineno)
         if where:
             return where

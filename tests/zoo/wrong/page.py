@@ -16,6 +16,7 @@ NAMES = {
     "HD114": "plain_tangent",
     "HD115": "wrong_third_order",
     "HD116": "detached_cotangent",
+    "HD117": "wrong_sign_of_a_rule",
     "HD201": "flat_gradient",
     "HD204": "gradient_of_exponent",
     "HD301": "scaled_in_place",

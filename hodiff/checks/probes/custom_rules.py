@@ -1,0 +1,53 @@
+"""Rules of `custom_jvp` and `custom_vjp` that are not the derivative of their function: HD117."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hodiff.authoring.custom_rule import CustomRule
+from hodiff.checks.attempts import attempt
+from hodiff.checks.probes.cause import Cause, of_derivatives
+from hodiff.checks.probes.function_calls import LeavesFunction
+from hodiff.checks.source_lines import class_location
+from hodiff.graphs import nodes_of
+
+
+def custom_rules(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cause]:
+    """Compare the rule of each such function, alone and where it is called, with differences."""
+    tracked = [leaf.clone().requires_grad_() for leaf in leaves]
+    found: dict[CustomRule, Cause] = {}
+    with torch.enable_grad():
+        for node in nodes_of(*(y for y in function(*tracked) if y.requires_grad)):
+            owner = getattr(getattr(node, "call", None), "owner", None)
+            if isinstance(owner, CustomRule) and owner not in found and attempt(_is_right, owner, node) is False:
+                evidence = (f"the rule of {owner.__name__} fails torch's gradcheck or gradgradcheck by itself",)
+                found[owner] = Cause("HD117", evidence, of_derivatives, class_location(owner), needs_symptom=True)
+    return list(found.values())
+
+
+def _is_right(owner: CustomRule, node: Any) -> bool:
+    call = node.call
+    saved = node.saved_tensors[: len(node.needs_input_grad) - 1]
+    places = [i for i, each in enumerate(saved) if each.is_floating_point()]
+
+    def alone(*moving: Tensor) -> tuple[Tensor, ...]:
+        filled = [each.detach() for each in saved]
+        for place, each in zip(places, moving, strict=True):
+            filled[place] = each
+        return tuple(_floating(owner(*call.all_arguments(filled))))
+
+    moving = tuple(saved[i].detach().double().requires_grad_() for i in places)
+    once = torch.autograd.gradcheck(alone, moving, raise_exception=False)
+    return once and torch.autograd.gradgradcheck(alone, moving, raise_exception=False)
+
+
+def _floating(output: Any) -> Iterator[Tensor]:
+    """The tensors of an output that have derivatives."""
+    for each in tree_leaves(output):
+        if isinstance(each, Tensor) and each.is_floating_point():
+            yield each
