@@ -33,19 +33,17 @@ class FunctionDefect:
     missing: tuple[str, ...] = ()
 
 
-def function_defects(outputs: Iterable[Any]) -> Iterator[FunctionDefect]:
-    """Defects of the Functions among all that computed some tensors; hodiff's own are passed over."""
-    seen = set()
+def custom_functions(outputs: Iterable[Any]) -> Iterator[type[Function]]:
+    """The Functions among all that computed some tensors; hodiff's own are passed over."""
     for output in outputs:
         for node in nodes_of(output) if isinstance(output, Tensor) else ():
             function = function_of(node)
-            if function is None or function in seen or function.__module__.startswith("hodiff."):
-                continue
-            seen.add(function)
-            yield from _defects(function)
+            if function is not None and not function.__module__.startswith("hodiff."):
+                yield function
 
 
-def _defects(function: type[Function]) -> Iterator[FunctionDefect]:
+def function_defects(function: type[Function]) -> Iterator[FunctionDefect]:
+    """What a Function lacks, as far as it can be seen from outside."""
     name = function.__name__
     if is_once_differentiable(function):
         yield FunctionDefect(

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.checks.audit.on_file import audit_on_file
 from hodiff.checks.module_buffers import buffers_put_back
-from hodiff.checks.preflight.function_defects import FunctionDefect, function_defects
+from hodiff.checks.preflight.function_defects import FunctionDefect, custom_functions, function_defects
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.distances.squares import LENGTHS
 from hodiff.corrections.registry import Correction, correction_of
@@ -24,10 +24,22 @@ from hodiff.torch_internals.interception import DispatchMode
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket, function_of_operator, schema_of
 
 # Where the audit's names of operators begin, as functions and methods of one operator share an entry.
+# What computes nothing of its tensors.
+_NO_OPERATIONS = ("__get__", "__set__", ".requires_grad_")
+# By what name the database has methods that are called otherwise.
+_ALIASES = {
+    "__pow__": "pow",
+    "__ipow__": "pow",
+    "__rtruediv__": "__rdiv__",
+    "__floordiv__": "div.floor_rounding",
+    "copy_": "clone",
+    "type_as": "to",
+}
 _PREFIXES = ("", "nn.functional.", "linalg.", "special.", "fft.")
 
 # From the audit's words to the table's, from good to bad: a route is as good as its worst operator.
 _RANKS = ("right", "corrected", "random", "not smooth", "not audited", "non-finite", "timed out", "raises", "wrong")
+_GOOD = frozenset({"right", "corrected"})
 _BAD = frozenset({"non-finite", "raises", "wrong"})
 
 
@@ -90,10 +102,25 @@ class Preflight:
         lines += [f"{each.name}: {each.defect}; {each.remedy}" for each in self.functions]
         lines += self.remarks
         lines += [f"{route}: {self.routes[route]}" for route in ROUTES]
-        return "\n".join(lines)
+        return "\n".join([*lines, self.verdict])
+
+    @property
+    def verdict(self) -> str:
+        """What to do, in a sentence."""
+        words = set(self.routes.values())
+        if words <= _GOOD:
+            return f"verdict: all four routes are right{', but see the remarks' if self.remarks else ''}"
+        bad = [route for route in ROUTES if self.routes[route] in _BAD]
+        rest = [route for route in ROUTES if route not in bad]
+        if "not audited" in words:
+            seen = f"; do not take {', '.join(bad)}" if bad else ""
+            return f"verdict: not all is known, compare the routes with hodiff.check(f, x){seen}"
+        if not bad:
+            return "verdict: right away from kinks, and where random numbers stay the same"
+        return f"verdict: take {', '.join(rest)}" if rest else "verdict: no route is right, see the remedies above"
 
 
-def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool = True) -> Preflight:
+def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool = True, **options: Any) -> Preflight:
     r"""List what a model calls in one forward pass, and by which routes its second derivatives exist and are right.
 
     Operators are looked up in hodiff's audit of torch's operator database and in the table of corrections; custom
@@ -104,9 +131,11 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         *inputs: What it is called with.
         correct: Whether derivatives are taken by hodiff's transforms or within `hodiff.corrected()`; else what torch
             alone would do.
+        **options: What else it is called with, by name, such as the tensors of a Hugging Face batch.
 
     Returns:
-        A report; its `str` is a table, `ok` says whether every route is right, `routes` what each is.
+        A report; its `str` is a table that ends in a verdict, `ok` says whether every route is right, `routes` what
+        each is.
 
     Raises:
         InputError: If the first argument is not callable.
@@ -123,26 +152,30 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         raise InputError(
             f"preflight: model_or_function: expected a module or a function, got {type(model_or_function).__name__}."
         )
-    inputs = pytree.tree_map_only(Tensor, _recording, inputs)
-    held = {id(each) for each in pytree.tree_leaves(inputs) if isinstance(each, Tensor)}
+    inputs, options = pytree.tree_map_only(Tensor, _recording, (inputs, options))
+    held = {id(each) for each in pytree.tree_leaves((inputs, options)) if isinstance(each, Tensor)}
     modules = [model_or_function] if isinstance(model_or_function, torch.nn.Module) else []
     with buffers_put_back(*modules), torch.random.fork_rng(), torch.enable_grad():
         held |= {id(each) for module in modules for each in (*module.parameters(), *module.buffers())}
         corrections, remarks = _Corrections(), _Remarks(held)
         listener = _Listener(correct, corrections)
         with stored_instead(), remarks, corrections, listener:
-            outputs = model_or_function(*inputs)
+            outputs = model_or_function(*inputs, **options)
     operators = sorted(listener.uses.values(), key=lambda use: -_RANKS.index(use.worst))
     worst = {
         route: max((use.routes[route] for use in operators), key=_RANKS.index, default="right") for route in ROUTES
     }
-    found = tuple(function_defects(pytree.tree_leaves(outputs)))
+    custom = tuple(dict.fromkeys(custom_functions(pytree.tree_leaves(outputs))))
+    if custom:
+        worst = {route: max(word, "not audited", key=_RANKS.index) for route, word in worst.items()}
+    found = tuple(defect for function in custom for defect in function_defects(function))
+    unknown = tuple(f"{each.__name__} is a custom Function, whose rules no audit knows" for each in custom)
     for each in found:
         worst = {
             route: "wrong" if route in each.wrong else "raises" if route in each.missing else word
             for route, word in worst.items()
         }
-    return Preflight(tuple(operators), found, (*remarks.sentences(), *listener.sentences()), worst)
+    return Preflight(tuple(operators), found, (*remarks.sentences(), *listener.sentences(), *unknown), worst)
 
 
 def _recording(tensor: Tensor) -> Tensor:
@@ -180,7 +213,7 @@ class _Listener(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, why = self.corrections.watch(lambda: func(*args, **(kwargs or {})))
         name = resolve_name(func) or getattr(func, "__name__", str(func))
-        if not name.endswith(("__get__", "__set__")) and _differentiable(result):
+        if not name.endswith(_NO_OPERATIONS) and _differentiable(result):
             use = self.uses.setdefault(name, OperatorUse(name))
             use.calls += 1
             case = (func, why is not None, why is not None and why.torch_is_right)
@@ -243,6 +276,8 @@ def _audited(name: str, which: str) -> dict[str, str]:
     """By route, what the audit found of an operator, of all its variants the worst."""
     operators = audit_on_file().operators
     last = name.rsplit(".", 1)[-1]
+    if last in _ALIASES:
+        name = last = _ALIASES[last]
     plain = name.removeprefix("torch.").removeprefix("Tensor.")
     for base in (last, last.removesuffix("_")):
         for key in (plain if base == last else base, *(prefix + base for prefix in _PREFIXES)):

@@ -1,5 +1,7 @@
 """What preflight sees in models."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -138,7 +140,7 @@ def test_the_table():
     lines = text.splitlines()
     assert lines[0].split() == ["operator", "calls", "rr", "fr", "rf", "ff"]
     assert lines[1].split()[0] == "torch.nn.functional.layer_norm"
-    assert lines[-4:] == [f"{route}: {verdict}" for route, verdict in hodiff.preflight(MODEL, X).routes.items()]
+    assert lines[-5:-1] == [f"{route}: {verdict}" for route, verdict in hodiff.preflight(MODEL, X).routes.items()]
 
 
 def test_inputs_are_left_alone():
@@ -151,3 +153,61 @@ def test_inputs_are_left_alone():
 def test_errors():
     with pytest.raises(hodiff.InputError, match=r"expected a module or a function, got int"):
         hodiff.preflight(3)
+
+
+class Plain(torch.autograd.Function):
+    """Without a defect that shows from outside."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x.detach() ** 2 * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * t
+
+
+VERDICTS = {
+    "right": (lambda x: (1 / x) ** 2 + x.exp(), True, "all four routes are right"),
+    "corrected": (lambda x: torch.nn.functional.layer_norm(x, (3,)), True, "all four routes are right"),
+    "wrong by some": (
+        lambda x: torch.nn.functional.layer_norm(x, (3,)),
+        False,
+        "take reverse-over-reverse, forward-over-reverse",
+    ),
+    "unknown": (Plain.apply, True, r"not all is known, compare the routes with hodiff.check\(f, x\)"),
+    "random": (lambda x: torch.nn.functional.dropout(x, 0.5), True, "all four routes are right, but see the remarks"),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_the_last_line_is_a_verdict(name):
+    f, correct, words = VERDICTS[name]
+    last = str(hodiff.preflight(f, X, correct=correct)).splitlines()[-1]
+    assert re.fullmatch(f"verdict: {words}.*", last), last
+
+
+def test_a_custom_function_is_not_called_right():
+    """Its gradient is a constant to a second derivative, which nothing but a comparison tells."""
+    report = hodiff.preflight(Plain.apply, X)
+    assert set(report.routes.values()) == {"not audited"}
+    assert any("Plain is a custom Function" in each for each in report.remarks)
+
+
+def test_inputs_by_name():
+    report = hodiff.preflight(lambda *, x, mask: (x * mask).logsumexp(-1), x=X, mask=torch.ones_like(X))
+    assert report.ok
+    assert {each.name for each in report.operators} == {"torch.Tensor.mul", "torch.Tensor.logsumexp"}
