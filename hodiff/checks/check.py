@@ -67,8 +67,7 @@ def check(
 
     A ``torch.nn.Module`` is moved along a few directions through its parameters and inputs, on a copy in float64; where
     routes disagree, the submodule at fault is named, and the torch function or custom Function in it. ``vmap``,
-    ``scipy`` and ``method`` are for functions. With ``approximate`` or ``reference`` a module is checked as a function
-    of its inputs.
+    ``scipy`` and ``method`` are for functions. With ``reference`` a module is checked as a function of its inputs.
 
     The error of a comparison is the largest absolute difference over the largest element of the truth, and
 
@@ -149,10 +148,10 @@ def check(
     backend = compile if isinstance(compile, str) else "inductor" * compile
     if loss is not None:
         require_module(f)
-    if isinstance(f, torch.nn.Module) and (loss is not None or not (approximate or reference is not None)):
-        require_nothing("approximate", approximate)
+    if isinstance(f, torch.nn.Module) and (loss is not None or reference is None):
         require_nothing("reference", reference)
         options: dict[str, Any] = {"order": order, "seed": seed, "correct": correct, "backend": backend}
+        options["approximate"] = approximate
         return check_module(f, inputs, loss=loss, wrt=wrt or "both", fixed=fixed, **options)
     require_inputs(f, wrt, fixed)
     reference = require_reference(reference, approximate)

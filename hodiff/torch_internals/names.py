@@ -36,6 +36,7 @@ NAMES = (
     "torch._C._functorch.peek_interpreter_stack",
     "torch._C._functorch.pop_dynamic_layer_stack",
     "torch._C._functorch.push_dynamic_layer_stack",
+    "torch._C._functorch.set_inplace_requires_grad_allowed",
     "torch._C._functorch.unwrap_if_dead",
     "torch._C._is_fwd_grad_enabled",
     "torch._C._is_torch_function_enabled",

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._functorch import pyfunctorch
 
@@ -51,6 +52,22 @@ def innermost_is_reverse() -> bool:
 def marks_tensors() -> bool:
     """Whether it is a transform itself that calls `requires_grad_`, which the functions inside of it must not."""
     return functorch.get_inplace_requires_grad_allowed()
+
+
+def as_leaf(tensor: Tensor) -> Tensor | None:
+    """A tensor whose gradient may be taken inside of the innermost transform that differentiates; None without one."""
+    running = functorch.get_interpreter_stack() or ()
+    levels = [each.level() for each in running if each.key() in _DIFFERENTIATING]
+    if not levels:
+        return None
+    if functorch.maybe_get_level(tensor) < levels[-1]:
+        tensor = functorch._wrap_for_grad(tensor, levels[-1])
+    allowed = functorch.get_inplace_requires_grad_allowed()
+    functorch.set_inplace_requires_grad_allowed(True)
+    try:
+        return tensor.requires_grad_()
+    finally:
+        functorch.set_inplace_requires_grad_allowed(allowed)
 
 
 def in_func_jvp() -> bool:

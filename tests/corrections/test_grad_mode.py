@@ -272,14 +272,41 @@ def test_what_has_derivatives_may_be_marked_as_such(route):
     torch.testing.assert_close(hodiff.jacobian(f, mode="forward")(X), 4 * X**3)
 
 
-def test_a_leaf_inside_a_transform_is_refused_as_by_torch():
-    def f(x):
-        return (x.detach().requires_grad_() * x**2).sum()
+LEAVES = {
+    "made of x": lambda x: x.detach().requires_grad_(),
+    "made of another": lambda x: V.clone().requires_grad_(),
+    "from outside": lambda x: OUTSIDE.requires_grad_(),
+}
+OUTSIDE = V.clone()
 
-    with pytest.raises(hodiff.RouteError, match="requires_grad_: a transform is under way"):
-        hodiff.jacobian(f, mode="forward")(X)
-    torch.testing.assert_close(hodiff.hvp(f, X, V, route="reverse-over-reverse"), 2 * X * V)
-    torch.testing.assert_close(hodiff.hvp(f, X, V), 2 * X * V)
+
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_gradients_by_a_leaf_inside(leaf, route):
+    """As force fields and penalties have it: the gradient of w³ c³ by a constant c is 3 w³ c², a cube of w."""
+
+    def f(w):
+        c = LEAVES[leaf](w)
+        (slope,) = torch.autograd.grad((w**3 * c**3).sum(), c, create_graph=True)
+        return slope.sum()
+
+    c = X if leaf == "made of x" else V
+    torch.testing.assert_close(hodiff.hvp(f, X, V, route=route).detach(), 18 * X * c**2 * V)
+    for mode in ("forward", "reverse"):
+        torch.testing.assert_close(hodiff.jacobian(f, mode=mode)(X).detach(), 9 * X**2 * c**2)
+    OUTSIDE.requires_grad_(False)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_gradients_by_the_input_itself(route):
+    """As residuals of differential equations have it."""
+
+    def f(x):
+        x = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad((x**4).sum(), x, create_graph=True)
+        return (slope**2).sum()
+
+    torch.testing.assert_close(hodiff.hvp(f, X, V, route=route), 480 * X**4 * V)
 
 
 def test_a_thread_has_its_state_before_dynamo_looks():

@@ -248,7 +248,10 @@ def _require_outputs(
                 f"check: f: expected {name}(*inputs) to run with {len(args)} arguments, got {first_line(error)}"
             ) from error
     if not any(y.numel() for y in outputs):
-        raise InputError("check: f(*inputs): expected a floating-point tensor with elements, got none.")
+        raise InputError(
+            "check: f(*inputs): expected a floating-point tensor with elements, got none. Return tensors, or tuples, "
+            "lists and dicts of them; of another object take them by a loss, `loss=lambda output: output.logits.sum()`."
+        )
     gaps = [
         (_gap(a, b), _ROUNDINGS * torch.finfo(a.dtype).eps * _largest(a)) for a, b in zip(outputs, again, strict=True)
     ]

@@ -5,16 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from hodiff.checks.attempts import first_line
 from hodiff.checks.comparisons.compiled import compile_checks
+from hodiff.checks.comparisons.surrogates import declares_surrogate
 from hodiff.checks.findings.diagnosis import diagnose
+from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.conclusion import title
+from hodiff.checks.functions.switches import Switches
 from hodiff.checks.modules.faults import Inquiry, coarse_findings, count_numbers, unsteady_finding
 from hodiff.checks.modules.search import Search
 from hodiff.checks.report.data import Entry
@@ -50,6 +55,7 @@ def check_module(
     wrt: str = "both",
     fixed: Sequence[int] = (),
     backend: str = "",
+    approximate: bool = False,
 ) -> Report:
     r"""Check the derivatives of a module's loss by every route, and find the submodule at fault.
 
@@ -74,6 +80,7 @@ def check_module(
         wrt: Whether to differentiate by the ``"parameters"``, the ``"inputs"`` or ``"both"``.
         fixed: Positions of inputs that are constants all the same, such as points that a module compares with its own.
         backend: Of `torch.compile`; empty to leave that out.
+        approximate: Whether the module declares derivatives that are not its own, such as those of a quantizer.
 
     Returns:
         A report; its findings name the submodule and, where it can be told, the torch function.
@@ -112,6 +119,8 @@ def check_module(
             return Report(heading, (), (unsteady_finding(blamed, reason),))
         _require_scalar(loss, root)
         subject = subject_of_call(root, loss, wrt, fixed)
+        if approximate or _declares_surrogate(module, subject):
+            return _of_surrogate(module, subject, Switches(order, vmap=False, seed=seed, correct=correct))
         with mode():
             comparison = compare_routes(subject, order, seed, curved=loss is None)
             entries = (*comparison.entries, *_compiled(comparison, order, seed, backend))
@@ -132,6 +141,27 @@ def check_module(
             found += torch_alone(lambda: _again(root, loss), comparison, order, seed, custom_classes(root))
         notes = (_note(own, subject), *_of_precision(root, comparison))
     return Report(heading, entries, tuple(found), notes)
+
+
+def _declares_surrogate(module: nn.Module, subject: Subject) -> bool:
+    leaves, structure = tree_flatten(subject.inputs)
+
+    def function(*moving: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensors_of(subject.function(*tree_unflatten(moving, structure))))
+
+    return declares_surrogate(module, function, tuple(leaves))
+
+
+def _of_surrogate(module: nn.Module, subject: Subject, switches: Switches) -> Report:
+    """The check of its function, whose routes are compared with each other."""
+
+    @wraps(subject.function)
+    def function(*inputs: Any) -> Any:
+        return subject.function(*inputs)
+
+    function.__name__ = type(module).__name__
+    report = check_function(function, subject.inputs, switches, approximate=True)
+    return replace(report, notes=(*report.notes, _note(module, subject)))
 
 
 def _again(root: ModuleCall, loss: Callable[[Any], Tensor] | None) -> Callable[[], Any]:

@@ -107,7 +107,9 @@ def unsteady_finding(call: ModuleCall, reason: str) -> Finding:
     """Say which module makes two calls with the same inputs differ, and by what."""
     code = CODES["HD903"]
     seen = attempt(preflight, lambda *args: call.module(*args, **call.kwargs), *call.args)
-    remarks = () if isinstance(seen, Failure) else tuple(seen.remarks)
+    # A check has no other seed to be called with.
+    seen = () if isinstance(seen, Failure) else seen.remarks
+    remarks = tuple(each.replace(", or pass randomness='same'", "") for each in seen)
     remedy = code.remedy
     if not remarks:
         remedy = "Call `module.eval()`, or make it without a state: `BatchNorm1d(n, track_running_stats=False)`."

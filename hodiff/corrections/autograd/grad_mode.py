@@ -13,13 +13,11 @@ from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
-from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import is_observed
 from hodiff.torch_internals.forward_mode import set_tangents, tangents_are_on
 from hodiff.torch_internals.grad_mode import CONSTANTS, switched_by
 from hodiff.torch_internals.recording import set_recording
-from hodiff.torch_internals.transforms import differentiating_count, in_func_jvp, in_transform, marks_tensors
+from hodiff.torch_internals.transforms import as_leaf, differentiating_count, in_func_jvp, in_transform, marks_tensors
 
 # Where a block keeps what it has to restore: the depth, and whether tangents were on.
 _BEFORE = "_hodiff_before"
@@ -80,18 +78,11 @@ def _data(self: Tensor) -> Any:
     Tensor.requires_grad_,
     kind="missing",
     routes=ROUTES[1:],
-    reason="torch.func refuses it, also of what has derivatives anyway",
-    reference="nothing is left to do",
+    reason="torch.func refuses it, of constants and of what has derivatives anyway",
+    reference="a leaf of the innermost transform",
 )
 def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
     if torch.compiler.is_compiling() or not in_transform() or marks_tensors():
         return UNNEEDED
-    if not requires_grad:
-        return UNNEEDED
-    if not is_observed(self):
-        raise RouteError(
-            "requires_grad_: a transform is under way, and does not see a tensor that begins to require a gradient "
-            "inside of the function. Differentiate by such a tensor with hodiff's transforms or torch.func, by the "
-            "route 'reverse-over-reverse', or pass it as an argument."
-        )
-    return self
+    leaf = as_leaf(self) if requires_grad else None
+    return UNNEEDED if leaf is None else leaf

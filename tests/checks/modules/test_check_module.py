@@ -251,6 +251,14 @@ class Penalty(Residual):
         return ((slope.norm(dim=1) - 1) ** 2).mean()
 
 
+class Forces(Residual):
+    """Of an energy, by positions that are a leaf of their own."""
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        return -torch.autograd.grad(self.net(x).sum(), x, create_graph=True)[0]
+
+
 class Slopes(Residual):
     def forward(self, x):
         return torch.func.vmap(torch.func.grad(lambda each: self.net(each).sum()))(x)
@@ -274,8 +282,8 @@ SEQUENCES = torch.stack([X, X.flip(0)])
 ROWS = torch.tensor([[0, 1, 2], [3, 0, 5]])
 # What people have, and the codes that a check may say of it.
 USUAL = {
-    "a residual": (Residual, X[:, :2], {"HD410", "HD411"}),
-    "a penalty": (Penalty, X[:, :2], {"HD410", "HD411"}),
+    "a residual": (Residual, X[:, :2], {"HD410"}),
+    "a penalty": (Penalty, X[:, :2], {"HD410"}),
     "gradients of a batch": (Slopes, X[:, :2], set()),
     "float32 inside": (lambda: nn.Sequential(nn.Linear(4, 3), Islands(), nn.Linear(3, 2), nn.Tanh()), X, set()),
     "padding in an embedding": (
@@ -301,6 +309,13 @@ def test_what_people_have_is_not_called_wrong(name):
     report = hodiff.check(make(), inputs)
     assert report.ok, str(report)
     assert set(report.codes) == codes, str(report)
+
+
+def test_a_leaf_of_its_own():
+    """Of the input it is a constant, so by the parameters alone nothing is cut."""
+    report = hodiff.check(Forces(), X[:, :2], wrt="parameters")
+    assert (report.ok, report.codes) == (True, ("HD410",)), str(report)
+    assert not hodiff.check(Forces(), X[:, :2]).ok
 
 
 def test_where_it_computes_in_float32_is_noted():
@@ -359,8 +374,44 @@ def test_a_function_has_inputs_alone(options):
 def test_options_of_functions():
     with pytest.raises(InputError, match="check: reference: expected nothing with a loss"):
         hodiff.check(nn.Linear(4, 2), X, loss=torch.sum, reference=nn.Linear(4, 2))
-    # Without a loss it is a function of its inputs.
-    assert hodiff.check(nn.Softplus(), X.double(), approximate=True).ok
+
+
+class Rounds(nn.Module):
+    def __init__(self, straight):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.round = hodiff.straight_through(torch.round, lambda x: x) if straight else None
+
+    def forward(self, x):
+        if self.round is not None:
+            return self.layer(self.round(3 * x))
+        return F.linear(x, self.layer.weight + (self.layer.weight.round() - self.layer.weight).detach())
+
+
+@pytest.mark.parametrize("straight", [True, False])
+def test_a_quantizer_inside(straight):
+    report = hodiff.check(Rounds(straight), X, approximate=not straight)
+    assert report.ok, str(report)
+    assert "HD902" in report.codes
+    assert "10 numbers in parameters and 12 in inputs" in report.notes[-1]
+    assert "Rounds at" in report.title
+
+
+def test_an_output_of_another_kind():
+    class Output:
+        logits = X
+
+    with pytest.raises(InputError, match="take them by a loss"):
+        hodiff.check(Gives(Output()), X)
+
+
+class Gives(nn.Linear):
+    def __init__(self, output):
+        super().__init__(4, 2)
+        self.output = output
+
+    def forward(self, x):
+        return self.output
 
 
 @pytest.mark.slow
