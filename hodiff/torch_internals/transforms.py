@@ -55,13 +55,12 @@ def marks_tensors() -> bool:
 
 
 def as_leaf(tensor: Tensor) -> Tensor | None:
-    """A tensor whose gradient may be taken inside of the innermost transform that differentiates; None without one."""
-    running = functorch.get_interpreter_stack() or ()
-    levels = [each.level() for each in running if each.key() in _DIFFERENTIATING]
-    if not levels:
+    """A tensor whose gradient may be taken inside of the innermost transform; None where that is `torch.func.vmap`."""
+    innermost = functorch.peek_interpreter_stack()
+    if innermost.key() not in _DIFFERENTIATING:
         return None
-    if functorch.maybe_get_level(tensor) < levels[-1]:
-        tensor = functorch._wrap_for_grad(tensor, levels[-1])
+    if functorch.maybe_get_level(tensor) < innermost.level():
+        tensor = functorch._wrap_for_grad(tensor, innermost.level())
     allowed = functorch.get_inplace_requires_grad_allowed()
     functorch.set_inplace_requires_grad_allowed(True)
     try:

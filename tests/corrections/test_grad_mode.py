@@ -297,6 +297,28 @@ def test_gradients_by_a_leaf_inside(leaf, route):
     OUTSIDE.requires_grad_(False)
 
 
+def test_a_leaf_inside_a_batch_is_refused():
+    def f(x):
+        c = V.clone().requires_grad_()
+        return (torch.autograd.grad((x**4 * c**2).sum(), c, create_graph=True)[0]).sum()
+
+    with pytest.raises(hodiff.RouteError, match=r"requires_grad_: a batch is under way.*torch.func.grad"):
+        hodiff.hessian(f, route="forward-over-forward")(X)
+    torch.testing.assert_close(hodiff.hessian(f)(X), (24 * X**2 * V).diag())
+    torch.testing.assert_close(hodiff.corrected()(torch.func.vmap(torch.func.grad(f)))(X[None]), 8 * (X**3 * V)[None])
+
+
+# The dense forward-over-forward runs the function in a batch of directions without any of them, too.
+@pytest.mark.parametrize("route", hodiff.ROUTES[:3])
+def test_what_has_derivatives_anyway_goes_in_batches_too(route):
+    """As the hidden states of checkpointed models do."""
+
+    def f(x):
+        return ((x**2).requires_grad_() ** 2).sum()
+
+    torch.testing.assert_close(hodiff.hessian(f, route=route)(X), (12 * X**2).diag())
+
+
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_gradients_by_the_input_itself(route):
     """As residuals of differential equations have it."""

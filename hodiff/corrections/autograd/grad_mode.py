@@ -13,7 +13,9 @@ from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
+from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.differentiation import is_observed
 from hodiff.torch_internals.forward_mode import set_tangents, tangents_are_on
 from hodiff.torch_internals.grad_mode import CONSTANTS, switched_by
 from hodiff.torch_internals.recording import set_recording
@@ -84,5 +86,12 @@ def _data(self: Tensor) -> Any:
 def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
     if torch.compiler.is_compiling() or not in_transform() or marks_tensors():
         return UNNEEDED
-    leaf = as_leaf(self) if requires_grad else None
-    return UNNEEDED if leaf is None else leaf
+    if not requires_grad:
+        return UNNEEDED
+    leaf = as_leaf(self)
+    if leaf is None and not is_observed(self):
+        raise RouteError(
+            "requires_grad_: a batch is under way, by torch.func.vmap or of directions, in which torch.autograd takes "
+            "no gradient. Take that gradient by torch.func.grad, or choose another route."
+        )
+    return self if leaf is None else leaf
