@@ -425,9 +425,12 @@ def test_refused(function, words):
 
 
 def test_what_check_says_of_torch_alone():
-    (finding,) = hodiff.check(Cube, X, scipy=False).findings
+    (finding,) = hodiff.check(Cube, X, scipy=False, correct=False).findings
     assert finding.code == "HD114"
     assert "hodiff.corrected()" in finding.remedy
+    report = hodiff.check(Cube, X, scipy=False)
+    assert report.ok
+    assert report.codes == ("HD410",)
     assert hodiff.check(hodiff.corrected()(Cube.apply), X, scipy=False).codes == ()
 
 

@@ -60,7 +60,7 @@ def test_third_order_and_compiled(name):
 def test_torch_fails_here(name):
     """Else nothing above proves anything."""
     f, inputs = CASES[name]
-    assert not hodiff.check(f, inputs, vmap=False, scipy=False).ok
+    assert not hodiff.check(f, inputs, vmap=False, scipy=False, correct=False).ok
 
 
 @pytest.mark.parametrize("dtype", [D, torch.bfloat16, torch.int64])

@@ -202,7 +202,7 @@ def run(stem, **environment):
 
 @pytest.mark.slow
 def test_runs_as_a_script():
-    assert "check of Square at float64[2]: ok" in run("01_square")
+    assert "check of Square at float64[2], within corrected(): ok" in run("01_square")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton uses the GPU")
@@ -210,7 +210,7 @@ def test_runs_as_a_script():
 def test_triton_says_when_torch_takes_its_place():
     out = run("20_triton", TRITON_INTERPRET="0")
     assert "a torch operator takes the kernel's place" in out
-    assert "check of Sine at float64[2]: ok" in out
+    assert "check of Sine at float64[2], within corrected(): ok" in out
 
 
 @pytest.mark.slow
@@ -218,4 +218,4 @@ def test_triton_kernel():
     pytest.importorskip("triton")
     out = run("20_triton", TRITON_INTERPRET="1")
     assert "takes the kernel's place" not in out
-    assert "check of Sine at float64[2]: ok" in out
+    assert "check of Sine at float64[2], within corrected(): ok" in out
