@@ -60,6 +60,11 @@ MESSAGES: tuple[CodePattern, ...] = (
     CodePattern("HD406", detail=pattern_of(Wording.FORWARD_MODE)),
 )
 
+# Of these the cause says as much as torch's words.
+_SAID_BY_CAUSE = {"HD401", "HD405"}
+# A defect that another one makes plain, and that its remedy covers.
+_COVERED = {"HD401": "HD405"}
+
 # What an entry is that nothing else explains.
 LEFT_OVER: tuple[CodePattern, ...] = (
     CodePattern("HD306", kind="float64"),
@@ -117,6 +122,8 @@ def diagnose(
     codes = {
         id(entry): _owner(entry, causes, messages[id(entry)]) or _code(LEFT_OVER, entry, facts) for entry in failed
     }
+    present = set(codes.values())
+    codes = {key: _COVERED[code] if _COVERED.get(code) in present else code for key, code in codes.items()}
     owned: dict[str, list[Entry]] = {cause.code: [] for cause in causes}
     for entry in failed:
         code = codes[id(entry)]
@@ -201,7 +208,8 @@ def _unnested(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, 
 def _finding(code: str, entries: list[Entry], causes: list[Cause], location: str) -> Finding:
     known = CODES[code]
     numbers = _measured(entries)
-    details = tuple(dict.fromkeys(entry.detail for entry in entries if entry.detail))
+    spoken = [] if code in _SAID_BY_CAUSE else entries
+    details = tuple(dict.fromkeys(entry.detail for entry in spoken if entry.detail))
     evidence = tuple(dict.fromkeys((*(text for cause in causes for text in cause.evidence), *details[:3], *numbers)))
     places = [cause.location for cause in causes if cause.location]
     message = evidence[0] if evidence else known.cause
@@ -217,7 +225,7 @@ def _finding(code: str, entries: list[Entry], causes: list[Cause], location: str
             (cause.severity or known.severity for cause in causes), key=_SEVERITIES.index, default=known.severity
         ),
         title=known.title,
-        cause=f"{known.cause.removesuffix('.')}: {message.removesuffix('.')}.",
+        cause=f"{known.cause.removesuffix('.')}: {message.removesuffix('.')}." if evidence else known.cause,
         evidence=evidence,
         location=places[0] if places else location,
     )

@@ -38,7 +38,8 @@ MISSING = (
         "error",
         "forward takes ctx",
         "torch.func transforms need forward and setup_context apart.",
-        "Split it: `def forward(x)` and `def setup_context(ctx, inputs, output)`.",
+        "Split it: `def forward(x)` and `def setup_context(ctx, inputs, output)`; and add a jvp, which forward mode "
+        "needs.",
     ),
     Defect(
         "HD406",

@@ -37,7 +37,8 @@ def conclude(
 ) -> Report:
     """Diagnose, and write the report."""
     settled = frozenset(level.order for level in levels if level.settled)
-    findings = diagnose(entries, causes, facts=_facts(f, calls), settled=settled, location=class_location(f))
+    location = class_location(f) or next((class_location(call.function) for call in calls), "")
+    findings = diagnose(entries, causes, facts=_facts(f, calls), settled=settled, location=location)
     shapes = ", ".join(f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" for a in problem.leaves)
     return Report(title(_name_of(f), shapes, correct=correct), tuple(entries), findings, tuple(notes))
 

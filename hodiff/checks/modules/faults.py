@@ -17,6 +17,7 @@ from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.switches import Switches
 from hodiff.checks.modules.search import Guilty
 from hodiff.checks.preflight.preflight import preflight
+from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
 from hodiff.checks.subjects.module_calls import ModuleCall
 from hodiff.checks.subjects.subject import Subject, subject_of_call, subject_of_loss, tensors_of
@@ -27,6 +28,11 @@ from hodiff.corrections.registry import CORRECTIONS
 _BY_STATUS = {"non-smooth": "HD901", "non-finite": "HD112", "raises": "HD408", "zero": "HD115", "wrong": "HD115"}
 # What takes a tensor out of the graph.
 _CUTS = (torch.Tensor.detach, torch.Tensor.detach_, torch.detach, torch.Tensor.numpy, torch.Tensor.item)
+
+_LEAVE_OUT = (
+    'Remove it. If it is meant, differentiate by what it leaves: `wrt="parameters"`, `fixed=(0,)` for the first input, '
+    "or check the module around it without it."
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Inquiry:
         """Name the torch function at fault, else what a check of the submodule alone says, else the routes."""
         if guilty.loss is not None:
             return self._alone(guilty, subject_of_loss(guilty.loss, guilty.call), "the loss", "")
-        culprits_inside = [] if statuses(guilty.failed) == {"non-smooth"} else list(self._culprits(guilty.call))
+        culprits_inside = [] if statuses(guilty.failed) == {"non-smooth"} else list(self._culprits(guilty))
         if culprits_inside:
             return tuple(self._of_culprit(guilty, culprit) for culprit in culprits_inside)
         return self._alone(guilty, subject_of_call(guilty.call), guilty.call.label, guilty.call.location)
@@ -70,8 +76,12 @@ class Inquiry:
             for each in errors
         ) or (_by_routes(guilty, label, location),)
 
-    def _culprits(self, call: ModuleCall) -> Iterator[Culprit]:
-        return culprits(call.again, self.mode, self.order, self.seed)
+    def _culprits(self, guilty: Guilty) -> Iterator[Culprit]:
+        """The functions inside that fail as the whole does: others have kinks, or are moved as they never are."""
+        ways = set(map(_way, guilty.failed))
+        for culprit in culprits(guilty.call.again, self.mode, self.order, self.seed):
+            if not ways.isdisjoint(map(_way, culprit.failed)):
+                yield culprit
 
     def _check_alone(self, subject: Subject) -> Report:
         # The mode is that around it.
@@ -82,7 +92,7 @@ class Inquiry:
     def _of_culprit(self, guilty: Guilty, culprit: Culprit) -> Finding:
         cut = culprit.function in _CUTS
         code = CODES["HD104" if cut else "HD112" if statuses(culprit.failed) <= {"non-finite"} else "HD406"]
-        remedy = "Remove it, or check without this submodule if the gradient is cut on purpose." if cut else code.remedy
+        remedy = _LEAVE_OUT if cut else code.remedy
         if not self.correct and culprit.function in CORRECTIONS:
             remedy = (
                 "Take derivatives within hodiff.corrected(), or by hodiff's own transforms: `with hodiff.corrected():`."
@@ -128,20 +138,6 @@ def unsteady_finding(call: ModuleCall, reason: str) -> Finding:
     )
 
 
-def coarse_findings(root: ModuleCall) -> tuple[Finding, ...]:
-    """Name the first module that returns a lower precision than the float64 that it got."""
-    for call in root.post_order():
-        dtypes = {each.dtype for each in tensors_of(call.output) if each.is_floating_point()}
-        coarse = sorted(str(dtype) for dtype in dtypes if dtype.itemsize < 8)
-        if coarse:
-            code = CODES["HD306"]
-            message = f"returns {', '.join(coarse)} where everything else is float64"
-            finding = Finding("f", 0, "float64", message, code.remedy, code.code, code.severity, code.title)
-            cause = f"in {call.label}: it {message}, and every comparison is as coarse."
-            return (replace(finding, cause=cause, evidence=(_submodule(call),), location=call.location),)
-    return ()
-
-
 def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
     """All that is known is which routes disagree."""
     failed = guilty.failed
@@ -161,6 +157,11 @@ def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
         evidence=(*_evidence(guilty), *(f"custom Function {each.__name__}" for each in classes), *numbers(failed)),
         location=location,
     )
+
+
+def _way(entry: Entry) -> str:
+    """How a comparison fails, in kinds that a module and a function in it share."""
+    return {"fails": "raises", "raises": "raises", "non-smooth": "non-smooth"}.get(entry.status, "differs")
 
 
 def _evidence(guilty: Guilty) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,8 @@ class Search:
 
     def _descend(self, root: ModuleCall, failed: tuple[Entry, ...]) -> Guilty:
         call = root
-        while guilty := next((child for child in call.children if self.failures(child)), None):
+        # A solver calls its field a hundred times: of calls that are alike, one stands for all.
+        while guilty := next((child for child in _unlike(call.children) if self.failures(child)), None):
             call, failed = guilty, self.failures(guilty)
         return self._with_alike(root, call, failed)
 
@@ -82,3 +83,11 @@ class Search:
     def _with_alike(root: ModuleCall, call: ModuleCall, failed: tuple[Entry, ...]) -> Guilty:
         names = [each.name for each in root.post_order() if each.signature == call.signature]
         return Guilty(call, failed, tuple(dict.fromkeys(name for name in names if name != call.name)))
+
+
+def _unlike(calls: Sequence[ModuleCall]) -> list[ModuleCall]:
+    """The first call of each module in each form."""
+    firsts: dict[tuple[str, ...], ModuleCall] = {}
+    for call in calls:
+        firsts.setdefault((call.name, *call.signature), call)
+    return list(firsts.values())

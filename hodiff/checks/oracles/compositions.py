@@ -12,6 +12,8 @@ from torch import Tensor
 
 from hodiff.common.options import require_int
 from hodiff.errors import InputError
+from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.wording import Wording, says
 
 MODES = ("reverse", "forward")
 
@@ -48,7 +50,8 @@ def derivative(f: TensorFunction, route: str) -> TensorFunction:
     .. math:: (x, v_1, \dots, v_{k-1}) \mapsto D^k f(x)[v_1, \dots, v_{k-1}, \cdot] \in \mathbb{R}^n
 
     The free index is taken by the outermost reverse pass. A route without a reverse pass has none to give,
-    so its innermost-to-outermost passes run once for each basis vector.
+    so its innermost-to-outermost passes run once for each basis vector. Of Functions whose forward takes ctx, which
+    torch.func refuses, ``torch.autograd`` takes the routes of reverse passes alone.
 
     Args:
         f: Maps a tensor of shape (n,) to a tensor of shape ().
@@ -78,9 +81,30 @@ def derivative(f: TensorFunction, route: str) -> TensorFunction:
         function = f
         for level, mode in enumerate(modes):
             function = torch.func.grad(function) if level == free else _ALONG[mode](function, next(remaining))
-        return function(x)
+        try:
+            return function(x)
+        except RuntimeError as error:
+            if "forward" in modes or in_transform() or not says(error, Wording.NO_SETUP_CONTEXT):
+                raise
+            return _recorded(f, x, directions)
 
     return evaluate
+
+
+def _recorded(f: TensorFunction, x: Tensor, directions: tuple[Tensor, ...]) -> Tensor:
+    """D^k f(x)[v_1, ..., v_{k-1}, .] by torch.autograd."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        value = f(x)
+        for v in directions:
+            value = _gradient(value, x, create_graph=True) @ v
+        return _gradient(value, x)
+
+
+def _gradient(value: Tensor, x: Tensor, *, create_graph: bool = False) -> Tensor:
+    if not value.requires_grad:
+        return torch.zeros_like(x)
+    return torch.autograd.grad(value, [x], create_graph=create_graph, materialize_grads=True)[0]
 
 
 def along_directions(f: TensorFunction, route: str) -> TensorFunction:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
+from hodiff.checks.subjects.double_precision import InDouble
+from hodiff.checks.subjects.setting import Setting
 from hodiff.torch_internals.transforms import in_transform
 
 
@@ -25,6 +28,7 @@ class ModuleCall:
         module: The module.
         args: Copies of its positional arguments.
         kwargs: Copies of its keyword arguments.
+        setting: How it is called.
         output: A copy of what it returned; None if it raised.
         children: The calls that it made, in order.
     """
@@ -33,6 +37,7 @@ class ModuleCall:
     module: nn.Module
     args: Any
     kwargs: Any
+    setting: Setting = field(default_factory=Setting)
     output: Any = None
     children: list[ModuleCall] = field(default_factory=list)
 
@@ -63,7 +68,13 @@ class ModuleCall:
 
     def again(self) -> Callable[[], Any]:
         """The same call once more, with copies of its arguments."""
-        return partial(self.module, *_copies(self.args), **_copies(self.kwargs))
+        args, kwargs = self.setting.copied((self.args, self.kwargs))
+
+        def run() -> Any:
+            with self.setting.entered():
+                return self.module(*args, **kwargs)
+
+        return run
 
     def leaves(self) -> Iterator[ModuleCall]:
         """The calls within it that call no other module."""
@@ -93,12 +104,13 @@ class CallFailed(Exception):  # noqa: N818 (what failed is the user's code)
         self.error = error
 
 
-def record_calls(module: nn.Module, args: tuple[Any, ...]) -> ModuleCall:
+def record_calls(module: nn.Module, args: tuple[Any, ...], precision: InDouble | None = None) -> ModuleCall:
     """Call a module once and note the calls of its submodules.
 
     Args:
         module: The module.
         args: Its arguments; they are copied.
+        precision: The mode in which it is called, if any.
 
     Returns:
         The call of the module.
@@ -108,18 +120,20 @@ def record_calls(module: nn.Module, args: tuple[Any, ...]) -> ModuleCall:
     """
     stack: list[ModuleCall] = []
     roots: list[ModuleCall] = []
+    setting = Setting.of(module, precision)
+    copied = setting.copied
 
     def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         # What a transform inside of a forward calls has no numbers to call it with again.
         if in_transform():
             return
-        call = ModuleCall(name, module, _copies(args), _copies(kwargs))
+        call = ModuleCall(name, module, copied(args), copied(kwargs), setting)
         (stack[-1].children if stack else roots).append(call)
         stack.append(call)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         if not in_transform():
-            stack.pop().output = _copies(output)
+            stack.pop().output = copied(output)
 
     handles: list[Any] = []
     for name, each in module.named_modules():
@@ -129,8 +143,8 @@ def record_calls(module: nn.Module, args: tuple[Any, ...]) -> ModuleCall:
         handles.append(each.register_forward_hook(leave))
     try:
         # As it will be used: without recording, what takes a gradient inside would fail, and layers take other paths.
-        with torch.enable_grad():
-            module(*_copies(args))
+        with torch.enable_grad(), precision or nullcontext():
+            module(*copied(args))
     except Exception as error:
         raise CallFailed(stack[-1] if stack else ModuleCall("", module, args, {}), error) from error
     finally:
@@ -139,12 +153,21 @@ def record_calls(module: nn.Module, args: tuple[Any, ...]) -> ModuleCall:
     return roots[0]
 
 
-def unsteady_call(module: nn.Module, args: tuple[Any, ...]) -> tuple[ModuleCall, ModuleCall | None, str]:
+def is_repeatable(call: ModuleCall) -> bool:
+    """Whether the call gives the same once more, in its own setting."""
+    one, two = (call.again()() for _ in range(2))
+    return _same(one, two)
+
+
+def unsteady_call(
+    module: nn.Module, args: tuple[Any, ...], precision: InDouble | None = None
+) -> tuple[ModuleCall, ModuleCall | None, str]:
     """Look for what makes two calls with the same inputs differ: random numbers, or a state that each call changes.
 
     Args:
         module: The module, a copy: its buffers may change.
         args: Its arguments.
+        precision: The mode in which it is called, if any.
 
     Returns:
         The call, the innermost call to blame, and why; None and an empty reason if nothing differs.
@@ -152,9 +175,9 @@ def unsteady_call(module: nn.Module, args: tuple[Any, ...]) -> tuple[ModuleCall,
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     # The same seed twice would hide random numbers, and the caller's generators must not notice.
     with torch.random.fork_rng():
-        first = record_calls(module, args)
+        first = record_calls(module, args, precision)
         changed = [name for name, buffer in module.named_buffers() if not _same(buffer, before[name])]
-        second = record_calls(module, args)
+        second = record_calls(module, args, precision)
     if changed:
         owner, _, buffer = changed[0].rpartition(".")
         called = next((call for call in first.post_order() if call.name == owner), first)
@@ -172,7 +195,3 @@ def _same(one: Any, two: Any) -> bool:
         for a, b in pairs
         if isinstance(a, Tensor) and isinstance(b, Tensor) and not (a.is_nested or b.is_nested)
     )
-
-
-def _copies(tree: Any) -> Any:
-    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), tree)

@@ -10,17 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.orders import Level, Loss, against_differences, between_routes, climb
 from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal, scalarize
 from hodiff.checks.report.data import Entry
 from hodiff.checks.subjects.module_calls import ModuleCall
+from hodiff.checks.subjects.setting import Setting
+from hodiff.common.randomness import RandomState
 from hodiff.errors import InputError
 
 # What a module is differentiated by.
 WRT = ("both", "parameters", "inputs")
+_PLAIN = Setting()
 # Each direction moves every number, so that two are enough.
 DIRECTIONS = 2
 
@@ -58,14 +61,19 @@ def subject_of_call(
     frozen = {name: each.detach() for name, each in own.items() if name not in free}
     padding = {name: row for name, row in padding_rows(call.module).items() if name in free}
 
-    def run(parameters: dict[str, Tensor], args: Any, kwargs: Any) -> Any:
+    def run(reals: dict[str, Tensor], args: Any, kwargs: Any) -> Any:
         # A call may write into its buffers, which the next one must not see.
         buffers = {name: each.detach().clone() for name, each in call.module.named_buffers()}
+        parameters = {name: _like(real, free[name]) for name, real in reals.items()}
         held = {name: _with_row(parameters[name], row, free[name]) for name, row in padding.items()}
-        output = functional_call(call.module, {**frozen, **buffers, **parameters, **held}, args, kwargs)
+        with call.setting.entered():
+            output = functional_call(call.module, {**frozen, **buffers, **parameters, **held}, args, kwargs)
         return tensors_of(output) if loss is None else loss(output)
 
-    return _split(run, free, (call.args, call.kwargs), range(len(call.args)) if wrt == "parameters" else fixed)
+    still = range(len(call.args)) if wrt == "parameters" else fixed
+    return _split(
+        run, {name: _as_real(each) for name, each in free.items()}, (call.args, call.kwargs), still, call.setting
+    )
 
 
 def padding_rows(module: nn.Module) -> dict[str, int]:
@@ -92,7 +100,13 @@ def subject_of_loss(loss: Callable[[Any], Tensor], call: ModuleCall) -> Subject:
 
 def subject_of_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Subject:
     """A torch function as a function of its floating arguments."""
-    return _split(lambda _, args, kwargs: tensors_of(function(*args, **kwargs)), {}, (args, kwargs))
+    setting = Setting(random=RandomState((), foreign=True))
+
+    def run(_: Any, args: Any, kwargs: Any) -> Any:
+        with setting.entered():
+            return tensors_of(function(*args, **kwargs))
+
+    return _split(run, {}, (args, kwargs))
 
 
 @dataclass(frozen=True)
@@ -112,15 +126,20 @@ class Comparison:
     entries: tuple[Entry, ...] = ()
 
 
-def compare_routes(subject: Subject, order: int, seed: int, *, curved: bool) -> Comparison:
-    """Compare all routes along random directions with differences and with each other."""
+def problem_of(subject: Subject, generator: torch.Generator) -> ScalarProblem:
+    """The subject along random directions that move each number in proportion."""
     if not tensors_of(subject.inputs):
         raise InputError(
             "check: inputs: expected a parameter that requires grad or a floating tensor among the inputs to "
             "differentiate by, got neither. Call module.requires_grad_(), or see wrt and fixed."
         )
+    return _in_proportion(scalarize(subject.function, subject.inputs, generator), generator)
+
+
+def compare_routes(subject: Subject, order: int, seed: int, *, curved: bool) -> Comparison:
+    """Compare all routes along random directions with differences and with each other."""
     generator = torch.Generator().manual_seed(seed)
-    problem = _in_proportion(scalarize(subject.function, subject.inputs, generator), generator)
+    problem = problem_of(subject, generator)
     rounding = attempt(problem.rounding)
     if not isinstance(rounding, Failure):
         problem = replace(problem, eps=max(problem.eps, rounding))
@@ -141,9 +160,7 @@ def failures(subject: Subject, order: int, seed: int) -> tuple[Entry, ...]:
 def is_coarse(subject: Subject) -> bool:
     """Whether something inside computes in a lower precision than what comes in and goes out."""
     generator = torch.Generator().manual_seed(0)
-    rounding = attempt(
-        lambda: _in_proportion(scalarize(subject.function, subject.inputs, generator), generator).rounding()
-    )
+    rounding = attempt(lambda: problem_of(subject, generator).rounding())
     return not isinstance(rounding, Failure) and rounding > torch.finfo(torch.float64).eps
 
 
@@ -154,7 +171,19 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 def is_free(leaf: Any) -> bool:
     """Whether one can differentiate by it; a mask of -inf is a constant."""
-    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 0 and bool(leaf.isfinite().all())
+    if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+        return False
+    return leaf.numel() > 0 and bool(leaf.isfinite().all())
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    """Complex numbers by their real and imaginary parts, in a last dimension of two."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _like(real: Tensor, tensor: Tensor) -> Tensor:
+    """The inverse of `_as_real`."""
+    return torch.view_as_complex(real) if tensor.is_complex() else real
 
 
 def _split(
@@ -162,6 +191,7 @@ def _split(
     parameters: dict[str, Tensor],
     inputs: tuple[Any, Any],
     fixed: Collection[int] = (),
+    setting: Setting = _PLAIN,
 ) -> Subject:
     leaves, structure = tree_flatten(inputs)
     args, kwargs = inputs
@@ -172,12 +202,12 @@ def _split(
 
     def function(parameters: dict[str, Tensor], *moving: Tensor) -> Any:
         # What is written in place must not be seen by the next call.
-        filled = tree_map_only(Tensor, torch.clone, leaves)
+        filled = setting.copied(leaves)
         for place, leaf in zip(places, moving, strict=True):
-            filled[place] = leaf
+            filled[place] = _like(leaf, leaves[place])
         return run(parameters, *tree_unflatten(filled, structure))
 
-    return Subject(function, (parameters, *(leaves[i] for i in places)))
+    return Subject(function, (parameters, *(_as_real(leaves[i]) for i in places)))
 
 
 def _in_proportion(problem: ScalarProblem, generator: torch.Generator) -> ScalarProblem:

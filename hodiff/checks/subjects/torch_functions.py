@@ -120,9 +120,9 @@ def custom_classes(call: ModuleCall) -> tuple[type, ...]:
 
 
 def _custom_classes(call: ModuleCall) -> tuple[type, ...]:
-    args, kwargs = tree_map_only(Tensor, torch.clone, (call.args, call.kwargs))
+    args, kwargs = call.setting.copied((call.args, call.kwargs))
     args, kwargs = tree_map_only(Tensor, lambda x: x.requires_grad_() if is_free(x) else x, (args, kwargs))
-    with torch.enable_grad():
+    with torch.enable_grad(), call.setting.entered():
         outputs = tensors_of(torch.func.functional_call(call.module, _buffers(call), args, kwargs))
     classes = [function_of(node) for output in outputs for node in nodes_of(output)]
     return tuple(dict.fromkeys(each for each in classes if each and not each.__module__.startswith("hodiff.")))

@@ -1,0 +1,85 @@
+"""Float64 throughout: what a model computes in a lower precision on purpose is judged without that rounding."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+# What is read in the place of a lower precision.
+_DOUBLE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64) | {
+    torch.complex64: torch.complex128
+}
+# Methods that say the precision by their names.
+_CASTS = {
+    Tensor.float: torch.float64,
+    Tensor.half: torch.float64,
+    Tensor.bfloat16: torch.float64,
+    Tensor.cfloat: torch.complex128,  # type: ignore[attr-defined]
+}
+
+
+class InDouble(TorchFunctionMode):
+    """Reads float64 wherever a model asks for a lower precision.
+
+    Attributes:
+        places: The forwards that asked, as `RMSNorm.forward`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _CASTS:
+            self._note(args)
+            return args[0].to(_CASTS[func])
+        leaves = list(_leaves(args, kwargs))
+        low = any(map(is_low, leaves))
+        if any(isinstance(leaf, torch.dtype) and leaf in _DOUBLE for leaf in leaves):
+            self._note(args)
+            args, kwargs = tree_map_only(torch.dtype, lambda dtype: _DOUBLE.get(dtype, dtype), (args, kwargs))
+        result = func(*args, **(kwargs or {}))
+        # What is made of nothing has torch's default precision.
+        if low or (isinstance(result, Tensor) and result.dtype not in _DOUBLE):
+            return result
+        return tree_map_only(Tensor, _in_double, result)
+
+    def _note(self, args: Any) -> None:
+        if any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(args)):
+            self.places[_module_code()] = None
+
+
+def _leaves(args: Any, kwargs: Any) -> Iterator[Any]:
+    """What a call was given, and what is in its lists; pytrees take longer than most calls."""
+    for each in chain(args, kwargs.values()) if kwargs else args:
+        if isinstance(each, (list, tuple)):
+            yield from each
+        else:
+            yield each
+
+
+def is_low(leaf: Any) -> bool:
+    """Whether it is a tensor of a lower precision than float64."""
+    return isinstance(leaf, Tensor) and leaf.dtype in _DOUBLE
+
+
+def _in_double(tensor: Tensor) -> Tensor:
+    return tensor.to(_DOUBLE[tensor.dtype]) if tensor.dtype in _DOUBLE else tensor
+
+
+def _module_code() -> str:
+    """The method of a module that is running, as `RMSNorm.forward`."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            return f"{type(owner).__name__}.{frame.f_code.co_name}"
+        frame = frame.f_back
+    return "a function"
