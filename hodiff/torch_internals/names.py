@@ -118,6 +118,7 @@ NAMES = (
     "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
     "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack",
     "torch._functorch.utils.unwrap_dead_wrappers",
+    "torch._grouped_mm",
     "torch._higher_order_ops",
     "torch._higher_order_ops.utils._hop_compile_and_call",
     "torch._inductor.compile",

@@ -31,6 +31,7 @@ batch_norm_with_update: Kernel = torch.ops.aten._batch_norm_with_update
 pack_padded_sequence: Kernel = torch._pack_padded_sequence
 pad_packed_sequence: Kernel = torch._pad_packed_sequence
 weight_norm: Kernel = torch._weight_norm
+grouped_mm: Kernel = torch._grouped_mm
 weight_norm_kernel: Kernel = torch._weight_norm_interface
 sparse_sum: Kernel = torch._sparse_sum
 hardsigmoid: Kernel = torch._C._nn.hardsigmoid

@@ -9,6 +9,7 @@ from hodiff.corrections.special.polynomials import FAMILIES as POLYNOMIALS
 from hodiff.torch_internals.operators import (
     batch_norm_with_update,
     glu,
+    grouped_mm,
     hardsigmoid,
     native_batch_norm,
     pack_padded_sequence,
@@ -289,6 +290,7 @@ ELSEWHERE = {
     torch.autograd.grad,
     torch.Tensor.backward,
     F.multi_head_attention_forward,
+    grouped_mm,
     getattr(F, "linear_cross_entropy", None),
     call_script,
     torch.pca_lowrank,

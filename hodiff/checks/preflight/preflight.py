@@ -22,10 +22,14 @@ from hodiff.recompute.checkpoint import stored_instead
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.interception import DispatchMode
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket, function_of_operator, schema_of
+from hodiff.torch_internals.transforms import in_transform
 
 # Where the audit's names of operators begin, as functions and methods of one operator share an entry.
 # What computes nothing of its tensors.
 _NO_OPERATIONS = ("__get__", "__set__", ".requires_grad_")
+# What takes a tensor out of the graph.
+_DATA: Any = Tensor.data
+_CUTS = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.numpy, Tensor.item, Tensor.tolist, _DATA.__get__}
 # By what name the database has methods that are called otherwise.
 _ALIASES = {
     "__pow__": "pow",
@@ -209,10 +213,13 @@ class _Listener(TorchFunctionMode):
         self.uses: dict[str, OperatorUse] = {}
         self.judged: dict[Any, tuple[dict[str, str], str]] = {}
         self.zero_lengths: dict[str, int] = {}
+        self.cuts = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, why = self.corrections.watch(lambda: func(*args, **(kwargs or {})))
         name = resolve_name(func) or getattr(func, "__name__", str(func))
+        if func in _CUTS and _differentiable(args):
+            self.cuts += 1
         if not name.endswith(_NO_OPERATIONS) and _differentiable(result):
             use = self.uses.setdefault(name, OperatorUse(name))
             use.calls += 1
@@ -230,6 +237,11 @@ class _Listener(TorchFunctionMode):
 
     def sentences(self) -> Iterator[str]:
         """The remarks in words."""
+        if self.cuts:
+            yield (
+                f"torch.Tensor.detach and its like take what is differentiated out of the graph ({self.cuts} times): "
+                "derivatives through there are zero by every route"
+            )
         for name, count in self.zero_lengths.items():
             yield (
                 f"{name} is 0 somewhere ({count} times), where it has a kink, and 0 stands for its derivatives: even "
@@ -254,7 +266,10 @@ def _judge(
     # A rule that declines because torch is right here had its part in the audit with corrections.
     mended = correct and (correction is not None or (why is not None and why.torch_is_right))
     known = _audited(function_of_operator(func) or name, "corrected" if mended else "torch")
-    unknown = dict.fromkeys(ROUTES, "not audited")
+    # A rule names the routes that torch has not right.
+    unknown = dict.fromkeys(ROUTES, "not audited" if correction is None else "right")
+    if func is torch.autograd.grad:
+        return _of_inner_gradients(correct)
     if correction is not None and not correct:  # the table of corrections knows more functions than the audit
         unknown |= dict.fromkeys(correction.routes, "wrong" if correction.kind == "wrong" else "raises")
     routes = {route: known.get(route, unknown[route]) for route in ROUTES}
@@ -270,6 +285,14 @@ def _judge(
     if not correct and correction is not None:
         return routes, "use hodiff's transforms, or take derivatives inside hodiff.corrected()"
     return routes, f"take the route {good[0]}" if good else "write it in other operators"
+
+
+def _of_inner_gradients(correct: bool) -> tuple[dict[str, str], str]:
+    """Of a gradient that the function takes itself: what it goes through is right to third order."""
+    if correct or in_transform():
+        return dict.fromkeys(ROUTES, "right"), ""
+    missing = dict.fromkeys(ROUTES, "raises") | {ROUTES[0]: "right"}
+    return missing, "use hodiff's transforms, or take that gradient by torch.func.grad"
 
 
 def _audited(name: str, which: str) -> dict[str, str]:

@@ -19,8 +19,8 @@ from hodiff.common.randomness import RandomState
 
 # What may be shared, as nobody can change it.
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-# Where a module keeps what is registered with it.
-_REGISTERED = ("_parameters", "_buffers", "_modules")
+# In which modules keep their parameters, hooks and results.
+_COLLECTIONS = (dict, list, set)
 
 
 class _Detaching(TorchFunctionMode):
@@ -90,14 +90,18 @@ class Setting:
 
 @contextmanager
 def _attributes_put_back(model: nn.Module) -> Iterator[None]:
-    """Put back what modules hold; what is inside of it is as it is."""
-    kept = [(each, dict(vars(each)), [dict(vars(each)[name]) for name in _REGISTERED]) for each in model.modules()]
+    """Put back what modules hold, and what is in their own dictionaries, lists and sets."""
+    kept = [(vars(module), dict(vars(module))) for module in model.modules()]
+    held = [(each, each.copy()) for _, before in kept for each in before.values() if isinstance(each, _COLLECTIONS)]
     try:
         yield
     finally:
-        for module, attributes, registered in kept:
-            vars(module).clear()
-            vars(module).update(attributes)
-            for name, members in zip(_REGISTERED, registered, strict=True):
-                vars(module)[name].clear()
-                vars(module)[name].update(members)
+        for attributes, before in kept:
+            attributes.clear()
+            attributes.update(before)
+        for collection, contents in held:
+            collection.clear()
+            if isinstance(collection, list):
+                collection.extend(contents)
+            else:
+                collection.update(contents)

@@ -92,6 +92,6 @@ def _finding(failed: tuple[Entry, ...], guilty: list[Culprit], functions: Sequen
         severity=code.severity,
         title=code.title,
         cause=f"{code.cause.removesuffix('.')}: by torch alone it {in_words(failed)} by {routes_of(failed)}.",
-        evidence=(*inside, *numbers(failed)),
+        evidence=inside or numbers(failed),
         location=next((each.location for each in guilty if each.location), ""),
     )

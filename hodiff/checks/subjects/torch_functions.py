@@ -67,14 +67,17 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         copies = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
-        result = func(*args, **kwargs)
         name = resolve_name(func) or getattr(func, "__name__", "")
-        if (
-            not name.endswith(("__get__", "__set__"))
-            and any(map(is_free, tree_leaves(copies)))
-            and any(each.is_floating_point() or each.is_complex() for each in tensors_of(result))
-        ):
-            self.uses.append(_Use(func, copies[0], copies[1], _caller(inspect.currentframe())))
+        use = _Use(func, copies[0], copies[1], _caller(inspect.currentframe()))
+        told = not name.endswith(("__get__", "__set__")) and any(map(is_free, tree_leaves(copies)))
+        try:
+            result = func(*args, **kwargs)
+        except Exception:
+            # What cannot even be called here may be what is looked for.
+            self.uses += [use] if told else []
+            raise
+        if told and any(each.is_floating_point() or each.is_complex() for each in tensors_of(result)):
+            self.uses.append(use)
         return result
 
 
@@ -99,7 +102,7 @@ def culprits(
     """
     recorder, run = _Recorder(), prepare()
     with torch.enable_grad(), recorder:
-        run()
+        attempt(run)
     checked, found = set(), set()
     for use in recorder.uses:
         if use.key in checked or use.function in found or not suspects(use.function):

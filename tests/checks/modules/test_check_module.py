@@ -209,11 +209,13 @@ def test_a_module_that_keeps_its_inputs():
             super().__init__()
             self.linear = nn.Linear(4, 4)
             self.last = None
+            self.history = []
 
         def forward(self, x):
-            if self.last is not None and self.last.shape == x.shape:
-                x = x + 0.1 * self.last
+            if self.last is not None:
+                x = x + 0.1 * self.last + 0.1 * sum(self.history)
             self.last = self.linear(x)
+            self.history.append(self.last)
             return self.last.tanh()
 
     module = Remembers()

@@ -211,3 +211,34 @@ def test_inputs_by_name():
     report = hodiff.preflight(lambda *, x, mask: (x * mask).logsumexp(-1), x=X, mask=torch.ones_like(X))
     assert report.ok
     assert {each.name for each in report.operators} == {"torch.Tensor.mul", "torch.Tensor.logsumexp"}
+
+
+CUTS = {
+    "detach": lambda x: x.detach() * x,
+    "data": lambda x: x.data * x,
+    "item": lambda x: x.sum().item() * x,
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_where_the_graph_is_cut(name):
+    x = torch.randn(3, generator=torch.Generator().manual_seed(0))
+    found = hodiff.preflight(CUTS[name], x)
+    assert "out of the graph (1 times)" in found.remarks[0]
+    assert found.verdict.endswith("see the remarks")
+    assert not hodiff.preflight(lambda x: x * x.max(), x).remarks
+
+
+def penalty(x):
+    x = x.requires_grad_()
+    (g,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)
+    return g.square().sum()
+
+
+def test_a_gradient_inside_is_known():
+    x = torch.randn(3, generator=torch.Generator().manual_seed(0))
+    assert hodiff.preflight(penalty, x).verdict == "verdict: all four routes are right"
+    alone = hodiff.preflight(penalty, x, correct=False)
+    assert (alone.routes["reverse-over-reverse"], alone.routes["forward-over-reverse"]) == ("right", "raises")
+    inside = torch.func.vmap(torch.func.grad(lambda x: x.sin()))
+    assert hodiff.preflight(lambda x: inside(x).sum(), x, correct=False).routes["forward-over-reverse"] == "right"
