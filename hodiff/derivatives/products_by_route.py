@@ -63,8 +63,8 @@ def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
     try:
         return product(filled=False), aux
     except RuntimeError as error:
-        # A tangent that is zero has no memory to change in place, unless it is given as zeros, at their cost.
-        if not says(error, Wording.CHANGES_ZERO):
+        # A tangent that is zero, or of no batch, has no memory to change in place, unless it is given as zeros.
+        if not says(error, Wording.CHANGES_ZERO, Wording.CHANGES_UNBATCHED):
             draw.rewind()
             _slope(f, tangents)(primals)  # whose error says more than that of a batch
             raise
@@ -83,6 +83,7 @@ def _second(
         # Of the batch, into which all will be written.
         zero = torch.zeros_like(direction).sum()
         zeros = tuple(torch.zeros_like(each) + zero.to(each) for each in tangents)
+        directions = tuple(direction if i == index else each for i, each in enumerate(zeros))
         return push(lambda point, v: _slope(f, v)(point), (primals, tangents), (directions, zeros))[1]
 
     return along

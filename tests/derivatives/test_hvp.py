@@ -225,6 +225,22 @@ def test_in_place_where_tangents_have_no_memory(name):
     torch.testing.assert_close(got, 6 * x * v)
 
 
+@pytest.mark.parametrize("route", EVERY_ROUTE)
+def test_in_place_where_only_the_other_side_moves(route):
+    """A batch of directions of one leaf changes what depends on the other leaf alone."""
+    a, b, u, v = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def f(p):
+        total = p["a"].sin()
+        total += p["b"].cos()
+        return total.square().sum()
+
+    got = hvp(f, {"a": a, "b": b}, {"a": u, "b": v}, route=route)
+    total, slope = a.sin() + b.cos(), a.cos() * u - b.sin() * v
+    torch.testing.assert_close(got["a"], 2 * (slope * a.cos() - total * a.sin() * u))
+    torch.testing.assert_close(got["b"], -2 * (slope * b.sin() + total * b.cos() * v))
+
+
 def test_what_is_dispatched_in_forward_mode_is_not_watched():
     """Torch's tangent of a tangent of rsub ends the process, where anything watches."""
     x, a = torch.ones(3), torch.tensor(1.3)

@@ -47,6 +47,8 @@ from hodiff.errors import InputError
 
 # What is missing inside is no error where the routes of reverse passes, which transforms take first, are right.
 _MISSING = {"HD401", "HD403", "HD405", "HD406", "HD408"}
+# Relative errors of rules that are wrong are seldom smaller.
+_SMALL = 1e-4
 
 
 def check_module(
@@ -116,6 +118,9 @@ def check_module(
         if called.unsteady is not None and not is_repeatable(root):
             return Report(heading, (), (unsteady_finding(called.unsteady, called.reason),))
         _require_scalar(loss, root)
+        aside = () if wrt != "both" else tuple(set(custom_classes(root, inputs=False)) - set(custom_classes(root)))
+        # The way that training takes is the one to check.
+        wrt = "parameters" if aside else wrt
         subject = subject_of_call(root, loss, wrt, fixed)
         if approximate or _declares_surrogate(module, subject):
             return _of_surrogate(module, subject, Switches(order, vmap=False, seed=seed, correct=correct))
@@ -127,11 +132,14 @@ def check_module(
             with mode():
                 return failures(subject, order, seed)
 
+        def subject_for(call: ModuleCall) -> Subject:
+            return subject_of_call(call, None, wrt, fixed) if call is root else subject_of_call(call)
+
         found: list[Finding] = []
         failed = tuple(entry for entry in comparison.entries if entry.failed)
         if failed:
-            inquiry = Inquiry(mode, correct, order, seed)
-            for guilty in Search(failures_of).run(root, failed, loss):
+            inquiry = Inquiry(mode, correct, order, seed, subject_for)
+            for guilty in Search(failures_of, subject_for).run(root, failed, loss):
                 found += inquiry.findings(guilty)
         found += diagnose(entries[len(comparison.entries) :], ())
         if all(entry.status == "raises" and "forward" in entry.route for entry in failed):
@@ -139,7 +147,13 @@ def check_module(
         if correct:
             # The last, as it is a warning.
             found += torch_alone(lambda: _again(root, loss), comparison, order, seed, custom_classes(root))
-        notes = (_note(root.module, subject), *called.notes(), *_of_precision(root, comparison))
+        notes = (
+            _note(root.module, subject),
+            *map(_avoided, aside),
+            *called.notes(),
+            *_of_precision(root, comparison),
+            *_of_small_errors(failed),
+        )
     return Report(heading, entries, tuple(found), notes)
 
 
@@ -275,6 +289,23 @@ def _note(module: nn.Module, subject: Subject) -> str:
         + (f"; {frozen} in frozen parameters are constants" if frozen else "")
         + ("; so are rows of embeddings at padding_idx" if parameters and padding_rows(module) else "")
     )
+
+
+def _avoided(function: type) -> str:
+    name = function.__name__
+    return (
+        f"calls {name} where no input needs a gradient, so inputs are constants here; for the other way, wrt='inputs'"
+    )
+
+
+def _of_small_errors(failed: tuple[Entry, ...]) -> Iterator[str]:
+    """What a solver does to derivatives, which is no defect of any rule."""
+    wrong = [entry.error for entry in failed if entry.status == "wrong" and entry.error is not None]
+    if wrong and max(wrong) < _SMALL:
+        yield (
+            f"what is wrong is off by {max(wrong):.0e} at most, as derivatives of a solver are, whose tolerance or "
+            "choice of steps they do not see: tighten it and see, or compare the routes alone by approximate=True"
+        )
 
 
 def _of_precision(root: ModuleCall, comparison: Comparison) -> Iterator[str]:

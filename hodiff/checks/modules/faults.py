@@ -20,7 +20,7 @@ from hodiff.checks.preflight.preflight import preflight
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
 from hodiff.checks.subjects.module_calls import ModuleCall
-from hodiff.checks.subjects.subject import Subject, subject_of_call, subject_of_loss, tensors_of
+from hodiff.checks.subjects.subject import Subject, subject_of_loss, tensors_of
 from hodiff.checks.subjects.torch_functions import Culprit, culprits, custom_classes
 from hodiff.corrections.registry import CORRECTIONS
 
@@ -44,12 +44,14 @@ class Inquiry:
         correct: Whether that context corrects torch's functions.
         order: The highest order.
         seed: The seed.
+        subject_for: A call as a function of what it is differentiated by.
     """
 
     mode: Callable[[], AbstractContextManager[Any]]
     correct: bool
     order: int
     seed: int
+    subject_for: Callable[[ModuleCall], Subject]
 
     def findings(self, guilty: Guilty) -> tuple[Finding, ...]:
         """Name the torch function at fault, else what a check of the submodule alone says, else the routes."""
@@ -58,7 +60,7 @@ class Inquiry:
         culprits_inside = [] if statuses(guilty.failed) == {"non-smooth"} else list(self._culprits(guilty))
         if culprits_inside:
             return tuple(self._of_culprit(guilty, culprit) for culprit in culprits_inside)
-        return self._alone(guilty, subject_of_call(guilty.call), guilty.call.label, guilty.call.location)
+        return self._alone(guilty, self.subject_for(guilty.call), guilty.call.label, guilty.call.location)
 
     def _alone(self, guilty: Guilty, subject: Subject, label: str, location: str) -> tuple[Finding, ...]:
         """What a check says; if it says nothing, which routes disagree."""
@@ -159,9 +161,10 @@ def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
     )
 
 
-def _way(entry: Entry) -> str:
-    """How a comparison fails, in kinds that a module and a function in it share."""
-    return {"fails": "raises", "raises": "raises", "non-smooth": "non-smooth"}.get(entry.status, "differs")
+def _way(entry: Entry) -> tuple[str, int]:
+    """How a comparison fails, in kinds that a module and a function in it share, and at which order."""
+    kinds = {"fails": "raises", "raises": "raises", "non-smooth": "non-smooth"}
+    return kinds.get(entry.status, "differs"), entry.order
 
 
 def _evidence(guilty: Guilty) -> tuple[str, ...]:

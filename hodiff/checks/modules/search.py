@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.checks.report.data import Entry
 from hodiff.checks.subjects.module_calls import ModuleCall
-from hodiff.checks.subjects.subject import Subject, subject_of_call
+from hodiff.checks.subjects.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,12 @@ class Search:
 
     Args:
         failures: Gives the comparisons of a subject that fail.
+        subject_for: A call as a function of what it is differentiated by.
     """
 
-    def __init__(self, failures: Callable[[Subject], tuple[Entry, ...]]):
+    def __init__(self, failures: Callable[[Subject], tuple[Entry, ...]], subject_for: Callable[[ModuleCall], Subject]):
         self._failures = failures
+        self._subject_for = subject_for
         self._known: dict[ModuleCall, tuple[Entry, ...]] = {}
 
     def run(
@@ -69,7 +71,7 @@ class Search:
     def failures(self, call: ModuleCall) -> tuple[Entry, ...]:
         """The failed comparisons of a call alone."""
         if call not in self._known:
-            self._known[call] = self._failures(subject_of_call(call))
+            self._known[call] = self._failures(self._subject_for(call))
         return self._known[call]
 
     def _descend(self, root: ModuleCall, failed: tuple[Entry, ...]) -> Guilty:

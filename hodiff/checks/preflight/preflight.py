@@ -165,6 +165,10 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         listener = _Listener(correct, corrections)
         with stored_instead(), remarks, corrections, listener:
             outputs = model_or_function(*inputs, **options)
+        # A model may take another way where its inputs need no gradient, as in training.
+        if modules:
+            still, named = pytree.tree_map_only(Tensor, Tensor.detach, (inputs, options))
+            outputs = (outputs, model_or_function(*still, **named))
     operators = sorted(listener.uses.values(), key=lambda use: -_RANKS.index(use.worst))
     worst = {
         route: max((use.routes[route] for use in operators), key=_RANKS.index, default="right") for route in ROUTES

@@ -150,11 +150,9 @@ def compare_routes(subject: Subject, order: int, seed: int, *, curved: bool) -> 
 
 
 def failures(subject: Subject, order: int, seed: int) -> tuple[Entry, ...]:
-    """The comparisons that fail; none where there is nothing to differentiate."""
-    try:
-        return tuple(entry for entry in compare_routes(subject, order, seed, curved=True).entries if entry.failed)
-    except InputError:
-        return ()
+    """The comparisons that fail; none where there is nothing to differentiate, or the part does not run alone."""
+    comparison = attempt(lambda: compare_routes(subject, order, seed, curved=True))
+    return () if isinstance(comparison, Failure) else tuple(each for each in comparison.entries if each.failed)
 
 
 def is_coarse(subject: Subject) -> bool:
@@ -215,7 +213,8 @@ def _in_proportion(problem: ScalarProblem, generator: torch.Generator) -> Scalar
     everything = max(1.0, problem.step / 0.1)
 
     def moved(leaf: Tensor) -> Tensor:
-        size = (float(leaf.double().square().mean().sqrt()) or 1.0) / everything
+        size = float(leaf.double().square().mean().sqrt())
+        size = (size if 0 < size < math.inf else 1.0) / everything
         # By a power of two, so that every dtype sees the same directions.
         return draw_normal((leaf.numel(), DIRECTIONS), generator).to(leaf.device) * 2.0 ** round(math.log2(size))
 

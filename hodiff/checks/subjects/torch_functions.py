@@ -116,15 +116,16 @@ def culprits(
             yield Culprit(name, use.function, failed, use.location)
 
 
-def custom_classes(call: ModuleCall) -> tuple[type, ...]:
-    """The custom Functions that took part in a call; none if that cannot be told."""
-    found = attempt(_custom_classes, call)
+def custom_classes(call: ModuleCall, *, inputs: bool = True) -> tuple[type, ...]:
+    """The custom Functions of a call whose inputs need a gradient, or do not; none if that cannot be told."""
+    found = attempt(_custom_classes, call, inputs)
     return () if isinstance(found, Failure) else found
 
 
-def _custom_classes(call: ModuleCall) -> tuple[type, ...]:
+def _custom_classes(call: ModuleCall, inputs: bool) -> tuple[type, ...]:
     args, kwargs = call.setting.copied((call.args, call.kwargs))
-    args, kwargs = tree_map_only(Tensor, lambda x: x.requires_grad_() if is_free(x) else x, (args, kwargs))
+    if inputs:
+        args, kwargs = tree_map_only(Tensor, lambda x: x.requires_grad_() if is_free(x) else x, (args, kwargs))
     with torch.enable_grad(), call.setting.entered():
         outputs = tensors_of(torch.func.functional_call(call.module, _buffers(call), args, kwargs))
     classes = [function_of(node) for output in outputs for node in nodes_of(output)]

@@ -1,0 +1,206 @@
+"""What hodiff does with a model, against differences: of gradients, which torch takes, and of outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from models.specimen import Architecture
+from torch import Tensor
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import hodiff
+from hodiff.checks.subjects.double_precision import InDouble
+from hodiff.checks.torch_warnings import silence_torch_warnings
+
+Parameters = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One feature of hodiff on one model.
+
+    Attributes:
+        feature: Which.
+        outcome: An error relative to the largest number, or what was said.
+        seconds: How long it took.
+    """
+
+    feature: str
+    outcome: float | str
+    seconds: float
+
+
+class Case:
+    """A model in float64, as a function of its parameters."""
+
+    def __init__(self, architecture: Architecture):
+        built = architecture.made()
+        # Differences of what rounds to float32 inside would show that alone.
+        self.exact: AbstractContextManager[Any] = InDouble() if architecture.coarse else nullcontext()
+        self.model = built.model.double()
+        self.inputs = tree_map_only(Tensor, _in_double, built.inputs)
+        self.parameters = {name: _in_double(each.detach()) for name, each in self.model.named_parameters()}
+        generator = torch.Generator().manual_seed(3)
+        self.direction = {name: _random(each, generator) for name, each in self.parameters.items()}
+        # What training never moves, and torch's gradient leaves out.
+        for name, module in self.model.named_modules():
+            if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+                self.direction[f"{name}.weight"][module.padding_idx] = 0
+
+    def outputs(self, parameters: Parameters, inputs: Any = None) -> list[Tensor]:
+        """The floating outputs, of random numbers that are the same in every call."""
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            # A model may write into its inputs, or make leaves of them.
+            given = tree_map_only(Tensor, Tensor.clone, self.inputs if inputs is None else inputs)
+            everything = tree_leaves(functional_call(self.model, parameters, given))
+        return [each.double() for each in everything if isinstance(each, Tensor) and each.is_floating_point()]
+
+    def loss(self, parameters: Parameters) -> Tensor:
+        """A curved scalar of the outputs."""
+        return torch.stack([(each.sin() + each.square()).mean() for each in self.outputs(parameters)]).sum()
+
+    def gradient(self, parameters: Parameters) -> Tensor:
+        """By torch, once; and where torch has no such gradient, within corrections."""
+        try:
+            return self._gradient(parameters)
+        except RuntimeError:
+            with hodiff.corrected():
+                return self._gradient(parameters)
+
+    def _gradient(self, parameters: Parameters) -> Tensor:
+        leaves = [each.detach().requires_grad_() for each in parameters.values()]
+        value = self.loss(dict(zip(parameters, leaves, strict=True)))
+        return flat(torch.autograd.grad(value, leaves, materialize_grads=True))
+
+    def moved(self, step: float, direction: Parameters) -> Parameters:
+        """The parameters, a step away."""
+        return {name: each + step * direction[name] for name, each in self.parameters.items()}
+
+    def difference(self, function: Callable[[Parameters], Tensor], direction: Parameters) -> Tensor:
+        """The derivative of a function along a direction by central differences of two steps, in float64 throughout."""
+        # Small, as a step across a kink of relu says nothing.
+        step = 1e-5
+
+        def central(h: float) -> Tensor:
+            return (function(self.moved(h, direction)) - function(self.moved(-h, direction))) / (2 * h)
+
+        with self.exact:
+            return ((4 * central(step / 2) - central(step)) / 3).detach()
+
+
+def flat(tree: Any) -> Tensor:
+    """All numbers of a tree, complex ones by their parts."""
+    return torch.cat([_real(each).reshape(-1) for each in tree_leaves(tree)])
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _in_double(tensor: Tensor) -> Tensor:
+    wide = {torch.complex64: torch.complex128}.get(tensor.dtype, torch.float64)
+    return tensor.to(wide) if tensor.is_floating_point() or tensor.is_complex() else tensor
+
+
+def _random(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """A direction in proportion to a parameter."""
+    draw = torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
+    return draw * (tensor.abs().square().mean().sqrt() + 1e-2)
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest number."""
+    # What makes a leaf inside has products with a graph.
+    return float((got.detach() - expected).abs().max() / expected.abs().max())
+
+
+def checked(architecture: Architecture) -> hodiff.Report:
+    """What a newcomer calls first."""
+    built = architecture.made()
+    return hodiff.check(built.model, built.inputs, **architecture.options)
+
+
+def previewed(architecture: Architecture) -> Any:
+    """What a newcomer calls second."""
+    built = architecture.made()
+    return hodiff.preflight(built.model, *built.inputs)
+
+
+def route_errors(
+    architecture: Architecture, routes: Sequence[str] = (), **options: bool
+) -> Iterator[tuple[str, float]]:
+    """The error of a product by some routes, or by each that is there."""
+    case = Case(architecture)
+    expected = case.difference(case.gradient, case.direction)
+    for route in routes or architecture.routes:
+        product = hodiff.hvp(case.loss, case.parameters, case.direction, route=route, **options)
+        yield route, error(flat(product), expected)
+
+
+def operator_error(architecture: Architecture, *, compile: bool = False) -> float:
+    """The error of a column of a block that the Hessian is multiplied by."""
+    case = Case(architecture)
+    A = hodiff.HessianOperator(case.loss, case.parameters, compile=compile)
+    column = flat(case.direction)
+    block = A @ torch.stack([torch.ones_like(column), column, column.flip(0)], dim=1)
+    return error(block[:, 1], case.difference(case.gradient, case.direction))
+
+
+def gauss_newton_error(architecture: Architecture) -> float:
+    """The error of a product with J'J, whose J v is a difference of outputs and whose J' is torch's gradient."""
+    case = Case(architecture)
+
+    def squares(outputs: list[Tensor], _: Any) -> Tensor:
+        return torch.stack([each.square().sum() for each in outputs]).sum() / 2
+
+    G = hodiff.GaussNewtonOperator(case.outputs, squares, case.parameters, case.inputs, None)
+    with hodiff.corrected():
+        tangent = case.difference(lambda p: flat([each.detach() for each in case.outputs(p)]), case.direction)
+    leaves = [each.detach().requires_grad_() for each in case.parameters.values()]
+    with hodiff.corrected():
+        outputs = flat(case.outputs(dict(zip(case.parameters, leaves, strict=True))))
+        expected = flat(torch.autograd.grad(outputs @ tangent, leaves, materialize_grads=True))
+    return error(flat(G @ case.direction), expected)
+
+
+def eigenvalue_error(architecture: Architecture) -> float:
+    """The residual of the largest eigenpair, by differences of the gradient along the eigenvector."""
+    case = Case(architecture)
+    A = hodiff.HessianOperator(case.loss, case.parameters)
+    found = hodiff.estimators.eigsh(A, 1, tol=1e-8)
+    vector, value = found.eigenvectors[:, 0], found.eigenvalues[0]
+    names, sizes = zip(*((name, each.shape) for name, each in case.parameters.items()), strict=True)
+    pieces = vector.split([size.numel() for size in sizes])
+    direction = {name: piece.reshape(size) for name, piece, size in zip(names, pieces, sizes, strict=True)}
+    return float((case.difference(case.gradient, direction) - value * vector).norm() / value.abs())
+
+
+def measures(architecture: Architecture, *, compiled: bool = False) -> Iterator[Measure]:
+    """Every feature, timed."""
+    yield _timed("check", lambda: str(checked(architecture)).splitlines()[0].partition(": ")[2])
+    yield _timed("preflight", lambda: previewed(architecture).verdict.removeprefix("verdict: "))
+    if not architecture.routes:
+        return
+    yield _timed("products", lambda: max(each for _, each in route_errors(architecture)))
+    yield _timed("operator", lambda: operator_error(architecture))
+    if compiled:
+        yield _timed("compiled operator", lambda: operator_error(architecture, compile=True))
+    yield _timed("Gauss-Newton", lambda: gauss_newton_error(architecture))
+    yield _timed("top eigenvalue", lambda: eigenvalue_error(architecture))
+
+
+def _timed(feature: str, run: Callable[[], float | str]) -> Measure:
+    start = time.perf_counter()
+    with silence_torch_warnings():
+        try:
+            outcome = run()
+        except Exception as raised:
+            outcome = f"{type(raised).__name__}: {raised}"
+    return Measure(feature, outcome, time.perf_counter() - start)

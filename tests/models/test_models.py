@@ -1,0 +1,94 @@
+"""Architectures that people have: what a check and preflight say, products by every route, operators, eigenvalues.
+
+Truth are differences of torch's gradients and of outputs; what check and preflight have to say is in the tables of
+`architectures/`.
+"""
+
+import importlib.util
+
+import pytest
+from models.measures import (
+    checked,
+    eigenvalue_error,
+    gauss_newton_error,
+    operator_error,
+    previewed,
+    route_errors,
+)
+from models.specimen import architectures
+
+import hodiff
+from hodiff.checks.torch_warnings import silence_torch_warnings
+
+ALL = architectures()
+
+
+def each(*, measured=False):
+    """All architectures, most of them slow; those whose derivatives are right, if they are to be measured."""
+    return [
+        pytest.param(one, id=one.name, marks=[] if one.quick else [pytest.mark.slow])
+        for one in ALL
+        if one.routes or not measured
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with silence_torch_warnings():
+        yield
+
+
+def made(architecture):
+    if architecture.needs and importlib.util.find_spec(architecture.needs) is None:
+        pytest.skip(f"needs {architecture.needs}")
+    return architecture
+
+
+def allowed(architecture):
+    """What a float32 norm inside leaves of a product, or what differences do not see."""
+    return 1e-4 if architecture.coarse else 1e-6
+
+
+@pytest.mark.parametrize("architecture", each())
+def test_check_ends_in_a_true_verdict(architecture):
+    report = checked(made(architecture))
+    found = {finding.code for finding in report.errors}, {finding.code for finding in report.warnings}
+    assert found == (set(architecture.errors), set(architecture.warnings)), str(report)
+    if not architecture.errors:
+        right = {entry.route for entry in report.entries if entry.order == 2 and entry.status == "ok"}
+        assert right == set(architecture.routes)
+
+
+@pytest.mark.parametrize("architecture", each())
+def test_preflight_says_the_same(architecture):
+    assert previewed(made(architecture)).verdict.startswith(f"verdict: {architecture.verdict}")
+
+
+@pytest.mark.parametrize("architecture", each(measured=True))
+def test_products_by_every_route(architecture):
+    errors = dict(route_errors(made(architecture)))
+    assert max(errors.values()) < allowed(architecture), errors
+
+
+@pytest.mark.parametrize("architecture", each(measured=True))
+def test_routes_that_are_missing_raise(architecture):
+    missing = architecture.missing
+    if not missing:
+        assert architecture.routes == hodiff.ROUTES
+    for route in missing:
+        with pytest.raises(hodiff.RouteError):
+            list(route_errors(made(architecture), [route]))
+
+
+@pytest.mark.parametrize("architecture", each(measured=True))
+def test_operators(architecture):
+    assert operator_error(made(architecture)) < allowed(architecture)
+    assert gauss_newton_error(architecture) < allowed(architecture)
+    assert eigenvalue_error(architecture) < 1e-4
+
+
+def test_wrong_numbers_would_be_seen():
+    """Else nothing above proves anything."""
+    normalized = next(one for one in ALL if one.name == "weight-normalized convolutions")
+    ((_, error),) = route_errors(normalized, hodiff.ROUTES[:1], correct=False)
+    assert error > 1e-2
