@@ -186,7 +186,7 @@ def measures(architecture: Architecture, *, compiled: bool = False) -> Iterator[
     """Every feature, timed."""
     yield _timed("check", lambda: str(checked(architecture)).splitlines()[0].partition(": ")[2])
     yield _timed("preflight", lambda: previewed(architecture).verdict.removeprefix("verdict: "))
-    if not architecture.routes:
+    if not architecture.measured:
         return
     yield _timed("products", lambda: max(each for _, each in route_errors(architecture)))
     yield _timed("operator", lambda: operator_error(architecture))

@@ -40,6 +40,7 @@ class Architecture:
         errors: The codes of errors that a check finds.
         warnings: Those of warnings.
         options: Arguments of the check.
+        measured: Whether products by its parameters are right, and so can be measured.
         coarse: Whether it computes in float32 inside, so that products are as coarse.
         quick: Whether it belongs to the quick tests, too.
     """
@@ -52,6 +53,7 @@ class Architecture:
     errors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    measured: bool = True
     coarse: bool = False
     quick: bool = False
 

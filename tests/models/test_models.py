@@ -28,7 +28,7 @@ def each(*, measured=False):
     return [
         pytest.param(one, id=one.name, marks=[] if one.quick else [pytest.mark.slow])
         for one in ALL
-        if one.routes or not measured
+        if one.measured or not measured
     ]
 
 

@@ -115,7 +115,7 @@ def _entries(
     yield from against_differences(climb(problem, problem.curved_loss, order, generator), order, "curved loss")
     if own.eps > problem.eps:
         yield from in_own_dtype(own, own.loss, levels, f"in {own.dtypes}")
-    if in_double:
+    if in_double and switches.gradchecks:
         yield from gradchecks(problem, order, switches.vmap, switches.seed)
     yield from _transformed(problem, levels, switches, generator)
 

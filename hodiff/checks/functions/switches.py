@@ -23,6 +23,7 @@ class Switches:
         seed: Of everything random.
         method: How the input is moved: one of `METHODS`.
         correct: Whether derivatives are taken within `hodiff.corrected()`, as hodiff's transforms take them.
+        gradchecks: Whether to run torch's own checks, which move every number of the input.
     """
 
     order: int = 2
@@ -32,6 +33,7 @@ class Switches:
     seed: int = 0
     method: str = "auto"
     correct: bool = True
+    gradchecks: bool = True
 
     @property
     def mode(self) -> AbstractContextManager[Any]:

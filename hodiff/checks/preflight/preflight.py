@@ -270,8 +270,9 @@ def _judge(
     # A rule that declines because torch is right here had its part in the audit with corrections.
     mended = correct and (correction is not None or (why is not None and why.torch_is_right))
     known = _audited(function_of_operator(func) or name, "corrected" if mended else "torch")
-    # A rule names the routes that torch has not right.
-    unknown = dict.fromkeys(ROUTES, "not audited" if correction is None else "right")
+    # A rule names the routes that torch has not right, and knows the calls in which it has.
+    told = correction is not None or mended
+    unknown = dict.fromkeys(ROUTES, "right" if told else "not audited")
     if func is torch.autograd.grad:
         return _of_inner_gradients(correct)
     if correction is not None and not correct:  # the table of corrections knows more functions than the audit

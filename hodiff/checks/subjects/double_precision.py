@@ -40,16 +40,16 @@ class InDouble(TorchFunctionMode):
         if func in _CASTS:
             self._note(args)
             return args[0].to(_CASTS[func])
-        leaves = list(_leaves(args, kwargs))
-        low = any(map(is_low, leaves))
-        if any(isinstance(leaf, torch.dtype) and leaf in _DOUBLE for leaf in leaves):
+        if any(type(leaf) is torch.dtype for leaf in _leaves(args, kwargs)):
             self._note(args)
             args, kwargs = tree_map_only(torch.dtype, lambda dtype: _DOUBLE.get(dtype, dtype), (args, kwargs))
         result = func(*args, **(kwargs or {}))
-        # What is made of nothing has torch's default precision.
-        if low or (isinstance(result, Tensor) and result.dtype not in _DOUBLE):
+        # To ask for a dtype is a call as well, so results come first, which are seldom low.
+        if not isinstance(result, (Tensor, list, tuple)) or not any(map(is_low, _leaves((result,), None))):
             return result
-        return tree_map_only(Tensor, _in_double, result)
+        # What is made of nothing has torch's default precision.
+        made = not any(map(is_low, _leaves(args, kwargs)))
+        return tree_map_only(Tensor, _in_double, result) if made else result
 
     def _note(self, args: Any) -> None:
         if any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(args)):
