@@ -1,9 +1,12 @@
-"""Where an exception was raised: by torch, or by a statement of the user's own code."""
+"""Where an exception was raised: by torch, by a statement of the user's own code, in which Function."""
 
 from __future__ import annotations
 
 import dis
+from collections.abc import Iterator
 from types import TracebackType
+
+from torch.autograd import Function
 
 # Methods of a Function by which its author says what it lacks.
 _RULES = {"backward", "vjp", "jvp", "vmap"}
@@ -12,16 +15,27 @@ _LIBRARIES = {"torch", "hodiff"}
 
 def raised_by_user(error: BaseException) -> bool:
     """Whether a `raise` outside of torch and hodiff made the exception, and not one in a rule of a Function."""
-    steps = []
-    step = error.__traceback__
-    while step is not None:
-        steps.append(step)
-        step = step.tb_next
+    steps = list(_steps(error))
     theirs = [each for each in steps if not _in_library(each)]
     if not theirs or theirs[-1] is not steps[-1] or any(each.tb_frame.f_code.co_name in _RULES for each in theirs):
         return False
     # What torch's operators raise comes from the call of them, as they have no frames of their own.
     return dis.opname[steps[-1].tb_frame.f_code.co_code[steps[-1].tb_lasti]] == "RAISE_VARARGS"
+
+
+def function_at_fault(error: BaseException) -> str:
+    """The name of the innermost custom Function whose call raised; empty if it was in none."""
+    called = [step.tb_frame.f_locals.get("cls") for step in _steps(error) if step.tb_frame.f_code.co_name == "apply"]
+    functions = [each for each in called if isinstance(each, type) and issubclass(each, Function)]
+    theirs = [each.__name__ for each in functions if not each.__module__.startswith("hodiff.")]
+    return theirs[-1] if theirs else ""
+
+
+def _steps(error: BaseException) -> Iterator[TracebackType]:
+    step = error.__traceback__
+    while step is not None:
+        yield step
+        step = step.tb_next
 
 
 def _in_library(step: TracebackType) -> bool:

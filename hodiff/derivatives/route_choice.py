@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from hodiff.derivatives.origin import raised_by_user
+from hodiff.derivatives.origin import function_at_fault, raised_by_user
 from hodiff.errors import HodiffError, HodiffWarning, InputError, RouteError
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.wording import UNAVAILABLE, Wording, says
@@ -58,7 +58,8 @@ def _reason(error: Exception) -> str:
     for words, explanation in _EXPLAINED.items():
         if says(error, words):
             return explanation
-    return str(error).strip().split("\n")[0]
+    name = function_at_fault(error)
+    return f"{name}: " * bool(name) + str(error).strip().split("\n")[0]
 
 
 def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence[str] = ROUTES) -> T:

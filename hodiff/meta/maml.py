@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from hodiff.common.keyword_options import explains, shows
 from hodiff.common.options import require_number
+from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.meta.learner import MetaLearner
 from hodiff.meta.optimizer import Optimizer, Setting
@@ -78,7 +79,7 @@ class FOMAML(MAML):
         **options: As for `MAML`, without `first_order`.
 
     Raises:
-        InputError: As for `MAML`.
+        InputError: As for `MAML`, and for `first_order`.
 
     Example:
         >>> import torch
@@ -100,6 +101,11 @@ class FOMAML(MAML):
         steps: int = 1,
         **options: Unpack[InnerOptions],
     ):
+        if "first_order" in options:
+            raise InputError(
+                "FOMAML: first_order: expected none, as that is what FOMAML is, got "
+                f"{describe(dict(options)['first_order'])}; use MAML(..., first_order=...)."
+            )
         super().__init__(module, loss, lr, steps, first_order=True, **options)
 
 
@@ -171,7 +177,7 @@ class MetaSGD(MAML):
         lr: The rates, parameters with the shapes of `adapted_parameters()`.
 
     Raises:
-        InputError: As for `MAML`, and if `lr` is no number.
+        InputError: As for `MAML`, if `lr` is no number, and for `optimizer`.
 
     Example:
         >>> import torch
@@ -195,6 +201,11 @@ class MetaSGD(MAML):
         **options: Unpack[LearnerOptions],
     ):
         require_number("MetaSGD", "lr", lr, remedy="pass what all rates are at the start")
+        if options.get("optimizer") is not None:
+            raise InputError(
+                "MetaSGD: optimizer: expected none, as it descends by the rates that it learns, got "
+                f"{describe(options['optimizer'])}; use MAML(..., optimizer=...)."
+            )
         super().__init__(module, loss, lr, steps, **options)
         self.lr = nn.ParameterList(torch.full_like(each, lr) for each in self.adapted_parameters().values())
 

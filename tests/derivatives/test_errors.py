@@ -331,8 +331,12 @@ def test_function_without_a_forward_rule(route: str) -> None:
     if route == "reverse-over-reverse":
         assert hvp(f, X, X, route=route).equal(6 * X * X)
     elif "over-forward" in route:
-        raises(lambda: hvp(f, X, X, route=route), ["hvp", route, "jvp"], RouteError)
-        raises(lambda: hessian_matrix(f, X, route=route), ["hessian_matrix", route, "jvp"], RouteError)
+        raises(lambda: hvp(f, X, X, route=route), ["hvp", route, "WithoutForwardRule: You must", "jvp"], RouteError)
+        raises(
+            lambda: hessian_matrix(f, X, route=route),
+            ["hessian_matrix", route, "WithoutForwardRule", "jvp"],
+            RouteError,
+        )
 
 
 @pytest.mark.parametrize("name", OF_SCALARS)

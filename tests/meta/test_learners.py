@@ -472,6 +472,8 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "policy": (lambda: MAML(network(), mse, batch_norm="no"), InputError, "batch_norm: expected one of 'per-task'"),
     "chunk": (lambda: MAML(network(), mse, chunk_size=0), InputError, "chunk_size"),
     "head": (lambda: ANIL(network(), mse, head="3"), InputError, "ANIL: head: .*'3'"),
+    "first order twice": (lambda: FOMAML(network(), mse, first_order=False), InputError, "FOMAML: first_order"),
+    "rates and an optimizer": (lambda: MetaSGD(network(), mse, optimizer=SGD(0.1)), InputError, "MetaSGD: optimizer"),
     "rates": (lambda: MetaSGD(network(), mse, torch.ones(())), InputError, "MetaSGD: lr"),
     "strength": (lambda: IMAML(network(), mse, strength=0.0), InputError, "IMAML: strength"),
     "parts": (lambda: MAML(network(), mse)(tasks()[:3]), InputError, "MAML: tasks: .*query_y.*3 parts"),
