@@ -15,6 +15,7 @@ from hodiff.checks.comparisons.judgement import exact, is_settled, judge, scale_
 from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal
 from hodiff.checks.oracles.compositions import along_directions, derivative, route_names
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
+from hodiff.checks.progress import advance
 from hodiff.checks.report.data import Entry
 
 Loss = Callable[[Tensor], Tensor]
@@ -114,6 +115,7 @@ def evaluate_route(
     loss: Loss, route: str, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...], free: Tensor | None = None
 ) -> Tensor:
     """One route's derivative at all tuples of directions, stacked."""
+    advance(route)
     # A route without a reverse pass has no index of its own: its last one runs along the rows of `free`.
     if free is None or "reverse" in route:
         function = derivative(loss, route)

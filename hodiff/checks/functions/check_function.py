@@ -12,6 +12,7 @@ from hodiff.checks.functions.by_reference import check_by_reference
 from hodiff.checks.functions.by_routes import check_by_routes
 from hodiff.checks.functions.conclusion import unrepeatable
 from hodiff.checks.functions.switches import Switches
+from hodiff.checks.progress import told
 from hodiff.checks.report.report import Report
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.common.randomness import seeded
@@ -30,7 +31,8 @@ def check_function(
     """Check a function or a Function class, as `hodiff.check` does with arguments that it has validated."""
     function = f.apply if isinstance(f, type) and issubclass(f, torch.autograd.Function) else f
     generator = torch.Generator().manual_seed(switches.seed)
-    with silence_torch_warnings(), seeded(switches.seed, tensors_in(args)):
+    name = getattr(f, "__name__", type(f).__name__)
+    with silence_torch_warnings(), seeded(switches.seed, tensors_in(args)), told(f"check of {name}"):
         try:
             with switches.mode:
                 problem = scalarize(function, args, generator, switches.method)

@@ -21,6 +21,7 @@ from hodiff.checks.functions.conclusion import title
 from hodiff.checks.functions.switches import Switches
 from hodiff.checks.modules.faults import Inquiry, count_numbers, unsteady_finding
 from hodiff.checks.modules.search import Search
+from hodiff.checks.progress import told
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
 from hodiff.checks.subjects.double_precision import InDouble, is_low
@@ -111,7 +112,7 @@ def check_module(
     require_choice("check", "wrt", wrt, WRT)
     mode: Callable[[], Any] = corrected if correct else nullcontext
     inputs = inputs if type(inputs) is tuple else (inputs,)
-    with silence_torch_warnings():
+    with silence_torch_warnings(), told(f"check of {type(module).__name__}"):
         called = _called(module, inputs)
         root, args = called.root, called.args
         heading = title(type(module).__name__, _shapes(args), correct=correct)

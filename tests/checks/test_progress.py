@@ -1,0 +1,33 @@
+"""What a check says of itself on a terminal, and that it says nothing elsewhere."""
+
+import io
+import sys
+
+import pytest
+import torch
+
+import hodiff
+from hodiff.checks import progress
+
+X = torch.tensor([0.5, -1.2], dtype=torch.float64)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("f", [torch.sin, torch.nn.Linear(2, 3)], ids=["function", "module"])
+def test_a_line_on_a_terminal(monkeypatch, f):
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    hodiff.check(f, X, scipy=False)
+    text = sys.stderr.getvalue()
+    assert f"check of {getattr(f, '__name__', 'Linear')}" in text
+    assert "derivatives" in text
+
+
+def test_nothing_elsewhere(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    hodiff.check(torch.sin, X, scipy=False)
+    assert capsys.readouterr() == ("", "")
