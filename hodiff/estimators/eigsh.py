@@ -26,7 +26,7 @@ class Eigenpairs:
 
     Attributes:
         eigenvalues: Ascending, (k,), in the working dtype on the operator's device.
-        eigenvectors: Orthonormal columns, (n, k).
+        eigenvectors: Orthonormal columns, (n, k); `A.to_tree` of hodiff's operators makes pytrees of them.
         residual: $\|A v - \lambda v\|$ of each, (k,), by products made for it.
         converged: Whether there are as many as asked, and each residual is within the tolerance.
         iterations: Lanczos steps for "lanczos", blocks of products for "lobpcg", products for the others.
@@ -54,7 +54,7 @@ def eigsh(
     *,
     which: str = "LM",
     method: str = "arpack",
-    start: Tensor | None = None,
+    start: Any = None,
     tol: float | None = None,
     max_iterations: int | None = None,
     throw: bool = True,
@@ -79,7 +79,8 @@ def eigsh(
             densely up to n = 1000; beyond, "arpack" finds it where eigenvalues have one sign. "lanczos" and "lobpcg" do
             not offer it, nor "lobpcg" "LM".
         method: "arpack", "lanczos", "lobpcg" or "dense".
-        start: Where to start: a vector (n,) or, for "lobpcg", a block (n, k), as of an earlier call; random by default.
+        start: Where to start: a vector (n,) or, for "lobpcg", a block (n, k), as of an earlier call; for hodiff's
+            operators also a pytree like their vectors. Random by default.
         tol: Residual allowed relative to the largest $\|A v\|$ met, by default 1e-9 in float64, 1e-4 in float32 and
             six times the rounding of operators of 16 bits.
         max_iterations: Most restarts of "arpack" (1000 by default), vectors of "lanczos" (the larger of 100 and 20 k)
@@ -178,6 +179,8 @@ def start_block(view: View, start: Any, columns: int, generator: torch.Generator
     """The user's start as a block, filled up with random columns."""
     if start is None:
         return draw(view, "gaussian", columns, generator)
+    if view.domain is not None and view.domain.is_tree(start):
+        start = view.domain.flatten(start, f"{view.caller}: start")
     fits = isinstance(start, Tensor) and start.is_floating_point() and start.dim() in (1, 2)
     if not fits or len(start) != view.n or (start.dim() == 2 and not 1 <= start.shape[1] <= columns):
         shapes = f"({view.n},) or ({view.n}, {columns})" if columns > 1 else f"({view.n},)"
