@@ -7,12 +7,14 @@ from typing import Any as _Any
 from hodiff.corrections import corrected as corrected
 from hodiff.derivatives import ROUTES as ROUTES
 from hodiff.derivatives import directional_derivatives as directional_derivatives
+from hodiff.derivatives import grad_and_hvp as grad_and_hvp
 from hodiff.derivatives import hessian as hessian
 from hodiff.derivatives import hessian_diagonal as hessian_diagonal
 from hodiff.derivatives import hessian_matrix as hessian_matrix
 from hodiff.derivatives import hvp as hvp
 from hodiff.derivatives import hvp_function as hvp_function
 from hodiff.derivatives import jacobian as jacobian
+from hodiff.derivatives import value_grad_hvp as value_grad_hvp
 from hodiff.errors import CheckError as CheckError
 from hodiff.errors import ConvergenceError as ConvergenceError
 from hodiff.errors import HodiffError as HodiffError

@@ -110,8 +110,8 @@ def require_argnums(caller: str, argnums: Any) -> tuple[int, ...]:
     positions = argnums if isinstance(argnums, tuple) else (argnums,)
     if not all(map(is_int, positions)):
         raise InputError(
-            f"{caller}: argnums must be an int or a tuple of ints, got {describe(argnums)}. {caller}(f) is a function "
-            f"of the arguments of f: write {caller}(f)(x)."
+            f"{caller}: argnums: expected an int or a tuple of ints, got {describe(argnums)}. {caller}(f) is a "
+            f"function of the arguments of f: write hodiff.{caller}(f)(x)."
         )
     return positions
 

@@ -44,49 +44,69 @@ def reverse_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
 
 def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
     """Push every unit vector through the directional derivative: n passes where the other routes take one."""
-    draw, f = draw_of(f), steady(f)
-    bytes_each, aux = _size_of_tangents(f, primals)
+    _, _, product, aux = push_unit_vectors(f, primals, tangents)
+    return product, aux
 
-    def product(*, filled: bool) -> Leaves:
-        parts = []
+
+def push_unit_vectors(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Tensor, Leaves, Leaves, PyTree]:
+    """Value, gradient, product and aux: a pass has an entry of the gradient beside one of the product."""
+    draw, f = draw_of(f), steady(f)
+    bytes_each, value, aux = _size_of_tangents(f, primals)
+
+    def along_all(*, filled: bool) -> tuple[Leaves, Leaves]:
+        columns: tuple[list[Tensor], list[Tensor]] = [], []
         for index, leaf in enumerate(primals):
-            rows = [leaf.new_zeros(0)]
+            parts = [(leaf.new_zeros(0), leaf.new_zeros(0))]
             for start, stop in spans(leaf.numel(), resolve_chunk_size("auto", leaf.numel(), bytes_each, leaf.device)):
                 draw.rewind()
-                along = _second(f, primals, tangents, index, filled=filled)
-                rows.append(vmap(along, randomness="same")(one_hot_rows(start, stop, leaf)))
-            parts.append(torch.cat(rows).view(leaf.shape).to(leaf.dtype))
-        return tuple(parts)
+                along = _along(f, primals, tangents, index, filled=filled)
+                parts.append(vmap(along, randomness="same")(one_hot_rows(start, stop, leaf)))
+            for column, rows in zip(columns, zip(*parts, strict=True), strict=True):
+                column.append(torch.cat(rows).view(leaf.shape).to(leaf.dtype))
+        return tuple(columns[0]), tuple(columns[1])
 
     if torch.compiler.is_compiling():
-        return product(filled=False), aux
+        return value, *along_all(filled=False), aux
     try:
-        return product(filled=False), aux
+        return value, *along_all(filled=False), aux
     except RuntimeError as error:
         # A tangent that is zero, or of no batch, has no memory to change in place, unless it is given as zeros.
         if not says(error, Wording.CHANGES_ZERO, Wording.CHANGES_UNBATCHED):
             draw.rewind()
             _slope(f, tangents)(primals)  # whose error says more than that of a batch
             raise
-    return product(filled=True), aux
+    return value, *along_all(filled=True), aux
 
 
-def _second(
+def _along(
     f: BoundFunction, primals: Leaves, tangents: Leaves, index: int, *, filled: bool
-) -> Callable[[Tensor], Tensor]:
-    """The second derivative along the tangents and a direction of one leaf."""
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """The first derivative along a direction of one leaf, and the second along the tangents and it."""
 
-    def along(direction: Tensor) -> Tensor:
+    def along(direction: Tensor) -> tuple[Tensor, Tensor]:
         directions = tuple(direction if i == index else torch.zeros_like(p) for i, p in enumerate(primals))
         if not filled:
-            return push(_slope(f, tangents), (primals,), (directions,))[1]
+            first, second = push(_value_and_slope(f, tangents), (primals,), (directions,))[1]
+            return first, second
         # Of the batch, into which all will be written.
         zero = torch.zeros_like(direction).sum()
         zeros = tuple(torch.zeros_like(each) + zero.to(each) for each in tangents)
         directions = tuple(direction if i == index else each for i, each in enumerate(zeros))
-        return push(lambda point, v: _slope(f, v)(point), (primals, tangents), (directions, zeros))[1]
+        moved = push(lambda point, v: _value_and_slope(f, v)(point), (primals, tangents), (directions, zeros))
+        first, second = moved[1]
+        return first, second
 
     return along
+
+
+def _value_and_slope(f: BoundFunction, tangents: Leaves) -> Callable[[Leaves], tuple[tuple[Tensor, Tensor], PyTree]]:
+    """The value with the directional derivative, and aux, as a function of the point."""
+
+    def value_and_slope(point: Leaves) -> tuple[tuple[Tensor, Tensor], PyTree]:
+        value, tangent, aux = push(guard_forward(f), (point,), (tangents,))
+        return (value, tangent), aux
+
+    return value_and_slope
 
 
 def _slope(f: BoundFunction, tangents: Leaves) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
@@ -99,14 +119,14 @@ def _slope(f: BoundFunction, tangents: Leaves) -> Callable[[Leaves], tuple[Tenso
     return slope
 
 
-def _size_of_tangents(f: BoundFunction, primals: Leaves) -> tuple[int, PyTree]:
-    """Bytes of a directional derivative, each of which has a tangent for each unit vector; and aux."""
+def _size_of_tangents(f: BoundFunction, primals: Leaves) -> tuple[int, Tensor, PyTree]:
+    """Bytes of a directional derivative, each of which has a tangent for each unit vector; value and aux."""
     if torch.compiler.is_compiling():
-        return 0, f.scalar(primals)[1]
+        return 0, *f.scalar(primals)
     # Of the function alone: watched in forward mode, torch refuses what is in place, and may end the process.
     with ByteCount() as count:
-        _, aux = f.scalar(primals)
-    return 2 * count.bytes, aux
+        value, aux = f.scalar(primals)
+    return 2 * count.bytes, value, aux
 
 
 PRODUCTS: dict[str, Callable[[BoundFunction, Leaves, Leaves], tuple[Leaves, PyTree]]] = {

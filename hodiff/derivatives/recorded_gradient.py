@@ -16,8 +16,6 @@ from hodiff.graphs import coarsest_eps, cotangent_bytes
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.wording import Wording, says
 
-# How torch words that an operator or a Function has no batching rule.
-
 
 class RecordedGradient:
     """The gradient of a scalar function at a point, with the graph that computed it.
@@ -25,12 +23,15 @@ class RecordedGradient:
     Attributes:
         value: The function's value.
         aux: The function's auxiliary output.
+        gradient: With `numbers`, the gradient by each leaf; else empty, as its memory outlives the recording.
         primals: The leaves as the function saw them.
-        edges: Where the graph computed the gradient by each leaf; None where it is constant. Its numbers are not kept.
+        edges: Where the graph computed the gradient by each leaf; None where it is constant.
         connected: Whether products carry a graph of their own, because something outside may differentiate them.
     """
 
-    def __init__(self, function: BoundFunction, tangents: Sequence[Tensor] = ()):
+    gradient: tuple[Tensor, ...] = ()
+
+    def __init__(self, function: BoundFunction, tangents: Sequence[Tensor] = (), *, numbers: bool = False):
         mode = Corrections(lean=True, many=not tangents)
         recording = Recording(
             lambda primals: function.scalar(primals, mode), function.leaves, (*function.constants(), *tangents)
@@ -46,7 +47,11 @@ class RecordedGradient:
         if all(leaf is None for leaf in gradient):
             raise function.independent()
         self.edges = tuple(None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient)
-        self.value = value.detach()
+        if numbers:
+            # By a leaf that the function ignores there is no gradient, and its zeros have no graph.
+            filled = [torch.zeros_like(p) if g is None else g for p, g in zip(self.primals, gradient, strict=True)]
+            self.gradient = tuple(g if self.connected else g.detach() for g in filled)
+        self.value = value if numbers and self.connected else value.detach()
         self.aux = aux if self.connected else pytree.tree_map_only(Tensor, Tensor.detach, aux)
 
     @property

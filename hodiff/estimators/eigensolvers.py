@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from hodiff.estimators.view import View
 from hodiff.torch_internals.wrapped_tensors import numbers_in
 
 POWER_STEPS = 5
+# The residual at a chain's end, as a part of the spectrum's width, from which on the end counts as seen.
+SEEN = 0.01
 
 # How far out an eigenvalue is.
 RANK: dict[str, Callable[[np.ndarray], np.ndarray]] = {"LM": np.abs, "LA": np.asarray, "SA": np.negative}
@@ -33,6 +36,10 @@ SELECT: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "LA": lambda values, k: np.arange(len(values))[-k:],
     "SA": lambda values, k: np.arange(len(values))[:k],
 }
+
+
+class SpentError(Exception):
+    """Raised where an improvement has taken as many products as it may."""
 
 
 @dataclass(eq=False)
@@ -48,9 +55,12 @@ class EigenProblem:
     generator: torch.Generator
     largest: float = 0.0
     iterations: int = 0
+    most: float = math.inf
 
     def matmat(self, block: Tensor) -> Tensor:
-        """Products, which count as one iteration."""
+        """Products, which count as one iteration; `SpentError` beyond as many as there may be."""
+        if self.view.products + block.shape[1] > self.most:
+            raise SpentError
         image = self.view.matmat(block)
         norms = torch.linalg.vector_norm(block, dim=0).clamp(min=torch.finfo(block.dtype).tiny)
         ratios = (torch.linalg.vector_norm(image, dim=0) / norms).tolist()
@@ -137,7 +147,9 @@ def _beyond(
         index = int(rank(ritz).argmax())
         residual = chain.residuals(rows[:, index : index + 1])[0]
         outside = rank(ritz)[index] > limit
-        settled = residual <= problem.tol * problem.largest if outside else rank(ritz)[index] + residual <= limit
+        # A young chain has not seen the ends: that its own end is far inside, with its residual, tells nothing yet.
+        inside = rank(ritz)[index] + residual <= limit and residual <= SEEN * (ritz[-1] - ritz[0])
+        settled = residual <= problem.tol * problem.largest if outside else inside
         if settled or chain.full or chain.exhausted:
             return (ritz[index], numbers_in(_ritz_vectors(chain, rows[:, index]))) if outside else None
 

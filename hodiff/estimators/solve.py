@@ -26,7 +26,7 @@ class Solution:
     r"""The solution of a linear system, and how well it solves it.
 
     Attributes:
-        value: The x, in the shape of b.
+        value: The x, in the shape of b; a pytree like the operator's vectors where b is one like its products.
         converged: Whether every column meets the tolerance.
         iterations: Iterations of the column that took most; for "minres", "gmres" and "lsmr" products with A.
         residual: $\|b - (A + \lambda I) x\|$ of each column, () or (k,), computed from x.
@@ -35,7 +35,7 @@ class Solution:
         method: The method.
     """
 
-    value: Tensor
+    value: Any
     converged: bool
     iterations: int
     residual: Tensor
@@ -46,12 +46,12 @@ class Solution:
 
 def solve(
     A: Any,
-    b: Tensor | np.ndarray,
+    b: Any,
     *,
     method: str = "cg",
     damping: float = 0.0,
     preconditioner: Any = None,
-    x0: Tensor | np.ndarray | None = None,
+    x0: Any = None,
     tol: float | None = None,
     atol: float = 0.0,
     max_iterations: int | None = None,
@@ -80,7 +80,7 @@ def solve(
 
     Args:
         A: An operator (n, n), as for `trace`; for "lsmr" (m, n).
-        b: Right-hand side, (m,), or (m, k) for k systems.
+        b: Right-hand side, (m,), or (m, k) for k systems; for hodiff's operators also a pytree like their products.
         method: One of the table's.
         damping: The $\lambda$, 0 or more.
         preconditioner: An approximation of the inverse of $A + \lambda I$, positive definite: a callable or an operator
@@ -120,6 +120,9 @@ def solve(
     require_choice("solve", "method", method, METHODS)
     view = view_of(A, "solve", square=method != "lsmr")
     m, n = view.shape
+    tree = view.codomain is not None and view.codomain.is_tree(b)
+    b = _flat(view.codomain, b, "b")
+    x0 = _flat(view.domain, x0, "x0")
     right = _block(view, b, "b", m)
     start = None if x0 is None else _block(view, x0, "x0", n)
     if start is not None and x0 is not None and (x0.ndim != b.ndim or start.shape[1] != right.shape[1]):
@@ -145,10 +148,10 @@ def solve(
             targets = (tol * measure(system, right)).clamp(min=atol)
             outcome = refine(system, right, outcome.solution, targets, METHODS[method], measure)
     single = b.ndim == 1
-    value, norms = outcome.solution, norms_of(outcome.residual)
+    value, norms = outcome.solution[:, 0] if single else outcome.solution, norms_of(outcome.residual)
     reason = _summary(outcome.reasons)
     solution = Solution(
-        value[:, 0] if single else value,
+        view.domain.unflatten(value) if tree else value,
         reason == "converged",
         system.iterations,
         norms[0] if single else norms,
@@ -194,6 +197,13 @@ def _summary(reasons: list[str | None]) -> str:
     if len(reasons) == 1:
         return next(iter(failed))
     return "; ".join(f"column {', '.join(map(str, columns))}: {reason}" for reason, columns in failed.items())
+
+
+def _flat(space: Any, vector: Any, argument: str) -> Any:
+    """A pytree of a space as one vector; anything else as it is."""
+    if vector is None or space is None or not space.is_tree(vector):
+        return vector
+    return space.flatten(vector, f"solve: {argument}")
 
 
 def _block(view: View, vector: Any, argument: str, rows: int) -> Tensor:

@@ -31,7 +31,10 @@ FEWER, COARSEST, REPEATED = 256.0, 0.1, 1e-3
 
 @dataclass(eq=False)
 class View:
-    """An operator as the public function `caller` uses it, with working dtype `dtype` and products counted."""
+    """An operator as the public function `caller` uses it, with working dtype `dtype` and products counted.
+
+    `domain` and `codomain` are the spaces of hodiff's operators, which know pytrees; None for any other.
+    """
 
     caller: str
     shape: tuple[int, int]
@@ -41,6 +44,8 @@ class View:
     chunk_size: int | str | None
     apply: Apply = field(repr=False)
     apply_transposed: Apply | None = field(repr=False)
+    domain: Any = field(default=None, repr=False)
+    codomain: Any = field(default=None, repr=False)
     products: int = 0
     measured: bool = False
     bar: Any = field(default=None, repr=False)
@@ -179,7 +184,12 @@ def view_of(A: Any, caller: str, *, square: bool = True, chunk_size: int | str |
     # A matrix is multiplied in the working dtype, any other operator in its own.
     matrix = isinstance(A, (Tensor, np.ndarray)) or issparse(A) or not own.is_floating_point
     rounding = torch.finfo(dtype if matrix else own).eps
-    return View(caller, (shape[0], shape[1]), dtype, device, rounding, chunk_size, apply, transposed)
+    spaces = (A.domain, A.codomain) if _is_hodiffs(A) else (None, None)
+    return View(caller, (shape[0], shape[1]), dtype, device, rounding, chunk_size, apply, transposed, *spaces)
+
+
+def _is_hodiffs(A: Any) -> bool:
+    return hasattr(A, "domain") and hasattr(A, "multiply")
 
 
 def require_constant(caller: str, argument: str, tensor: Tensor) -> None:
@@ -213,7 +223,8 @@ def _products(A: Any, own: torch.dtype, dtype: torch.dtype) -> tuple[Apply, Appl
     """How to multiply in torch with `A`, with its transpose where it has one, and on which device."""
     if isinstance(A, Tensor):
         matrix = A.detach().to(dtype)
-        return matrix.matmul, matrix.T.matmul, A.device
+        # Compressed sparse matrices have no .T.
+        return matrix.matmul, matrix.t().matmul, A.device
     transpose = getattr(A, "T", None)
     if isinstance(A, (np.ndarray, ScipyOperator)) or issparse(A) or not isinstance(A.dtype, torch.dtype):
         host = torch.device("cpu")
@@ -229,5 +240,5 @@ def _through_numpy(A: Any) -> Apply:
 
 def _in_dtype(A: Any, dtype: torch.dtype) -> Apply:
     # `A @ block` of hodiff's operators takes one column for a pytree where their only leaf is one.
-    multiply = A.multiply if hasattr(A, "domain") else A.__matmul__
+    multiply = A.multiply if _is_hodiffs(A) else A.__matmul__
     return lambda block: multiply(block.to(dtype))

@@ -14,16 +14,19 @@ from tqdm.auto import tqdm
 
 from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.options import require_bool
-from hodiff.common.trees import describe
+from hodiff.common.trees import PyTree, describe
 from hodiff.errors import InputError
+from hodiff.operators.estimates import Estimates
 from hodiff.operators.linear_product import multiply
 from hodiff.operators.spaces import Space
+from hodiff.torch_internals.differentiation import is_observed
+from hodiff.torch_internals.wrapped_tensors import numbers_in
 
 if TYPE_CHECKING:
     from hodiff.operators.algebra import InverseOperator, ScaledOperator, SumOperator
 
 
-class LinearOperator(ABC):
+class LinearOperator(Estimates, ABC):
     r"""A linear map $A$ that is known by its products, $v \mapsto A v$.
 
     A vector may be a pytree like the one that the operator was made for, one flat vector `(n,)`, or a block `(n, k)`
@@ -106,6 +109,8 @@ class LinearOperator(ABC):
     def __matmul__(self, v: Any) -> Any:
         """Multiply a pytree, a flat vector (n,), a block (n, k), or compose with another operator.
 
+        Flat vectors and blocks may be NumPy arrays; so is then the product, a constant for torch.
+
         Args:
             v: What to multiply.
 
@@ -117,26 +122,66 @@ class LinearOperator(ABC):
         """
         if isinstance(v, LinearOperator):
             return _algebra().product(self, v)
-        if isinstance(v, Tensor) and self._is_flat(v):
+        if isinstance(v, np.ndarray):
+            return self._array_product(v)
+        if not self.domain.is_tree(v):
             return self._flat_product(v)
         vector = self.domain.flatten(v, f"{type(self).__name__} @ v")
         return self.codomain.unflatten(multiply(self, vector[:, None])[:, 0])
 
-    def _is_flat(self, v: Tensor) -> bool:
-        """Whether a tensor is a flat vector or a block, and not the one leaf of a pytree."""
-        return not (self.domain.spec.is_leaf() and v.shape == self.domain.shapes[0]) or v.dim() == 1
+    def _array_product(self, v: np.ndarray) -> np.ndarray:
+        if v.dtype.kind != "f" or v.dtype.itemsize > 8:
+            raise InputError(
+                f"{type(self).__name__} @ v: v: expected an array of float64 or float32, got dtype {v.dtype}; "
+                "convert it with v.astype(float)."
+            )
+        product = self._flat_product(torch.from_numpy(np.array(v, v.dtype.newbyteorder("="))))
+        if product.requires_grad or is_observed(product):
+            raise InputError(
+                f"{type(self).__name__} @ v: v: expected a tensor, as the product has a derivative in the operator's "
+                "numbers, which an array would lose, got an array; pass torch.from_numpy(v)."
+            )
+        return numbers_in(product)
 
     def _flat_product(self, v: Tensor) -> Tensor:
         n = self.domain.size
-        if v.dim() not in (1, 2) or v.shape[0] != n or not v.is_floating_point():
+        strided = v.layout is torch.strided
+        if v.dim() not in (1, 2) or v.shape[0] != n or not v.is_floating_point() or not strided:
             raise InputError(
                 f"{type(self).__name__} @ v: v: expected a floating-point tensor ({n},) or ({n}, k), or a pytree like "
-                f"the operator's parameters, got {describe(v)}; flatten the leaves in pytree order."
+                f"the operator's parameters, got {describe(v)}; "
+                + ("flatten the leaves in pytree order." if strided else "pass v.to_dense().")
             )
         # A product in the vector's own dtype would hide that the operator computes in another one.
         block = (v[:, None] if v.dim() == 1 else v).to(self.domain.device, self.domain.dtype)
         result = multiply(self, block)
         return result[:, 0] if v.dim() == 1 else result
+
+    def to_tree(self, vectors: Tensor) -> PyTree:
+        """A flat vector as a pytree like the operator's vectors, such as an eigenvector or a solution.
+
+        Args:
+            vectors: Tensor (n,), or (n, k) for k of them.
+
+        Returns:
+            The pytree; for a block the list of those of its columns.
+
+        Raises:
+            InputError: If it is no such tensor.
+
+        Example:
+            >>> import torch, hodiff
+            >>> x = {"w": torch.ones(2), "b": torch.ones(1)}
+            >>> A = hodiff.HessianOperator(lambda x: (x["w"] ** 2).sum() + 2 * x["b"].square().sum(), x)
+            >>> A.to_tree(A.eigsh(1).eigenvectors.abs())
+            [{'w': tensor([0., 0.]), 'b': tensor([1.])}]
+        """
+        n = self.domain.size
+        if not isinstance(vectors, Tensor) or vectors.dim() not in (1, 2) or vectors.shape[0] != n:
+            raise InputError(f"to_tree: vectors: expected a tensor ({n},) or ({n}, k), got {describe(vectors)}.")
+        if vectors.dim() == 1:
+            return self.domain.unflatten(vectors)
+        return [self.domain.unflatten(column) for column in vectors.unbind(1)]
 
     def __add__(self, other: LinearOperator) -> SumOperator:
         if not isinstance(other, LinearOperator):

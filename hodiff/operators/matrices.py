@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.sparse import csr_array, issparse
 from torch import Tensor
 
 from hodiff.common.trees import describe
@@ -29,18 +31,19 @@ class DiagonalOperator(LinearOperator):
 
     def __init__(self, diagonal: Any):
         super().__init__(Space.of(diagonal), symmetric=True)
-        self.diagonal = self.domain.flatten(diagonal, "DiagonalOperator")
+        self.entries = self.domain.flatten(diagonal, "DiagonalOperator")
 
     def multiply(self, block: Tensor) -> Tensor:
         """Each row times its number."""
-        return self.diagonal[:, None] * block
+        return self.entries[:, None] * block
 
 
 class MatrixOperator(LinearOperator):
     """A dense or sparse matrix as an operator on flat vectors.
 
     Args:
-        matrix: Tensor (m, n), real and floating-point; dense, or any layout that torch multiplies.
+        matrix: Tensor (m, n), real and floating-point; dense, or any layout that torch multiplies. NumPy arrays are
+            taken as they are, without a copy, and sparse matrices of SciPy as COO tensors.
         symmetric: Whether the matrix is its own transpose.
 
     Raises:
@@ -52,7 +55,8 @@ class MatrixOperator(LinearOperator):
         tensor([0., 1.])
     """
 
-    def __init__(self, matrix: Tensor, *, symmetric: bool = False):
+    def __init__(self, matrix: Any, *, symmetric: bool = False):
+        matrix = _tensor_of(matrix)
         if not isinstance(matrix, Tensor) or matrix.dim() != 2 or not matrix.is_floating_point():
             raise InputError(
                 f"MatrixOperator: matrix: expected a floating-point tensor (m, n), got {describe(matrix)}; "
@@ -77,3 +81,16 @@ class MatrixOperator(LinearOperator):
     def multiply_transposed(self, block: Tensor) -> Tensor:
         """The product with the transposed matrix."""
         return (self.matrix.t() @ block.to(self.matrix.dtype)).to(self.dtype)
+
+
+def _tensor_of(matrix: Any) -> Any:
+    """A matrix of NumPy or SciPy, of floating-point numbers, as a tensor; anything else as it is."""
+    if isinstance(matrix, np.ndarray) and matrix.dtype in (np.float32, np.float64):
+        return torch.from_numpy(matrix)
+    if issparse(matrix) and matrix.ndim == 2 and matrix.dtype in (np.float32, np.float64):
+        # Not compressed, as torch warns of every user's first tensor of that layout.
+        entries = csr_array(matrix).tocoo()
+        places = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
+        numbers = torch.from_numpy(entries.data)
+        return torch.sparse_coo_tensor(places, numbers, list(entries.shape), check_invariants=True).coalesce()
+    return matrix

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -89,6 +90,12 @@ class Space:
             other.dtypes,
             other.devices,
         )
+
+    def is_tree(self, value: Any) -> bool:
+        """Whether a value is no flat vector or block; a tensor in the shape of the only leaf is a pytree."""
+        if not isinstance(value, (Tensor, np.ndarray)):
+            return True
+        return isinstance(value, Tensor) and self.spec.is_leaf() and value.dim() != 1 and value.shape == self.shapes[0]
 
     def split(self, block: Tensor) -> tuple[Tensor, ...]:
         """Columns of (n, k) as leaves (k, *shape), each in its own dtype and on its own device."""

@@ -248,6 +248,13 @@ def test_bad_argnums(argnums: Any, transform: Callable[..., Any]) -> None:
     raises(lambda: transform(cubes, argnums)(X), [transform.__name__, "argnums", repr(argnums)])
 
 
+@pytest.mark.parametrize("point", [X, {"w": X}, [X], (X, X)], ids=["tensor", "dict", "list", "tuple"])
+@pytest.mark.parametrize("transform", [hessian, jacobian, hessian_diagonal])
+def test_a_point_in_the_place_of_argnums(point: Any, transform: Callable[..., Any]) -> None:
+    """Refused by the call that it is given to, with the call that was meant."""
+    raises(lambda: transform(cubes, point), ["argnums: expected an int", f"hodiff.{transform.__name__}(f)(x)"])
+
+
 @pytest.mark.parametrize("transform", [hessian, hessian_diagonal, jacobian])
 def test_differentiated_argument_by_keyword(transform: Callable[..., Any]) -> None:
     raises(lambda: transform(cubes)(x=X), [transform.__name__, "position"])

@@ -9,6 +9,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.linalg import aslinearoperator
 from torch import Tensor
 
+from hodiff.operators import MatrixOperator
+
 
 def symmetric(eigenvalues: Tensor, seed: int = 0) -> Tensor:
     """A dense symmetric matrix with these eigenvalues and random eigenvectors."""
@@ -51,5 +53,8 @@ KINDS: dict[str, Callable[[Tensor], Any]] = {
     "SciPy sparse": lambda matrix: csr_array(matrix.numpy()),
     "SciPy operator": lambda matrix: aslinearoperator(matrix.numpy()),
     "torch sparse": lambda matrix: matrix.to_sparse_coo(),
+    "torch CSR": lambda matrix: matrix.to_sparse_csr(),
+    "torch CSC": lambda matrix: matrix.to_sparse_csc(),
+    "operator": lambda matrix: MatrixOperator(matrix.to_sparse_csr(), symmetric=True),
     "user's": Wrapped,
 }

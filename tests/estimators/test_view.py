@@ -57,6 +57,8 @@ def numbers(result):
     )
 
 
+# torch warns of a process's first compressed matrix.
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tensor"])
 def test_every_kind_gives_the_same(name, kind):

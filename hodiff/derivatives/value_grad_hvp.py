@@ -1,0 +1,137 @@
+"""Value, gradient and Hessian-vector product together, for the price of the product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from hodiff.common.ordinary import ordinary
+from hodiff.common.trees import PyTree, flatten_tangents
+from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.recorded_gradient import RecordedGradient
+from hodiff.derivatives.route_choice import follow, validate_route
+from hodiff.derivatives.with_gradient import SECOND_ORDER, SecondOrder
+from hodiff.routes import ROUTES
+from hodiff.torch_internals.differentiation import only_reverse_mode
+
+
+@leave_inference_mode
+def value_grad_hvp(
+    f: Callable[..., Any],
+    x: PyTree,
+    v: PyTree,
+    *args: Any,
+    route: str = "auto",
+    has_aux: bool = False,
+    correct: bool = True,
+) -> tuple[Any, ...]:
+    r"""Value, gradient and Hessian-vector product of a scalar function, from one evaluation of it.
+
+    $$ f(x), \qquad \nabla f(x), \qquad \nabla^2 f(x)\, v $$
+
+    A Newton or trust-region step asks for all three; `hodiff.hvp` computes the first two on its way and drops them.
+    Results can be differentiated again and work under transforms, as those of `hodiff.hvp` do.
+
+    Args:
+        f: Function `f(x, *args)` that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`. It is evaluated
+            as by `hodiff.hvp`.
+        x: Where to differentiate: a tensor or a pytree of tensors, real and floating-point.
+        v: The direction, with the structure, shapes, dtypes and devices of `x`.
+        *args: Further arguments of `f`, taken as constants.
+        route: One of `hodiff.ROUTES`, or "auto", as in `hodiff.hvp`.
+        has_aux: Whether `f` returns `(value, aux)`, aux a pytree of tensors.
+        correct: Whether hodiff's rules take the place of torch's where those are wrong or missing, as within
+            `hodiff.corrected()`; else the derivatives are torch's own.
+
+    Returns:
+        The triple (value, gradient, product): value of shape `()`, the others with the structure of `x`, zeros for a
+        leaf that `f` ignores. With `has_aux`, (value, gradient, product, aux).
+
+    Raises:
+        InputError: If `f` does not return one real number or does not depend on `x`, if a leaf of `x` cannot be
+            differentiated, if `v` does not match `x`, or if the route is unknown.
+        RouteError: If torch does not implement the route, or for "auto" any; the message lists what each said.
+
+    Example:
+        >>> import torch, hodiff
+        >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])
+        >>> hodiff.value_grad_hvp(lambda x: x[0] ** 2 * x[1], x, v)
+        (tensor(2.), tensor([4., 1.]), tensor([4., 2.]))
+
+    Source: B. A. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994), eq. 2.4.
+    """
+    return _evaluate("value_grad_hvp", f, x, v, args, route, has_aux, correct)
+
+
+@leave_inference_mode
+def grad_and_hvp(
+    f: Callable[..., Any],
+    x: PyTree,
+    v: PyTree,
+    *args: Any,
+    route: str = "auto",
+    has_aux: bool = False,
+    correct: bool = True,
+) -> tuple[Any, ...]:
+    r"""Gradient and Hessian-vector product of a scalar function, from one evaluation of it.
+
+    $$ \nabla f(x), \qquad \nabla^2 f(x)\, v $$
+
+    It is `hodiff.value_grad_hvp` without the value.
+
+    Args:
+        f: Function `f(x, *args)` that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`.
+        x: Where to differentiate: a tensor or a pytree of tensors, real and floating-point.
+        v: The direction, with the structure, shapes, dtypes and devices of `x`.
+        *args: Further arguments of `f`, taken as constants.
+        route: One of `hodiff.ROUTES`, or "auto", as in `hodiff.hvp`.
+        has_aux: Whether `f` returns `(value, aux)`, aux a pytree of tensors.
+        correct: Whether hodiff's rules take the place of torch's, as in `hodiff.hvp`.
+
+    Returns:
+        The pair (gradient, product), both with the structure of `x`; with `has_aux`, (gradient, product, aux).
+
+    Raises:
+        InputError: As `hodiff.value_grad_hvp`.
+        RouteError: As `hodiff.value_grad_hvp`.
+
+    Example:
+        >>> import torch, hodiff
+        >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])
+        >>> hodiff.grad_and_hvp(lambda x: x[0] ** 2 * x[1], x, v)
+        (tensor([4., 1.]), tensor([4., 2.]))
+
+    Source: B. A. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994), eq. 2.4.
+    """
+    return _evaluate("grad_and_hvp", f, x, v, args, route, has_aux, correct)[1:]
+
+
+def _evaluate(
+    caller: str,
+    f: Callable[..., Any],
+    x: PyTree,
+    v: PyTree,
+    args: tuple[Any, ...],
+    route: str,
+    has_aux: bool,
+    correct: bool,
+) -> tuple[Any, ...]:
+    validate_route(route, caller)
+    function = bind(caller, f, (x, *args), name="x", has_aux=has_aux, correct=correct)
+    primals = function.leaves
+    tangents = flatten_tangents(v, primals, function.user_spec, caller)
+    plain = only_reverse_mode()
+
+    def attempt(name: str) -> SecondOrder:
+        if plain and name == ROUTES[0]:
+            recorded = RecordedGradient(function, tangents, numbers=True)
+            return recorded.value, recorded.gradient, recorded.product(tangents), recorded.aux
+        return SECOND_ORDER[name](function, primals, tangents)
+
+    value, gradient, product, aux = follow(route, caller, attempt)
+    own: tuple[Tensor, ...] = ordinary((value, *gradient, *product), (*primals, *tangents))
+    n = len(primals)
+    result = own[0], function.unflatten(own[1 : n + 1]), function.unflatten(own[n + 1 :])
+    return (*result, aux) if has_aux else result
