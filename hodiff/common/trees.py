@@ -39,13 +39,16 @@ def leaf_names(tree: PyTree) -> list[str]:
     return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
 
 
-def flatten_primals(tree: PyTree, caller: str, argument: str) -> tuple[tuple[Tensor, ...], pytree.TreeSpec]:
-    """Leaves of the differentiated argument, all of them real floating-point tensors.
+def flatten_primals(
+    tree: PyTree, caller: str, argument: str, *, complex_too: bool = False
+) -> tuple[tuple[Tensor, ...], pytree.TreeSpec]:
+    """Leaves of the differentiated argument, all of them real floating-point tensors, or complex ones as well.
 
     Args:
         tree: The argument as the user passed it.
         caller: The public function, for the error message.
         argument: The argument's name, for the error message.
+        complex_too: Whether leaves may be complex.
 
     Returns:
         The leaves and the structure that puts them back.
@@ -57,7 +60,7 @@ def flatten_primals(tree: PyTree, caller: str, argument: str) -> tuple[tuple[Ten
     if not leaves:
         raise InputError(f"{caller}: {argument} holds no tensor: expected a tensor or a pytree of tensors.")
     for index, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and has_strides(leaf):
+        if isinstance(leaf, Tensor) and has_strides(leaf) and (leaf.is_floating_point() or _joins(leaf, complex_too)):
             continue
         where = f"{argument}{leaf_names(tree)[index]}"
         if isinstance(leaf, Tensor) and not has_strides(leaf):
@@ -73,6 +76,10 @@ def flatten_primals(tree: PyTree, caller: str, argument: str) -> tuple[tuple[Ten
             f"got {describe(leaf)}; {remedy}."
         )
     return tuple(leaves), spec
+
+
+def _joins(leaf: Tensor, complex_too: bool) -> bool:
+    return complex_too and leaf.is_complex()
 
 
 def flatten_tangents(

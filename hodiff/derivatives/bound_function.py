@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.complex_numbers import as_complex, as_real
 from hodiff.common.options import is_int, require_bool
 from hodiff.common.parametrizations import at_another_point
-from hodiff.common.trees import PyTree, dense, describe, flatten_primals, recordable, tensors_in
+from hodiff.common.trees import PyTree, dense, describe, flatten_primals, flatten_tangents, recordable, tensors_in
 from hodiff.corrections import Corrections
 from hodiff.corrections.autograd.checkpoints import uncorrected
 from hodiff.errors import InputError
@@ -24,7 +25,10 @@ R = TypeVar("R")
 
 @dataclass(eq=False)
 class BoundFunction:
-    """A function with its constants bound, seen as one of the leaves it is differentiated in."""
+    """A function with its constants bound, seen as one of the real leaves it is differentiated in.
+
+    Complex leaves are there by their parts, those that are `joined` before the function sees them.
+    """
 
     caller: str
     f: Callable[..., Any]
@@ -36,11 +40,12 @@ class BoundFunction:
     user_spec: pytree.TreeSpec
     has_aux: bool
     correct: bool
+    joined: tuple[bool, ...]
 
     @at_another_point
     def __call__(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[PyTree, PyTree]:
         """Evaluate at other leaves, in another mode than plain corrections; aux is `()` where there is none."""
-        trees = pytree.tree_unflatten(list(leaves), self.spec)
+        trees = pytree.tree_unflatten(self._joined(leaves), self.spec)
         args = list(self.args)
         for argnum, tree in zip(self.argnums, trees, strict=True):
             args[argnum] = tree
@@ -94,7 +99,15 @@ class BoundFunction:
 
     def unflatten(self, leaves: Sequence[Any]) -> PyTree:
         """Leaves back in the structure that the user sees: of the one argument, or a tuple of several."""
-        return pytree.tree_unflatten(list(leaves), self.user_spec)
+        return pytree.tree_unflatten(self._joined(leaves), self.user_spec)
+
+    def tangents(self, v: PyTree) -> tuple[Tensor, ...]:
+        """The leaves of a direction, which must be like those of what is differentiated."""
+        leaves = flatten_tangents(v, self._joined(self.leaves), self.user_spec, self.caller)
+        return tuple(map(as_real, leaves))
+
+    def _joined(self, leaves: Sequence[Any]) -> list[Any]:
+        return list(map(as_complex, leaves, self.joined)) if any(self.joined) else list(leaves)
 
     def independent(self) -> InputError:
         """The error for an output that autograd cannot trace back to the input."""
@@ -126,6 +139,7 @@ def bind(
     has_aux: bool = False,
     name: str | None = None,
     correct: bool = True,
+    complex_too: bool = False,
 ) -> BoundFunction:
     """Validate a function and its arguments, and bind them.
 
@@ -138,6 +152,7 @@ def bind(
         has_aux: Whether `f` returns `(output, aux)`.
         name: What error messages call the differentiated argument; by default its position.
         correct: Whether hodiff's rules take the place of torch's wrong and missing ones.
+        complex_too: Whether complex leaves are differentiated, too, by their parts.
 
     Returns:
         The bound function.
@@ -160,14 +175,14 @@ def bind(
     if not positions or len(set(positions)) != len(positions):
         raise InputError(f"{caller}: argnums must name each argument once and at least one, got {argnums!r}.")
     for position in positions:
-        flatten_primals(args[position], caller, name or f"argument {position}")
+        flatten_primals(args[position], caller, name or f"argument {position}", complex_too=complex_too)
     args, kwargs = pytree.tree_map_only(Tensor, recordable, (args, kwargs or {}))
     primals = tuple(args[position] for position in positions)
     leaves, spec = pytree.tree_flatten(primals)
     user_spec = spec if isinstance(argnums, tuple) else pytree.tree_flatten(primals[0])[1]
-    return BoundFunction(
-        caller, f, args, kwargs, positions, tuple(map(dense, leaves)), spec, user_spec, has_aux, correct
-    )
+    joined = tuple(leaf.is_complex() for leaf in leaves)
+    reals = tuple(dense(as_real(leaf)) for leaf in leaves)
+    return BoundFunction(caller, f, args, kwargs, positions, reals, spec, user_spec, has_aux, correct, joined)
 
 
 def leave_inference_mode(function: Callable[P, R]) -> Callable[P, R]:

@@ -132,7 +132,8 @@ def hessian_matrix(
 
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`.
-        x: Where to differentiate: a tensor or a pytree of tensors, n numbers in all.
+        x: Where to differentiate: a tensor or a pytree of tensors, n numbers in all. A complex number counts as two,
+            its real part and then its imaginary part.
         *args: Further arguments of `f`, taken as constants.
         has_aux: Whether `f` returns `(value, aux)`.
         route: As in `hodiff.hessian`.
@@ -159,7 +160,7 @@ def hessian_matrix(
     Source: as `hodiff.hessian`.
     """
     validate_options("hessian_matrix", 0, route, chunk_size, randomness, progress)
-    function = bind("hessian_matrix", f, (x, *args), has_aux=has_aux, name="x", correct=correct)
+    function = bind("hessian_matrix", f, (x, *args), has_aux=has_aux, name="x", correct=correct, complex_too=True)
     blocks, aux = hessian_blocks(function, route, chunk_size, randomness, progress, joined=True)
     matrix = blocks.matrix(function.leaves)
     return (matrix, aux) if has_aux else matrix

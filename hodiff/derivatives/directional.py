@@ -9,7 +9,7 @@ import torch
 
 from hodiff.common.options import require_int
 from hodiff.common.ordinary import ordinary_tree
-from hodiff.common.trees import PyTree, flatten_tangents, tensors_in
+from hodiff.common.trees import PyTree, tensors_in
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.products_by_route import Leaves
 from hodiff.derivatives.route_choice import follow
@@ -52,8 +52,8 @@ def directional_derivatives(
     Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., chapter 13.
     """
     require_int("directional_derivatives", "order", order, 0)
-    function = bind("directional_derivatives", f, (x, *args), name="x", correct=correct)
-    tangents = flatten_tangents(v, function.leaves, function.user_spec, "directional_derivatives")
+    function = bind("directional_derivatives", f, (x, *args), name="x", correct=correct, complex_too=True)
+    tangents = function.tangents(v)
 
     def tower(height: int) -> Callable[[Leaves], tuple[tuple[PyTree, ...], PyTree]]:
         """Value and derivatives up to an order, as a function that the next order differentiates."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hodiff.common.ordinary import ordinary
-from hodiff.common.trees import PyTree, flatten_tangents
+from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
 from hodiff.derivatives.recorded_gradient import RecordedGradient
@@ -37,8 +37,10 @@ def hvp(
         f: Function `f(x, *args)` that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`. It is
             evaluated once (by "forward-over-forward" once a group of coordinates), as an ordinary forward pass: dropout
             is drawn once, batch norm in training mode updates its buffers once.
-        x: Where to differentiate: a tensor or a pytree of tensors, real and floating-point. Elements that share memory,
-            as after `expand` or `unfold`, count as numbers of their own.
+        x: Where to differentiate: a tensor or a pytree of floating-point tensors. Complex ones are differentiated by
+            real and imaginary part: with $z = a + ib$ and $v = s + it$ the product is that in $(a, b)$ with $(s, t)$,
+            its first half plus i times its second, as torch's gradients are (those of `jax.grad` are conjugate).
+            Elements that share memory, as after `expand` or `unfold`, count as numbers of their own.
         v: The direction, with the structure, shapes, dtypes and devices of `x`.
         *args: Further arguments of `f`, taken as constants.
         route: One of `hodiff.ROUTES`, or "auto": "reverse-over-reverse", the fastest or within a few percent of it on
@@ -68,9 +70,9 @@ def hvp(
     Source: B. A. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994), eq. 2.4.
     """
     validate_route(route, "hvp")
-    function = bind("hvp", f, (x, *args), name="x", has_aux=has_aux, correct=correct)
+    function = bind("hvp", f, (x, *args), name="x", has_aux=has_aux, correct=correct, complex_too=True)
     primals = function.leaves
-    tangents = flatten_tangents(v, primals, function.user_spec, "hvp")
+    tangents = function.tangents(v)
     plain = only_reverse_mode()
 
     def attempt(name: str) -> tuple[Leaves, PyTree]:

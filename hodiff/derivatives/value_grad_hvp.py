@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hodiff.common.ordinary import ordinary
-from hodiff.common.trees import PyTree, flatten_tangents
+from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow, validate_route
@@ -37,7 +37,7 @@ def value_grad_hvp(
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`. It is evaluated
             as by `hodiff.hvp`.
-        x: Where to differentiate: a tensor or a pytree of tensors, real and floating-point.
+        x: Where to differentiate: a tensor or a pytree of floating-point tensors, complex ones as in `hodiff.hvp`.
         v: The direction, with the structure, shapes, dtypes and devices of `x`.
         *args: Further arguments of `f`, taken as constants.
         route: One of `hodiff.ROUTES`, or "auto", as in `hodiff.hvp`.
@@ -83,7 +83,7 @@ def grad_and_hvp(
 
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`.
-        x: Where to differentiate: a tensor or a pytree of tensors, real and floating-point.
+        x: Where to differentiate: a tensor or a pytree of floating-point tensors, complex ones as in `hodiff.hvp`.
         v: The direction, with the structure, shapes, dtypes and devices of `x`.
         *args: Further arguments of `f`, taken as constants.
         route: One of `hodiff.ROUTES`, or "auto", as in `hodiff.hvp`.
@@ -119,9 +119,9 @@ def _evaluate(
     correct: bool,
 ) -> tuple[Any, ...]:
     validate_route(route, caller)
-    function = bind(caller, f, (x, *args), name="x", has_aux=has_aux, correct=correct)
+    function = bind(caller, f, (x, *args), name="x", has_aux=has_aux, correct=correct, complex_too=True)
     primals = function.leaves
-    tangents = flatten_tangents(v, primals, function.user_spec, caller)
+    tangents = function.tangents(v)
     plain = only_reverse_mode()
 
     def attempt(name: str) -> SecondOrder:

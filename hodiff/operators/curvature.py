@@ -15,6 +15,7 @@ from typing_extensions import Unpack
 
 from hodiff.common.buffers import untouched_buffers
 from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
+from hodiff.common.complex_numbers import as_real
 from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.options import require_bool
 from hodiff.common.randomness import RandomState
@@ -98,7 +99,7 @@ class CurvatureOperator(Portable, LinearOperator):
                 raise InputError(f"{caller}: expected callables, got {type(function).__name__}; pass f(x, ...).")
         # A loader's batches are made when they are asked for.
         require_constant(caller, x, *functions, args, data if isinstance(data, (list, tuple)) else None)
-        leaves, _ = flatten_primals(x, caller, "x")
+        leaves, _ = flatten_primals(x, caller, "x", complex_too=True)
         super().__init__(Space.of(x), symmetric=True)
         if process_group is not None and data is None and reduction == "mean":
             raise InputError(
@@ -116,7 +117,7 @@ class CurvatureOperator(Portable, LinearOperator):
         self._modules = modules_in(*functions)
         self._checks = self._must_check = given["check_deterministic"]
         self._compiled = CompiledLinearizations(caller) if given["compile"] else None
-        self.relocate(tuple(dense(recordable(leaf.detach())) for leaf in leaves), self.domain)
+        self.relocate(tuple(dense(recordable(as_real(leaf.detach()))) for leaf in leaves), self.domain)
 
     _recorded = ("_modules", "_kept", "_complete", "_marks")
 
@@ -174,14 +175,14 @@ class CurvatureOperator(Portable, LinearOperator):
             InputError: If `x` has another form.
         """
         require_constant(f"{type(self).__name__}.at", x)
-        leaves, _ = flatten_primals(x, f"{type(self).__name__}.at", "x")
+        leaves, _ = flatten_primals(x, f"{type(self).__name__}.at", "x", complex_too=True)
         if not self.domain.same(Space.of(x)):
             raise InputError(
                 f"{type(self).__name__}.at: x: expected the structure, shapes, dtypes and devices of the first point, "
                 f"{self.domain.size} numbers, got {Space.of(x).size}; make a new operator for other parameters."
             )
         other = copy.copy(self)
-        other.relocate(tuple(dense(recordable(leaf.detach())) for leaf in leaves), self.domain)
+        other.relocate(tuple(dense(recordable(as_real(leaf.detach()))) for leaf in leaves), self.domain)
         return other
 
     def relocate(self, leaves: tuple[Tensor, ...], space: Space) -> None:
@@ -309,4 +310,4 @@ class CurvatureOperator(Portable, LinearOperator):
         return self.cache != "auto" or held + linearization.nbytes <= self.memory_budget
 
     def _tree(self, leaves: Sequence[Tensor]) -> PyTree:
-        return pytree.tree_unflatten(list(leaves), self.domain.spec)
+        return self.domain.tree_of(leaves)

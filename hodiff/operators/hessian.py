@@ -82,7 +82,9 @@ class HessianOperator(CurvatureOperator):
         return restrict(self, names, ("f",))
 
     def _bound(self, leaves: Leaves, args: tuple[Any, ...]) -> BoundFunction:
-        return bind("HessianOperator", self.f, (self._tree(leaves), *args), name="x", correct=self.correct)
+        return bind(
+            "HessianOperator", self.f, (self._tree(leaves), *args), name="x", correct=self.correct, complex_too=True
+        )
 
     def _value(self, args: tuple[Any, ...]) -> Tensor:
         value: Tensor = self._evaluate(self._bound(self.leaves, args))

@@ -109,7 +109,8 @@ class ModelLossOperator(CurvatureOperator):
         return model, self._matrix(pytree.tree_unflatten(list(model.outputs), model.spec), targets)
 
     def _bound(self, leaves: Leaves, inputs: Any) -> BoundFunction:
-        return bind(type(self).__name__, self.model, (self._tree(leaves), inputs), name="x", correct=self.correct)
+        caller, args = type(self).__name__, (self._tree(leaves), inputs)
+        return bind(caller, self.model, args, name="x", correct=self.correct, complex_too=True)
 
     def _bound_loss(self, outputs: PyTree, targets: Any) -> BoundFunction:
         caller = f"{type(self).__name__}: loss"

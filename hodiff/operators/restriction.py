@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.complex_numbers import as_complex, as_real
 from hodiff.common.trees import PyTree
 from hodiff.errors import InputError
 from hodiff.operators.spaces import Space
@@ -41,7 +42,9 @@ def leaves_named(domain: Space, names: str | Sequence[str]) -> tuple[list[int], 
 def subspace(domain: Space, indices: Sequence[int], labels: Sequence[str]) -> Space:
     """The space of dicts with some of the leaves, under their names."""
     return Space.of({
-        label: torch.empty(domain.shapes[i], dtype=domain.dtypes[i], device=domain.devices[i])
+        label: as_complex(
+            torch.empty(domain.shapes[i], dtype=domain.dtypes[i], device=domain.devices[i]), domain.joined[i]
+        )
         for i, label in zip(indices, labels, strict=True)
     })
 
@@ -65,8 +68,8 @@ def _of_some(
     """The function of all leaves, of which some are given."""
     filled = list(leaves)
     for index, leaf in zip(indices, pytree.tree_leaves(x), strict=True):
-        filled[index] = leaf
-    return f(pytree.tree_unflatten(filled, domain.spec), *args)
+        filled[index] = as_real(leaf)
+    return f(domain.tree_of(filled), *args)
 
 
 def _label(path: str) -> str:

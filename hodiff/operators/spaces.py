@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.complex_numbers import as_complex, as_real
 from hodiff.common.trees import PyTree, describe, leaf_names, strided
 from hodiff.errors import InputError
 
@@ -26,6 +27,7 @@ class Space:
         dtypes: Dtype of each leaf.
         device: Where flat vectors live: the device of the first leaf.
         names: Where each leaf sits in the pytree.
+        joined: Which leaves are complex in the pytree; here they are pairs, in a last dimension of two.
     """
 
     spec: pytree.TreeSpec
@@ -33,6 +35,7 @@ class Space:
     dtypes: tuple[torch.dtype, ...]
     devices: tuple[torch.device, ...]
     names: tuple[str, ...] = field(repr=False)
+    joined: tuple[bool, ...] = field(repr=False)
 
     # torch's structures warn of themselves when they are copied or pickled; a tree that has one does not.
     def __deepcopy__(self, _: dict[int, Any]) -> Space:
@@ -40,18 +43,20 @@ class Space:
 
     def __reduce__(self) -> tuple[Any, ...]:
         tree = pytree.tree_unflatten(list(range(len(self.shapes))), self.spec)
-        return _remade, (tree, self.shapes, self.dtypes, self.devices, self.names)
+        return _remade, (tree, self.shapes, self.dtypes, self.devices, self.names, self.joined)
 
     @classmethod
     def of(cls, tree: PyTree) -> Space:
         """The space of pytrees like this one."""
-        leaves, spec = pytree.tree_flatten(tree)
+        given, spec = pytree.tree_flatten(tree)
+        leaves = tuple(map(as_real, given))
         return cls(
             spec,
             tuple(leaf.shape for leaf in leaves),
             tuple(leaf.dtype for leaf in leaves),
             tuple(leaf.device for leaf in leaves),
             tuple(leaf_names(tree)),
+            tuple(leaf.is_complex() for leaf in given),
         )
 
     @classmethod
@@ -84,18 +89,23 @@ class Space:
 
     def same(self, other: Space) -> bool:
         """Whether vectors of one are vectors of the other."""
-        return (self.spec, self.shapes, self.dtypes, self.devices) == (
+        return (self.spec, self.shapes, self.dtypes, self.devices, self.joined) == (
             other.spec,
             other.shapes,
             other.dtypes,
             other.devices,
+            other.joined,
         )
 
     def is_tree(self, value: Any) -> bool:
         """Whether a value is no flat vector or block; a tensor in the shape of the only leaf is a pytree."""
         if not isinstance(value, (Tensor, np.ndarray)):
             return True
-        return isinstance(value, Tensor) and self.spec.is_leaf() and value.dim() != 1 and value.shape == self.shapes[0]
+        if not isinstance(value, Tensor) or not self.spec.is_leaf():
+            return False
+        if self.joined[0]:
+            return value.is_complex()
+        return value.dim() != 1 and value.shape == self.shapes[0]
 
     def split(self, block: Tensor) -> tuple[Tensor, ...]:
         """Columns of (n, k) as leaves (k, *shape), each in its own dtype and on its own device."""
@@ -135,17 +145,23 @@ class Space:
                 f"{caller}: v does not have the structure of the operator's vectors: {detail}; pass one tensor for "
                 f"each leaf, a flat vector ({self.size},) or a matrix ({self.size}, k)."
             )
-        for name, shape, leaf in zip(self.names, self.shapes, leaves, strict=True):
-            if not isinstance(leaf, Tensor) or leaf.shape != shape:
+        for name, inner, joined, leaf in zip(self.names, self.shapes, self.joined, leaves, strict=True):
+            shape = inner[:-1] if joined else inner
+            if not isinstance(leaf, Tensor) or leaf.shape != shape or leaf.is_complex() != joined:
                 raise InputError(
-                    f"{caller}: v does not match at {name or 'its only leaf'}: expected {tuple(shape)}, "
+                    f"{caller}: v does not match at {name or 'its only leaf'}: expected {tuple(shape)}"
+                    f"{' of complex numbers' * joined}, "
                     f"got {describe(leaf)}; make v with torch.zeros_like or torch.randn_like of each leaf."
                 )
-        return self.join([leaf[None] for leaf in leaves], 1)[:, 0]
+        return self.join([as_real(leaf)[None] for leaf in leaves], 1)[:, 0]
 
     def unflatten(self, vector: Tensor) -> PyTree:
         """A vector (n,) as a pytree of this space."""
-        return pytree.tree_unflatten([leaf[0] for leaf in self.split(vector[:, None])], self.spec)
+        return self.tree_of([leaf[0] for leaf in self.split(vector[:, None])])
+
+    def tree_of(self, leaves: Sequence[Tensor]) -> PyTree:
+        """Leaves in the structure, complex where they are."""
+        return pytree.tree_unflatten(list(map(as_complex, leaves, self.joined)), self.spec)
 
     def select(self, indices: Sequence[int]) -> list[Any]:
         """Where the numbers of some leaves lie in a flat vector, as slices."""

@@ -241,8 +241,7 @@ ARCHITECTURES = [
     Architecture("PINN by torch.func", lambda: Built(FunctionalResidual(), (noise(5, 2),))),
     Architecture("WGAN-GP", lambda: Built(Penalized(), (noise(3, 4), noise(3, 4) + 1)), warnings=MENDED, quick=True),
     Architecture("force field", lambda: Built(Forces(), (noise(4, 3),)), warnings=MENDED),
-    # Products by complex parameters are refused.
-    Architecture("Fourier neural operator", fourier_operator, measured=False),
+    Architecture("Fourier neural operator", fourier_operator),
     Architecture("normalizing flow", lambda: Built(Couplings(), (noise(3, 4),))),
     Architecture(
         "variational autoencoder",
