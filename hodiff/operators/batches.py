@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -53,8 +54,7 @@ class Batches:
         self._batch_size = batch_size
         # Where nobody was told, what an operator knows of its loss; None for examples.
         self.known_size: Callable[[PyTree], float | None] | None = None
-        self._seen: list[Fingerprint] = []
-        self._complete = False
+        self.restart()
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield every batch; the weights of a pass add up to the number of examples, or of batches for "sum"."""
@@ -73,6 +73,18 @@ class Batches:
         if index + 1 != len(self._seen):
             raise self._changed(f"{index + 1} batches now, {len(self._seen)} on the first pass")
         self._complete = True
+
+    def over(self, data: Iterable[PyTree] | None) -> Batches:
+        """The same of other data."""
+        other = copy.copy(self)
+        other.data = data
+        other.restart()
+        return other
+
+    def restart(self) -> None:
+        """Take the next pass for the first."""
+        self._seen: list[Fingerprint] = []
+        self._complete = False
 
     def empty(self) -> InputError:
         """What to raise where no rank has a batch."""

@@ -19,6 +19,7 @@ from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.errors import InputError
 from hodiff.operators.batches import REDUCTIONS
+from hodiff.operators.conversion import Conversion
 from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
 from hodiff.operators.likelihoods import divisor
 from hodiff.operators.options import CurvatureOptions
@@ -86,6 +87,17 @@ class ModelLossOperator(CurvatureOperator):
         """See `LinearOperator.block`; here the other leaves are constants, which makes products cheaper."""
         restricted: ModelLossOperator = restrict(self, names, ("model",))
         return restricted
+
+    def converted(self, conversion: Conversion) -> Any:
+        """See `LinearOperator.to`."""
+        other = super().converted(conversion)
+        model, loss = (conversion.module(f) if isinstance(f, nn.Module) else f for f in self._functions)
+        if isinstance(model, nn.Module):
+            other.model = module_call(model)
+        other.loss = loss
+        other.batches.known_size = partial(_known_size, self._divisor, loss)
+        other.adopt(model, loss)
+        return other
 
     @abstractmethod
     def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
