@@ -14,6 +14,7 @@ from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.solve import Solution, solve
 from hodiff.operators.base import LinearOperator, require_operator
+from hodiff.operators.conversion import Conversion
 from hodiff.operators.inverse import Solutions
 from hodiff.operators.linear_product import multiply
 from hodiff.operators.restriction import leaves_named, subspace
@@ -44,6 +45,10 @@ class SumOperator(LinearOperator):
             total = total + multiply(term.T, block)
         return total
 
+    def converted(self, conversion: Conversion) -> SumOperator:
+        """See `LinearOperator.to`."""
+        return SumOperator([term.converted(conversion) for term in self.terms])
+
 
 class ScaledOperator(LinearOperator):
     r"""The multiple $c A$."""
@@ -62,6 +67,11 @@ class ScaledOperator(LinearOperator):
     def multiply_transposed(self, block: Tensor) -> Tensor:
         """The multiple of the transposed product."""
         return self.factor * multiply(self.operator.T, block)
+
+    def converted(self, conversion: Conversion) -> ScaledOperator:
+        """See `LinearOperator.to`."""
+        factor = conversion(self.factor) if isinstance(self.factor, Tensor) else self.factor
+        return ScaledOperator(self.operator.converted(conversion), factor)
 
 
 class ProductOperator(LinearOperator):
@@ -84,6 +94,10 @@ class ProductOperator(LinearOperator):
         for factor in self.factors:
             block = multiply(factor.T, block)
         return block
+
+    def converted(self, conversion: Conversion) -> ProductOperator:
+        """See `LinearOperator.to`."""
+        return ProductOperator([factor.converted(conversion) for factor in self.factors])
 
 
 class TransposedOperator(LinearOperator):
@@ -108,6 +122,10 @@ class TransposedOperator(LinearOperator):
         """The operator itself."""
         return self.operator
 
+    def converted(self, conversion: Conversion) -> TransposedOperator:
+        """See `LinearOperator.to`."""
+        return TransposedOperator(self.operator.converted(conversion))
+
 
 class IdentityOperator(LinearOperator):
     """The identity.
@@ -124,6 +142,10 @@ class IdentityOperator(LinearOperator):
     def multiply(self, block: Tensor) -> Tensor:
         """A copy of the block."""
         return block.clone()
+
+    def converted(self, conversion: Conversion) -> IdentityOperator:
+        """See `LinearOperator.to`."""
+        return IdentityOperator(conversion.space(self.domain))
 
 
 class RestrictedOperator(LinearOperator):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.options import require_bool
 from hodiff.common.trees import PyTree, describe
 from hodiff.errors import InputError
+from hodiff.operators.conversion import Conversion, conversion_to
 from hodiff.operators.estimates import Estimates
 from hodiff.operators.linear_product import multiply
 from hodiff.operators.spaces import Space
@@ -24,6 +25,8 @@ from hodiff.torch_internals.wrapped_tensors import numbers_in
 
 if TYPE_CHECKING:
     from hodiff.operators.algebra import InverseOperator, ScaledOperator, SumOperator
+
+A = TypeVar("A", bound="LinearOperator")
 
 
 class LinearOperator(Estimates, ABC):
@@ -156,6 +159,38 @@ class LinearOperator(Estimates, ABC):
         block = (v[:, None] if v.dim() == 1 else v).to(self.domain.device, self.domain.dtype)
         result = multiply(self, block)
         return result[:, 0] if v.dim() == 1 else result
+
+    def to(self: A, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> A:
+        """The operator on another device, or of another floating-point dtype, in which its products are computed.
+
+        Matrices, the point, further arguments, batches as they come, and a copy of a module in the place of a model are
+        converted. What functions close over stays as it is: torch's error says so where it does not fit.
+
+        Args:
+            device: Where to; None for where it is.
+            dtype: Of what is floating-point; None for what it has.
+
+        Returns:
+            A new operator.
+
+        Raises:
+            InputError: If the device or dtype is none, or the operator is a block or an inverse: convert before.
+
+        Example:
+            >>> import torch, hodiff
+            >>> A = hodiff.HessianOperator(lambda x: (x**3).sum(), torch.ones(2))
+            >>> A.to(dtype=torch.float64) @ torch.ones(2)
+            tensor([6., 6.], dtype=torch.float64)
+        """
+        other: A = self.converted(conversion_to(device, dtype))
+        return other
+
+    def converted(self, conversion: Conversion) -> Any:
+        """See `to`."""
+        raise InputError(
+            f"to: A: expected an operator that knows how it is converted, got {self}; convert what it is made of, and "
+            "make it anew."
+        )
 
     def to_tree(self, vectors: Tensor) -> PyTree:
         """A flat vector as a pytree like the operator's vectors, such as an eigenvector or a solution.

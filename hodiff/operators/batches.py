@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Batches:
         caller: The operator, for error messages.
         data: An iterable of batches that can be iterated again, or None for none.
         reduction: "mean" or "sum": what the function does over a batch.
-        batch_size: Tells how many examples a batch holds; the first tensor's length by default.
+        batch_size: Tells how many examples a batch holds; by default `known_size`, or the first tensor's length.
         progress: Whether passes show a progress bar.
     """
 
@@ -50,9 +51,10 @@ class Batches:
         self.data = data
         self.reduction = reduction
         self.progress = progress
-        self._batch_size = batch_size or self._first_length
-        self._seen: list[Fingerprint] = []
-        self._complete = False
+        self._batch_size = batch_size
+        # Where nobody was told, what an operator knows of its loss; None for examples.
+        self.known_size: Callable[[PyTree], float | None] | None = None
+        self.restart()
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield every batch; the weights of a pass add up to the number of examples, or of batches for "sum"."""
@@ -72,6 +74,18 @@ class Batches:
             raise self._changed(f"{index + 1} batches now, {len(self._seen)} on the first pass")
         self._complete = True
 
+    def over(self, data: Iterable[PyTree] | None) -> Batches:
+        """The same of other data."""
+        other = copy.copy(self)
+        other.data = data
+        other.restart()
+        return other
+
+    def restart(self) -> None:
+        """Take the next pass for the first."""
+        self._seen: list[Fingerprint] = []
+        self._complete = False
+
     def empty(self) -> InputError:
         """What to raise where no rank has a batch."""
         return InputError(f"{self.caller}: data: expected at least one batch, got none; check the DataLoader.")
@@ -79,7 +93,7 @@ class Batches:
     def _weight(self, content: PyTree) -> float:
         if self.reduction == "sum":
             return 1.0
-        size = float(self._batch_size(content))
+        size = float(self._size(content))
         if not 0 < size < math.inf:
             raise InputError(
                 f"{self.caller}: batch_size: expected a positive number of examples for each batch, got {size:g}; "
@@ -104,6 +118,12 @@ class Batches:
             "to another matrix. Turn shuffling and random augmentation off (DataLoader(..., shuffle=False)), or pass "
             "list(data)."
         )
+
+    def _size(self, content: PyTree) -> float:
+        if self._batch_size is not None:
+            return self._batch_size(content)
+        known = None if self.known_size is None else self.known_size(content)
+        return self._first_length(content) if known is None else known
 
     def _first_length(self, content: PyTree) -> int:
         for tensor in tensors_in(content):

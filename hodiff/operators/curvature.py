@@ -26,6 +26,7 @@ from hodiff.operators.base import LinearOperator
 from hodiff.operators.batches import Batches
 from hodiff.operators.compiled.linearizations import CompiledLinearizations
 from hodiff.operators.constants import require_constant
+from hodiff.operators.conversion import Conversion, converted_data
 from hodiff.operators.copies import Portable, require_no_group
 from hodiff.operators.determinism import (
     Mark,
@@ -39,6 +40,7 @@ from hodiff.operators.distributed import sum_over_ranks
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.point import Point
 from hodiff.operators.recorded_model import refused
+from hodiff.operators.restriction import is_restricted
 from hodiff.operators.spaces import Space
 
 Leaves = tuple[Tensor, ...]
@@ -192,6 +194,22 @@ class CurvatureOperator(Portable, LinearOperator):
         self.domain = self.codomain = space
         self._point = Point(leaves)
         self._forget()
+
+    @leave_inference_mode
+    def converted(self, conversion: Conversion) -> Any:
+        """See `LinearOperator.to`."""
+        if any(is_restricted(getattr(self, name)) for name in self.functions):
+            raise InputError(f"to: A: expected a whole operator, got a block, {self}; take the block of A.to(...).")
+        other = copy.copy(self)
+        other.args = conversion.tree(self.args)
+        other.batches = self.batches.over(converted_data(self.batches.data, conversion))
+        other.relocate(tuple(map(conversion, self.leaves)), conversion.space(self.domain))
+        return other
+
+    def adopt(self, *functions: Callable[..., Any]) -> None:
+        """Take the user's functions, and the modules that they close over, for these."""
+        self._functions = functions
+        self._restore()
 
     def _forget(self) -> None:
         self._kept: dict[int, tuple[Linearization, float]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,15 @@ from hodiff.errors import InputError
 from hodiff.operators.curvature import Leaves
 from hodiff.operators.distributed import rank_in, size_of
 from hodiff.operators.gauss_newton import GaussNewtonOperator
-from hodiff.operators.likelihoods import Likelihood, counted_examples, likelihood_of, require_rows
+from hodiff.operators.likelihoods import (
+    Likelihood,
+    class_dimension,
+    counted_examples,
+    counted_rows,
+    likelihood_of,
+    require_normalized,
+    require_rows,
+)
 from hodiff.operators.model_loss import ModelLossOperator, OuterProducts, OutputMatrix, pair
 from hodiff.operators.options import CurvatureOptions
 
@@ -33,15 +42,22 @@ class FisherOperator(GaussNewtonOperator):
     $$ A = \frac1M \sum_{i=1}^{M} \mathbb E_{y \sim p(\cdot \mid z_i)}
        \left[\nabla_x \ell(z_i, y)\, \nabla_x \ell(z_i, y)^\top\right] $$
 
-    with M factors of the likelihood and reduction "mean" (without the division for "sum"). For the losses below, whose
-    outputs are natural parameters, the expectation is the Gauss-Newton matrix, and is computed as such; with `samples`
-    it is a mean over drawn targets, which is unbiased, and the same matrix for all products of one operator.
+    with M factors of the likelihood and reduction "mean" (without the division for "sum"); targets that the loss
+    ignores are no factors. Where the outputs are natural parameters (logits, means, log-rates) the expectation is the
+    Gauss-Newton matrix, and is computed as such; where they are probabilities or their logarithms it is
+
+    $$ \frac1{p (1 - p)} \;\text{or}\; \operatorname{diag}(p) $$
+
+    between the Jacobians of the outputs. With `label_smoothing` $\ell$ is the smoothed loss, and y is drawn from the
+    model's own p all the same. With `samples` the expectation is a mean over drawn targets, which is unbiased, and the
+    same matrix for all products of one operator.
 
     Args:
         model: As in `hodiff.GaussNewtonOperator`; one tensor out, examples along its first dimension.
-        loss: The negative log-likelihood: `cross_entropy` (categorical), `mse_loss` (normal, variance 1/2),
-            `binary_cross_entropy_with_logits` (Bernoulli), `poisson_nll_loss` (Poisson, log-rates) of
-            `torch.nn.functional`, or torch's module of it without class weights or smoothing.
+        loss: The negative log-likelihood: `cross_entropy` or, of log-probabilities, `nll_loss` (categorical),
+            `mse_loss` (normal, variance 1/2), `binary_cross_entropy_with_logits` or, of probabilities,
+            `binary_cross_entropy` (Bernoulli), `poisson_nll_loss` (Poisson, log-rates) of `torch.nn.functional`, a
+            `functools.partial` of one with keywords, or torch's module of it, without weights.
         x: The point.
         *args: As in `hodiff.GaussNewtonOperator`; targets decide nothing but which places the loss ignores.
         samples: None for the exact matrix, or how many targets to draw for each output.
@@ -103,9 +119,13 @@ class FisherOperator(GaussNewtonOperator):
         return ((inputs, self.likelihood.like(drawn, targets)),)
 
     def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
-        if self.samples is None:
+        information = self.likelihood.information
+        if self.samples is None and information is None:
             return super()._matrix(outputs, targets)
         z = _one_output("FisherOperator", outputs)
+        if self.samples is None:
+            assert information is not None
+            return _Information(partial(information, z), self._share(z, targets))
 
         def gradient_for(draw: Tensor) -> Leaves:
             return gradient(guard_reverse(self._bound_loss(z, draw)))((z,))[0]
@@ -114,6 +134,19 @@ class FisherOperator(GaussNewtonOperator):
         assert gradients is not None
         factors = self.likelihood.counted(z, targets[0]) if self.batches.reduction == "mean" else 1
         return OuterProducts((gradients,), factors / self.samples)
+
+    def _share(self, outputs: Tensor, targets: Any) -> Tensor | float:
+        """What each factor counts, in the outputs' shape or all alike: 0 where the loss ignores the target."""
+        mean, ignored = self.batches.reduction == "mean", self.likelihood.ignored
+        if ignored is None or not isinstance(targets, Tensor) or targets.is_floating_point():
+            return 1 / self.likelihood.factors(outputs) if mean else 1.0
+        counted = targets.ne(ignored).unsqueeze(class_dimension(outputs)).to(outputs.dtype)
+        return counted / counted.sum() if mean else counted
+
+    def _scalar_loss(self, outputs: PyTree, targets: Any) -> Tensor:
+        if self.likelihood.normalized:
+            require_normalized("FisherOperator", self.likelihood, _one_output("FisherOperator", outputs))
+        return super()._scalar_loss(outputs, targets)
 
 
 @explains(CurvatureOptions)
@@ -131,7 +164,7 @@ class EmpiricalFisherOperator(ModelLossOperator):
     $w$, `cross_entropy` divides by their sum, so that $\ell_i = N w_{y_i} \mathrm{nll}_i / \sum_j w_{y_j}$. Examples
     all of whose targets `cross_entropy` or `nll_loss` ignores, or weights by 0, change nothing, and N does not count
     them: this is known of the functions and modules of torch and of `functools.partial` with keywords; around a loss
-    of your own that masks examples, pass reduction="sum". With `data`, `batch_size` has to count alike.
+    of your own that masks examples, pass reduction="sum". Over `data` batches are weighted by these N.
 
     Args:
         model: As in `hodiff.GaussNewtonOperator`; examples along the first dimension of every output.
@@ -155,6 +188,8 @@ class EmpiricalFisherOperator(ModelLossOperator):
     descent", NeurIPS 2019, eq. 3.
     """
 
+    _divisor = staticmethod(counted_rows)
+
     def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
         gradients = _gradients(self._bound_loss(outputs, targets))
         leaves = pytree.tree_leaves(outputs)
@@ -171,6 +206,22 @@ class EmpiricalFisherOperator(ModelLossOperator):
         )
         mean = self.batches.reduction == "mean"
         return OuterProducts(filled, counted_examples(self.loss, targets, leaves[0].shape[0]) if mean else 1)
+
+
+class _Information:
+    """The Fisher information of each factor, times its share of the mean."""
+
+    def __init__(self, information: Callable[[Tensor], Tensor], share: Tensor | float):
+        self._information, self._share = information, share
+
+    def product(self, vectors: Leaves) -> Leaves:
+        """See `OutputMatrix`."""
+        (vector,) = vectors
+        return (self._share * self._information(vector),)
+
+    def products(self, vectors: Leaves) -> Leaves:
+        """See `OutputMatrix`."""
+        return torch.func.vmap(lambda *one: self.product(one))(*vectors)
 
 
 def _gradients(loss: BoundFunction) -> tuple[Tensor | None, ...]:

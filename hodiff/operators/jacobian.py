@@ -16,6 +16,7 @@ from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.constants import require_constant
+from hodiff.operators.conversion import Conversion
 from hodiff.operators.copies import Portable
 from hodiff.operators.determinism import modules_in, read_unchanged
 from hodiff.operators.point import Point
@@ -83,6 +84,12 @@ class JacobianOperator(Portable, LinearOperator):
         function = bind("JacobianOperator", self.f, (x, *self.args), name="x", correct=self.correct)
         with torch.no_grad(), untouched_buffers(modules_in(self.f)), refused("JacobianOperator"):
             self._model = RecordedModel(function)
+
+    def converted(self, conversion: Conversion) -> JacobianOperator:
+        """See `LinearOperator.to`."""
+        x = pytree.tree_unflatten(list(map(conversion, self._point.leaves)), self.domain.spec)
+        args = conversion.tree(self.args)
+        return JacobianOperator(self.f, x, *args, chunk_size=self.chunk_size, correct=self.correct)
 
     @cached_property
     def _codomain(self) -> Space:

@@ -24,11 +24,16 @@ class Likelihood:
         sample: Draws targets (S, *target shape) for outputs; takes outputs, S and a generator.
         factors: How many independent factors the density of these outputs has, over which "mean" averages.
         ignored: A target that takes its place out of the density, as padding.
+        information: The product of outputs' Fisher information with a vector, both in the outputs' shape and factor by
+            factor, without the mean; None where it is the Hessian of the loss.
+        normalized: Whether outputs are logarithms of probabilities.
     """
 
     sample: Callable[[Tensor, int, torch.Generator], Tensor]
     factors: Callable[[Tensor], int]
     ignored: int | None = None
+    information: Callable[[Tensor, Tensor], Tensor] | None = None
+    normalized: bool = False
 
     def like(self, drawn: Tensor, targets: Any) -> Tensor:
         """Drawn targets (S, ...), ignored where the given ones are."""
@@ -42,8 +47,7 @@ class Likelihood:
 
 
 def _categorical(logits: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-    dim = 0 if logits.dim() == 1 else 1
-    probabilities = logits.movedim(dim, -1).softmax(-1)
+    probabilities = logits.movedim(class_dimension(logits), -1).softmax(-1)
     drawn = torch.multinomial(
         probabilities.reshape(-1, probabilities.shape[-1]), samples, replacement=True, generator=generator
     )
@@ -64,16 +68,50 @@ def _poisson(log_rates: Tensor, samples: int, generator: torch.Generator) -> Ten
     return torch.poisson(log_rates.exp().expand(samples, *log_rates.shape).contiguous(), generator=generator)
 
 
+def _bernoulli_of_probabilities(p: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    return torch.bernoulli(p.expand(samples, *p.shape), generator=generator)
+
+
+def class_dimension(outputs: Tensor) -> int:
+    """Where torch's losses have the classes."""
+    return 0 if outputs.dim() == 1 else 1
+
+
+def _of_log_probabilities(z: Tensor, v: Tensor) -> Tensor:
+    # The gradient of -z[y] is -e_y.
+    return z.exp() * v
+
+
+def _of_probabilities(p: Tensor, v: Tensor) -> Tensor:
+    # The gradient is (p - y) / (p (1 - p)), whose denominator torch keeps from 0 by 1e-12.
+    variance = p * (1 - p)
+    return variance / variance.clamp(min=1e-12).square() * v
+
+
+def _smoothed(smoothing: float, z: Tensor, v: Tensor) -> Tensor:
+    r"""With smoothing s and u = 1/C: $(1 - s)^2 (\operatorname{diag} p - p p^\top) + s^2 (p - u) (p - u)^\top$."""
+    dim = class_dimension(z)
+    p = z.softmax(dim)
+    excess = p - 1 / z.shape[dim]
+    covariance = p * (v - (p * v).sum(dim, keepdim=True))
+    return (1 - smoothing) ** 2 * covariance + smoothing**2 * excess * (excess * v).sum(dim, keepdim=True)
+
+
 def _columns(logits: Tensor) -> int:
-    return logits.numel() // logits.shape[0 if logits.dim() == 1 else 1]
+    return logits.numel() // logits.shape[class_dimension(logits)]
 
 
 CATEGORICAL = Likelihood(_categorical, _columns, ignored=-100)
+LOG_PROBABILITIES = replace(CATEGORICAL, information=_of_log_probabilities, normalized=True)
 GAUSSIAN = Likelihood(_gaussian, Tensor.numel)
 BERNOULLI = Likelihood(_bernoulli, Tensor.numel)
+PROBABILITIES = Likelihood(_bernoulli_of_probabilities, Tensor.numel, information=_of_probabilities)
 POISSON = Likelihood(_poisson, Tensor.numel)
 
-CATEGORICAL_OPTIONS = {"weight": None, "label_smoothing": 0.0}
+# How far sums of probabilities may be from 1; bfloat16 has them to a hundredth.
+NORMALIZED = 0.02
+
+UNWEIGHTED = {"weight": None}
 BERNOULLI_OPTIONS = {"weight": None, "pos_weight": None}
 POISSON_OPTIONS = {"log_input": True}
 
@@ -82,13 +120,17 @@ IGNORING = (F.cross_entropy, F.nll_loss, nn.CrossEntropyLoss, nn.NLLLoss)
 
 # By the loss: a function of torch, or a module, and the options that it must have.
 LIKELIHOODS: dict[Any, tuple[Likelihood, dict[str, Any]]] = {
-    F.cross_entropy: (CATEGORICAL, CATEGORICAL_OPTIONS),
-    F.mse_loss: (GAUSSIAN, {"weight": None}),
+    F.cross_entropy: (CATEGORICAL, UNWEIGHTED),
+    F.nll_loss: (LOG_PROBABILITIES, UNWEIGHTED),
+    F.mse_loss: (GAUSSIAN, UNWEIGHTED),
     F.binary_cross_entropy_with_logits: (BERNOULLI, BERNOULLI_OPTIONS),
+    F.binary_cross_entropy: (PROBABILITIES, UNWEIGHTED),
     F.poisson_nll_loss: (POISSON, POISSON_OPTIONS),
-    nn.CrossEntropyLoss: (CATEGORICAL, CATEGORICAL_OPTIONS),
+    nn.CrossEntropyLoss: (CATEGORICAL, UNWEIGHTED),
+    nn.NLLLoss: (LOG_PROBABILITIES, UNWEIGHTED),
     nn.MSELoss: (GAUSSIAN, {}),
     nn.BCEWithLogitsLoss: (BERNOULLI, BERNOULLI_OPTIONS),
+    nn.BCELoss: (PROBABILITIES, UNWEIGHTED),
     nn.PoissonNLLLoss: (POISSON, POISSON_OPTIONS),
 }
 
@@ -116,6 +158,31 @@ def require_rows(caller: str, loss: Any, outputs: Tensor, likelihood: Likelihood
         )
 
 
+def require_normalized(caller: str, likelihood: Likelihood, outputs: Tensor) -> None:
+    """Refuse outputs that are no log-probabilities for a loss that takes them for such."""
+    if likelihood.normalized:
+        off = (outputs.detach().double().exp().sum(class_dimension(outputs)) - 1).abs()
+        if off.numel() and not bool(off.max() < NORMALIZED):
+            raise InputError(
+                f"{caller}: model: expected log-probabilities for this loss, got outputs whose exponentials add up to "
+                f"1 plus or minus {off.max().item():.2g}; apply log_softmax, or take cross_entropy."
+            )
+
+
+def divisor(loss: Any, targets: Any) -> float | None:
+    """By what a loss of torch divides for its mean, up to a constant: the number of targets, or their weights."""
+    key, given = _options_of(loss)
+    if _look_up(loss)[0] is None or not isinstance(targets, Tensor):
+        return None
+    if targets.is_floating_point() or not any(key is each for each in IGNORING):
+        return float(targets.numel())
+    counted = targets != given.get("ignore_index", -100)
+    weight = given.get("weight")
+    if isinstance(weight, Tensor):
+        return float((weight[targets.where(counted, 0)] * counted).sum())
+    return float(counted.sum())
+
+
 def counted_examples(loss: Any, targets: Any, rows: int) -> Tensor | int:
     """How many of the outputs' rows a loss takes a mean over: all but those that it ignores or weights by 0."""
     key, given = _options_of(loss)
@@ -128,13 +195,22 @@ def counted_examples(loss: Any, targets: Any, rows: int) -> Tensor | int:
     return counted.unsqueeze(-1).flatten(1).any(1).sum()
 
 
+def counted_rows(loss: Any, targets: Any) -> float | None:
+    """How many rows of the targets a loss that ignores some counts; None for any other."""
+    ignoring = any(_options_of(loss)[0] is each for each in IGNORING)
+    if not ignoring or not isinstance(targets, Tensor) or targets.dim() == 0:
+        return None
+    return float(counted_examples(loss, targets, targets.shape[0]))
+
+
 def _options_of(loss: Any) -> tuple[Any, dict[str, Any]]:
     """A loss as the table names it, and the options that it carries."""
     if isinstance(loss, nn.Module):
         return type(loss), vars(loss) | buffers_by_name(loss)
-    if isinstance(loss, partial) and not loss.args:
-        return loss.func, loss.keywords
-    return loss, {}
+    given: dict[str, Any] = {}
+    while isinstance(loss, partial) and not loss.args:
+        loss, given = loss.func, loss.keywords | given
+    return loss, given
 
 
 def _look_up(loss: Any) -> tuple[Likelihood | None, list[str]]:
@@ -147,6 +223,8 @@ def _look_up(loss: Any) -> tuple[Likelihood | None, list[str]]:
     changed = [name for name, value in options.items() if _differs(given.get(name, value), value)]
     if likelihood is not None:
         likelihood = replace(likelihood, ignored=given.get("ignore_index", likelihood.ignored))
+        if smoothing := given.get("label_smoothing", 0.0):
+            likelihood = replace(likelihood, information=partial(_smoothed, smoothing))
     return likelihood, changed
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.operators.base import LinearOperator
+from hodiff.operators.conversion import Conversion
 from hodiff.operators.spaces import Space
 
 
@@ -36,6 +37,10 @@ class DiagonalOperator(LinearOperator):
     def multiply(self, block: Tensor) -> Tensor:
         """Each row times its number."""
         return self.entries[:, None] * block
+
+    def converted(self, conversion: Conversion) -> DiagonalOperator:
+        """See `LinearOperator.to`."""
+        return DiagonalOperator(conversion.tree(self.domain.unflatten(self.entries)))
 
 
 class MatrixOperator(LinearOperator):
@@ -81,6 +86,10 @@ class MatrixOperator(LinearOperator):
     def multiply_transposed(self, block: Tensor) -> Tensor:
         """The product with the transposed matrix."""
         return (self.matrix.t() @ block.to(self.matrix.dtype)).to(self.dtype)
+
+    def converted(self, conversion: Conversion) -> MatrixOperator:
+        """See `LinearOperator.to`."""
+        return MatrixOperator(conversion(self.matrix), symmetric=self.symmetric)
 
 
 def _tensor_of(matrix: Any) -> Any:

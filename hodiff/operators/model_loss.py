@@ -19,7 +19,9 @@ from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.errors import InputError
 from hodiff.operators.batches import REDUCTIONS
+from hodiff.operators.conversion import Conversion
 from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
+from hodiff.operators.likelihoods import divisor
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.recorded_model import RecordedModel, refused
 from hodiff.operators.restriction import restrict
@@ -51,6 +53,8 @@ class ModelLossOperator(CurvatureOperator):
     """
 
     functions = ("model", "loss")
+    # By what a batch's mean is divided, of the loss and the targets, or None where that is unknown.
+    _divisor: Callable[[Any, Any], float | None] = staticmethod(divisor)
 
     @shows(CurvatureOptions)
     def __init__(
@@ -77,11 +81,23 @@ class ModelLossOperator(CurvatureOperator):
         # Without data the arguments are the one batch.
         batch = (args if len(args) == 2 else args[0],) if args else ()
         super().__init__((model, loss), x, batch, **given)
+        self.batches.known_size = partial(_known_size, self._divisor, loss)
 
     def block(self, names: str | Sequence[str]) -> ModelLossOperator:
         """See `LinearOperator.block`; here the other leaves are constants, which makes products cheaper."""
         restricted: ModelLossOperator = restrict(self, names, ("model",))
         return restricted
+
+    def converted(self, conversion: Conversion) -> Any:
+        """See `LinearOperator.to`."""
+        other = super().converted(conversion)
+        model, loss = (conversion.module(f) if isinstance(f, nn.Module) else f for f in self._functions)
+        if isinstance(model, nn.Module):
+            other.model = module_call(model)
+        other.loss = loss
+        other.batches.known_size = partial(_known_size, self._divisor, loss)
+        other.adopt(model, loss)
+        return other
 
     @abstractmethod
     def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
@@ -184,6 +200,10 @@ def pair(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     return batch, batch
+
+
+def _known_size(divisor: Callable[[Any, Any], float | None], loss: Any, batch: Any) -> float | None:
+    return divisor(loss, pair(batch)[1])
 
 
 class OuterProducts:

@@ -40,7 +40,9 @@ class CurvatureOptions(TypedDict, total=False):
         Callable[[PyTree], int] | None,
         Default(
             None,
-            "Tells how many examples a batch holds; by default the length of its first tensor.",
+            "Tells how many examples a batch holds; by default what a loss of torch divides its mean by, such as the "
+            "labels that it does not ignore, where an operator has such a loss, and else the length of the batch's "
+            "first tensor.",
         ),
         require_batch_size,
     ]

@@ -62,6 +62,11 @@ def restrict(operator: Any, names: str | Sequence[str], functions: Sequence[str]
     return other
 
 
+def is_restricted(f: Any) -> bool:
+    """Whether it is a function that holds some leaves constant."""
+    return isinstance(f, partial) and f.func is _of_some
+
+
 def _of_some(
     f: Callable[..., A], leaves: Sequence[Tensor], domain: Space, indices: Sequence[int], x: PyTree, *args: Any
 ) -> A:

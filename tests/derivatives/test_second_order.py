@@ -41,6 +41,17 @@ ROWS = [
         Row("hvp", lambda x, v, r=route: hodiff.hvp(f, x, v, route=r), (X, V), route, duals="forward" not in route)
         for route in hodiff.ROUTES
     ),
+    *(
+        Row(
+            "value_grad_hvp",
+            lambda x, v, r=route: hodiff.value_grad_hvp(f, x, v, route=r),
+            (X, V),
+            route,
+            duals="forward" not in route,
+        )
+        for route in hodiff.ROUTES
+    ),
+    Row("grad_and_hvp", lambda x, v: torch.cat(hodiff.grad_and_hvp(f, x, v)), (X, V)),
     Row("hvp", lambda x, v: hodiff.hvp(of_tree, tree(x), tree(v)), (X, V), "trees"),
     Row("hvp_function", lambda x, v: hodiff.hvp_function(f)(x, v), (X, V)),
     Row("hessian", lambda x: hodiff.hessian(f)(x), (X,)),
@@ -89,6 +100,8 @@ def test_second_order(row):
 TRUTH = scipy_hessian(f, X, initial_step=0.1).matrix
 VALUES = {
     "hvp": lambda: (hodiff.hvp(f, X, V), TRUTH @ V),
+    "value_grad_hvp": lambda: (hodiff.value_grad_hvp(f, X, V)[2], TRUTH @ V),
+    "grad_and_hvp": lambda: (hodiff.grad_and_hvp(f, X, V)[1], TRUTH @ V),
     "hvp_function": lambda: (hodiff.hvp_function(f)(X, V), TRUTH @ V),
     "hessian": lambda: (hodiff.hessian(f)(X), TRUTH),
     "hessian_matrix": lambda: (hodiff.hessian_matrix(of_tree, tree(X)), TRUTH),

@@ -1,0 +1,91 @@
+"""Operators in another dtype compute in it: the same as one that was made there."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from operators.cases import close
+from torch import Tensor, nn
+
+import hodiff
+from hodiff import InputError
+from hodiff.operators import DiagonalOperator, IdentityOperator, LinearOperator, MatrixOperator
+
+GENERATOR = torch.Generator().manual_seed(0)
+INPUTS = torch.randn(6, 4, generator=GENERATOR)
+LABELS = torch.randint(3, (6,), generator=GENERATOR)
+X = torch.randn(4, generator=GENERATOR)
+SCALES = X.exp()
+M = torch.randn(4, 4, generator=GENERATOR)
+
+
+def network(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 3)).to(dtype).eval()
+
+
+def model_and_loss(kind: Any, dtype: torch.dtype, **options: Any) -> LinearOperator:
+    net = network(dtype)
+    point = {name: each.detach() for name, each in net.named_parameters()}
+    batches = [(INPUTS[:4].to(dtype), LABELS[:4]), (INPUTS[4:].to(dtype), LABELS[4:])]
+    operator: LinearOperator = kind(net, F.cross_entropy, point, data=batches, **options)
+    return operator
+
+
+def quartic(x: Tensor, c: Tensor) -> Tensor:
+    return (c * x**4).sum() + x.prod()
+
+
+KINDS: dict[str, Callable[[torch.dtype], LinearOperator]] = {
+    "hessian": lambda d: hodiff.HessianOperator(quartic, X.to(d), SCALES.to(d)),
+    "hessian over data": lambda d: hodiff.HessianOperator(quartic, X.to(d), data=[M.to(d), M[:2].to(d)]),
+    "gauss-newton": lambda d: model_and_loss(hodiff.GaussNewtonOperator, d),
+    "fisher": lambda d: model_and_loss(hodiff.FisherOperator, d),
+    "empirical fisher": lambda d: model_and_loss(hodiff.EmpiricalFisherOperator, d),
+    "jacobian": lambda d: hodiff.JacobianOperator(lambda x, m: (m @ x).tanh(), X.to(d), M.to(d)),
+    "transposed": lambda d: hodiff.JacobianOperator(lambda x, m: (m @ x).tanh(), X.to(d), M.to(d)).T,
+    "matrix": lambda d: MatrixOperator(M.to(d)),
+    "sum": lambda d: (MatrixOperator(M.to(d)) - 2 * DiagonalOperator(X.to(d))) @ IdentityOperator(X.to(d)),
+    "multiple": lambda d: torch.tensor(0.5, dtype=d) * DiagonalOperator({"a": X.to(d)}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_computes_in_the_other_dtype(kind: str) -> None:
+    """In float64 to its last digits, which a cast of products in float32 would lack."""
+    single, double = KINDS[kind](torch.float32), KINDS[kind](torch.float64)
+    before = single.to_dense()
+    moved = single.to(dtype=torch.float64)
+    assert type(moved) is type(double)
+    assert moved.dtype == torch.float64
+    close(moved.to_dense(), double.to_dense(), 1e-14)
+    close(moved.T.to_dense(), double.to_dense().T, 1e-14)
+    assert single.dtype == torch.float32
+    assert single.to_dense().equal(before)
+    assert single.to("cpu").to_dense().equal(before)
+
+
+def test_modules_are_copied() -> None:
+    net = network(torch.float32)
+    point = {name: each.detach() for name, each in net.named_parameters()}
+    A = hodiff.GaussNewtonOperator(net, F.cross_entropy, point, INPUTS, LABELS)
+    A.to(dtype=torch.float64).to_dense()
+    assert {each.dtype for each in net.parameters()} == {torch.float32}
+
+
+def test_what_cannot_be_converted_is_refused() -> None:
+    A = KINDS["gauss-newton"](torch.float32)
+    for wrong, message in (
+        (lambda: A.to(dtype=torch.int64), "to: dtype: expected a floating-point dtype"),
+        (lambda: A.to(dtype="float64"), "to: dtype: expected a floating-point dtype"),
+        (lambda: A.to("abacus"), "to: device: expected a device"),
+        (lambda: A.block("0").to(dtype=torch.float64), r"to: A: .* take the block of A.to"),
+        (lambda: A.inverse().to(dtype=torch.float64), "to: A: expected an operator that knows"),
+        (lambda: (A.block("0").inverse() + A.block("0")).to(dtype=torch.float64), "to: A:"),
+    ):
+        with pytest.raises(InputError, match=message):
+            wrong()
+    block = A.to(dtype=torch.float64).block("0")
+    close(block.to_dense(), KINDS["gauss-newton"](torch.float64).block("0").to_dense(), 1e-14)

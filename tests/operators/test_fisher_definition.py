@@ -1,0 +1,194 @@
+"""Fisher matrices against their definition, the sum over targets of p(y) g gᵀ, and as means over uneven batches."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from operators.cases import close
+from torch import Tensor, nn
+
+import hodiff
+from hodiff import InputError
+from hodiff.operators import EmpiricalFisherOperator, FisherOperator, GaussNewtonOperator
+
+GENERATOR = torch.Generator().manual_seed(0)
+N, LENGTH, FEATURES, CLASSES = 5, 3, 2, 4
+W = torch.randn(FEATURES, CLASSES, generator=GENERATOR, dtype=torch.float64)
+INPUTS = torch.randn(N, LENGTH, FEATURES, generator=GENERATOR, dtype=torch.float64)
+LABELS = torch.randint(CLASSES, (N, LENGTH), generator=GENERATOR)
+# Uneven: two tokens of batch one count, six of batch two.
+PADDED = LABELS.masked_fill(torch.tensor([[0, 1, 1], [1, 0, 1], [0, 0, 0], [0, 0, 1], [1, 0, 1]]).bool(), -100)
+CUT = 2
+
+
+def logits(w: Tensor, inputs: Tensor) -> Tensor:
+    return ((inputs @ w).tanh() * 2).movedim(-1, 1)
+
+
+def log_probabilities(w: Tensor, inputs: Tensor) -> Tensor:
+    return logits(w, inputs).log_softmax(1)
+
+
+def probabilities(w: Tensor, inputs: Tensor) -> Tensor:
+    return logits(w, inputs).sigmoid()
+
+
+def categorical(z: Tensor) -> Any:
+    return [(p, torch.tensor(c)) for c, p in enumerate(z.softmax(0))]
+
+
+def bernoulli(p: Tensor) -> Any:
+    return [(p, torch.ones_like(p)), (1 - p, torch.zeros_like(p))]
+
+
+def definition(
+    model: Any, loss: Any, outcomes: Callable[[Tensor], Any], counted: Tensor, w: Tensor = W, inputs: Tensor = INPUTS
+) -> Tensor:
+    """Factor by factor and target by target, with torch's plain first derivatives."""
+    total, count = torch.zeros(w.numel(), w.numel(), dtype=w.dtype), 0
+    for i, t in counted.nonzero().tolist():
+        leaf = w.clone().requires_grad_()
+        z = model(leaf, inputs[i : i + 1, t : t + 1])[0, :, 0]
+        for factor in (z,) if outcomes is categorical else z:
+            for p, y in outcomes(factor.detach()):
+                value = loss(factor[None], y[None]) if outcomes is categorical else loss(factor, y)
+                g = torch.autograd.grad(value, leaf, retain_graph=True)[0].flatten()
+                total += p * torch.outer(g, g)
+            count += 1
+    return total / count
+
+
+KNOWN = {
+    "cross_entropy": (logits, F.cross_entropy, categorical),
+    "smoothed": (logits, partial(F.cross_entropy, label_smoothing=0.3), categorical),
+    "smoothed module": (logits, nn.CrossEntropyLoss(label_smoothing=0.3), categorical),
+    "nll_loss": (log_probabilities, F.nll_loss, categorical),
+    "NLLLoss": (log_probabilities, nn.NLLLoss(), categorical),
+    "binary_cross_entropy": (probabilities, F.binary_cross_entropy, bernoulli),
+    "BCELoss": (probabilities, nn.BCELoss(), bernoulli),
+    "with logits": (logits, F.binary_cross_entropy_with_logits, None),
+}
+
+
+def targets_for(outcomes: Any, padded: bool) -> Tensor:
+    if outcomes is categorical:
+        return PADDED if padded else LABELS
+    return LABELS[:, None].remainder(2).expand(N, CLASSES, LENGTH).double()
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", KNOWN)
+def test_against_the_definition(name: str, padded: bool) -> None:
+    """Of all examples at once, and of two batches with unevenly many labels that count."""
+    model, loss, outcomes = KNOWN[name]
+    y = targets_for(outcomes, padded)
+    counted = (y != -100) if outcomes is categorical else torch.ones(N, LENGTH)
+    if outcomes is None:
+        expected = definition(probabilities, F.binary_cross_entropy, bernoulli, counted)
+    else:
+        expected = definition(model, loss, outcomes, counted)
+    A = FisherOperator(model, loss, W, INPUTS, y)
+    close(A.to_dense(), expected)
+    v = torch.randn(8, 3, generator=torch.Generator().manual_seed(1)).double()
+    close(A @ v, expected @ v)
+    close(A @ v[:, 0], expected @ v[:, 0])
+    batches = [(INPUTS[:CUT], y[:CUT]), (INPUTS[CUT:], y[CUT:])]
+    close(FisherOperator(model, loss, W, data=batches).to_dense(), expected)
+    # Probabilities by their first derivatives: the drawn ones converge to the same.
+    drawn = FisherOperator(model, loss, W, data=batches, samples=3000).to_dense()
+    assert float((drawn - expected).norm() / expected.norm()) < 0.1
+
+
+@pytest.mark.parametrize("name", ["smoothed", "nll_loss", "binary_cross_entropy"])
+def test_sums(name: str) -> None:
+    model, loss, outcomes = KNOWN[name]
+    y = targets_for(outcomes, True)
+    mean = FisherOperator(model, loss, W, INPUTS, y).to_dense()
+    loss = partial(loss, reduction="sum")
+    count = (y != -100).sum() if outcomes is categorical else y.numel()
+    close(FisherOperator(model, loss, W, INPUTS, y, reduction="sum").to_dense(), mean * count)
+
+
+def test_single_precision() -> None:
+    exact = FisherOperator(log_probabilities, F.nll_loss, W, INPUTS, PADDED).to_dense()
+    single = FisherOperator(log_probabilities, F.nll_loss, W.float(), INPUTS.float(), PADDED).to_dense()
+    close(single.double(), exact, 1e-6)
+
+
+# Inductor imports TorchScript, which announces its deprecation.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
+def test_compiled() -> None:
+    for name in ("smoothed", "nll_loss"):
+        model, loss, _ = KNOWN[name]
+        eager = FisherOperator(model, loss, W, INPUTS, PADDED)
+        compiled = FisherOperator(model, loss, W, INPUTS, PADDED, compile=True)
+        v = torch.ones(8).double()
+        close(compiled @ v, eager @ v)
+
+
+def test_certain_probabilities_are_finite() -> None:
+    """A probability of 1 in floating point has no information left, and no inf."""
+    w = torch.full((1, 1), 100.0)
+    A = FisherOperator(lambda w, x: (x @ w).sigmoid(), F.binary_cross_entropy, w, torch.ones(2, 1), torch.ones(2, 1))
+    assert A.to_dense().item() == 0.0
+
+
+def test_outputs_that_are_no_log_probabilities_are_refused() -> None:
+    for samples in (None, 2):
+        A = FisherOperator(logits, F.nll_loss, W, INPUTS, LABELS, samples=samples)
+        with pytest.raises(InputError, match=r"model: expected log-probabilities .* apply log_softmax"):
+            A.to_dense()
+
+
+@pytest.mark.parametrize("kind", [GaussNewtonOperator, FisherOperator])
+def test_batches_count_what_their_loss_counts(kind: Any) -> None:
+    """Ignored labels, class weights and sequences of different lengths: all batches at once give the same."""
+    batches = [(INPUTS[:CUT], PADDED[:CUT]), (INPUTS[CUT:], PADDED[CUT:])]
+    whole = kind(logits, F.cross_entropy, W, INPUTS, PADDED).to_dense()
+    close(kind(logits, F.cross_entropy, W, data=batches).to_dense(), whole)
+    shorter = [(INPUTS[:CUT, :1], LABELS[:CUT, :1]), (INPUTS[CUT:], LABELS[CUT:])]
+    flat = [
+        (torch.cat([x.reshape(-1, 1, FEATURES) for x, _ in shorter]), torch.cat([y.reshape(-1, 1) for _, y in shorter]))
+    ]
+    close(
+        kind(logits, F.cross_entropy, W, data=shorter).to_dense(),
+        kind(logits, F.cross_entropy, W, data=flat).to_dense(),
+    )
+    if kind is GaussNewtonOperator:
+        loss = nn.CrossEntropyLoss(weight=torch.tensor([0.1, 2.0, 1.0, 5.0]).double())
+        whole = kind(logits, loss, W, INPUTS, PADDED).to_dense()
+        close(kind(logits, loss, W, data=batches).to_dense(), whole)
+    given = kind(logits, F.cross_entropy, W, data=batches, batch_size=lambda batch: len(batch[0])).to_dense()
+    assert float((given - whole).abs().max()) > 1e-6
+    nothing = [*batches, (INPUTS, torch.full_like(PADDED, -100))]
+    with pytest.raises(InputError, match="batch_size: expected a positive number"):
+        kind(logits, F.cross_entropy, W, data=nothing).to_dense()
+
+
+def test_empirical_fisher_counts_examples_over_batches() -> None:
+    """One example an output row: two of batch one are ignored, none of batch two."""
+    labels = LABELS[:, :1].clone()
+    labels[:CUT] = torch.tensor([[-100], [1]])
+    inputs = INPUTS[:, :1]
+    whole = EmpiricalFisherOperator(logits, F.cross_entropy, W, inputs, labels).to_dense()
+    batches = [(inputs[:CUT], labels[:CUT]), (inputs[CUT:], labels[CUT:])]
+    close(EmpiricalFisherOperator(logits, F.cross_entropy, W, data=batches).to_dense(), whole)
+
+
+def test_dict_batches() -> None:
+    """As tokenizers give them: the inputs a dict, the labels apart; or the whole dict to both functions."""
+    batches = [{"tokens": INPUTS[:CUT], "labels": PADDED[:CUT]}, {"tokens": INPUTS[CUT:], "labels": PADDED[CUT:]}]
+    expected = FisherOperator(logits, F.cross_entropy, W, INPUTS, PADDED).to_dense()
+    model = lambda w, batch: logits(w, batch["tokens"])  # noqa: E731
+    pairs = [(batch, batch["labels"]) for batch in batches]
+    close(FisherOperator(model, F.cross_entropy, W, data=pairs).to_dense(), expected)
+    G = hodiff.GaussNewtonOperator(
+        *(model, lambda z, batch: F.cross_entropy(z, batch["labels"]), W),
+        data=batches,
+        batch_size=lambda batch: int((batch["labels"] != -100).sum()),
+    )
+    close(G.to_dense(), expected)
