@@ -44,7 +44,7 @@ def check_by_routes(
     with switches.mode:
         report, problem, levels = _report(f, args, own, switches, approximate, generator)
     # Numbers that differ from call to call say nothing of torch.
-    if not switches.correct or not levels or {"HD305", "HD903"} & set(report.codes):
+    if switches.brief or not switches.correct or not levels or {"HD305", "HD903"} & set(report.codes):
         return report
     comparison = Comparison(problem, problem.loss, levels)
     functions = dict.fromkeys(call.function for call in calls_within(problem, f))
@@ -77,6 +77,7 @@ def _report(
         approximate=surrogate,
         seed=switches.seed,
         vmap=switches.vmap,
+        brief=switches.brief,
     )
     if surrogate:
         entries = list(unjudged(entries))
@@ -131,7 +132,7 @@ def _entries(
     yield from against_differences(climb(problem, problem.curved_loss, order, generator), order, "curved loss")
     if own.eps > problem.eps:
         yield from in_own_dtype(own, own.loss, levels, f"in {own.dtypes}")
-    if in_double:
+    if in_double and not switches.brief:
         yield from gradchecks(problem, order, switches.vmap, switches.seed)
     yield from _transformed(problem, levels, switches, generator)
 

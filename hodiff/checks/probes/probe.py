@@ -85,13 +85,15 @@ def probe(
     seed: int,
     vmap: bool = True,
     truth: LeavesFunction | None = None,
+    brief: bool = False,
 ) -> list[Cause]:
     """Run every probe that makes sense for a function and the calls within it; one that cannot run says nothing."""
     with warnings.catch_warnings():
         # Probes run f at points and in dtypes that the user did not ask for.
         warnings.simplefilter("ignore")
         causes = [cause for call in calls for cause in _of_call(call, seed)]
-        causes += _of_whole(f, args, function, leaves, {cause.code for cause in causes}, truth, vmap=vmap)
+        if not brief:
+            causes += _of_whole(f, args, function, leaves, {cause.code for cause in causes}, truth, vmap=vmap)
         if not calls:
             causes += _causes_of(custom_rules, function, leaves) or _causes_of(left_graph, function, leaves)
     return [cause for cause in causes if not (approximate and cause.code in _OF_FORMULAS)]
