@@ -128,8 +128,8 @@ def _joined(seen: list[tuple[str, Sample, Finding]]) -> Finding:
     evidence = [f"wrong {condition}, as at {_shown(sample)}", *finding.evidence]
     if others:
         evidence.append(f"and {', '.join(others)}")
-    # What raises works at the given inputs, and says so elsewhere.
-    severity = "warning" if finding.kind == "raises" else finding.severity
+    # What raises says so, and torch itself sums a gradient whose shape alone is wrong.
+    severity = "warning" if finding.kind in {"raises", "seen"} else finding.severity
     return replace(finding, severity=severity, condition=condition, message=evidence[0], evidence=tuple(evidence))
 
 

@@ -61,6 +61,25 @@ def written_into(x):
     return y
 
 
+class ByEinsum(SavesInputs):
+    """x³, by operators that the old batching of gradcheck does not know."""
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return torch.einsum("ij,ij->ij", 3 * x**2, g).unflatten(0, (-1, 1)).flatten(0, 1)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * t
+
+
 def unfolded(x):
     return x.unfold(-1, 2, 1).square().sum(-1)
 
@@ -75,5 +94,6 @@ SPECIMENS = [
     Right("a_step_from_a_kink", RectifiedSquare, double(0.03, -1.2, 2.0)),
     Right("relu_beside_its_kink", torch.relu, double(7e-4, -1.2, 2.0)),
     Right("written_into", written_into, X),
+    Right("by_einsum", ByEinsum, MATRIX),
     Right("unfolded", unfolded, MATRIX),
 ]

@@ -89,15 +89,6 @@ class WrongBeyondABlock(Cube):
         return 3 * x**2 * g * (torch.arange(x.numel(), device=x.device).reshape(x.shape) < 32)
 
 
-class NotReduced(Scale):
-    """x y, that broadcasts in forward and forgets to sum in backward."""
-
-    @staticmethod
-    def backward(ctx, g):
-        x, y = ctx.saved_tensors
-        return g * y if ctx.needs_input_grad[0] else None, g * x if ctx.needs_input_grad[1] else None
-
-
 class WrongInHalf(Cube):
     """A rule of its own for low precision."""
 
@@ -124,7 +115,6 @@ SPECIMENS = [
     Wrong("wrong_for_one", WrongForOne, X, ("HD101",), EXPLORED),
     Wrong("wrong_without_dimensions", WrongWithoutDimensions, X, ("HD101",), EXPLORED),
     Wrong("wrong_beyond_a_block", WrongBeyondABlock, X, ("HD101",), EXPLORED),
-    Wrong("not_reduced", NotReduced, (X, Y), ("HD202",), EXPLORED),
     Wrong("wrong_in_half", WrongInHalf, X, ("HD113",), EXPLORED),
     Wrong("wrong_for_expanded", WrongForExpanded, (X, Y), ("HD101",), EXPLORED),
 ]
