@@ -16,7 +16,7 @@ from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.checks.exploration.conditions import invented
 from hodiff.checks.findings.diagnosis import sorted_findings
 from hodiff.checks.functions.switches import Switches
-from hodiff.checks.mutations.regularity import is_differentiable, narrow, steps_agree
+from hodiff.checks.mutations.regularity import is_differentiable, is_twice_differentiable, narrow, steps_agree
 from hodiff.checks.mutations.sample import Sample, is_buffer
 from hodiff.checks.report.report import Finding, Report
 from hodiff.common.randomness import seeded
@@ -29,6 +29,7 @@ Check = Callable[[Any, tuple[Any, ...], Any], Report]
 _OF_THE_POINT = {"HD901"}
 # A rule that is wrong at first order under one condition may be so from a later order on under another.
 _FIRST, _LATER = {"HD101", "HD102", "HD105", "HD109", "HD110"}, "HD115"
+_SECOND = 2
 # Numbers that a finding writes out.
 _FEW = 12
 
@@ -83,7 +84,7 @@ def _judged(
     if _OF_THE_POINT & set(report.codes):
         return None
     errors = [each for each in report.errors if each.code not in known]
-    return None if errors and not _is_regular(*arranged, switches) else errors
+    return _sure(errors, *arranged, switches) if errors else []
 
 
 def _is_finite(f: Any, args: tuple[Any, ...]) -> bool:
@@ -92,12 +93,17 @@ def _is_finite(f: Any, args: tuple[Any, ...]) -> bool:
     return all(bool(y.isfinite().all()) for y in outputs if isinstance(y, Tensor))
 
 
-def _is_regular(f: Any, args: tuple[Any, ...], reference: Any, switches: Switches) -> bool:
+def _sure(
+    errors: list[Finding], f: Any, args: tuple[Any, ...], reference: Any, switches: Switches
+) -> list[Finding] | None:
+    """Those up to the order to which there are derivatives; None where there is none."""
     generator = torch.Generator().manual_seed(switches.seed)
     truth = f if reference is None else reference
     with seeded(switches.seed, tensors_in(args)), switches.mode:
         problem = narrow(scalarize(_called(truth), args, generator).in_double(), generator)
-        return is_differentiable(problem) and steps_agree(problem, switches.order, switches.seed)
+        if not is_differentiable(problem) or not steps_agree(problem, switches.order, switches.seed):
+            return None
+        return [each for each in errors if each.order < _SECOND or is_twice_differentiable(problem)]
 
 
 def _arranged(f: Any, sample: Sample) -> Any:

@@ -23,6 +23,10 @@ VANISHING = 1e-9
 # At a point where a derivative does not exist, differences depend on the largest step: others are a part of it, or
 # short whatever the numbers are, among which a pole may be near.
 _PART, _SHORT = 0.15, 0.01
+# The step of second differences, as a part of the largest, and the part by which they may miss those of a form.
+_SECOND, _FORM = 0.01, 0.05
+# Pairs of directions along which that is asked.
+_TURNS = 4
 # Part of a derivative by which differences of other steps may differ.
 AGREEMENT = 0.1
 
@@ -59,6 +63,25 @@ def is_differentiable(problem: ScalarProblem) -> bool:
     *parts, whole = (float(each.value) for each in along)
     apart = abs(sum(parts) - whole)
     return all(each.smooth for each in along) and apart <= _KINK * max(map(abs, (*parts, whole))) + VANISHING
+
+
+def is_twice_differentiable(problem: ScalarProblem) -> bool:
+    """Whether second differences are those of a quadratic form, as they are not of the smallest of two squares."""
+    h = _SECOND * problem.step
+
+    def along(direction: Tensor) -> float:
+        ends = [float(problem.curved_loss(s * h * direction).detach()) for s in (1, -1, 0)]
+        return (ends[0] + ends[1] - 2 * ends[2]) / h**2
+
+    def is_form(first: Tensor, second: Tensor) -> bool:
+        sides = [along(each) for each in (first + second, first - second, first, second)]
+        apart = abs(sides[0] + sides[1] - 2 * sides[2] - 2 * sides[3])
+        return apart <= _FORM * max(map(abs, sides)) + math.sqrt(VANISHING)
+
+    generator = torch.Generator().manual_seed(0)
+    turns = torch.linalg.qr(draw_normal((_TURNS, len(problem.point), len(problem.point)), generator)).Q
+    pairs = (each.to(problem.point.device) for each in turns)
+    return all(attempt(is_form, pair[:, 0], pair[:, -1]) is True for pair in pairs)
 
 
 def steps_agree(problem: ScalarProblem, order: int, seed: int) -> bool:

@@ -258,24 +258,22 @@ class CacheOfFirstCall(CubeSavedForTangents):
 
 
 class HardGumbel(Function):
-    """One of three, drawn inside; the value is nearly always the same."""
-
-    generate_vmap_rule = False
+    """One of three, drawn inside: the value is nearly always the same, and the gradient is not."""
 
     @staticmethod
-    def forward(x):
+    def forward(ctx, x):
         soft = (x - 0.1 * torch.empty_like(x).exponential_().log()).softmax(-1)
-        return torch.nn.functional.one_hot(soft.argmax(-1), 3).to(x), soft
+        ctx.save_for_backward(soft)
+        return torch.nn.functional.one_hot(soft.argmax(-1), 3).to(x)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    def backward(ctx, g, _):
+    def backward(ctx, g):
         (p,) = ctx.saved_tensors
         return p * (g - (p * g).sum(-1, keepdim=True))
+
+
+def hard_gumbel(x):
+    return HardGumbel.apply(x) * x
 
 
 class SoftGumbel(SavesInputs):
@@ -305,6 +303,25 @@ class FloatFactor(SavesForForward):
     @nestable_jvp
     def jvp(ctx, t):
         return t / 3
+
+
+class CutBesideAKink(SavesInputs):
+    """max(x, 0)² + |x|, right at first order, which differences of large steps across the kink do not see."""
+
+    @staticmethod
+    def forward(x):
+        return x.clamp_min(0) ** 2 + x.abs()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return (2 * x.detach().clamp_min(0) + x.sign()) * g
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return (2 * x.clamp_min(0) + x.sign()) * t
 
 
 class OldCompared(Function):
@@ -360,9 +377,10 @@ SPECIMENS = [
     Wrong("tenth_forward", TenthForward, X, ("HD903",)),
     Wrong("cache_of_class", CacheOfClass, X, ("HD305",)),
     Wrong("cache_of_first_call", CacheOfFirstCall, X, ("HD101",)),
-    Wrong("hard_gumbel", HardGumbel, double(2.0, 0.5, -0.3), ("HD903",)),
+    Wrong("hard_gumbel", hard_gumbel, double(2.0, 0.5, -0.3), ("HD405", "HD903")),
     Wrong("soft_gumbel", SoftGumbel, X, ("HD903",)),
     Wrong("float_factor", FloatFactor, X, ("HD306",)),
+    Wrong("cut_beside_a_kink", CutBesideAKink, double(1.7e-3, -1.2, 2.0), ("HD104",)),
     Wrong("old_compared", OldCompared, X, ("HD405", "HD502")),
     Wrong("old_selected", OldSelected, X, ("HD405", "HD502")),
 ]
