@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -96,8 +95,6 @@ CONDITIONS: tuple[tuple[str, Change], ...] = (
     ("in float32", _in(torch.float32)),
     ("in bfloat16", _in(torch.bfloat16)),
 )
-
-Named = Callable[[int], str]
 
 
 def invented(sample: Sample, seed: int) -> list[tuple[str, Sample]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from hodiff.checks.attempts import attempt
 from hodiff.checks.comparisons.scalarize import scalarize
@@ -78,7 +78,7 @@ def _judged(
     """The errors at an invented input that are not known; None where f does not run, or has no derivative."""
     args = tree_unflatten(list(sample.leaves), sample.structure)
     arranged = _arranged(f, sample), args, _arranged(reference, sample)
-    if not _is_finite(arranged[0], args):
+    if not _is_finite(arranged[0], args, switches):
         return None
     report = check(*arranged)
     if _OF_THE_POINT & set(report.codes):
@@ -87,9 +87,11 @@ def _judged(
     return _sure(errors, *arranged, switches) if errors else []
 
 
-def _is_finite(f: Any, args: tuple[Any, ...]) -> bool:
+def _is_finite(f: Any, args: tuple[Any, ...], switches: Switches) -> bool:
     """Whether all outputs are, where f runs; it raises where it does not."""
-    outputs = tree_flatten(_called(f)(*args))[0]
+    own = tree_map_only(Tensor, Tensor.clone, args)
+    with seeded(switches.seed, tensors_in(args)), switches.mode:
+        outputs = tree_flatten(_called(f)(*own))[0]
     return all(bool(y.isfinite().all()) for y in outputs if isinstance(y, Tensor))
 
 

@@ -57,7 +57,7 @@ def _one_number(a: Tensor) -> Tensor | None:
 
 def _one_number_expanded(a: Tensor) -> Tensor | None:
     """The same number, that stands in memory once, as the gradient of a sum does."""
-    return a.reshape(-1)[:1].clone().reshape((1,) * a.dim()).expand(a.shape) if a.numel() > 1 else None
+    return _before_others(a, a.reshape(-1)[:1]).reshape((1,) * a.dim()).expand(a.shape) if a.numel() > 1 else None
 
 
 def _one_row(a: Tensor) -> Tensor | None:
@@ -67,7 +67,14 @@ def _one_row(a: Tensor) -> Tensor | None:
 
 def _one_row_expanded(a: Tensor) -> Tensor | None:
     """As the gradient of a sum over rows."""
-    return a[:1].clone().expand(a.shape) if a.dim() > 1 and len(a) > 1 else None
+    return _before_others(a, a[:1]).expand(a.shape) if a.dim() > 1 and len(a) > 1 else None
+
+
+def _before_others(a: Tensor, part: Tensor) -> Tensor:
+    """A part with as many numbers behind it as there were: kernels that read them read no foreign memory."""
+    memory = torch.full((a.numel(),), 3, dtype=a.dtype, device=a.device)
+    memory[: part.numel()] = part.reshape(-1)
+    return memory[: part.numel()].reshape(part.shape)
 
 
 # Pairs of layouts of equal numbers.

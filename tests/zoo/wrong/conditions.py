@@ -324,6 +324,14 @@ class CutBesideAKink(SavesInputs):
         return (2 * x.clamp_min(0) + x.sign()) * t
 
 
+class BranchOnGradient(Cube):
+    """Spares the work for zeros, which a batch of gradients cannot decide."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return Cube.backward(ctx, g) if bool((g != 0).any()) else torch.zeros_like(g)
+
+
 class OldCompared(Function):
     """max(x, 0): backward reads an intermediate, but only which elements are positive."""
 
@@ -381,6 +389,7 @@ SPECIMENS = [
     Wrong("soft_gumbel", SoftGumbel, X, ("HD903",)),
     Wrong("float_factor", FloatFactor, X, ("HD306",)),
     Wrong("cut_beside_a_kink", CutBesideAKink, double(1.7e-3, -1.2, 2.0), ("HD104",)),
+    Wrong("branch_on_gradient", BranchOnGradient, X, ("HD407",)),
     Wrong("old_compared", OldCompared, X, ("HD405", "HD502")),
     Wrong("old_selected", OldSelected, X, ("HD405", "HD502")),
 ]
