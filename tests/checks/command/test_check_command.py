@@ -184,7 +184,7 @@ def test_every_option_is_passed_on(file, monkeypatch):
     run("checked_functions:scaled", "--inputs", "randn(2)")
     switches = ["--seed", "5", "--approximate", "--compile", "--order", "4", "--method", "directions", "--ulps", "3"]
     switches += ["--reference", "checked_functions:scaled", "--loss", "output.square().mean()"]
-    switches += ["--torch-alone", "--wrt", "inputs", "--fixed", "0,2"]
+    switches += ["--torch-alone", "--explore", "--wrt", "inputs", "--fixed", "0,2"]
     run("checked_functions:scaled", "--inputs", "randn(2)", *switches)
     (plain, defaults), (seeded, options) = calls
     known = {
@@ -196,7 +196,7 @@ def test_every_option_is_passed_on(file, monkeypatch):
     assert options.pop("reference").__name__ == "scaled"
     assert options.pop("loss")(torch.tensor([1.0, 3.0])) == 5.0
     others = {"order": 4, "compile": True, "seed": 5, "approximate": True, "method": "directions", "ulps": 3.0}
-    others |= {"correct": False, "wrt": "inputs", "fixed": (0, 2)}
+    others |= {"correct": False, "explore": True, "wrt": "inputs", "fixed": (0, 2)}
     assert options == {name: value for name, value in known.items() if name not in {"reference", "loss"}} | others
     assert torch.equal(seeded[1], Reader(seed=5).read("randn(2)"))
     assert torch.equal(plain[1], Reader().read("randn(2)"))
@@ -277,6 +277,12 @@ def test_json_file_beside_the_text(file, tmp_path, capsys):
     assert run("checked_functions:scaled", "--inputs", "randn(2)", "--json", str(path), *QUICK) == 0
     assert str(Report.from_json(path.read_text())) + "\n" == capsys.readouterr().out
     assert json.loads(path.read_text())["ok"] is True
+
+
+def test_explore(file, capsys):
+    arguments = (f"{file}:scaled", "--inputs", "randn(2)", "--order", "1", "--no-vmap", "--no-scipy", "--explore")
+    assert run(*arguments) == 0
+    assert "explored 15 inputs around the given one" in " ".join(capsys.readouterr().out.split())
 
 
 def test_approximate(file, capsys):
