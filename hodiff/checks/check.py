@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +14,12 @@ from hodiff.checks.arguments import (
     require_function,
     require_inputs,
     require_module,
+    require_no_exploration,
     require_nothing,
     require_reference,
     require_ulps,
 )
+from hodiff.checks.exploration.explore import explore as explore_around
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.switches import METHODS, Switches
 from hodiff.checks.modules.check_module import check_module
@@ -42,6 +46,7 @@ def check(
     correct: bool = True,
     wrt: str | None = None,
     fixed: Sequence[int] = (),
+    explore: bool = False,
 ) -> Report:
     r"""Check the derivatives of a function at a point by every route against independent ones.
 
@@ -102,6 +107,10 @@ def check(
         wrt: What a module is differentiated by: its ``"parameters"`` that require a gradient, its floating
             ``"inputs"``, or ``"both"``, which is the default. A function has inputs alone.
         fixed: Positions of a module's inputs that are constants all the same.
+        explore: Whether to invent inputs around the given one, some fifteen checks more for each tensor: zeros, ties,
+            large elements, other sizes, no dimensions, broadcast shapes, other layouts of memory, float32 and bfloat16.
+            One counts where f runs and differences of two steps agree; a finding there says under which condition. For
+            functions.
 
     Returns:
         A report: its ``str`` is a table with findings, ``ok`` says whether none is an error.
@@ -141,7 +150,7 @@ def check(
     require_function(f)
     require_int("check", "order", order, 1)
     require_int("check", "seed", seed)
-    require_bools("check", vmap=vmap, scipy=scipy, approximate=approximate, correct=correct)
+    require_bools("check", vmap=vmap, scipy=scipy, approximate=approximate, correct=correct, explore=explore)
     require_backend(compile)
     require_choice("check", "method", method, METHODS)
     require_ulps(ulps, reference)
@@ -150,6 +159,7 @@ def check(
         require_module(f)
     if isinstance(f, torch.nn.Module) and (loss is not None or reference is None):
         require_nothing("reference", reference)
+        require_no_exploration(f, explore)
         options: dict[str, Any] = {"order": order, "seed": seed, "correct": correct, "backend": backend}
         options["approximate"] = approximate
         return check_module(f, inputs, loss=loss, wrt=wrt or "both", fixed=fixed, **options)
@@ -157,4 +167,12 @@ def check(
     reference = require_reference(reference, approximate)
     args = inputs if type(inputs) is tuple else (inputs,)
     switches = Switches(order, vmap, backend, scipy, seed, method, correct)
-    return check_function(f, args, switches, approximate=approximate, reference=reference, ulps=ulps)
+
+    def checked(f: Any, args: tuple[Any, ...], reference: Any, switches: Switches = switches) -> Report:
+        return check_function(f, args, switches, approximate=approximate, reference=reference, ulps=ulps)
+
+    report = checked(f, args, reference)
+    if not explore:
+        return report
+    around = replace(switches, scipy=False, backend="", brief=True)
+    return explore_around(report, f, args, partial(checked, switches=around), around, reference)

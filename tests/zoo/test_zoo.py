@@ -20,8 +20,10 @@ def serious(report):
 
 
 def wrong(specimen):
-    """Compiled code takes seconds; the page of findings has one at once."""
-    return pytest.param(specimen, id=specimen.name, marks=[pytest.mark.slow] * bool(specimen.options.get("compile")))
+    """Compiled code takes seconds, and so does exploring around two inputs; the page of findings has one at once."""
+    explored = specimen.options.get("explore") and isinstance(specimen.inputs, tuple)
+    marks = [pytest.mark.slow] * bool(specimen.options.get("compile") or explored)
+    return pytest.param(specimen, id=specimen.name, marks=marks)
 
 
 @pytest.mark.parametrize("specimen", [wrong(each) for each in WRONG])

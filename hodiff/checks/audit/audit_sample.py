@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.attempts import Failure, Outcome, attempt
-from hodiff.checks.audit.samples import Sample
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, THIRD, Verdict, Verdicts, everywhere
 from hodiff.checks.comparisons.judgement import judge
 from hodiff.checks.comparisons.orders import Level, climb, evaluate_route
 from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, draw_normal, scalarize
+from hodiff.checks.mutations.regularity import narrow
+from hodiff.checks.mutations.sample import Sample
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
 from hodiff.checks.report.data import Entry
 from hodiff.common.randomness import seeded
@@ -25,7 +26,6 @@ from hodiff.routes import ROUTES
 Function = Callable[..., tuple[Tensor, ...]]
 
 # Random directions that see every number at once; a few of them find what all would.
-_DIRECTIONS = 2
 _WORDS = {"ok": "right", "zero": "wrong", "non-smooth": "not smooth"}
 _THREE = "reverse-over-reverse-over-reverse"
 _KINK = Verdict("not smooth", None, "differences of the order below do not settle")
@@ -144,15 +144,6 @@ def differs(values: tuple[Tensor, ...], own: tuple[Tensor, ...] | Failure, round
         a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
         for a, b in zip(values, own, strict=True)
     )
-
-
-def narrow(problem: ScalarProblem, generator: torch.Generator) -> ScalarProblem:
-    """The problem along a few random directions where it has more numbers."""
-    sizes = [leaf.numel() for leaf in problem.leaves]
-    count = sum(sizes)
-    if count <= _DIRECTIONS:
-        return problem
-    return replace(problem, directions=draw_normal((count, _DIRECTIONS), generator).split(sizes))
 
 
 def entry_of(level: Level, route: str) -> Entry:

@@ -9,19 +9,16 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
+from hodiff.checks.mutations.sample import Sample, is_buffer
 from hodiff.common.randomness import seeded
-from hodiff.corrections import corrected
-from hodiff.corrections.registry import correction_of
 from hodiff.errors import HodiffError
 from hodiff.torch_internals.operator_database import operator_database, parameter_names
 from hodiff.torch_internals.operators import batch_norm_with_update, native_batch_norm
@@ -50,84 +47,6 @@ FIRST_OUTPUT_ONLY = frozenset({
     batch_norm_with_update.__name__,
     "linalg.lstsq",
 })
-
-
-class Layout(NamedTuple):
-    """How a tensor lies in memory.
-
-    Attributes:
-        arrange: Gives the same numbers in this layout, differentiably.
-        source: That as Python, with "{0}" for the tensor.
-    """
-
-    arrange: Callable[[Tensor], Tensor]
-    source: str
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One call of an operator.
-
-    Attributes:
-        call: Takes the operator's arguments and returns its outputs.
-        leaves: The leaves of its arguments, tensors or not.
-        structure: How they are arranged.
-        places: Which of them are differentiated.
-        layouts: Those of differentiated tensors that do not lie in memory one after the other.
-        parameters: The operator's names of its arguments, as far as they are known.
-        direct: Whether `call` calls the torch function with its arguments and does nothing else.
-    """
-
-    call: Callable[..., Any]
-    leaves: tuple[Any, ...]
-    structure: Any
-    places: tuple[int, ...]
-    layouts: Mapping[int, Layout] = field(default_factory=dict)
-    parameters: tuple[str, ...] = ()
-    direct: bool = False
-
-    @property
-    def point(self) -> tuple[Tensor, ...]:
-        """Where it is differentiated."""
-        return tuple(self.leaves[i].detach().clone() for i in self.places)
-
-    @property
-    def size(self) -> int:
-        """Numbers in all tensors."""
-        return sum(leaf.numel() for leaf in self.leaves if isinstance(leaf, Tensor))
-
-    def function(self, *, correct: bool, seed: int | None = None) -> Callable[..., tuple[Tensor, ...]]:
-        """The floating-point outputs as a function of the differentiated tensors; a seed stops randomness."""
-
-        def run(*moving: Tensor) -> tuple[Tensor, ...]:
-            filled = [leaf.detach().clone() if _is_buffer(leaf) else leaf for leaf in self.leaves]
-            for place, tensor in zip(self.places, moving, strict=True):
-                copy = tensor.clone()  # some operators write into their arguments
-                filled[place] = self.layouts[place].arrange(copy) if place in self.layouts else copy
-            if seed is not None:
-                torch.manual_seed(seed)
-            mode: AbstractContextManager[Any] = corrected() if correct else nullcontext()
-            with mode:
-                output = self.call(*tree_unflatten(filled, self.structure))
-            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-            return tuple(each.resolve_conj() for each in tensors if each.is_floating_point() or each.is_complex())
-
-        return run
-
-    def is_corrected(self) -> bool:
-        """Whether any torch function that the operator calls has a rule of hodiff's."""
-        with torch.no_grad(), _Listener() as listener:
-            self.function(correct=False)(*self.point)
-        return listener.found
-
-
-class _Listener(torch.overrides.TorchFunctionMode):
-    found = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        correction = correction_of(func, args)
-        self.found = self.found or (correction is not None and correction.kind != "slow")
-        return func(*args, **(kwargs or {}))
 
 
 def database() -> dict[str, Any]:
@@ -206,13 +125,8 @@ def call_of(name: str) -> Callable[..., Any]:
     return next(_differentiable(database()[name])).call
 
 
-def _is_buffer(leaf: Any) -> bool:
-    """Whether an operator may change it, as the running statistics of a normalization."""
-    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.layout == torch.strided
-
-
 def _moves(leaf: Any) -> bool:
-    return _is_buffer(leaf) and leaf.requires_grad and leaf.dtype == torch.float64 and not leaf.is_nested
+    return is_buffer(leaf) and leaf.requires_grad and leaf.dtype == torch.float64 and not leaf.is_nested
 
 
 def _call(op: Any, process: Callable[[Any], Any]) -> Callable[..., Any]:

@@ -54,6 +54,9 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument(
         "--approximate", action="store_true", help="the derivatives are those of a surrogate on purpose"
     )
+    parser.add_argument(
+        "--explore", action="store_true", help="invent inputs around the given one: zeros, ties, sizes, layouts, dtypes"
+    )
     parser.add_argument("--reference", metavar="TARGET", help="the same function for float64, for one of low precision")
     parser.add_argument(
         "--ulps", type=float, metavar="X", help="error allowed to it, in units of its rounding (half of the digits)"
@@ -135,6 +138,7 @@ def _check(function: Any, inputs: Any, options: argparse.Namespace, generator: t
         correct=not options.torch_alone,
         wrt=options.wrt,
         fixed=options.fixed,
+        explore=options.explore,
     )
 
 

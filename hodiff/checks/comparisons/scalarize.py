@@ -33,6 +33,10 @@ _NOISE = 1000.0
 # Threads add up in another order from call to call, and torch's kernels round by how memory is aligned.
 _ROUNDINGS = 1000
 
+# Calls whose outputs are compared, and numbers in the inputs of all of them together.
+_CALLS = 12
+_SMALL = 1000
+
 
 @dataclass(frozen=True)
 class ScalarProblem:
@@ -236,8 +240,8 @@ def _require_outputs(
 ) -> tuple[Tensor, ...]:
     with torch.no_grad():
         # A function may write into its inputs.
-        outputs, again = (attempt(function, *(leaf.clone() for leaf in leaves)) for _ in range(2))
-    if isinstance(outputs, Failure) or isinstance(again, Failure):
+        outputs, *others = (attempt(function, *(leaf.clone() for leaf in leaves)) for _ in range(_calls(leaves)))
+    if isinstance(outputs, Failure) or any(isinstance(again, Failure) for again in others):
         try:
             function(*leaves)
         except InputError:
@@ -253,11 +257,18 @@ def _require_outputs(
             "lists and dicts of them; of another object take them by a loss, `loss=lambda output: output.logits.sum()`."
         )
     gaps = [
-        (_gap(a, b), _ROUNDINGS * torch.finfo(a.dtype).eps * _largest(a)) for a, b in zip(outputs, again, strict=True)
+        (_gap(a, b), _ROUNDINGS * torch.finfo(a.dtype).eps * _largest(a))
+        for again in others
+        for a, b in zip(outputs, again, strict=True)
     ]
     if any(gap > rounding for gap, rounding in gaps):
         raise UnrepeatableError(f"two calls with the same inputs differ by {max(gap for gap, _ in gaps):.1e}")
     return outputs
+
+
+def _calls(leaves: tuple[Tensor, ...]) -> int:
+    """How often to call a function, of which some go wrong at every n-th call: small ones often."""
+    return max(2, min(_CALLS, _SMALL // max(1, sum(leaf.numel() for leaf in leaves))))
 
 
 def _gap(a: Tensor, b: Tensor) -> float:

@@ -16,6 +16,14 @@ from hodiff.checks.report.data import Entry
 BATCH = 3
 # Relative and small, so that a point inside a domain stays there, yet far above the tolerance.
 SPREAD = 0.01
+# Which samples are in a batch: a rule may know the usual sizes only.
+_BATCHES = {
+    "a batch of 1": torch.tensor([0]),
+    "a batch of 40": torch.arange(40) % BATCH,
+    "a batch of batches": torch.tensor([[0, 1, 2], [2, 0, 1]]),
+}
+# What 40 copies of larger inputs would take is not worth the question.
+_LARGE = 1 << 20
 
 
 def vmap_checks(problem: ScalarProblem, order: int, size: float, generator: torch.Generator) -> Iterator[Entry]:
@@ -33,12 +41,33 @@ def vmap_checks(problem: ScalarProblem, order: int, size: float, generator: torc
     compare = partial(_compare, size, problem.eps)
     for quantity, in_dims in _layouts(problem.leaves):
         yield compare("vmap of values", 0, quantity, _flat(problem.function), problem.leaves, batches, in_dims)
+    yield from _other_batches(problem, batches, size)
 
     t, directions = problem.point, draw_normal((BATCH, len(problem.point)), generator).to(problem.point)
     points = SPREAD * problem.step * draw_normal((BATCH, len(t)), generator).to(t)
     for k, name, function in _derivatives(problem, order):
         yield compare(f"vmap of {name}", k, "samples", function, (t, directions[0]), [points, directions], (0, None))
         yield compare(f"vmap of {name}", k, "directions", function, (t, t), [points, directions], (None, 0))
+
+
+def _other_batches(problem: ScalarProblem, batches: list[Tensor], size: float) -> Iterator[Entry]:
+    """Batches of one, of many and of batches, made of the same samples."""
+    function = _flat(problem.function)
+    looped = attempt(lambda: torch.stack([function(*(b[i].clone() for b in batches)) for i in range(BATCH)]))
+    if isinstance(looped, Failure) or not bool(looped.isfinite().all()):
+        # The comparisons above say so.
+        return
+    elements = sum(leaf.numel() for leaf in problem.leaves)
+    for quantity, index in _BATCHES.items():
+        if index.numel() * elements > _LARGE:
+            continue
+        nested = torch.func.vmap(function) if index.dim() == 2 else function
+        given = [b[index] for b in batches]
+        outcome: Any = attempt(lambda nested=nested, given=given: torch.func.vmap(nested)(*given))
+        expected = looped[index]
+        if not isinstance(outcome, Failure) and outcome.shape != expected.shape:
+            outcome = Failure(f"vmap gives shape {tuple(outcome.shape)}, a loop {tuple(expected.shape)}")
+        yield judge("vmap of values", 0, quantity, outcome, exact(expected), lower=size, eps=problem.eps)
 
 
 def _derivatives(problem: ScalarProblem, order: int) -> Iterator[tuple[int, str, Callable[[Tensor, Tensor], Tensor]]]:

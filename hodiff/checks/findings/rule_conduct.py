@@ -70,7 +70,7 @@ SURROUNDINGS = (
         "error",
         "backward is not deterministic",
         "two backward passes from the same graph differ.",
-        "Draw random numbers in forward and save them: `ctx.save_for_backward(x, noise)`.",
+        "Draw random numbers in forward and save them: `ctx.save_for_backward(x, noise)`; keep nothing on the class.",
     ),
     Defect(
         "HD306",
@@ -97,7 +97,7 @@ SURROUNDINGS = (
         "HD309",
         "error",
         "strides matter",
-        "the result changes with the memory layout of equal inputs.",
+        "the result changes with the memory layout of equal inputs or incoming gradients.",
         "Read through torch operators, or begin with `x = x.contiguous()`.",
     ),
 )

@@ -43,6 +43,7 @@ def check_by_reference(
         approximate=False,
         seed=switches.seed,
         vmap=switches.vmap,
+        brief=switches.brief,
         truth=truth.function,
     )
     causes = [cause for cause in causes if cause.code not in _OF_DOUBLE]

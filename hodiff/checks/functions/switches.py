@@ -23,7 +23,8 @@ class Switches:
         seed: Of everything random.
         method: How the input is moved: one of `METHODS`.
         correct: Whether derivatives are taken within `hodiff.corrected()`, as hodiff's transforms take them.
-        gradchecks: Whether to run torch's own checks, which move every number of the input.
+        brief: Whether this is one of many checks of the same function: what torch's own checks say is left out, what
+            torch alone would give, and what is looked for at edges, far away and on other devices.
     """
 
     order: int = 2
@@ -33,7 +34,7 @@ class Switches:
     seed: int = 0
     method: str = "auto"
     correct: bool = True
-    gradchecks: bool = True
+    brief: bool = False
 
     @property
     def mode(self) -> AbstractContextManager[Any]:

@@ -87,7 +87,7 @@ class Inquiry:
 
     def _check_alone(self, subject: Subject) -> Report:
         # The mode is that around it.
-        switches = Switches(order=self.order, vmap=False, scipy=False, gradchecks=False, seed=self.seed, correct=False)
+        switches = Switches(order=self.order, vmap=False, scipy=False, brief=True, seed=self.seed, correct=False)
         with self.mode():
             return check_function(subject.function, subject.inputs, switches)
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.probes.cause import Cause, by_forward, by_reverse
-from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall, as_tuple
+from hodiff.checks.probes.cause import Cause, by_forward, by_reverse, of_derivatives
+from hodiff.checks.probes.forward_differences import differences
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
+from hodiff.checks.probes.repeated_calls import beside
 from hodiff.checks.source_lines import rule_location
 
 # Differences of two steps, extrapolated, know some ten digits; what differs more than this is wrong.
@@ -77,8 +79,17 @@ def first_order(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     return causes
 
 
-def blocks_of(call: FunctionCall, generator: torch.Generator) -> list[Block]:
-    """Every output by every differentiated argument."""
+def first_order_beside(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
+    """Compare backward with differences a little further on, where a rule that keeps its first slope is wrong."""
+    bad = [block for block in blocks_of(beside(call), generator, elements=0) if block.wrong]
+    evidence = (*(f"beside the inputs {_ratio(call, block)}" for block in bad),)
+    location = rule_location(call.function, "backward", "vjp")
+    # What differs from call to call upsets every truth that is built on it.
+    return [Cause("HD101", evidence[:1], of_derivatives, location, needs_symptom=True)] if bad else []
+
+
+def blocks_of(call: FunctionCall, generator: torch.Generator, elements: int = ELEMENTS) -> list[Block]:
+    """Every output by every differentiated argument, along random directions where that has more than some elements."""
     ran = call.fresh().run()
     found = []
     for k in range(len(ran.outputs)):
@@ -90,7 +101,7 @@ def blocks_of(call: FunctionCall, generator: torch.Generator) -> list[Block]:
             gradients = call.fresh().run().pull(given)
         group = []
         for i in call.moves():
-            basis = _basis(call.args[i], generator)
+            basis = _basis(call.args[i], generator, elements)
             truth = differences(call, k, i, cotangents[k], basis)
             if truth is None:
                 continue
@@ -111,51 +122,8 @@ def tolerance_of(call: FunctionCall) -> float:
     return max(WRONG, call.eps**0.5)
 
 
-def differences(
-    call: FunctionCall, output: int, argument: int, cotangent: Tensor, basis: Tensor | None
-) -> Tensor | None:
-    """Differentiate one output, contracted, along a basis; None where forward, or its float64 twin, cannot say."""
-    value = call.args[argument]
-    if (value.dtype != torch.float64 and call.truth is None) or not value.numel():
-        return None
-    steps = torch.eye(value.numel(), dtype=torch.float64) if basis is None else basis
-    h = 1e-3 * max(1e-3, float(value.abs().max()) if bool(value.isfinite().all()) else 1.0)
-
-    def at(move: Tensor) -> Tensor:
-        y = _outputs(call, argument, move)[output]
-        y = y.double() if y.is_floating_point() else y
-        return (y * cotangent.conj()).real.sum() if y.is_complex() else (y * cotangent).sum()
-
-    rows = []
-    centre = attempt(at, torch.zeros_like(steps[0]))
-    for step in steps:
-        gaps = [attempt(lambda s, step=step: (at(s * step) + at(-s * step) - 2 * centre) / s, s) for s in (h, h / 2)]
-        if any(isinstance(gap, Failure) for gap in gaps) or _is_kink(*map(float, gaps)):
-            return None
-        coarse, fine = (attempt(lambda s, step=step: (at(s * step) - at(-s * step)) / (2 * s), s) for s in (h, h / 2))
-        if isinstance(coarse, Failure) or isinstance(fine, Failure):
-            return None
-        rows.append((4 * fine - coarse) / 3)
-    result = torch.stack(rows).double()
-    return result if bool(result.isfinite().all()) else None
-
-
-def _outputs(call: FunctionCall, argument: int, move: Tensor) -> tuple[Any, ...]:
-    moved = call.args[argument].double() + move.reshape(call.args[argument].shape)
-    if call.truth is None:
-        return call.fresh().at({argument: moved}).run().outputs
-    wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in call.args]
-    with torch.no_grad():
-        return as_tuple(call.truth(*wide[:argument], moved, *wide[argument + 1 :]))
-
-
-def _is_kink(coarse: float, fine: float) -> bool:
-    """Whether slopes from both sides stay apart as the step is halved, where a smooth function's gap is halved too."""
-    return abs(fine) > 0.8 * abs(coarse) and abs(fine) > 1e-6
-
-
-def _basis(value: Tensor, generator: torch.Generator) -> Tensor | None:
-    if value.numel() <= ELEMENTS:
+def _basis(value: Tensor, generator: torch.Generator, elements: int) -> Tensor | None:
+    if value.numel() <= elements:
         return None
     return torch.randn(DIRECTIONS, value.numel(), generator=generator, dtype=torch.float64)
 

@@ -16,19 +16,22 @@ from hodiff.checks.probes.cause import Cause
 from hodiff.checks.probes.custom_rules import custom_rules
 from hodiff.checks.probes.domain_edges import domain_edges, large_arguments
 from hodiff.checks.probes.empty_tensors import empty_tensors
-from hodiff.checks.probes.first_order import first_order
+from hodiff.checks.probes.first_order import first_order, first_order_beside
 from hodiff.checks.probes.fixed_tensors import device_of_function, fixed_devices, fixed_dtypes
+from hodiff.checks.probes.frozen_arguments import frozen_arguments
 from hodiff.checks.probes.function_calls import FunctionCall, LeavesFunction
 from hodiff.checks.probes.left_graph import left_graph
+from hodiff.checks.probes.linearity import linearity
+from hodiff.checks.probes.memory_layouts import memory_layouts
+from hodiff.checks.probes.narrow_factors import narrow_factors
+from hodiff.checks.probes.repeated_calls import calls_between, repeated_calls
 from hodiff.checks.probes.returns import returned_gradients, unneeded_gradients
 from hodiff.checks.probes.rule_slopes import backward_slopes, forward_slopes
 from hodiff.checks.probes.saved_tensors import wasted_memory
 from hodiff.checks.probes.side_effects import (
     in_place_writes,
-    memory_layouts,
     tensors_on_context,
     uninitialised_memory,
-    unrepeatable_backward,
 )
 from hodiff.checks.source_lines import class_location
 from hodiff.corrections import corrected
@@ -36,7 +39,7 @@ from hodiff.corrections import corrected
 Probe = Callable[[FunctionCall, torch.Generator], list[Cause]]
 
 # After one of these the numbers of a rule mean nothing, and are not compared.
-_UNRELIABLE = {"HD303", "HD305", "HD308", "HD309"}
+_UNRELIABLE = {"HD303", "HD305", "HD308", "HD309", "HD903"}
 # Codes of wrong formulas, which a surrogate has on purpose.
 _OF_FORMULAS = {"HD101", "HD102", "HD105", "HD109", "HD110", "HD111", "HD112"}
 
@@ -49,19 +52,25 @@ _FORMULA = {"HD101", "HD105", "HD109", "HD110"}
 # Probe, and the codes after which it has nothing to say.
 PROBES: tuple[tuple[Probe, set[str]], ...] = (
     (uninitialised_memory, set()),
-    (unrepeatable_backward, {"HD308"}),
+    (repeated_calls, {"HD308"}),
     (in_place_writes, set()),
+    (calls_between, _UNRELIABLE),
     (memory_layouts, _UNRELIABLE),
     (tensors_on_context, set()),
     (returned_gradients, set()),
-    (unneeded_gradients, {"HD203"}),
+    (frozen_arguments, _UNRELIABLE | {"HD203"}),
+    # What is computed by the flag of another is lost where that one is off.
+    (unneeded_gradients, {"HD203", "HD101"}),
     (fixed_dtypes, _UNRELIABLE),
     (fixed_devices, set()),
     (first_order, _UNRELIABLE | _ROUNDED),
+    (linearity, _UNRELIABLE),
     # A wrong formula need not read what the right one would.
     (wasted_memory, _FORMULA),
     (backward_slopes, _UNRELIABLE | _ROUNDED),
     (forward_slopes, _UNRELIABLE | _ROUNDED),
+    (narrow_factors, _UNRELIABLE | _ROUNDED | _FORMULA),
+    (first_order_beside, _UNRELIABLE | _ROUNDED | _FORMULA | {"HD102"}),
 )
 
 
@@ -76,13 +85,15 @@ def probe(
     seed: int,
     vmap: bool = True,
     truth: LeavesFunction | None = None,
+    brief: bool = False,
 ) -> list[Cause]:
     """Run every probe that makes sense for a function and the calls within it; one that cannot run says nothing."""
     with warnings.catch_warnings():
         # Probes run f at points and in dtypes that the user did not ask for.
         warnings.simplefilter("ignore")
         causes = [cause for call in calls for cause in _of_call(call, seed)]
-        causes += _of_whole(f, args, function, leaves, {cause.code for cause in causes}, truth, vmap=vmap)
+        if not brief:
+            causes += _of_whole(f, args, function, leaves, {cause.code for cause in causes}, truth, vmap=vmap)
         if not calls:
             causes += _causes_of(custom_rules, function, leaves) or _causes_of(left_graph, function, leaves)
     return [cause for cause in causes if not (approximate and cause.code in _OF_FORMULAS)]

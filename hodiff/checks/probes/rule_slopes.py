@@ -8,8 +8,6 @@ the rule reads something whose own dependence on the inputs is lost.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,128 +15,11 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, forward_differentiated, reverse_differentiated
-from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall, as_tuple
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
+from hodiff.checks.probes.slopes import Slope, slopes_of
 from hodiff.checks.probes.torch_calls import TorchCalls
 from hodiff.checks.source_lines import mentions, rule_location
 from hodiff.graphs import is_once_differentiable
-
-CUT = 1e-4
-_DOUBLE = torch.finfo(torch.float64).eps
-
-
-@dataclass(frozen=True)
-class Precision:
-    """What differences of a rule can tell.
-
-    Attributes:
-        step: Relative to the tensor that is moved.
-        cut: What autograd and differences may differ by, relative to the slope.
-        noise: And relative to the value of the rule.
-    """
-
-    step: float
-    cut: float = CUT
-    noise: float = 1e-7
-
-    @property
-    def is_low(self) -> bool:
-        """Whether rounding shows."""
-        return self.cut > CUT
-
-    def noise_of(self, tensor: Tensor, size: float) -> float:
-        """What rounding of a rule's value makes of its slope by a tensor."""
-        return self.noise * size / (max(1e-3, float(tensor.abs().max())) if self.is_low else 1.0)
-
-    @staticmethod
-    def of(eps: float) -> Precision:
-        """That of a rule that rounds to eps; in low precision truncation and rounding are balanced."""
-        if eps <= _DOUBLE:
-            return Precision(1e-5)
-        error = eps ** (2 / 3)
-        return Precision(eps ** (1 / 3), min(0.3, 30 * error), error)
-
-
-@dataclass(frozen=True)
-class Slope:
-    """How a rule depends on one of the tensors that it can read.
-
-    Attributes:
-        name: Such as ``"saved_tensors[0]"``, ``"ctx.slope"``, ``"incoming 0"``.
-        tensor: The tensor.
-        by_differences: Derivative of the rule along a random direction.
-        by_autograd: The same by autograd.
-        size: The value of the rule, contracted.
-        precision: What differences can tell.
-        noise: What is no slope but rounding.
-    """
-
-    name: str
-    tensor: Tensor
-    by_differences: float
-    by_autograd: float
-    size: float
-    precision: Precision
-    noise: float
-
-    @property
-    def matters(self) -> bool:
-        """Whether the rule's result changes with the tensor."""
-        return abs(self.by_differences) > 10 * self.noise
-
-    @property
-    def cut(self) -> bool:
-        """Whether autograd does not see that."""
-        larger = max(abs(self.by_differences), abs(self.by_autograd))
-        return abs(self.by_differences - self.by_autograd) > self.precision.cut * larger + self.noise
-
-
-def slopes_of(ran: ForwardRun, reading: str, incoming: tuple[Any, ...], generator: torch.Generator) -> list[Slope]:
-    """Differentiate a rule by everything that it reads."""
-    rule = inspect.unwrap(ran.call.backward) if reading == "backward" else ran.call.function.jvp
-    ran.context.reading = reading
-    names = {n: t for n, t in ran.context.tensors().items() if t.is_floating_point() and t.numel()}
-    names |= {f"incoming {k}": g for k, g in enumerate(incoming) if isinstance(g, Tensor) and g.is_floating_point()}
-    weights: dict[int, Tensor] = {}
-    read = [torch.finfo(t.dtype).eps for t in names.values()]
-    precision = Precision.of(max([ran.call.eps, *read]))
-
-    def value(given: dict[str, Tensor]) -> Tensor:
-        context = ran.context.replaced(lambda name, t: given.get(name, t).clone(), reading)
-        entering = [given.get(f"incoming {k}", g) for k, g in enumerate(incoming)]
-        # A rule may write into what it gets.
-        entering = [g.clone() if isinstance(g, Tensor) else g for g in entering]
-        results = as_tuple(rule(context, *entering))
-        total = torch.zeros((), dtype=torch.float64)
-        for i, y in enumerate(results):
-            if isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex()):
-                y = torch.view_as_real(y) if y.is_complex() else y
-                if i not in weights:
-                    weights[i] = torch.randn(y.shape, generator=generator, dtype=torch.float64)
-                total = total + (weights[i] * y).sum()
-        return total
-
-    with torch.no_grad():
-        size = abs(float(value({})))
-    variables = {name: t.detach().clone().requires_grad_() for name, t in names.items()}
-    with torch.enable_grad():
-        outcome = attempt(value, variables)
-        grads: Any = (None,) * len(variables)
-        if isinstance(outcome, Tensor) and outcome.requires_grad:
-            found = attempt(lambda: torch.autograd.grad(outcome, list(variables.values()), allow_unused=True))
-            if isinstance(found, Failure):
-                # It raises, which the comparisons of routes report.
-                return []
-            grads = found
-    slopes = []
-    for (name, t), grad in zip(names.items(), grads, strict=True):
-        direction = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
-        h = precision.step * max(1e-3, float(t.abs().max()))
-        with torch.no_grad():
-            ends = [float(value({name: t + s * h * direction})) for s in (1, -1)]
-        numeric = (ends[0] - ends[1]) / (2 * h)
-        exact = 0.0 if grad is None else float((grad * direction).sum())
-        slopes.append(Slope(name, t, numeric, exact, size, precision, precision.noise_of(t, size)))
-    return slopes
 
 
 def backward_slopes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
@@ -290,6 +171,3 @@ def _depends_on_inputs(call: FunctionCall, name: str, reading: str) -> bool:
 
 def _spoken(name: str) -> str:
     return "the incoming gradient" if name.startswith("incoming") else name
-
-
-Probe = Callable[[FunctionCall, torch.Generator], list[Cause]]

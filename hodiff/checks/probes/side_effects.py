@@ -1,4 +1,4 @@
-"""What a Function writes into, keeps, or reads by accident: HD301 to HD305, HD308, HD309."""
+"""What a Function writes into, keeps, or reads by accident: HD301 to HD304, HD308."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from hodiff.torch_internals.tensors import version_of
 
 # The setting is missing from its stubs.
 _MEMORY: Any = _deterministic
-# Equal memory in another layout gives equal numbers, up to the order of sums.
-LAYOUT = 1e-9
 
 
 def in_place_writes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
@@ -86,20 +84,6 @@ def tensors_on_context(call: FunctionCall, generator: torch.Generator) -> list[C
     return [Cause("HD304", evidence, of_second_order if _differentiable(ran, names) else no_entry, where)]
 
 
-def unrepeatable_backward(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Run forward and backward twice, from copies of the same inputs."""
-    results = []
-    for _ in range(2):
-        ran = call.fresh().run()
-        incoming = ran.cotangents(torch.Generator().manual_seed(0))
-        with torch.no_grad():
-            results.append(ran.pull(incoming))
-    if all(_equal(a, b) for a, b in zip(*results, strict=False)):
-        return []
-    evidence = (f"two backward passes of {call.name} differ by {_gap(*results):.1e}",)
-    return [Cause("HD305", evidence, by_reverse, rule_location(call.function, "backward", "vjp"))]
-
-
 def uninitialised_memory(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Poison memory that was never written, and see where it comes out."""
     causes = []
@@ -133,51 +117,6 @@ def uninitialised_memory(call: FunctionCall, generator: torch.Generator) -> list
     return causes
 
 
-def memory_layouts(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Give the same numbers in another memory layout: first as inputs, then as incoming gradients."""
-    plain = _laid_out(call, _as_it_is, _as_it_is)
-    for what, rule, explains, inputs, incoming in (
-        ("inputs", "forward", every_entry, _strided, _as_it_is),
-        ("incoming gradients", "backward", by_reverse, _as_it_is, _strided),
-    ):
-        moved: Any = attempt(_laid_out, call, inputs, incoming)
-        if isinstance(moved, Failure):
-            broken = "view size is not compatible" in moved.message
-        else:
-            broken = any(_gap(a, b) > LAYOUT for a, b in zip(plain, moved, strict=True))
-        if broken:
-            evidence = (f"{call.name} gives other numbers for equal {what} in another memory layout",)
-            return [Cause("HD309", evidence, explains, rule_location(call.function, rule))]
-    return []
-
-
-def _laid_out(
-    call: FunctionCall, inputs: Callable[[Any], Any], incoming: Callable[[Any], Any]
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Outputs and gradients."""
-    fresh = call.fresh()
-    ran = fresh.at({i: inputs(a) for i, a in enumerate(fresh.args) if isinstance(a, Tensor)}).run()
-    given = tuple(map(incoming, ran.cotangents(torch.Generator().manual_seed(0))))
-    with torch.no_grad():
-        outputs = tuple(y.clone() if isinstance(y, Tensor) else y for y in ran.outputs)
-        return outputs, ran.pull(given)
-
-
-def _as_it_is(a: Any) -> Any:
-    return a
-
-
-def _strided(a: Any) -> Any:
-    """Equal numbers: columns next to each other, or every second element of a longer vector."""
-    if not isinstance(a, Tensor) or not a.numel() or not a.dim():
-        return a
-    if a.dim() == 1:
-        longer = torch.full((2 * len(a),), 3, dtype=a.dtype, device=a.device)
-        longer[::2] = a
-        return longer[::2]
-    return a.transpose(0, -1).contiguous().transpose(0, -1)
-
-
 def _differentiable(ran: ForwardRun, names: list[str]) -> bool:
     tensors = ran.context.tensors()
     return any(tensors[name].is_floating_point() for name in names)
@@ -197,17 +136,6 @@ def _equal(a: Any, b: Any) -> bool:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return a is b or not (isinstance(a, Tensor) or isinstance(b, Tensor))
     return a.shape == b.shape and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
-
-
-def _gap(a: tuple[Any, ...], b: tuple[Any, ...]) -> float:
-    """The largest relative difference among pairs of tensors."""
-    gaps = [0.0]
-    for x, y in zip(a, b, strict=False):
-        if isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape == y.shape and x.numel():
-            size = float(x.abs().max())
-            gap = float((x - y).abs().max()) if x.is_floating_point() or x.is_complex() else float((x != y).any())
-            gaps.append(gap / size if 0 < size < float("inf") else 0.0 if gap != gap else gap)
-    return max(gaps)
 
 
 def _has_nan(y: Any) -> bool:

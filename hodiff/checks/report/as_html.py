@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from hodiff.checks.report.data import FindingData, ReportData
-from hodiff.checks.report.layout import SEVERITIES, Table, TableCell, by_severity, facts, tables, verdict
+from hodiff.checks.report.layout import SEVERITIES, Table, TableCell, by_severity, facts, heading, tables, verdict
 
 # Text keeps the notebook's own colour, and these tints let the background through: both read in light and in dark.
 _TINTS = {"error": "220, 50, 47", "warning": "203, 145, 0", "note": "38, 139, 210", "ok": "70, 150, 40"}
@@ -29,14 +29,14 @@ def report_html(report: ReportData) -> str:
 
 
 def _finding(finding: FindingData, severity: str) -> str:
-    heading = escape(f"{finding.code} {finding.title}".strip() or SEVERITIES[severity])
+    name = escape(heading(finding) or SEVERITIES[severity])
     rows = "".join(
         f'<tr style="background: none"><td style="{_CELL}; vertical-align: top; opacity: 0.7">{escape(label)}</td>'
         f'<td style="padding: 0.1em 0.7em; text-align: left">{_fact(label, text)}</td></tr>'
         for label, text in facts(finding)
     )
     border = f"border-left: 0.3em solid rgb({_TINTS[severity]}); margin: 0.5em 0; padding-left: 0.6em"
-    return f'<div style="{border}"><b>{heading}</b> <small>{severity}</small><table>{rows}</table></div>'
+    return f'<div style="{border}"><b>{name}</b> <small>{severity}</small><table>{rows}</table></div>'
 
 
 def _fact(label: str, text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 from hodiff.checks.report.data import FindingData, ReportData
-from hodiff.checks.report.layout import SEVERITIES, Table, by_severity, facts, tables, verdict
+from hodiff.checks.report.layout import SEVERITIES, Table, by_severity, facts, heading, tables, verdict
 
 WIDTH = 110
 
@@ -20,7 +20,7 @@ _COLORS = {"error": "31", "warning": "33", "note": "36", "ok": "32"}
 
 def finding_text(finding: FindingData, *, color: bool = False, width: int = WIDTH) -> str:
     """Write one finding: its code and title, and a labelled line for each fact, wrapped at ``width``."""
-    title = _paint(f"{finding.code} {finding.title}".strip(), f"{_BOLD};{_COLORS[finding.severity]}", color)
+    title = _paint(heading(finding), f"{_BOLD};{_COLORS[finding.severity]}", color)
     lines = [title] if title else []
     for label, text in facts(finding):
         # What was measured needs no label: its kind stands in brackets before it.

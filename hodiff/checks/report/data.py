@@ -49,6 +49,7 @@ class FindingData:
     cause: str = ""
     evidence: tuple[str, ...] = ()
     location: str = ""
+    condition: str = ""
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,11 @@ def _count(severity: str, found: tuple[FindingData, ...]) -> str:
     return f"{len(found)} {noun}" + f" ({codes})" * bool(codes)
 
 
+def heading(finding: FindingData) -> str:
+    """The code, what it is, and under which condition."""
+    return " ".join(part for part in (finding.code, finding.title, finding.condition) if part)
+
+
 def facts(finding: FindingData) -> tuple[tuple[str, str], ...]:
     """What a finding says, as labels and texts; what is empty or said already is left out."""
     cause = finding.cause.strip()

@@ -31,6 +31,7 @@ class Finding(FindingData):
         cause: Why derivatives go wrong here, in one sentence with the evidence.
         evidence: What was seen: arguments, routes, sizes of errors, saved tensors.
         location: Where in the source, as ``"file.py:123"``; empty where it cannot be told.
+        condition: Under which condition it shows, as ``"where an element of input 0 is 0"``; empty at the given inputs.
 
     Example:
         >>> print(Finding("forward", 1, "wrong", "relative error 1.0e+00", "Compare jvp with backward."))

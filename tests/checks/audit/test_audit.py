@@ -18,8 +18,9 @@ from hodiff.checks.audit.audit_sample import audit_function, audit_sample
 from hodiff.checks.audit.on_file import audit_on_file, mutated_on_file, versions_on_file
 from hodiff.checks.audit.page import markdown_page
 from hodiff.checks.audit.pool import DiedError, Worker, serve
-from hodiff.checks.audit.samples import Sample, database
+from hodiff.checks.audit.samples import database
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, THIRD, everywhere, worst
+from hodiff.checks.mutations.sample import Sample
 from hodiff.errors import HodiffError, InputError
 from hodiff.routes import ROUTES
 

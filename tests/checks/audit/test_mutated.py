@@ -14,15 +14,16 @@ from torch.utils._pytree import tree_flatten
 from hodiff.__main__ import main
 from hodiff.checks import MutatedAudit, mutated_audit
 from hodiff.checks.audit.mutated.case import judge_case
-from hodiff.checks.audit.mutated.changes import CHANGES, changed
 from hodiff.checks.audit.mutated.mutated_audit import Count
 from hodiff.checks.audit.mutated.operator import audit_changed
 from hodiff.checks.audit.mutated.script import script_of
 from hodiff.checks.audit.mutated.shrinking import shrink
 from hodiff.checks.audit.page import markdown_page
-from hodiff.checks.audit.samples import Layout, Sample, samples
+from hodiff.checks.audit.samples import samples
 from hodiff.checks.audit.table import AuditTable
 from hodiff.checks.command import audit_command
+from hodiff.checks.mutations.changes import CHANGES, changed
+from hodiff.checks.mutations.sample import Layout, Sample
 from hodiff.errors import InputError
 
 

@@ -184,7 +184,7 @@ def test_every_option_is_passed_on(file, monkeypatch):
     run("checked_functions:scaled", "--inputs", "randn(2)")
     switches = ["--seed", "5", "--approximate", "--compile", "--order", "4", "--method", "directions", "--ulps", "3"]
     switches += ["--reference", "checked_functions:scaled", "--loss", "output.square().mean()"]
-    switches += ["--torch-alone", "--wrt", "inputs", "--fixed", "0,2"]
+    switches += ["--torch-alone", "--explore", "--wrt", "inputs", "--fixed", "0,2"]
     run("checked_functions:scaled", "--inputs", "randn(2)", *switches)
     (plain, defaults), (seeded, options) = calls
     known = {
@@ -196,7 +196,7 @@ def test_every_option_is_passed_on(file, monkeypatch):
     assert options.pop("reference").__name__ == "scaled"
     assert options.pop("loss")(torch.tensor([1.0, 3.0])) == 5.0
     others = {"order": 4, "compile": True, "seed": 5, "approximate": True, "method": "directions", "ulps": 3.0}
-    others |= {"correct": False, "wrt": "inputs", "fixed": (0, 2)}
+    others |= {"correct": False, "explore": True, "wrt": "inputs", "fixed": (0, 2)}
     assert options == {name: value for name, value in known.items() if name not in {"reference", "loss"}} | others
     assert torch.equal(seeded[1], Reader(seed=5).read("randn(2)"))
     assert torch.equal(plain[1], Reader().read("randn(2)"))
@@ -279,6 +279,12 @@ def test_json_file_beside_the_text(file, tmp_path, capsys):
     assert json.loads(path.read_text())["ok"] is True
 
 
+def test_explore(file, capsys):
+    arguments = (f"{file}:scaled", "--inputs", "randn(2)", "--order", "1", "--no-vmap", "--no-scipy", "--explore")
+    assert run(*arguments) == 0
+    assert "explored 15 inputs around the given one" in " ".join(capsys.readouterr().out.split())
+
+
 def test_approximate(file, capsys):
     run("checked_functions:Doubled", "--inputs", "randn(3)", "--approximate", *QUICK)
     out = capsys.readouterr().out
@@ -301,7 +307,7 @@ def test_approximate(file, capsys):
         (["checked_functions:scaled", "--inputs", "randn(2).T"], r"holds 'randn\(2\).T'"),
         (["checked_functions:scaled", "--inputs", "randn(2"], "is no expression"),
         (["checked_functions:scaled", "--inputs", "3"], "at least one floating-point tensor"),
-        (["checked_functions:Layer", "--inputs", "randn(5)"], "expected Layer.* to run in float64, but .* raised"),
+        (["checked_functions:Layer", "--inputs", "randn(5)"], "expected Layer.* to run, but .* raised"),
         (["checked_functions:scaled", "--inputs", "randn(2)", "--order", "0"], "order: expected an int of 1 or more"),
         (["checked_functions:scaled", "--inputs", "randn(2)", "--dtype", "int64"], "--dtype: expected one of float64"),
         (

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.audit.audit_sample import differs, entry_of, narrow, obstacle
-from hodiff.checks.audit.samples import Sample
+from hodiff.checks.audit.audit_sample import differs, entry_of, obstacle
 from hodiff.checks.comparisons.orders import Level, climb, in_own_dtype
 from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, scalarize
-from hodiff.checks.oracles.finite_differences import extrapolate
+from hodiff.checks.mutations.regularity import AGREEMENT, VANISHING, is_differentiable, narrow, other_reaches
+from hodiff.checks.mutations.sample import Sample
 from hodiff.checks.report.data import Entry
 from hodiff.common.randomness import seeded
 from hodiff.errors import InputError
@@ -25,16 +23,6 @@ SILENT = frozenset({"wrong", "zero", "non-finite"})
 _ORDER = 3
 # float32 answers are compared with float64 ones; ill-conditioned calls magnify rounding to some hundredths.
 _GROSS = 0.1
-# At a point where a derivative does not exist, differences depend on the largest step: others are a part of it, or
-# short whatever the numbers are, among which a pole may be near.
-_PART, _SHORT = 0.15, 0.01
-# Part of a derivative by which those along two directions may miss their sum's, and of what a whole step changes by
-# which this small part of it may.
-_KINK, _NEAR = 1e-3, 1e-7
-# Part of an error by which differences of other steps may differ.
-_AGREEMENT = 0.1
-# What is as small counts as rounding, whatever its relative error.
-_VANISHING = 1e-9
 # Rounding of values that ill-conditioned calls magnify, in float32.
 _COARSE = 1e-3
 
@@ -109,9 +97,9 @@ def _judge_derivatives(sample: Sample, correct: bool, seed: int, single: bool) -
     entries = _in_single(sample, problem, levels, correct, seed) if single else _in_double(levels)
     amiss = [each for each in entries if each.status in SILENT or each.status == "raises"]
     if any(each.status in SILENT for each in amiss):
-        if not _is_differentiable(_with_all_numbers(double), correct, seed):
+        if not is_differentiable(_climbed(_with_all_numbers(double), correct, seed, 0)[0]):
             return None
-        for reach in (_PART, _SHORT / problem.step):
+        for reach in other_reaches(problem):
             _, again = _climbed(double, correct, seed, len(levels), reach)
             amiss = [each for each in amiss if each.status == "raises" or _is_sure(each, levels, again, single)]
     return [Defect(each.order, each.route, each.status, each.error, each.detail) for each in amiss]
@@ -126,27 +114,6 @@ def _with_all_numbers(sample: Sample) -> Sample:
             leaves[place] = whole.clone(memory_format=torch.contiguous_format)
             del layouts[place]
     return replace(sample, leaves=tuple(leaves), layouts=layouts)
-
-
-def _is_differentiable(sample: Sample, correct: bool, seed: int) -> bool:
-    """Whether no step is seen, and differences along two directions add up to those along their sum."""
-    problem, _ = _climbed(sample, correct, seed, 0)
-    everywhere = torch.ones(len(problem.point), dtype=torch.float64)
-
-    def loss(s: float, direction: Tensor = everywhere) -> Tensor:
-        value = attempt(problem.curved_loss, s * direction)
-        return torch.tensor([math.nan]) if isinstance(value, Failure) else value.detach()[None]
-
-    near, far = (max(abs(float(loss(h) - loss(0.0))) for h in (s, -s)) for s in (_NEAR * problem.step, problem.step))
-    if not near <= _KINK * (far + abs(float(loss(0.0)))) + _VANISHING:  # it raises, or there is a jump
-        return False
-    along = [
-        extrapolate(partial(loss, direction=each), problem.step, problem.eps)
-        for each in (*everywhere.diag(), everywhere)
-    ]
-    *parts, whole = (float(each.value) for each in along)
-    apart = abs(sum(parts) - whole)
-    return all(each.smooth for each in along) and apart <= _KINK * max(map(abs, (*parts, whole))) + _VANISHING
 
 
 def _climbed(
@@ -166,9 +133,9 @@ def _is_sure(entry: Entry, levels: list[Level], again: list[Level], single: bool
     apart = float((here.value - there.value).abs().max())
     outcome = levels[entry.order - 1].outcomes[entry.route]
     if entry.status == "non-finite" or single or isinstance(outcome, Failure):
-        return apart <= _AGREEMENT * float(here.value.abs().max()) + _VANISHING
+        return apart <= AGREEMENT * float(here.value.abs().max()) + VANISHING
     error = float((outcome - here.value).abs().max())
-    return error > _VANISHING and apart <= _AGREEMENT * error
+    return error > VANISHING and apart <= AGREEMENT * error
 
 
 def in_double(sample: Sample) -> Sample:

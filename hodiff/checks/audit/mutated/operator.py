@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hodiff.checks.audit.mutated.case import Defect, judge_case
-from hodiff.checks.audit.mutated.changes import changed
 from hodiff.checks.audit.mutated.script import script_of
 from hodiff.checks.audit.mutated.shrinking import shrink
-from hodiff.checks.audit.samples import Sample, samples
+from hodiff.checks.audit.samples import samples
+from hodiff.checks.mutations.changes import changed
+from hodiff.checks.mutations.sample import Sample
 
 # Bases to change; the database repeats itself.
 _BASES = 6

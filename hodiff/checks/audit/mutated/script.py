@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import resolve_name
 from torch.utils._pytree import tree_unflatten
 
-from hodiff.checks.audit.samples import Sample
+from hodiff.checks.mutations.sample import Sample
 
 _HEAD = """\
 import torch

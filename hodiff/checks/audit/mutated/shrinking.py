@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.checks.audit.mutated.changes import cut
-from hodiff.checks.audit.samples import Sample
+from hodiff.checks.mutations.changes import cut
+from hodiff.checks.mutations.sample import Sample
 
 # Each attempt judges the call again.
 _ATTEMPTS = 40

@@ -1,7 +1,7 @@
-"""Changes to the samples of torch's database: each makes a call that the database leaves out.
+"""Changes to calls: each makes one that tests leave out.
 
-Corrections and torch's own formulas fail where arguments are special: at zeros and ties, in one of two broadcast
-arguments, in views. A change returns the changed sample, or None where it does not apply.
+Formulas fail where arguments are special: at zeros and ties, in one of two broadcast arguments, in views. A change
+returns the changed sample, or None where it does not apply.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hodiff.checks.audit.samples import Layout, Sample
+from hodiff.checks.mutations.sample import Layout, Sample
 
 Change = Callable[[Sample, int, random.Random], Sample | None]
 
 
-def _value(change: Callable[[Tensor, random.Random], Tensor | None]) -> Change:
+def value_change(change: Callable[[Tensor, random.Random], Tensor | None]) -> Change:
     """The change of one differentiated tensor's numbers."""
 
     def apply(sample: Sample, place: int, draw: random.Random) -> Sample | None:
@@ -40,10 +40,11 @@ def _with_leaf(sample: Sample, place: int, leaf: Any) -> Sample:
 
 
 def _one_zero(x: Tensor, draw: random.Random) -> Tensor:
-    return _set(x, draw.randrange(x.numel()), 0.0)
+    return set_element(x, draw.randrange(x.numel()), 0.0)
 
 
-def _set(x: Tensor, index: int, value: float) -> Tensor:
+def set_element(x: Tensor, index: int, value: float) -> Tensor:
+    """A copy with another number in one place."""
     flat = x.flatten().clone()
     flat[index] = value
     return flat.view(x.shape)
@@ -61,7 +62,7 @@ def _tie(x: Tensor, draw: random.Random) -> Tensor | None:
     if x.numel() < 2:
         return None
     source, target = draw.sample(range(x.numel()), 2)
-    return _set(x, target, float(x.flatten()[source]))
+    return set_element(x, target, float(x.flatten()[source]))
 
 
 def _equal_slices(x: Tensor, draw: random.Random) -> Tensor | None:
@@ -76,7 +77,7 @@ def _equal_slices(x: Tensor, draw: random.Random) -> Tensor | None:
 
 def _one_huge(x: Tensor, draw: random.Random) -> Tensor:
     index = draw.randrange(x.numel())
-    return _set(x, index, 1e6 * float(x.flatten()[index]))
+    return set_element(x, index, 1e6 * float(x.flatten()[index]))
 
 
 def _has_spectrum(x: Tensor) -> bool:
@@ -256,20 +257,20 @@ CHANGES: dict[str, Change] = {
     "size 1 everywhere": _narrowed_everywhere(1),
     "empty": _narrowed(0),
     "empty everywhere": _narrowed_everywhere(0),
-    "a zero": _value(_one_zero),
-    "zeros": _value(lambda x, _: torch.zeros_like(x)),
-    "a slice of zeros": _value(_zero_slice),
-    "a tie": _value(_tie),
-    "equal slices": _value(_equal_slices),
-    "constant": _value(lambda x, _: torch.full_like(x, float(x.flatten()[0]))),
-    "integers": _value(lambda x, _: x.round()),
-    "negative": _value(lambda x, _: -x),
-    "large": _value(lambda x, _: 1e4 * x),
-    "small": _value(lambda x, _: 1e-4 * x),
-    "one huge": _value(_one_huge),
-    "subnormal": _value(lambda x, _: 1e-310 * x),
-    "near singular": _value(_near_singular),
-    "close eigenvalues": _value(_close_eigenvalues),
+    "a zero": value_change(_one_zero),
+    "zeros": value_change(lambda x, _: torch.zeros_like(x)),
+    "a slice of zeros": value_change(_zero_slice),
+    "a tie": value_change(_tie),
+    "equal slices": value_change(_equal_slices),
+    "constant": value_change(lambda x, _: torch.full_like(x, float(x.flatten()[0]))),
+    "integers": value_change(lambda x, _: x.round()),
+    "negative": value_change(lambda x, _: -x),
+    "large": value_change(lambda x, _: 1e4 * x),
+    "small": value_change(lambda x, _: 1e-4 * x),
+    "one huge": value_change(_one_huge),
+    "subnormal": value_change(lambda x, _: 1e-310 * x),
+    "near singular": value_change(_near_singular),
+    "close eigenvalues": value_change(_close_eigenvalues),
     "a repeated index": _repeated_index,
     "transposed": _laid_out(_transposed),
     "sliced": _laid_out(_sliced),

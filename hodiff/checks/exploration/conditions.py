@@ -1,0 +1,119 @@
+"""The conditions that are tried, each with the change that brings it about."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.mutations.changes import CHANGES, Change, cut, set_element, value_change
+from hodiff.checks.mutations.sample import Sample
+
+# A little more than the blocks and vectors of kernels hold.
+_LONG = 33
+
+
+def _element(value: float) -> Change:
+    """One element far from zero."""
+    return value_change(lambda x, draw: set_element(x, draw.randrange(x.numel()), value))
+
+
+def _other_parity(sample: Sample, place: int, draw: random.Random) -> Sample | None:
+    """One less along a size, in all arguments."""
+    sizes = [n for n in _shape(sample, place) if n > 2]
+    return cut(sample, sizes[0], sizes[0] - 1) if sizes else None
+
+
+def _longer(sample: Sample, place: int, draw: random.Random) -> Sample | None:
+    """The same rows again along a size, in all arguments."""
+    sizes = [n for n in _shape(sample, place) if 1 < n < _LONG]
+    if not sizes:
+        return None
+    old, index = sizes[0], torch.arange(_LONG) % sizes[0]
+
+    def grown(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.layout != torch.strided:
+            return leaf
+        for dim in (dim for dim, n in enumerate(leaf.shape) if n == old):
+            leaf = leaf.index_select(dim, index.to(leaf.device))
+        return leaf
+
+    return replace(sample, leaves=tuple(map(grown, sample.leaves)))
+
+
+def _without_dimensions(sample: Sample, place: int, draw: random.Random) -> Sample | None:
+    """The first element of each floating argument."""
+    if place != sample.places[0] or not any(sample.leaves[i].dim() for i in sample.places):
+        return None
+    leaves = [x.flatten()[0].clone() if i in sample.places else x for i, x in enumerate(sample.leaves)]
+    return replace(sample, leaves=tuple(leaves))
+
+
+def _in(dtype: torch.dtype) -> Change:
+    """All floating arguments in another precision."""
+
+    def apply(sample: Sample, place: int, draw: random.Random) -> Sample | None:
+        if place != sample.places[0] or any(sample.leaves[i].dtype == dtype for i in sample.places):
+            return None
+        leaves = [x.to(dtype) if i in sample.places else x for i, x in enumerate(sample.leaves)]
+        return replace(sample, leaves=tuple(leaves))
+
+    return apply
+
+
+def _once(change: Change) -> Change:
+    """A change of all arguments, for each size of the first."""
+    return lambda sample, place, draw: change(sample, place, draw) if place == sample.places[0] else None
+
+
+def _shape(sample: Sample, place: int) -> tuple[int, ...]:
+    leaf = sample.leaves[place]
+    return tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
+
+
+# What a finding says, with the name of the input, and the change.
+CONDITIONS: tuple[tuple[str, Change], ...] = (
+    ("where an element of {} is 0", CHANGES["a zero"]),
+    ("where {} is 0", CHANGES["zeros"]),
+    ("where two elements of {} are equal", CHANGES["a tie"]),
+    ("where all elements of {} are equal", CHANGES["constant"]),
+    ("where an element of {} is 12", _element(12.0)),
+    ("where an element of {} is -12", _element(-12.0)),
+    ("where {} has the other sign", CHANGES["negative"]),
+    ("where a size is less by one", _once(_other_parity)),
+    ("where a size is 1", _once(CHANGES["size 1 everywhere"])),
+    (f"where a size is {_LONG}", _once(_longer)),
+    ("where {} is broadcast", CHANGES["size 1"]),
+    ("where inputs have no dimensions", _without_dimensions),
+    ("where {} is transposed in memory", CHANGES["transposed"]),
+    ("where {} is every second number in memory", CHANGES["sliced"]),
+    ("where {} is channels-last in memory", CHANGES["channels last"]),
+    ("where {} is expanded", CHANGES["expanded"]),
+    ("in float32", _in(torch.float32)),
+    ("in bfloat16", _in(torch.bfloat16)),
+)
+
+
+def invented(sample: Sample, seed: int) -> list[tuple[str, Sample]]:
+    """Every input around the given one, with its condition."""
+    draw = random.Random(seed)
+    found = []
+    for words, change in CONDITIONS:
+        for number, place in enumerate(sample.places):
+            changed = change(sample, place, draw)
+            if changed is not None and not _same(changed, sample):
+                found.append((words.format(f"input {number}"), changed))
+    return found
+
+
+def _same(a: Sample, b: Sample) -> bool:
+    """Whether nothing has changed: a zero put where one is, or a view of one number."""
+    if a.layouts != b.layouts:
+        return False
+    return all(
+        x.dtype == y.dtype and x.shape == y.shape and bool(torch.equal(x, y)) if isinstance(x, Tensor) else x is y
+        for x, y in zip(a.leaves, b.leaves, strict=True)
+    )

@@ -1,0 +1,98 @@
+"""One call, as a function of the tensors that it is differentiated in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from hodiff.corrections import corrected
+from hodiff.corrections.registry import correction_of
+
+
+class Layout(NamedTuple):
+    """How a tensor lies in memory.
+
+    Attributes:
+        arrange: Gives the same numbers in this layout, differentiably.
+        source: That as Python, with "{0}" for the tensor.
+    """
+
+    arrange: Callable[[Tensor], Tensor]
+    source: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of a function.
+
+    Attributes:
+        call: Takes the function's arguments and returns its outputs.
+        leaves: The leaves of its arguments, tensors or not.
+        structure: How they are arranged.
+        places: Which of them are differentiated.
+        layouts: Those of differentiated tensors that do not lie in memory one after the other.
+        parameters: The function's names of its arguments, as far as they are known.
+        direct: Whether `call` calls the torch function with its arguments and does nothing else.
+    """
+
+    call: Callable[..., Any]
+    leaves: tuple[Any, ...]
+    structure: Any
+    places: tuple[int, ...]
+    layouts: Mapping[int, Layout] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
+    direct: bool = False
+
+    @property
+    def point(self) -> tuple[Tensor, ...]:
+        """Where it is differentiated."""
+        return tuple(self.leaves[i].detach().clone() for i in self.places)
+
+    @property
+    def size(self) -> int:
+        """Numbers in all tensors."""
+        return sum(leaf.numel() for leaf in self.leaves if isinstance(leaf, Tensor))
+
+    def function(self, *, correct: bool, seed: int | None = None) -> Callable[..., tuple[Tensor, ...]]:
+        """The floating-point outputs as a function of the differentiated tensors; a seed stops randomness."""
+
+        def run(*moving: Tensor) -> tuple[Tensor, ...]:
+            filled = [leaf.detach().clone() if is_buffer(leaf) else leaf for leaf in self.leaves]
+            for place, tensor in zip(self.places, moving, strict=True):
+                copy = tensor.clone()  # some operators write into their arguments
+                filled[place] = self.layouts[place].arrange(copy) if place in self.layouts else copy
+            if seed is not None:
+                torch.manual_seed(seed)
+            mode: AbstractContextManager[Any] = corrected() if correct else nullcontext()
+            with mode:
+                output = self.call(*tree_unflatten(filled, self.structure))
+            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            return tuple(each.resolve_conj() for each in tensors if each.is_floating_point() or each.is_complex())
+
+        return run
+
+    def is_corrected(self) -> bool:
+        """Whether any torch function that is called has a rule of hodiff's."""
+        with torch.no_grad(), _Listener() as listener:
+            self.function(correct=False)(*self.point)
+        return listener.found
+
+
+class _Listener(torch.overrides.TorchFunctionMode):
+    found = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        correction = correction_of(func, args)
+        self.found = self.found or (correction is not None and correction.kind != "slow")
+        return func(*args, **(kwargs or {}))
+
+
+def is_buffer(leaf: Any) -> bool:
+    """Whether an operator may change it, as the running statistics of a normalization."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.layout == torch.strided

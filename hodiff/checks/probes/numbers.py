@@ -1,0 +1,37 @@
+"""How far the results of two calls of a rule are apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+# What a few sums in another order make of equal numbers, in units of the rounding.
+_ROUNDINGS = 1e4
+
+
+def gap_of(a: tuple[Any, ...], b: tuple[Any, ...]) -> float:
+    """The largest relative difference among pairs of tensors; infinite where one of a pair is missing."""
+    gaps = [0.0]
+    for x, y in zip(a, b, strict=False):
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            shown = [each for each in (x, y) if isinstance(each, Tensor)]
+            gaps += [float("inf") for each in shown if bool(each.any())]
+        elif x.shape == y.shape and x.numel():
+            gaps.append(_relative(x, y))
+    return max(gaps)
+
+
+def rounding_of(eps: float) -> float:
+    """What gap is no more than rounding in another order."""
+    return min(_ROUNDINGS * eps, 0.1)
+
+
+def _relative(x: Tensor, y: Tensor) -> float:
+    if not (x.is_floating_point() or x.is_complex()):
+        return float((x != y).any())
+    size = float(x.abs().max())
+    gap = float((x - y).abs().max())
+    if gap != gap:
+        return 0.0
+    return gap / size if 0 < size < float("inf") else gap

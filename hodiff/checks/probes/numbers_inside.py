@@ -1,0 +1,62 @@
+"""What numbers a computation makes on its way: of which precision, and how large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hodiff.torch_internals.interception import DispatchMode
+
+# Constants such as masks, halves and small whole numbers are the same in every precision.
+_SHORT = 4096.0
+
+
+class NumbersInside(DispatchMode):
+    """Watches every tensor that operators of torch read and return.
+
+    Attributes:
+        rounded: Whether there were numbers in less than float64 that float64 would hold otherwise.
+        narrow: Whether there were any in less than float64.
+        largest: The largest number.
+    """
+
+    def __init__(self) -> None:
+        """Start without any."""
+        super().__init__()
+        self.rounded = False
+        self.narrow = False
+        self.largest = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at what goes in and comes out."""
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves((args, kwargs, result)):
+            if isinstance(each, Tensor) and each.is_floating_point() and each.numel() and not each.is_meta:
+                self._look(each.detach())
+        return result
+
+    def _look(self, numbers: Tensor) -> None:
+        finite = numbers.double().nan_to_num(0.0, 0.0, 0.0)
+        self.largest = max(self.largest, float(finite.abs().max()))
+        if numbers.dtype != torch.float64:
+            self.narrow = True
+            scaled = finite * _SHORT
+            self.rounded = self.rounded or bool((scaled != scaled.round()).any())
+
+
+def numbers_inside(run: Callable[[], Any]) -> NumbersInside:
+    """Those of a computation without a graph."""
+    seen = NumbersInside()
+    with torch.no_grad(), seen:
+        run()
+    return seen
+
+
+def cancels(run: Callable[[], Any], size: float) -> bool:
+    """Whether float64 numbers that are far larger than what goes in and comes out take digits away."""
+    seen = numbers_inside(run)
+    return not seen.narrow and seen.largest > 1e4 * max(size, 1e-300)

@@ -1,0 +1,94 @@
+"""Equal calls that differ, and what one call leaves behind for another: HD305, HD903."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.probes.cause import Cause, by_reverse, every_entry
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
+from hodiff.checks.probes.numbers import gap_of, rounding_of
+from hodiff.checks.report.data import Entry
+from hodiff.checks.source_lines import rule_location
+
+# What happens at every n-th call is seen up to this n; large calls are repeated less.
+CALLS = 24
+_ELEMENTS = 4096
+
+
+def repeated_calls(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
+    """Run forward and backward many times from copies of the same inputs."""
+    ran = call.fresh().run()
+    outputs = tuple(y.clone() if isinstance(y, Tensor) else y for y in ran.outputs)
+    saved = ran.context.tensors()
+    saved = {name: t.clone() for name, t in saved.items()}
+    first = _pulled(ran)
+    for _ in range(_count(call) - 1):
+        ran = call.fresh().run()
+        if _differs(call, outputs, ran.outputs):
+            evidence = f"two calls of forward of {call.name} differ by {gap_of(outputs, ran.outputs):.1e}"
+            return [Cause("HD903", (evidence,), every_entry, rule_location(call.function, "forward"))]
+        gradients = _pulled(ran)
+        if _differs(call, first, gradients):
+            return [_of_backward(call, saved, ran, gap_of(first, gradients))]
+    return []
+
+
+def _of_backward(call: FunctionCall, saved: dict[str, Tensor], ran: ForwardRun, gap: float) -> Cause:
+    """Equal outputs may hide that forward saves something else in every call."""
+    kept = ran.context.tensors()
+    if saved.keys() == kept.keys() and not _differs(call, tuple(saved.values()), tuple(kept.values())):
+        evidence = f"two backward passes of {call.name} differ by {gap:.1e}"
+        return Cause("HD305", (evidence,), _unsettled, rule_location(call.function, "backward", "vjp"))
+    evidence = f"what two calls of forward of {call.name} save gives gradients that differ by {gap:.1e}"
+    return Cause("HD903", (evidence,), every_entry, rule_location(call.function, "forward"))
+
+
+def calls_between(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
+    """Run forward elsewhere between a forward and its backward."""
+    ran = call.fresh().run()
+    plain = _pulled(call.fresh().run())
+    if isinstance(attempt(lambda: beside(call).run()), Failure):
+        return []
+    gradients = _pulled(ran)
+    if not _differs(call, plain, gradients):
+        return []
+    evidence = (
+        f"backward of {call.name} reads what the last forward left behind: after one at other numbers it is off by "
+        f"{gap_of(plain, gradients):.1e}",
+    )
+    return [Cause("HD305", evidence, every_entry, rule_location(call.function, "backward", "vjp"))]
+
+
+def beside(call: FunctionCall) -> FunctionCall:
+    """The same call a little further on, in the directions in which it is differentiated."""
+    change = max(1e-2, 4 * call.eps)
+    moved = {}
+    for i in call.moves():
+        steps = torch.rand(call.args[i].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        moved[i] = call.args[i] * (1 + change * steps.to(call.args[i]))
+    return call.fresh().at(moved)
+
+
+def _pulled(ran: ForwardRun) -> tuple[Any, ...]:
+    incoming = ran.cotangents(torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        gradients = ran.pull(incoming)
+    return tuple(g.clone() if isinstance(g, Tensor) else g for g in gradients)
+
+
+def _differs(call: FunctionCall, a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    return gap_of(a, b) > rounding_of(call.eps)
+
+
+def _count(call: FunctionCall) -> int:
+    elements = sum(a.numel() for a in call.args if isinstance(a, Tensor))
+    return max(2, min(CALLS, _ELEMENTS // max(1, elements)))
+
+
+def _unsettled(entry: Entry) -> bool:
+    """What runs a backward, or was compared with differences of one."""
+    return by_reverse(entry) or entry.status == "non-smooth"
