@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -19,7 +20,13 @@ _KEPT = frozenset({set_recording, Tensor.grad.__get__})  # type: ignore[union-at
 def makes_constants(function: Any) -> bool:
     """Whether what a call makes here is constant to all transforms, those inside of the block excepted."""
     depth = CONSTANTS.depth
-    return depth is not None and depth == differentiating_count() and function not in _KEPT
+    if depth is None or depth != differentiating_count() or function in _KEPT:
+        return False
+    if torch.is_grad_enabled():
+        # A function switched off and not on again, and torch put back what it had found around it.
+        CONSTANTS.depth = None
+        return False
+    return True
 
 
 def as_constants(result: Any, arguments: Any) -> Any:

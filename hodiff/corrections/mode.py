@@ -23,8 +23,9 @@ from hodiff.corrections.wrapping import within
 from hodiff.errors import HodiffError, InputError, RouteError
 from hodiff.torch_internals.differentiation import carry_derivatives
 from hodiff.torch_internals.forward_mode import in_forward_mode
-from hodiff.torch_internals.grad_mode import nothing_constant
+from hodiff.torch_internals.grad_mode import CONSTANTS, nothing_constant
 from hodiff.torch_internals.interception import subclasses_are_asked
+from hodiff.torch_internals.transforms import in_transform
 from hodiff.torch_internals.wording import Wording, says
 
 P = ParamSpec("P")
@@ -163,6 +164,8 @@ class _Corrected(Corrections):
 
     def __enter__(self) -> _Corrected:
         self._threads.append(threading.get_ident())
+        if not in_transform():
+            CONSTANTS.depth = None
         super().__enter__()
         return self
 

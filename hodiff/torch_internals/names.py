@@ -160,7 +160,7 @@ SINCE = {"torch._higher_order_ops.utils._hop_compile_and_call": "2.12"}
 
 # What is asked of a value, by what the value is.
 ATTRIBUTES = {
-    "tensor": ("_base", "_version"),
+    "tensor": ("_backward_hooks", "_base", "_post_accumulate_grad_hooks", "_version"),
     "storage": ("_cdata",),
     "module": ("_buffers",),
     "convolution": ("_reversed_padding_repeated_twice",),

@@ -24,3 +24,8 @@ def storage_of(tensor: Tensor) -> int:
 def share_storage(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors lie in the same storage."""
     return storage_of(a) == storage_of(b)
+
+
+def has_gradient_hooks(tensor: Tensor) -> bool:
+    """Whether hooks change or read the gradient of a tensor, or what is added up of it."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)

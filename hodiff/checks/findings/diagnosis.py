@@ -60,6 +60,18 @@ MESSAGES: tuple[CodePattern, ...] = (
     CodePattern("HD406", detail=pattern_of(Wording.FORWARD_MODE)),
 )
 
+# How a defect is told where it is in a plain function, and in no rule: cause and remedy.
+_IN_FUNCTION = {
+    "HD104": (
+        "what is differentiated is taken out of the graph: .data, .detach(), .item(), torch.no_grad(), or a branch on "
+        "requires_grad.",
+        "Remove it, or leave what it cuts off out of what is differentiated.",
+    ),
+    "HD106": (
+        "the function calls NumPy, Triton, C++ or another thing that autograd cannot see into.",
+        "Make that call a Function, with backward and jvp, or wrap it by `hodiff.functions.numpy_function`.",
+    ),
+}
 # Of these the cause says as much as torch's words.
 _SAID_BY_CAUSE = {"HD401", "HD405"}
 # A defect that another one makes plain, and that its remedy covers.
@@ -207,25 +219,27 @@ def _unnested(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, 
 
 def _finding(code: str, entries: list[Entry], causes: list[Cause], location: str) -> Finding:
     known = CODES[code]
+    told = _IN_FUNCTION.get(code) if causes and all(cause.in_function for cause in causes) else None
+    why, remedy = told or (known.cause, known.remedy)
     numbers = _measured(entries)
     spoken = [] if code in _SAID_BY_CAUSE else entries
     details = tuple(dict.fromkeys(entry.detail for entry in spoken if entry.detail))
     evidence = tuple(dict.fromkeys((*(text for cause in causes for text in cause.evidence), *details[:3], *numbers)))
     places = [cause.location for cause in causes if cause.location]
-    message = evidence[0] if evidence else known.cause
+    message = evidence[0] if evidence else why
     return Finding(
         route=", ".join(dict.fromkeys(entry.route for entry in entries)) or "rules",
         order=min((entry.order for entry in entries), default=0),
         kind=entries[0].status if entries else "seen",
         message=message,
-        remedy=known.remedy,
+        remedy=remedy,
         code=code,
         # What one cause warns of may be an error for another.
         severity=min(
             (cause.severity or known.severity for cause in causes), key=_SEVERITIES.index, default=known.severity
         ),
         title=known.title,
-        cause=f"{known.cause.removesuffix('.')}: {message.removesuffix('.')}." if evidence else known.cause,
+        cause=f"{why.removesuffix('.')}: {message.removesuffix('.')}." if evidence else why,
         evidence=evidence,
         location=places[0] if places else location,
     )

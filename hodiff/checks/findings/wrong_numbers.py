@@ -30,7 +30,7 @@ NUMBERS = (
     Defect(
         "HD104",
         "error",
-        "the graph is cut in backward",
+        "the graph is cut",
         "backward detaches what it differentiates with: .data, .detach(), .item() or torch.no_grad().",
         "Remove it: `(x,) = ctx.saved_tensors` and `return g * 2 * x`.",
     ),
@@ -44,7 +44,7 @@ NUMBERS = (
     Defect(
         "HD106",
         "error",
-        "a kernel in backward loses the second derivative",
+        "a kernel loses the derivative",
         "backward calls NumPy, Triton, C++ or another thing that autograd cannot see into.",
         "Make that call a Function of its own, with backward and jvp: `return Kernel.apply(g, x)`.",
     ),

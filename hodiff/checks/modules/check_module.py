@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hodiff.checks.attempts import first_line
 from hodiff.checks.comparisons.compiled import compile_checks
@@ -19,22 +19,21 @@ from hodiff.checks.findings.diagnosis import diagnose
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.conclusion import title
 from hodiff.checks.functions.switches import Switches
-from hodiff.checks.modules.faults import Inquiry, count_numbers, unsteady_finding
+from hodiff.checks.modules.faults import Inquiry, unsteady_finding
+from hodiff.checks.modules.first_call import first_call
+from hodiff.checks.modules.notes import notes_of, what_moves
 from hodiff.checks.modules.search import Search
 from hodiff.checks.progress import told
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
-from hodiff.checks.subjects.double_precision import InDouble, is_low
-from hodiff.checks.subjects.module_calls import CallFailed, ModuleCall, is_repeatable, unsteady_call
-from hodiff.checks.subjects.setting import Setting, deep_copy
+from hodiff.checks.subjects.module_calls import ModuleCall, is_repeatable
+from hodiff.checks.subjects.setting import Setting
 from hodiff.checks.subjects.subject import (
     WRT,
     Comparison,
     Subject,
     compare_routes,
     failures,
-    is_coarse,
-    padding_rows,
     problem_of,
     subject_of_call,
     tensors_of,
@@ -43,13 +42,12 @@ from hodiff.checks.subjects.torch_alone import torch_alone
 from hodiff.checks.subjects.torch_functions import custom_classes
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.common.options import require_choice, require_int
+from hodiff.common.randomness import RandomState
 from hodiff.corrections import corrected
 from hodiff.errors import InputError
 
 # What is missing inside is no error where the routes of reverse passes, which transforms take first, are right.
 _MISSING = {"HD401", "HD403", "HD405", "HD406", "HD408"}
-# Relative errors of rules that are wrong are seldom smaller.
-_SMALL = 1e-4
 
 
 def check_module(
@@ -109,11 +107,12 @@ def check_module(
         A. Griewank & A. Walther, Evaluating Derivatives, 2nd ed., 2008, chapters 3 and 5, for the routes.
     """
     _require(module, order, loss)
+    _require_positions(fixed, len(inputs) if type(inputs) is tuple else 1)
     require_choice("check", "wrt", wrt, WRT)
     mode: Callable[[], Any] = corrected if correct else nullcontext
     inputs = inputs if type(inputs) is tuple else (inputs,)
-    with silence_torch_warnings(), told(f"check of {type(module).__name__}"):
-        called = _called(module, inputs)
+    with silence_torch_warnings(), told(f"check of {type(module).__name__}"), RandomState((), foreign=True).replayed():
+        called = first_call(module, inputs)
         root, args = called.root, called.args
         heading = title(type(module).__name__, _shapes(args), correct=correct)
         if called.unsteady is not None and not is_repeatable(root):
@@ -148,59 +147,8 @@ def check_module(
         if correct:
             # The last, as it is a warning.
             found += torch_alone(lambda: _again(root, loss), comparison, order, seed, custom_classes(root))
-        notes = (
-            _note(root.module, subject),
-            *map(_avoided, aside),
-            *called.notes(),
-            *_of_precision(root, comparison),
-            *_of_small_errors(failed),
-        )
+        notes = notes_of(module, called, subject, comparison, aside, failed)
     return Report(heading, entries, tuple(found), notes)
-
-
-@dataclass(frozen=True)
-class _Called:
-    """The first call, of a copy of the module.
-
-    Attributes:
-        root: The call.
-        args: What it was called with, in the precision that it runs in.
-        unsteady: The submodule that gave something else in a second call; None if all gave the same.
-        reason: Why.
-    """
-
-    root: ModuleCall
-    args: tuple[Any, ...]
-    unsteady: ModuleCall | None
-    reason: str
-
-    def notes(self) -> Iterator[str]:
-        """What the call showed."""
-        if self.unsteady is not None:
-            yield f"in {self.unsteady.label}, {self.reason}: here every call began in the same state"
-        precision = self.root.setting.precision
-        if precision is not None and precision.places:
-            yield f"computes in a lower precision inside: {', '.join(precision.places)}; judged in float64 throughout"
-
-
-def _called(module: nn.Module, inputs: tuple[Any, ...]) -> _Called:
-    """Call a module in float64 throughout; else in float64 where it does not choose; else as it is."""
-    failed: list[CallFailed] = []
-    for in_double, throughout in ((True, True), (True, False), (False, False)):
-        own = _copy_of(module)
-        if in_double:
-            _make_double(own)
-        args = tree_map_only(Tensor, _in_double if in_double else _detached, inputs)
-        try:
-            root, unsteady, reason = unsteady_call(own, args, InDouble() if throughout else None)
-            return _Called(root, args, unsteady, reason)
-        except CallFailed as failure:
-            failed.append(failure)
-    first = failed[0]
-    raise InputError(
-        f"check: f: expected {type(module).__name__}(*inputs) to run, but {first.call.label} raised "
-        f"{first_line(first.error)}. Check the inputs; tensors that it makes must have the dtype of its inputs."
-    ) from first.error
 
 
 def _declares_surrogate(module: nn.Module, subject: Subject) -> bool:
@@ -221,7 +169,7 @@ def _of_surrogate(module: nn.Module, subject: Subject, switches: Switches) -> Re
 
     function.__name__ = type(module).__name__
     report = check_function(function, subject.inputs, switches, approximate=True)
-    return replace(report, notes=(*report.notes, _note(module, subject)))
+    return replace(report, notes=(*report.notes, what_moves(module, subject)))
 
 
 def _again(root: ModuleCall, loss: Callable[[Any], Tensor] | None) -> Callable[[], Any]:
@@ -248,82 +196,6 @@ def _compiled(
         yield from compile_checks(problem, order, size, backend, generator)
 
 
-def _copy_of(module: nn.Module) -> nn.Module:
-    try:
-        return deep_copy(module)
-    except Exception as error:
-        raise InputError(
-            f"check: f: expected a module that can be copied, but copy.deepcopy raised "
-            f"{first_line(error)}. Call lazy modules once before, and take what cannot be copied from its attributes."
-        ) from error
-
-
-def _detached(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
-
-
-def _in_double(tensor: Tensor) -> Tensor:
-    """A copy in float64 or complex128; integers stay."""
-    tensor = _detached(tensor)
-    return (
-        tensor.double()
-        if tensor.is_floating_point()
-        else tensor.to(torch.complex128)
-        if tensor.is_complex()
-        else tensor
-    )
-
-
-def _make_double(module: nn.Module) -> None:
-    # What hangs on real parameters, such as those that an RNN keeps in one piece, is torch's to bring along.
-    module.double()
-    for each in (*module.parameters(), *module.buffers()):
-        if each.is_complex():
-            each.data = _in_double(each)
-
-
-def _note(module: nn.Module, subject: Subject) -> str:
-    frozen = sum(each.numel() for each in module.parameters() if not each.requires_grad)
-    parameters, *inputs = subject.inputs
-    return (
-        f"differentiated by {count_numbers(parameters)} numbers in parameters and {count_numbers(inputs)} in inputs"
-        + (f"; {frozen} in frozen parameters are constants" if frozen else "")
-        + ("; so are rows of embeddings at padding_idx" if parameters and padding_rows(module) else "")
-    )
-
-
-def _avoided(function: type) -> str:
-    name = function.__name__
-    return (
-        f"calls {name} where no input needs a gradient, so inputs are constants here; for the other way, wrt='inputs'"
-    )
-
-
-def _of_small_errors(failed: tuple[Entry, ...]) -> Iterator[str]:
-    """What a solver does to derivatives, which is no defect of any rule."""
-    wrong = [entry.error for entry in failed if entry.status == "wrong" and entry.error is not None]
-    if wrong and max(wrong) < _SMALL:
-        yield (
-            f"what is wrong is off by {max(wrong):.0e} at most, as derivatives of a solver are, whose tolerance or "
-            "choice of steps they do not see: tighten it and see, or compare the routes alone by approximate=True"
-        )
-
-
-def _of_precision(root: ModuleCall, comparison: Comparison) -> Iterator[str]:
-    """What is computed in a lower precision than float64."""
-    if comparison.problem.eps <= torch.finfo(torch.float64).eps:
-        return
-    low = {str(each.dtype) for each in tensors_of((root.output, root.args, root.kwargs)) if is_low(each)}
-    if low:
-        yield f"computes in {', '.join(sorted(low)).replace('torch.', '')}; comparisons are as coarse"
-        return
-    coarse = {call: is_coarse(subject_of_call(call)) for call in root.post_order()}
-    inside = [call for call, one in coarse.items() if one and not any(map(coarse.get, call.children))]
-    if inside:
-        names = dict.fromkeys(f"{type(call.module).__name__}.forward" for call in inside)
-        yield f"computes in a lower precision inside: {', '.join(names)}; comparisons are as coarse"
-
-
 def _shapes(args: tuple[Any, ...]) -> str:
     tensors = [each for each in tree_leaves(args) if isinstance(each, Tensor)]
     return ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in tensors)
@@ -334,12 +206,25 @@ def _require(module: Any, order: Any, loss: Any) -> None:
         raise InputError(
             f"check: f: expected a torch.nn.Module, got {type(module).__name__}. Use hodiff.check for functions."
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError(
+            "check: f: expected a module in Python, got a scripted or traced one, whose submodules and calls cannot be "
+            "seen. Check the module that it was made of, or it as a function: `hodiff.check(lambda x: module(x), x)`."
+        )
     require_int("check", "order", order, 1)
     if loss is not None and not callable(loss):
         raise InputError(
             f"check: loss: expected a function of the module's output, got {type(loss).__name__}. "
             "Bind the target: `loss=lambda output: F.mse_loss(output, target)`."
         )
+
+
+def _require_positions(fixed: Sequence[int], count: int) -> None:
+    for position in fixed:
+        if not 0 <= position < count:
+            raise InputError(
+                f"check: fixed: expected positions of the {count} inputs, from 0 to {count - 1}, got {position}."
+            )
 
 
 def _require_scalar(loss: Callable[[Any], Tensor] | None, root: ModuleCall) -> None:

@@ -107,7 +107,7 @@ class Inquiry:
             remedy=remedy,
             code=code.code,
             severity=code.severity,
-            title="the graph is cut in forward" if cut else code.title,
+            title=code.title,
             cause=f"in {guilty.call.label}: a derivative of {culprit.name} {in_words(culprit.failed)} "
             f"by {routes_of(culprit.failed)}.",
             evidence=(*_evidence(guilty), f"torch function {culprit.name}", *numbers(culprit.failed)),

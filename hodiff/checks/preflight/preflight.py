@@ -11,13 +11,17 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
+from hodiff.checks.attempts import Failure, attempt, first_line
 from hodiff.checks.audit.on_file import audit_on_file
 from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.preflight.function_defects import FunctionDefect, custom_functions, function_defects
+from hodiff.checks.subjects.setting import deep_copy, generators_of
+from hodiff.common.randomness import RandomState
+from hodiff.common.trees import tensors_in
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.distances.squares import LENGTHS
 from hodiff.corrections.registry import Correction, correction_of
-from hodiff.errors import InputError
+from hodiff.errors import HodiffError, InputError
 from hodiff.recompute.checkpoint import stored_instead
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.interception import DispatchMode
@@ -79,12 +83,14 @@ class Preflight:
         functions: Custom Functions that lack something.
         remarks: What else deserves to be known: random numbers, tensors changed in place.
         routes: By route, the worst word among the operators.
+        cuts: How often what is differentiated is taken out of the graph.
     """
 
     operators: tuple[OperatorUse, ...]
     functions: tuple[FunctionDefect, ...]
     remarks: tuple[str, ...]
     routes: Mapping[str, str]
+    cuts: int = 0
 
     @property
     def ok(self) -> bool:
@@ -113,7 +119,8 @@ class Preflight:
         """What to do, in a sentence."""
         words = set(self.routes.values())
         if words <= _GOOD:
-            return f"verdict: all four routes are right{', but see the remarks' if self.remarks else ''}"
+            but = ", but see the remarks" if self.remarks else ""
+            return f"verdict: all four routes are right{' where the graph is not cut' if self.cuts else ''}{but}"
         bad = [route for route in ROUTES if self.routes[route] in _BAD]
         rest = [route for route in ROUTES if route not in bad]
         if "not audited" in words:
@@ -128,7 +135,7 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
     r"""List what a model calls in one forward pass, and by which routes its second derivatives exist and are right.
 
     Operators are looked up in hodiff's audit of torch's operator database and in the table of corrections; custom
-    Functions are found in the graph. Nothing is differentiated, and buffers and random states are put back.
+    Functions are found in the graph. Nothing is differentiated, modules are copied, and random states are put back.
 
     Args:
         model_or_function: A module or a function of tensors.
@@ -142,7 +149,7 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         each is.
 
     Raises:
-        InputError: If the first argument is not callable.
+        InputError: If the first argument is not callable, or does not run.
 
     Example:
         >>> import torch, hodiff
@@ -156,19 +163,22 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         raise InputError(
             f"preflight: model_or_function: expected a module or a function, got {type(model_or_function).__name__}."
         )
+    model = _copy_of(model_or_function)
     inputs, options = pytree.tree_map_only(Tensor, _recording, (inputs, options))
     held = {id(each) for each in pytree.tree_leaves((inputs, options)) if isinstance(each, Tensor)}
-    modules = [model_or_function] if isinstance(model_or_function, torch.nn.Module) else []
-    with buffers_put_back(*modules), torch.random.fork_rng(), torch.enable_grad():
+    modules = [model] if isinstance(model, torch.nn.Module) else []
+    generators = [each for module in modules for each in generators_of(module)]
+    random = RandomState(tensors_in((inputs, options)), generators, foreign=True)
+    with buffers_put_back(*modules), random.replayed(), torch.enable_grad():
         held |= {id(each) for module in modules for each in (*module.parameters(), *module.buffers())}
         corrections, remarks = _Corrections(), _Remarks(held)
         listener = _Listener(correct, corrections)
         with stored_instead(), remarks, corrections, listener:
-            outputs = model_or_function(*inputs, **options)
+            outputs = _run(model, inputs, options)
         # A model may take another way where its inputs need no gradient, as in training.
         if modules:
             still, named = pytree.tree_map_only(Tensor, Tensor.detach, (inputs, options))
-            outputs = (outputs, model_or_function(*still, **named))
+            outputs = (outputs, _run(model, still, named))
     operators = sorted(listener.uses.values(), key=lambda use: -_RANKS.index(use.worst))
     worst = {
         route: max((use.routes[route] for use in operators), key=_RANKS.index, default="right") for route in ROUTES
@@ -183,7 +193,29 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
             route: "wrong" if route in each.wrong else "raises" if route in each.missing else word
             for route, word in worst.items()
         }
-    return Preflight(tuple(operators), found, (*remarks.sentences(), *listener.sentences(), *unknown), worst)
+    said = (*remarks.sentences(), *listener.sentences(), *unknown)
+    return Preflight(tuple(operators), found, said, worst, listener.cuts)
+
+
+def _copy_of(model: Any) -> Any:
+    """A module that may be changed by its forward; what is no module, or cannot be copied, as it is."""
+    if not isinstance(model, torch.nn.Module):
+        return model
+    copy = attempt(deep_copy, model)
+    return model if isinstance(copy, Failure) else copy
+
+
+def _run(model: Callable[..., Any], inputs: Any, options: Any) -> Any:
+    try:
+        return model(*inputs, **options)
+    except HodiffError:
+        raise
+    except Exception as error:
+        name = getattr(model, "__name__", type(model).__name__)
+        raise InputError(
+            f"preflight: model_or_function: expected {name} to run with these inputs, got {first_line(error)}. Check "
+            "that it runs without preflight."
+        ) from error
 
 
 def _recording(tensor: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ class Cause:
         location: Where in the source, as ``"file.py:123"``, or empty.
         needs_symptom: Whether the defect counts only if a comparison failed that it explains.
         severity: Overrides the code's own.
+        in_function: Whether the defect is in a plain function, and in no rule.
     """
 
     code: str
@@ -30,6 +31,7 @@ class Cause:
     location: str = ""
     needs_symptom: bool = False
     severity: str = ""
+    in_function: bool = False
 
 
 _GRADCHECKS = {"gradcheck": 0, "gradgradcheck": 1}

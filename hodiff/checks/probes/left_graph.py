@@ -9,8 +9,13 @@ from hodiff.checks.attempts import attempt
 from hodiff.checks.probes.cause import Cause, of_derivatives
 from hodiff.checks.probes.function_calls import LeavesFunction
 from hodiff.checks.probes.torch_calls import TorchCalls
+from hodiff.checks.report.data import Entry
 
 _KINDS = (("HD106", "foreign"), ("HD104", "detach"), ("HD104", "no_grad"))
+
+
+def _without_an_error(entry: Entry) -> bool:
+    return entry.status != "raises" and of_derivatives(entry)
 
 
 def left_graph(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cause]:
@@ -23,5 +28,5 @@ def left_graph(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cau
         steps = [step for step in trace.of(kind) if step.location and "." not in step.name]
         if steps:
             evidence = (f"the function calls {steps[0].name}",)
-            return [Cause(code, evidence, of_derivatives, steps[0].location, needs_symptom=True)]
+            return [Cause(code, evidence, _without_an_error, steps[0].location, needs_symptom=True, in_function=True)]
     return []

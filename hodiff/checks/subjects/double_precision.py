@@ -52,8 +52,9 @@ class InDouble(TorchFunctionMode):
         return tree_map_only(Tensor, _in_double, result) if made else result
 
     def _note(self, args: Any) -> None:
-        if any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(args)):
-            self.places[_module_code()] = None
+        place = _module_code()
+        if place and any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(args)):
+            self.places[place] = None
 
 
 def _leaves(args: Any, kwargs: Any) -> Iterator[Any]:
@@ -75,11 +76,11 @@ def _in_double(tensor: Tensor) -> Tensor:
 
 
 def _module_code() -> str:
-    """The method of a module that is running, as `RMSNorm.forward`."""
+    """The method of a module that is running, as `RMSNorm.forward`; empty if none is."""
     frame = inspect.currentframe()
     while frame is not None:
         owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
+        if isinstance(owner, nn.Module) and not frame.f_globals.get("__name__", "").startswith("torch."):
             return f"{type(owner).__name__}.{frame.f_code.co_name}"
         frame = frame.f_back
-    return "a function"
+    return ""

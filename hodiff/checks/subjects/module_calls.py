@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from hodiff.checks.subjects.double_precision import InDouble
 from hodiff.checks.subjects.setting import Setting
+from hodiff.common.trees import has_strides
 from hodiff.torch_internals.transforms import in_transform
 
 
@@ -71,8 +73,10 @@ class ModuleCall:
         args, kwargs = self.setting.copied((self.args, self.kwargs))
 
         def run() -> Any:
+            # A call may write into its buffers, which the next one must not see.
+            buffers = {name: each.detach().clone() for name, each in self.module.named_buffers()}
             with self.setting.entered():
-                return self.module(*args, **kwargs)
+                return functional_call(self.module, buffers, args, kwargs)
 
         return run
 
@@ -156,7 +160,7 @@ def record_calls(module: nn.Module, args: tuple[Any, ...], precision: InDouble |
 def is_repeatable(call: ModuleCall) -> bool:
     """Whether the call gives the same once more, in its own setting."""
     one, two = (call.again()() for _ in range(2))
-    return _same(one, two)
+    return same(one, two)
 
 
 def unsteady_call(
@@ -176,22 +180,23 @@ def unsteady_call(
     # The same seed twice would hide random numbers, and the caller's generators must not notice.
     with torch.random.fork_rng():
         first = record_calls(module, args, precision)
-        changed = [name for name, buffer in module.named_buffers() if not _same(buffer, before[name])]
+        changed = [name for name, buffer in module.named_buffers() if not same(buffer, before[name])]
         second = record_calls(module, args, precision)
     if changed:
         owner, _, buffer = changed[0].rpartition(".")
         called = next((call for call in first.post_order() if call.name == owner), first)
         return first, called, f"each call changes its buffer {buffer} in place"
     for one, two in zip(first.post_order(), second.post_order(), strict=False):
-        if _same((one.args, one.kwargs), (two.args, two.kwargs)) and not _same(one.output, two.output):
+        if same((one.args, one.kwargs), (two.args, two.kwargs)) and not same(one.output, two.output):
             return first, one, "two calls with the same inputs give different outputs"
     return first, None, ""
 
 
-def _same(one: Any, two: Any) -> bool:
+def same(one: Any, two: Any) -> bool:
+    """Whether two outputs hold equal numbers."""
     pairs = zip(tree_leaves(one), tree_leaves(two), strict=False)
     return all(
         a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
         for a, b in pairs
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and not (a.is_nested or b.is_nested)
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and has_strides(a) and has_strides(b) and not a.is_nested
     )

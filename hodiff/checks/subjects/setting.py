@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.subjects.double_precision import InDouble
-from hodiff.common.randomness import RandomState
+from hodiff.common.randomness import RandomState, is_generator
 
 # What may be shared, as nobody can change it.
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -60,7 +60,7 @@ class Setting:
         """That of a model."""
         tensors = (*model.parameters(), *model.buffers())
         shared = {id(each): each for each in (*model.modules(), *tensors)}
-        return Setting(model, shared, precision, RandomState(tensors, foreign=True))
+        return Setting(model, shared, precision, RandomState(tensors, generators_of(model), foreign=True))
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -86,6 +86,11 @@ class Setting:
         # What cannot be copied is shared.
         one = attempt(deep_copy, leaf, self.shared)
         return leaf if isinstance(one, Failure) else one
+
+
+def generators_of(model: nn.Module) -> list[Any]:
+    """The random generators that modules hold."""
+    return [each for module in model.modules() for each in vars(module).values() if is_generator(each)]
 
 
 @contextmanager

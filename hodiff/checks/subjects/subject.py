@@ -19,6 +19,7 @@ from hodiff.checks.report.data import Entry
 from hodiff.checks.subjects.module_calls import ModuleCall
 from hodiff.checks.subjects.setting import Setting
 from hodiff.common.randomness import RandomState
+from hodiff.common.trees import has_strides
 from hodiff.errors import InputError
 
 # What a module is differentiated by.
@@ -169,7 +170,7 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 def is_free(leaf: Any) -> bool:
     """Whether one can differentiate by it; a mask of -inf is a constant."""
-    if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+    if not isinstance(leaf, Tensor) or not has_strides(leaf) or not (leaf.is_floating_point() or leaf.is_complex()):
         return False
     return leaf.numel() > 0 and bool(leaf.isfinite().all())
 

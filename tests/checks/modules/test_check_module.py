@@ -1,7 +1,9 @@
 """Which submodule, and what in it, `check_module` finds at fault."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -540,3 +542,120 @@ def test_compiled_modules():
     report = hodiff.check(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), X, compile="aot_eager")
     assert "compile" in {entry.route for entry in report.entries}
     assert report.ok, str(report)
+
+
+class Unsteady:
+    """Modules that a check must see through, each with what its notes say."""
+
+    class Hooked(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4)
+            self.weight.register_hook(lambda g: 3 * g)
+
+    class Holds(nn.Linear):
+        """Tensors that are neither parameters nor buffers."""
+
+        def __init__(self):
+            super().__init__(4, 4)
+            self.others = [torch.randn(4, 4, requires_grad=True)]
+            self.constant = torch.randn(4, 4)
+
+        def forward(self, x):
+            return super().forward(x) @ self.others[0] @ self.constant
+
+    class Asks(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4)
+
+        def forward(self, x):
+            y = super().forward(x)
+            return y.tanh() if torch.is_grad_enabled() else y.sin()
+
+    class Draws(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4)
+            self.generator = torch.Generator().manual_seed(1)
+
+        def forward(self, x):
+            return super().forward(x) * torch.rand(4, generator=self.generator)
+
+
+NOTED = {
+    "Hooked": "hooks on gradients of parameters are not run: those of weight",
+    "Holds": "requires a gradient and is no parameter, so a constant here: others",
+    "Asks": "computes something else under torch.no_grad()",
+    "Draws": "here every call began in the same state",
+}
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_is_noted(name):
+    report = check_module(getattr(Unsteady, name)(), X)
+    assert report.ok, str(report)
+    assert any(NOTED[name] in note for note in report.notes), report.notes
+    assert max(entry.tolerance for entry in report.entries) < 1e-6
+
+
+class Opaque:
+    def __init__(self, state):
+        self.state = state
+
+
+def test_what_is_not_looked_into():
+    class Pair(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return y.tanh(), Opaque(y.detach())
+
+    report = check_module(Pair(4, 4), X)
+    assert "of the output, Opaque is not looked into" in report.notes[-1]
+
+
+def test_gradients_switched_off_for_good_leave_nothing_behind():
+    class Off(nn.Linear):
+        def forward(self, x):
+            torch.set_grad_enabled(False)
+            return super().forward(x)
+
+    assert not check_module(Off(4, 4), X).ok
+    torch.set_grad_enabled(True)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    assert check_module(module, X).ok
+    x = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    with hodiff.corrected():
+        slope = torch.func.grad(lambda x: torch.func.jvp(lambda x: x.pow(3).sum(), (x,), (x,))[1])
+        torch.testing.assert_close(slope(x), 9 * x**2)
+
+
+def test_foreign_random_numbers_and_lazy_modules_are_left_alone():
+    class Draws(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * np.random.rand() * random.random()  # noqa: NPY002
+
+    before, python = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    for look in (check_module, hodiff.preflight):
+        look(Draws(4, 4), X)
+        assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
+        assert random.getstate() == python
+    lazy = nn.Sequential(nn.LazyLinear(3), nn.Tanh())
+    hodiff.preflight(lazy, X)
+    assert lazy[0].in_features == 0
+
+
+def test_scripted_modules_and_positions_are_refused():
+    with pytest.raises(InputError, match="scripted or traced"):
+        check_module(torch.jit.script(nn.Linear(4, 2)), X)
+    with pytest.raises(InputError, match="check: fixed: expected positions of the 1 inputs"):
+        check_module(nn.Linear(4, 2), X, fixed=(1,))
+    with pytest.raises(InputError, match="preflight: model_or_function: expected Linear to run"):
+        hodiff.preflight(nn.Linear(4, 2))
+
+
+def test_sparse_inputs_are_constants():
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return torch.sparse.mm(x, self.weight.t()).tanh()
+
+    report = check_module(Layer(4, 2), X.to_sparse())
+    assert report.ok
+    assert report.codes == ("HD406",)

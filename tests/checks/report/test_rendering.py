@@ -120,14 +120,14 @@ def test_first_line_counts(findings, said):
 def test_a_finding_says_everything_once():
     lines = str(CUT).splitlines()
     assert lines == [
-        "HD104 the graph is cut in backward",
+        "HD104 the graph is cut",
         "    cause: backward detaches the saved tensor 0 <x>.",
         "    [zero] reverse-over-reverse, order 2: relative error 1.0e+00, tolerance 3.0e-08",
         "    evidence: argument 0",
         "    evidence: 12 bytes",
         "    at: functions.py:12",
         f"    remedy: {CODES['HD104'].remedy}",
-        "    page: docs/findings.md#hd104-the-graph-is-cut-in-backward",
+        "    page: docs/findings.md#hd104-the-graph-is-cut",
     ]
 
 

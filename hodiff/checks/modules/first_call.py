@@ -1,0 +1,101 @@
+"""The first call of a module to be checked: of a copy, in the precision that it runs in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from hodiff.checks.attempts import first_line
+from hodiff.checks.subjects.double_precision import InDouble, is_low
+from hodiff.checks.subjects.module_calls import CallFailed, ModuleCall, unsteady_call
+from hodiff.checks.subjects.setting import deep_copy
+from hodiff.errors import InputError
+
+
+@dataclass(frozen=True)
+class Called:
+    """The first call, of a copy of the module.
+
+    Attributes:
+        root: The call.
+        args: What it was called with, in the precision that it runs in.
+        unsteady: The submodule that gave something else in a second call; None if all gave the same.
+        reason: Why.
+    """
+
+    root: ModuleCall
+    args: tuple[Any, ...]
+    unsteady: ModuleCall | None
+    reason: str
+
+
+def first_call(module: nn.Module, inputs: tuple[Any, ...]) -> Called:
+    """Call a module in float64 throughout; else in float64 where it does not choose; else as it is."""
+    failed: list[CallFailed] = []
+    for in_double, throughout in ((True, True), (True, False), (False, False)):
+        own = _copy_of(module)
+        if in_double:
+            _make_double(own)
+        args = tree_map_only(Tensor, _in_double if in_double else _detached, inputs)
+        try:
+            root, unsteady, reason = unsteady_call(own, args, InDouble() if throughout else None)
+            return Called(root, args, unsteady, reason)
+        except CallFailed as failure:
+            failed.append(failure)
+    first = failed[0]
+    raise InputError(
+        f"check: f: expected {type(module).__name__}(*inputs) to run, but {first.call.label} raised "
+        f"{first_line(first.error)}. Check the inputs; tensors that it makes must have the dtype of its inputs."
+    ) from first.error
+
+
+def _copy_of(module: nn.Module) -> nn.Module:
+    try:
+        return deep_copy(module)
+    except Exception as error:
+        raise InputError(
+            f"check: f: expected a module that can be copied, but copy.deepcopy raised "
+            f"{first_line(error)}. Call lazy modules once before, and take what cannot be copied from its attributes."
+        ) from error
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _in_double(tensor: Tensor) -> Tensor:
+    """A copy in float64 or complex128; integers stay."""
+    tensor = _detached(tensor)
+    return (
+        tensor.double()
+        if tensor.is_floating_point()
+        else tensor.to(torch.complex128)
+        if tensor.is_complex()
+        else tensor
+    )
+
+
+def _make_double(module: nn.Module) -> None:
+    # What hangs on real parameters, such as those that an RNN keeps in one piece, is torch's to bring along.
+    module.double()
+    for each in (*module.parameters(), *module.buffers()):
+        if each.is_complex():
+            each.data = _in_double(each)
+    # Tensors that are neither, alone or in collections.
+    for part in module.modules():
+        for name, value in list(vars(part).items()):
+            if name.startswith("_") and isinstance(value, dict):
+                continue  # where modules keep what they register
+            if isinstance(value, (Tensor, list, tuple, dict)):
+                vars(part)[name] = tree_map_only(Tensor, _plain_in_double, value)
+
+
+def _plain_in_double(tensor: Tensor) -> Tensor:
+    """A tensor that a module holds; one that knows its memory, such as a parameter in a list, stays what it is."""
+    if not is_low(tensor) or isinstance(tensor, nn.Parameter):
+        return tensor
+    return _in_double(tensor).requires_grad_(tensor.requires_grad)

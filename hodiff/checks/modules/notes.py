@@ -1,0 +1,148 @@
+"""What is good to know of the check of a module: what moved, in which state and precision, what was left aside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.modules.faults import count_numbers
+from hodiff.checks.modules.first_call import Called
+from hodiff.checks.report.data import Entry
+from hodiff.checks.subjects.double_precision import is_low
+from hodiff.checks.subjects.module_calls import ModuleCall, same
+from hodiff.checks.subjects.subject import Comparison, Subject, is_coarse, padding_rows, subject_of_call, tensors_of
+from hodiff.torch_internals.tensors import has_gradient_hooks
+
+# Relative errors of rules that are wrong are seldom smaller.
+_SMALL = 1e-4
+# Outputs in which there is nothing to look for.
+_NUMBERS = (Tensor, bool, int, float, complex, str, type(None))
+
+
+def notes_of(
+    module: nn.Module,
+    called: Called,
+    subject: Subject,
+    comparison: Comparison,
+    aside: Sequence[type],
+    failed: Sequence[Entry],
+) -> tuple[str, ...]:
+    """All notes.
+
+    Args:
+        module: The caller's module.
+        called: The first call of its copy.
+        subject: What was differentiated.
+        comparison: What came of it.
+        aside: Functions that it calls where no input needs a gradient.
+        failed: The comparisons that failed.
+
+    Returns:
+        A sentence each.
+    """
+    return (
+        what_moves(called.root.module, subject),
+        *map(_avoided, aside),
+        *_of_state(called),
+        *_of_gradients_off(called.root),
+        *_of_outputs(called.root),
+        *_of_hooks(module),
+        *_of_other_leaves(module),
+        *_of_precision(called.root, comparison),
+        *_of_small_errors(failed),
+    )
+
+
+def what_moves(module: nn.Module, subject: Subject) -> str:
+    """By how many numbers it is differentiated, and what stands still."""
+    frozen = sum(each.numel() for each in module.parameters() if not each.requires_grad)
+    parameters, *inputs = subject.inputs
+    return (
+        f"differentiated by {count_numbers(parameters)} numbers in parameters and {count_numbers(inputs)} in inputs"
+        + (f"; {frozen} in frozen parameters are constants" if frozen else "")
+        + ("; so are rows of embeddings at padding_idx" if parameters and padding_rows(module) else "")
+    )
+
+
+def _avoided(function: type) -> str:
+    name = function.__name__
+    return (
+        f"calls {name} where no input needs a gradient, so inputs are constants here; for the other way, wrt='inputs'"
+    )
+
+
+def _of_small_errors(failed: Sequence[Entry]) -> Iterator[str]:
+    """What a solver does to derivatives, which is no defect of any rule."""
+    wrong = [entry.error for entry in failed if entry.status == "wrong" and entry.error is not None]
+    if wrong and max(wrong) < _SMALL:
+        yield (
+            f"what is wrong is a part of {max(wrong):.0e} of the whole: a rule of a small part of it, or a solver that "
+            "chooses its steps without gradients; tighten its tolerance and see"
+        )
+
+
+def _of_precision(root: ModuleCall, comparison: Comparison) -> Iterator[str]:
+    """What is computed in a lower precision than float64."""
+    if comparison.problem.eps <= torch.finfo(torch.float64).eps:
+        return
+    low = {str(each.dtype) for each in tensors_of((root.output, root.args, root.kwargs)) if is_low(each)}
+    if low:
+        yield f"computes in {', '.join(sorted(low)).replace('torch.', '')}; comparisons are as coarse"
+        return
+    coarse = {call: is_coarse(subject_of_call(call)) for call in root.post_order()}
+    inside = [call for call, one in coarse.items() if one and not any(map(coarse.get, call.children))]
+    if inside:
+        names = dict.fromkeys(f"{type(call.module).__name__}.forward" for call in inside)
+        yield f"computes in a lower precision inside: {', '.join(names)}; comparisons are as coarse"
+
+
+def _of_state(called: Called) -> Iterator[str]:
+    if called.unsteady is not None:
+        yield f"in {called.unsteady.label}, {called.reason}: here every call began in the same state"
+    precision = called.root.setting.precision
+    if precision is not None and precision.places:
+        yield f"computes in a lower precision inside: {', '.join(precision.places)}; judged in float64 throughout"
+
+
+def _of_gradients_off(root: ModuleCall) -> Iterator[str]:
+    """Whether the module asks if gradients are recorded."""
+    run = root.again()
+    with torch.no_grad():
+        output = attempt(run)
+    if not isinstance(output, Failure) and not same(output, root.again()()):
+        yield "computes something else under torch.no_grad(): the derivatives are of what it computes with gradients"
+
+
+def _of_outputs(root: ModuleCall) -> Iterator[str]:
+    """What holds tensors that no pytree shows."""
+    kinds = {type(each).__name__ for each in tree_leaves(root.output) if not isinstance(each, _NUMBERS)}
+    if kinds:
+        yield (
+            f"of the output, {', '.join(sorted(kinds))} is not looked into; take what counts of it by a loss, "
+            "`loss=lambda output: ...`"
+        )
+
+
+def _of_hooks(module: nn.Module) -> Iterator[str]:
+    """Hooks on parameters change what training gets for a gradient, and no derivative."""
+    hooked = [name for name, each in module.named_parameters() if has_gradient_hooks(each)]
+    if hooked:
+        yield f"hooks on gradients of parameters are not run: those of {', '.join(hooked)}"
+
+
+def _of_other_leaves(module: nn.Module) -> Iterator[str]:
+    """Tensors that require a gradient and are no parameters."""
+    own = {id(each) for each in module.parameters()}
+    names = [
+        f"{path}.{name}".strip(".")
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if not (name.startswith("_") and isinstance(value, dict))
+        and any(each.requires_grad and each.is_leaf and id(each) not in own for each in tensors_of(value))
+    ]
+    if names:
+        yield f"requires a gradient and is no parameter, so a constant here: {', '.join(names)}"
