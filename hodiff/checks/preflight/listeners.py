@@ -1,0 +1,156 @@
+"""What a model calls, as it is called: torch functions with their verdicts, random numbers, changes in place, cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils import _pytree as pytree
+
+from hodiff.checks.preflight.operator_routes import RANKS, judge
+from hodiff.corrections import Corrections, Declined
+from hodiff.corrections.distances.squares import LENGTHS
+from hodiff.corrections.registry import Correction, correction_of
+from hodiff.routes import ROUTES
+from hodiff.torch_internals.interception import DispatchMode
+from hodiff.torch_internals.operators import schema_of
+
+# What computes nothing of its tensors.
+_NO_OPERATIONS = ("__get__", "__set__", ".requires_grad_")
+# What takes a tensor out of the graph.
+_DATA: Any = Tensor.data
+_CUTS = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.numpy, Tensor.item, Tensor.tolist, _DATA.__get__}
+
+
+@dataclass
+class OperatorUse:
+    """One torch function that the model calls.
+
+    Attributes:
+        name: As users write it.
+        calls: How often it was called.
+        routes: By route, "right", "corrected", "not smooth", "random", "raises", "wrong", "non-finite" or
+            "not audited".
+        remedy: What to do about it; empty where nothing is amiss.
+    """
+
+    name: str
+    calls: int = 0
+    routes: dict[str, str] = field(default_factory=dict)
+    remedy: str = ""
+
+    @property
+    def worst(self) -> str:
+        """The worst word of its routes."""
+        return max(self.routes.values(), key=RANKS.index, default="right")
+
+
+class WatchedCorrections(Corrections):
+    """Notes why the rule of the last call declined it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.why: Declined | None = None
+
+    def watch(self, call: Callable[[], Any]) -> tuple[Any, Declined | None]:
+        """The value of a call, and why its rule declined it, if one did."""
+        self.why = None
+        return call(), self.why
+
+    def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
+        """Note why, and let torch do it."""
+        self.why = why
+        return func(*args, **kwargs)
+
+
+class CallListener(TorchFunctionMode):
+    """Notes every torch function that returns floating-point tensors."""
+
+    def __init__(self, correct: bool, corrections: WatchedCorrections):
+        super().__init__()
+        self.correct = correct
+        self.corrections = corrections
+        self.uses: dict[str, OperatorUse] = {}
+        self.judged: dict[Any, tuple[dict[str, str], str]] = {}
+        self.zero_lengths: dict[str, int] = {}
+        self.cuts = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, why = self.corrections.watch(lambda: func(*args, **(kwargs or {})))
+        name = resolve_name(func) or getattr(func, "__name__", str(func))
+        if func in _CUTS and _differentiable(args):
+            self.cuts += 1
+        if not name.endswith(_NO_OPERATIONS) and _differentiable(result):
+            use = self.uses.setdefault(name, OperatorUse(name))
+            use.calls += 1
+            case = (func, why is not None, why is not None and why.torch_is_right)
+            if case not in self.judged:
+                self.judged[case] = judge(func, name, correction_of(func, args), why, self.correct)
+            routes, remedy = self.judged[case]
+            use.routes = {
+                route: max(use.routes.get(route, "right"), routes[route], key=RANKS.index) for route in ROUTES
+            }
+            use.remedy = use.remedy or remedy
+            if correction_of(func, args) is not None and id(result) in LENGTHS and not result.detach().all():
+                self.zero_lengths[name] = self.zero_lengths.get(name, 0) + 1
+        return result
+
+    def sentences(self) -> Iterator[str]:
+        """The remarks in words."""
+        if self.cuts:
+            yield (
+                f"torch.Tensor.detach and its like take what is differentiated out of the graph ({self.cuts} times): "
+                "derivatives through there are zero by every route"
+            )
+        for name, count in self.zero_lengths.items():
+            yield (
+                f"{name} is 0 somewhere ({count} times), where it has a kink, and 0 stands for its derivatives: even "
+                "powers of it are differentiated rightly, other functions that are smooth there, such as its cosine, "
+                "are not from the second derivative on; write them as functions of the square"
+            )
+
+
+def _differentiable(result: Any) -> bool:
+    return any(isinstance(each, Tensor) and each.requires_grad for each in pytree.tree_leaves(result))
+
+
+class ChangeListener(DispatchMode):
+    """Notes random operators, and tensors of the caller's that are changed in place."""
+
+    def __init__(self, held: set[int]):
+        super().__init__()
+        self.held = held
+        self.random: dict[str, int] = {}
+        self.changed: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = schema_of(func).name
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.random[name] = self.random.get(name, 0) + 1
+        if any(id(each) in self.held for each in _written(func, args, kwargs)):
+            self.changed[name] = self.changed.get(name, 0) + 1
+        return func(*args, **kwargs)
+
+    def sentences(self) -> Iterator[str]:
+        """The remarks in words."""
+        for name, count in self.random.items():
+            yield (
+                f"{name} draws random numbers ({count} times): routes that evaluate the function several times see "
+                "different ones; call model.eval(), or pass randomness='same'"
+            )
+        for name, count in self.changed.items():
+            yield (
+                f"{name} changes an input, parameter or buffer in place ({count} times): torch.func refuses that; take "
+                "reverse-over-reverse, or pass copies through torch.func.functional_call"
+            )
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+    for i, argument in enumerate(schema_of(func).arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield args[i] if i < len(args) else kwargs.get(argument.name)

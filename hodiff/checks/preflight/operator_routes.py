@@ -1,0 +1,97 @@
+"""What each route makes of a torch function: looked up in the audit, and in the table of corrections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hodiff.checks.audit.on_file import audit_on_file
+from hodiff.corrections import Declined
+from hodiff.corrections.registry import Correction
+from hodiff.routes import ROUTES
+from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket, function_of_operator
+from hodiff.torch_internals.transforms import in_transform
+
+# By what name the database has methods that are called otherwise.
+_ALIASES = {
+    "__pow__": "pow",
+    "__ipow__": "pow",
+    "__rtruediv__": "__rdiv__",
+    "__floordiv__": "div.floor_rounding",
+    "copy_": "clone",
+    "type_as": "to",
+}
+# Where its names begin, as functions and methods of one operator share an entry.
+_PREFIXES = ("", "nn.functional.", "linalg.", "special.", "fft.")
+
+# From the audit's words to the table's, from good to bad: a route is as good as its worst operator.
+RANKS = ("right", "corrected", "random", "not smooth", "not audited", "non-finite", "timed out", "raises", "wrong")
+GOOD = frozenset({"right", "corrected"})
+BAD = frozenset({"non-finite", "raises", "wrong"})
+
+
+def judge(
+    func: Any, name: str, correction: Correction | None, why: Declined | None, correct: bool
+) -> tuple[dict[str, str], str]:
+    """What each route makes of a torch function, whose rule may have declined the call, and the remedy."""
+    if why is not None or (correction is not None and correction.kind == "slow"):
+        correction = None  # it did not run
+    if isinstance(func, (OpOverload, OpOverloadPacket)) and not name.startswith(("aten.", "prims.")):
+        silent = dict.fromkeys(ROUTES, "raises") | dict.fromkeys(ROUTES[2:], "wrong")
+        return silent, "a custom operator has a zero tangent, in silence; wrap it in a Function with backward and jvp"
+    # A rule that declines because torch is right here had its part in the audit with corrections.
+    mended = correct and (correction is not None or (why is not None and why.torch_is_right))
+    known = _audited(function_of_operator(func) or name, "corrected" if mended else "torch")
+    # A rule names the routes that torch has not right, and knows the calls in which it has.
+    told = correction is not None or mended
+    unknown = dict.fromkeys(ROUTES, "right" if told else "not audited")
+    if func is torch.autograd.grad:
+        return _of_inner_gradients(correct)
+    if correction is not None and not correct:  # the table of corrections knows more functions than the audit
+        unknown |= dict.fromkeys(correction.routes, "wrong" if correction.kind == "wrong" else "raises")
+    routes = {route: known.get(route, unknown[route]) for route in ROUTES}
+    if correct and correction is not None:
+        routes = {
+            route: "corrected" if route in correction.routes and word not in BAD else word
+            for route, word in routes.items()
+        }
+    bad = [route for route, word in routes.items() if word in BAD]
+    if not bad:
+        return routes, ""
+    good = [route for route in ROUTES if route not in bad]
+    if not correct and correction is not None:
+        return routes, "use hodiff's transforms, or take derivatives inside hodiff.corrected()"
+    return routes, f"take the route {good[0]}" if good else "write it in other operators"
+
+
+def _of_inner_gradients(correct: bool) -> tuple[dict[str, str], str]:
+    """Of a gradient that the function takes itself: what it goes through is right to third order."""
+    if correct or in_transform():
+        return dict.fromkeys(ROUTES, "right"), ""
+    missing = dict.fromkeys(ROUTES, "raises") | {ROUTES[0]: "right"}
+    return missing, "use hodiff's transforms, or take that gradient by torch.func.grad"
+
+
+def _audited(name: str, which: str) -> dict[str, str]:
+    """By route, what the audit found of an operator, of all its variants the worst."""
+    operators = audit_on_file().operators
+    last = name.rsplit(".", 1)[-1]
+    if last in _ALIASES:
+        name = last = _ALIASES[last]
+    plain = name.removeprefix("torch.").removeprefix("Tensor.")
+    for base in (last, last.removesuffix("_")):
+        for key in (plain if base == last else base, *(prefix + base for prefix in _PREFIXES)):
+            found = [entry for op, entry in operators.items() if op == key] or [
+                entry for op, entry in operators.items() if op.startswith(key + ".")
+            ]
+            if found:
+                return {
+                    route: max((_word(each[which][route].status) for each in found), key=RANKS.index)
+                    for route in ROUTES
+                }
+    return {}
+
+
+def _word(status: str) -> str:
+    return status if status in RANKS else "not audited"
