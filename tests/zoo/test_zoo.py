@@ -20,7 +20,7 @@ def serious(report):
 
 
 def wrong(specimen):
-    """Compiled code takes seconds, and so does exploring, of which one is quick; the page of findings has one at once."""
+    """Compiled code takes seconds; so does exploring, but for one. The page of findings has each at once."""
     explored = specimen.options.get("explore") and specimen.name != "wrong_at_ties"
     marks = [pytest.mark.slow] * bool(specimen.options.get("compile") or explored)
     return pytest.param(specimen, id=specimen.name, marks=marks)
