@@ -80,6 +80,7 @@ def test_conjugate_views_and_float32():
     torch.testing.assert_close(single.to(C), product_of_quartic(z, v).resolve_conj(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Torchinductor does not support:UserWarning")
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_operators(compile):
     A = hodiff.HessianOperator(mixed, POINT, compile=compile)
