@@ -176,9 +176,7 @@ def eigenvalue_error(architecture: Architecture) -> float:
     A = hodiff.HessianOperator(case.loss, case.parameters)
     found = hodiff.estimators.eigsh(A, 1, tol=1e-8)
     vector, value = found.eigenvectors[:, 0], found.eigenvalues[0]
-    names, sizes = zip(*((name, each.shape) for name, each in case.parameters.items()), strict=True)
-    pieces = vector.split([size.numel() for size in sizes])
-    direction = {name: piece.reshape(size) for name, piece, size in zip(names, pieces, sizes, strict=True)}
+    direction = A.to_tree(vector)
     return float((case.difference(case.gradient, direction) - value * vector).norm() / value.abs())
 
 
