@@ -41,7 +41,7 @@ from hodiff.checks.subjects.subject import (
 from hodiff.checks.subjects.torch_alone import torch_alone
 from hodiff.checks.subjects.torch_functions import custom_classes
 from hodiff.checks.torch_warnings import silence_torch_warnings
-from hodiff.common.options import require_choice, require_int
+from hodiff.common.options import is_int, require_choice, require_int
 from hodiff.common.randomness import RandomState
 from hodiff.corrections import corrected
 from hodiff.errors import InputError
@@ -219,12 +219,12 @@ def _require(module: Any, order: Any, loss: Any) -> None:
         )
 
 
-def _require_positions(fixed: Sequence[int], count: int) -> None:
-    for position in fixed:
-        if not 0 <= position < count:
-            raise InputError(
-                f"check: fixed: expected positions of the {count} inputs, from 0 to {count - 1}, got {position}."
-            )
+def _require_positions(fixed: Any, count: int) -> None:
+    if not isinstance(fixed, (tuple, list)) or not all(is_int(each) and 0 <= each < count for each in fixed):
+        raise InputError(
+            f"check: fixed: expected a tuple of positions of the {count} inputs, from 0 to {count - 1}, got {fixed!r}; "
+            "the first alone is `fixed=(0,)`."
+        )
 
 
 def _require_scalar(loss: Callable[[Any], Tensor] | None, root: ModuleCall) -> None:

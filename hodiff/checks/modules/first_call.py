@@ -70,13 +70,9 @@ def _detached(tensor: Tensor) -> Tensor:
 def _in_double(tensor: Tensor) -> Tensor:
     """A copy in float64 or complex128; integers stay."""
     tensor = _detached(tensor)
-    return (
-        tensor.double()
-        if tensor.is_floating_point()
-        else tensor.to(torch.complex128)
-        if tensor.is_complex()
-        else tensor
-    )
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _make_double(module: nn.Module) -> None:

@@ -645,8 +645,9 @@ def test_foreign_random_numbers_and_lazy_modules_are_left_alone():
 def test_scripted_modules_and_positions_are_refused():
     with pytest.raises(InputError, match="scripted or traced"):
         check_module(torch.jit.script(nn.Linear(4, 2)), X)
-    with pytest.raises(InputError, match="check: fixed: expected positions of the 1 inputs"):
-        check_module(nn.Linear(4, 2), X, fixed=(1,))
+    for fixed in ((1,), (-1,), ("x",), 0):
+        with pytest.raises(InputError, match="check: fixed: expected a tuple of positions of the 1 inputs"):
+            check_module(nn.Linear(4, 2), X, fixed=fixed)
     with pytest.raises(InputError, match="preflight: model_or_function: expected Linear to run"):
         hodiff.preflight(nn.Linear(4, 2))
 
