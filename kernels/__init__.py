@@ -4,6 +4,7 @@
   where it is what `fused_build` says it must be, and called as `fused_signatures` declares.
 - `matrix_products`: the faster of MKL and oneDNN, measured once a shape.
 - `narrow`: products and softmax derivatives of matrices with few rows or columns.
+- `turning`: blocks of vectors, from columns into rows.
 - `unit_directions`: products with unit directions, which pick columns.
 
 The folder stands at the top level of the repository and is installed as `hodiff.kernels`.

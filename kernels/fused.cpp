@@ -481,6 +481,12 @@ void average_with_transpose(T* a, long n, long stride, T* report) {
   }
 }
 
+// The transpose of some rows of a narrow matrix, where stride is the distance between rows of the result.
+FOR_EACH_PROCESSOR void turn_block(const float* x, float* out, long rows, long columns, long stride) {
+  for (long j = 0; j < columns; ++j)
+    for (long i = 0; i < rows; ++i) out[j * stride + i] = x[i * columns + j];
+}
+
 template <class Work>
 void in_blocks(long n, Work work) {
   const long blocks = (n + BLOCK - 1) / BLOCK;
@@ -600,6 +606,15 @@ EXPORT void hodiff_add_relu(const float* x, const float* y, float* out, std::uin
 // out = v where the mask is set, and 0 elsewhere.
 EXPORT void hodiff_masked(const float* v, const std::uint8_t* mask, float* out, long n) {
   in_blocks(n, [=](long start, long count) { masked_block(v + start, mask + start, out + start, count); });
+}
+
+// out = x^T, of a matrix with few columns.
+EXPORT void hodiff_turn(const float* x, float* out, long rows, long columns) {
+  // Blocks of rows stay in the nearest cache while each of their columns is read.
+  const long block = BLOCK * 4 / columns + 1;
+#pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
+  for (long start = 0; start < rows; start += block)
+    turn_block(x + start * columns, out + start, rows - start < block ? rows - start : block, columns, rows);
 }
 
 // A square matrix and its transpose, both replaced by their mean. Reported: the largest difference of the two, the

@@ -114,6 +114,13 @@ def masked(v: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
+def turned(x: Tensor) -> Tensor:
+    """The transpose of a matrix with few columns, contiguous."""
+    out = x.new_empty(x.shape[1], x.shape[0])
+    run("hodiff_turn", x.data_ptr(), out.data_ptr(), *x.shape)
+    return out
+
+
 def average_with_transpose(square: Tensor) -> tuple[float, float] | None:
     """Replace a square matrix by the mean of itself and its transpose, in place, where a kernel takes it."""
     # The result is the largest difference of the two and the largest magnitude, NaN if not all numbers are finite.

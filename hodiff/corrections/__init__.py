@@ -17,6 +17,7 @@ from hodiff.corrections.elementwise import (
     polar,
     powers,
     ranges,
+    recorded,
     sinc,
     tails,
 )
@@ -45,7 +46,7 @@ FAMILIES = {
     "distances": (cdist, deviations, norms),
     "elementwise functions": (
         *(activations, atan2, foreach, kinks, ldexp, logarithms),
-        *(logit, polar, powers, ranges, sinc, tails),
+        *(logit, polar, powers, ranges, recorded, sinc, tails),
     ),
     "indexing": (cumulative, embedding, prod, reductions, scatter, splits, strides),
     "layers": (attention, convolution, normalization, pooling, weight_norm),

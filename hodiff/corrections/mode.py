@@ -93,6 +93,10 @@ class Corrections(TorchFunctionMode):
             named = correction.parameters.renamed(func, kwargs)
         if correction.kind == "slow" and not self._pays(correction, args, named):
             return func(*args, **kwargs)
+        if correction.lean is not None and self._is_worth_it(correction, args, named):
+            result = correction.lean(*args, **named)
+            if type(result) is not Declined:
+                return result
         result = correction.rule(*args, **named) if compiling else _attempt(correction, args, named)
         if isinstance(result, Exception):
             # What the rule says of itself, or of tangents for which transforms find memory.
@@ -145,14 +149,17 @@ class Corrections(TorchFunctionMode):
 
     def _pays(self, correction: Correction, args: Any, kwargs: Any) -> bool:
         """Whether a rule that is mostly faster is so here, or needed."""
-        if _is_mended(correction, args, kwargs):
-            return True
+        return _is_mended(correction, args, kwargs) or self._is_worth_it(correction, args, kwargs)
+
+    def _is_worth_it(self, correction: Correction, args: Any, kwargs: Any) -> bool:
+        """Whether a faster rule is taken for a call."""
         # A compiler fuses what the lean rules spare, and traces torch's own functions best.
         if not self.lean or is_compiling():
             return False
         # All functions with a least size call their first argument so.
         least = correction.least_elements
-        return self.many or not least or (args[0] if args else kwargs["input"]).numel() >= least
+        first = args[0] if args else kwargs.get("input")
+        return self.many or not least or (isinstance(first, Tensor) and first.numel() >= least)
 
 
 class _Corrected(Corrections):

@@ -42,6 +42,7 @@ class Correction:
         least_elements: Below this size of its first argument the rule pays only for many directions at once.
         mended: The version of torch whose own derivatives are right, or "".
         mends: Says of which calls a "slow" one is needed, too, as torch's derivatives of them are wrong.
+        lean: A rule that is only faster, for one that is not "slow": asked first where it pays.
         parameters: What the rule takes.
     """
 
@@ -54,6 +55,7 @@ class Correction:
     least_elements: int = 0
     mended: str = ""
     mends: Callable[..., bool] | None = None
+    lean: Callable[..., Any] | None = None
     parameters: Parameters = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +101,7 @@ def register(
     least_elements: int = 0,
     mended: str = "",
     mends: Callable[..., bool] | None = None,
+    lean: Callable[..., Any] | None = None,
 ) -> Callable[[Rule], Rule]:
     r"""Decorator that enters a rule in place of a torch function: the one way in, for hodiff's rules and for yours.
 
@@ -120,6 +123,7 @@ def register(
         mended: The version of torch from which on the derivatives are right, such as "2.15": there the rule stands
             aside.
         mends: Takes the arguments and says whether a "slow" rule is needed wherever corrections are on.
+        lean: A second rule that is only faster, which hodiff's own transforms ask first where it pays.
 
     Returns:
         The decorator. It returns the rule, which takes the arguments of the torch function and returns its value, made
@@ -151,7 +155,7 @@ def register(
         # hodiff's own rules know what they call.
         inside = _outermost(rule) if _OWN else rule
         inside = inside if covers is None else _declining(inside, covers)
-        entry = Correction(title, inside, kind, reason, tuple(routes), reference, least_elements, mended, mends)
+        entry = Correction(title, inside, kind, reason, tuple(routes), reference, least_elements, mended, mends, lean)
         for function in dict.fromkeys(functions):
             _ENTERED.setdefault(function, []).append(entry)
             _put_in_force(function)

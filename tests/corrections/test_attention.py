@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from at_once import some_at_once
 from torch import nn
 
 import hodiff
@@ -172,9 +173,7 @@ CHECKED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "plain" else name for name in CHECKED]
-)
+@pytest.mark.parametrize("name", some_at_once(CHECKED, ("hidden row", "dropout")))
 def test_all_routes_to_third_order(name):
     f, inputs = hodiff.corrected()(CHECKED[name]), tuple(normal(1, 1, *s) for s in ((3, 2), (4, 2), (4, 1)))
     # vmap would draw anew for each element of its batch.

@@ -40,10 +40,32 @@ CALLS = {
     "max_pool2d, options": (lambda x: F.max_pool2d(x, (2, 3), 1, (1, 0), 2, ceil_mode=True), torch.randn(1, 17, 9, 8)),
     "max_pool2d, NaN": (lambda x: F.max_pool2d(x, 2), torch.full((1, 16, 2, 2), float("nan"))),
     "max_pool2d, strided": (lambda x: F.max_pool2d(x.mT, 2), torch.randn(2, 16, 6, 4)),
+    "gelu": (lambda x: F.gelu(x), X),
+    "gelu by tanh": (lambda x: F.gelu(x, approximate="tanh"), X),
+    "gelu, half": (lambda x: F.gelu(x), X[:, :3].half()),
+    "silu": (lambda x: F.silu(x), X),
+    "silu of an activation, in place": (lambda x: F.silu(x * 1, inplace=True), X),
+    "mish": (lambda x: F.mish(x, inplace=False), X),
+    "softplus": (lambda x: F.softplus(x), X),
+    "softplus, options": (lambda x: F.softplus(x, 2.0, threshold=5), X),
+    "tanh": (lambda x: x.tanh(), X),
+    "sigmoid": (lambda x: torch.special.expit(input=x), X),
+    "rms_norm": (lambda x: F.rms_norm(x, (4,)), torch.randn(3, 4)),
+    "rms_norm, weight": (lambda x: F.rms_norm(x, [2, 4], x.detach()[0], eps=1e-3), torch.randn(3, 2, 4)),
+    "rms_norm, half": (lambda x: torch.rms_norm(x, (4,), None, 1e-3), torch.randn(3, 4).half()),
+    "rms_norm, zeros": (lambda x: F.rms_norm(x, (4,), eps=1e-6), torch.zeros(2, 4)),
+    "rms_norm, weight of another dtype": (
+        lambda x: F.rms_norm(x, (4,), torch.ones(4, dtype=torch.float64)),
+        torch.randn(3, 4),
+    ),
     "probabilities": (lambda x: F.cross_entropy(x, torch.full((2, 4), 0.25)), torch.randn(2, 4)),
 }
 
 
+SMOOTH = {"gelu", "silu", "mish", "softplus", "tanh", "sigmoid", "rms_norm"}
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype:UserWarning")
 @pytest.mark.parametrize("name", CALLS)
 def test_values_and_dtypes_are_those_of_torch(name):
     function, x = CALLS[name]
@@ -67,6 +89,7 @@ def test_values_and_dtypes_are_those_of_torch(name):
         "ignored",
         "summed",
         *(name for name in CALLS if "pool" in name and "NaN" not in name),
+        *(name for name in CALLS if name.split()[0].strip(",") in SMOOTH and not {"half", "dtype"} & set(name.split())),
     ],
 )
 def test_products_are_those_of_torch(name):
@@ -111,6 +134,13 @@ WRONG = {
     "max_pool2d, kernel": lambda x: F.max_pool2d(torch.ones(1, 16, 4, 4) * x.sum(), "2"),
     "max_pool2d, three sizes": lambda x: F.max_pool2d(torch.ones(1, 16, 4, 4) * x.sum(), (2, 2, 2)),
     "relu, no tensor": lambda x: F.relu([x]),
+    "gelu, approximate": lambda x: F.gelu(x, approximate="sigmoid"),
+    "gelu, no tensor": lambda x: F.gelu([x]),
+    "softplus, beta": lambda x: F.softplus(x, "1"),
+    "tanh, too many": lambda x: torch.tanh(x, x),
+    "rms_norm, sizes": lambda x: F.rms_norm(x, (2,)),
+    "rms_norm, weight": lambda x: F.rms_norm(x, (3,), torch.ones(2)),
+    "rms_norm, one size": lambda x: F.rms_norm(x, 3),
 }
 
 

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from at_once import some_at_once
 from torch import nn
 
 import hodiff
@@ -207,10 +208,7 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in {"layer", "batch", "instance"} else pytest.param(name, marks=pytest.mark.slow) for name in NAMED],
-)
+@pytest.mark.parametrize("name", some_at_once(NAMED, ("layer",)))
 def test_all_routes_to_third_order(name):
     """Groups and root mean squares, too, of which torch's own rules are right."""
     hodiff.assert_differentiable(

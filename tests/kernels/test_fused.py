@@ -13,6 +13,7 @@ from hodiff import assert_differentiable
 from hodiff import functions as hf
 from hodiff.functions.activations.gated import GatePullback
 from hodiff.kernels import fused, fused_library
+from hodiff.kernels.turning import turned
 
 needs_kernels = pytest.mark.skipif(not fused.available(), reason="hodiff was installed without a C++ compiler")
 
@@ -295,3 +296,11 @@ def test_with_and_without_kernels(function, shapes, built, monkeypatch):
 
     for single, double in zip(tower(torch.float32), tower(torch.float64), strict=True):
         torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (5, 1), (3, 2), (4097, 8), (20011, 3), (7, 9001), (0, 4), (4, 0)])
+def test_turned_blocks_are_transposes(shape):
+    block = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+    for each in (block, block.double(), block[::2], block.t().contiguous().t()):
+        assert torch.equal(turned(each), each.t())
+        assert turned(each).is_contiguous()

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
+from hodiff.corrections.elementwise.recorded import LEAST_ELEMENTS, recorded
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import numbers_of, with_value
 from hodiff.functions.logarithms import LogSigmoid
@@ -47,6 +48,11 @@ def _seen(x: Tensor) -> Tensor | None:
     return numbers_of(x)
 
 
+def _range(plain: Tensor) -> tuple[float, float]:
+    low, high = plain.aminmax()
+    return low.item(), high.item()
+
+
 def _exceed(x: Tensor, limit: float) -> bool:
     plain = _seen(x)
     return plain is not None and plain.max().item() > limit
@@ -67,9 +73,10 @@ def _sigmoid(input: Tensor) -> Any:
 @_loses_tails(torch.tanh, Tensor.tanh, F.tanh, name="torch.tanh", reference="$1 / \\cosh^2 x$")
 def _tanh(input: Tensor) -> Any:
     plain, limit = _seen(input), _far(input.dtype) / 2
-    if plain is None or (plain.max().item() <= limit and plain.min().item() >= -limit):
+    if plain is None:
         return UNNEEDED
-    return Tanh.call(input)
+    low, high = _range(plain)
+    return UNNEEDED if -limit <= low and high <= limit else Tanh.call(input)
 
 
 @_loses_tails(F.tanhshrink, reference="torch.tanh")
@@ -83,7 +90,12 @@ def _logsigmoid(input: Tensor) -> Any:
     return LogSigmoid.call(input) if _exceed(input, _far(input.dtype)) else UNNEEDED
 
 
-@_loses_tails(F.softplus, reference="derivatives of $\\sigma(\\beta x)$ below the threshold")
+@_loses_tails(
+    F.softplus,
+    lean=recorded("softplus", beta=1.0, threshold=20.0),
+    least_elements=LEAST_ELEMENTS,
+    reference="derivatives of $\\sigma(\\beta x)$ below the threshold",
+)
 def _softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Any:
     if beta <= 0 or not _exceed(input, _far(input.dtype) / beta):
         return UNNEEDED
@@ -102,7 +114,10 @@ def _softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Any:
 def _log_softmax(input: Tensor, dim: Any, dtype: torch.dtype | None = None) -> Any:
     x = input if dtype is None else input.to(dtype)
     plain = _seen(x) if isinstance(dim, int) else None
-    if plain is None or not math.isfinite(high := plain.max().item()) or high - plain.min().item() < _far(x.dtype):
+    if plain is None:
+        return UNNEEDED
+    low, high = _range(plain)
+    if not math.isfinite(high) or high - low < _far(x.dtype):
         return UNNEEDED
     value = torch.log_softmax(x.detach(), dim)
     if below_transforms(value).max().item() < -(torch.finfo(x.dtype).eps ** (2 / 3)):

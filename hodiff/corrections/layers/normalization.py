@@ -62,6 +62,34 @@ def _native_layer_norm(
     return y, *torch.native_layer_norm(input.detach(), normalized_shape, weight, bias, eps)[1:]
 
 
+def _has_lean_rule(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> bool:
+    # Torch promotes other dtypes of the weight, and casts under autocast.
+    del normalized_shape, eps
+    return (
+        isinstance(input, Tensor)
+        and input.dtype in (torch.float32, torch.float64)
+        and (weight is None or (isinstance(weight, Tensor) and weight.dtype == input.dtype))
+        and not torch.is_autocast_enabled(input.device.type)
+    )
+
+
+@register(
+    torch.rms_norm,
+    F.rms_norm,
+    name="torch.nn.functional.rms_norm",
+    kind="slow",
+    reason="the double backward is that of its parts, some thirty passes where one does",
+    covers=_has_lean_rule,
+    least_elements=2**14,
+)
+def _rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Any:
+    if isinstance(normalized_shape, int) or not input.numel():
+        return UNNEEDED
+    return functions.rms_norm(input, normalized_shape, weight, eps)
+
+
 def _by_channels(
     function: Callable[..., Tensor],
     input: Tensor,
