@@ -141,8 +141,8 @@ def plot_curvature(H: Tensor, parameters: Parameters, spectra: dict[str, Tensor]
     """The Hessian as a heat map, and eigenvalues by rank on a logarithmic axis."""
     figure, (picture, axis) = plt.subplots(1, 2, figsize=(9, 3.9), layout="constrained")
     # A few large entries would leave the rest white.
-    hodiff.plot.hessian(H.sign() * H.abs().sqrt(), parameters, ax=picture)
-    picture.set_title("Hessian after training, signed square roots")
+    hodiff.plot.hessian(H, parameters, ax=picture, scale="root")
+    picture.set_title("Hessian after training")
     for colour, (moment, eigenvalues) in enumerate(spectra.items()):
         rounding = len(eigenvalues) * torch.finfo(eigenvalues.dtype).eps * eigenvalues.abs().max()
         for name, sign, marker in (("positive", 1, "."), ("negative", -1, "x")):

@@ -1,18 +1,25 @@
 """Spectra, Hessians and landscapes: the numbers in the artists, not their looks."""
 
+from itertools import pairwise
+
 import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
 from scipy.integrate import trapezoid
+from scipy.optimize import minimize
 
 import hodiff
 from hodiff import plot
 from hodiff.estimators import spectral_density
+from hodiff.operators import DiagonalOperator
+from hodiff.plot.labels import shortened
+from hodiff.plot.spreading import spread
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+SQUARE = DiagonalOperator(torch.tensor([3.0, -1.0]))
 DIAGONAL = torch.linspace(-1, 3, 30, dtype=torch.float64)
 
 
@@ -83,7 +90,73 @@ def test_hessian_with_names_and_without():
     assert not ax.lines
     assert plot.hessian(torch.zeros(2, 2)).images[0].get_clim() == (-1, 1)
     nested = plot.hessian(torch.eye(2), {"layer": {"weight": torch.ones(2)}})
-    assert [text.get_text() for text in nested.get_xticklabels()] == ["['layer']['weight']"]
+    assert [text.get_text() for text in nested.get_xticklabels()] == ["layer.weight"]
+
+
+def test_hessian_of_an_operator_is_its_matrix_with_its_names():
+    A = hodiff.HessianOperator(f, X)
+    ax = plot.hessian(A, scale="root")
+    # f = a0³ + a1³ + (a0 + a1) b²
+    expected = [[6.0, 0.0, 1.0], [0.0, 12.0, 1.0], [1.0, 1.0, 6.0]]
+    np.testing.assert_allclose(ax.images[0].get_array(), expected)
+    assert [text.get_text() for text in ax.get_yticklabels()] == A.domain.labels == ["a", "b"]
+    assert ax.get_title() == "HessianOperator of f, 3 × 3\nat a, b"
+    # A quarter of the largest entry has half of its colour, and the bar tells the entry.
+    np.testing.assert_allclose(ax.images[0].norm([-12.0, -3.0, 0.0, 3.0, 12.0]), [0, 0.25, 0.5, 0.75, 1])
+
+
+def test_names_of_31_rows_lie_beside_each_other_and_differ():
+    names = [f"encoder.layers.{i % 11}.self_attn.{'in' if i < 16 else 'out'}_proj.weight.{i}" for i in range(31)]
+    ax = plot.hessian(torch.eye(31), names)
+    ax.figure.canvas.draw()
+    labels = ax.get_yticklabels()
+    assert len({label.get_text() for label in labels}) == 31
+    assert max(len(label.get_text()) for label in labels) <= 24
+    assert labels[0].get_fontsize() > 8
+    boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.y0)
+    assert all(below.y1 <= above.y0 + 1 for below, above in pairwise(boxes))
+
+
+def test_names_of_small_blocks_are_moved_apart_and_led_to():
+    ax = plot.hessian(torch.eye(304), {"large": torch.ones(300), **{name: torch.ones(1) for name in "abcd"}})
+    places = ax.get_yticks()
+    assert np.diff(places).min() > 9
+    assert 0 <= places.min() < places.max() <= 303
+    assert len(ax.collections) == 1
+    assert ax.get_ylim() == (303.5, -0.5)
+
+
+def test_spread_is_the_constrained_least_squares_fit():
+    wanted, gaps = np.array([0.0, 0.1, 0.2, 5.0, 5.1]), np.array([1.0, 0.5, 1.0, 2.0])
+    constraints = [
+        {"type": "ineq", "fun": lambda x: np.diff(x) - gaps},
+        {"type": "ineq", "fun": lambda x: 6 - x[-1]},
+        {"type": "ineq", "fun": lambda x: x[0]},
+    ]
+    best = minimize(lambda x: ((x - wanted) ** 2).sum(), wanted, constraints=constraints).x
+    np.testing.assert_allclose(spread(wanted, gaps, (0.0, 6.0)), best, atol=1e-4)
+    assert spread([0.0, 0.0, 0.0], [1.0, 1.0], (0.0, 1.0)) == [0.0, 0.5, 1.0]
+
+
+def test_shortened_names_stay_different():
+    assert shortened(["short"]) == ["short"]
+    long = [f"encoder.layers.{i}.self_attn.in_proj_weight" for i in range(12)]
+    cut = shortened(long)
+    assert len(set(cut)) == 12
+    assert all("…" in each and len(each) <= 24 for each in cut)
+
+
+def test_eigenvalues_say_what_they_belong_to():
+    A = hodiff.HessianOperator(f, X)
+    exact = np.linalg.eigvalsh(np.array([[6.0, 0.0, 1.0], [0.0, 12.0, 1.0], [1.0, 1.0, 6.0]]))[::-1]
+    ax = plot.eigenvalues(A)
+    np.testing.assert_allclose(ax.collections[0].get_offsets()[:, 1], exact)
+    assert ax.get_title() == "all 3 eigenvalues of HessianOperator of f, 3 × 3\nat a, b"
+    pairs = A.eigsh(2, which="LA")
+    ax = plot.eigenvalues(pairs, of=A)
+    np.testing.assert_allclose(ax.collections[0].get_offsets()[:, 1], exact[:2])
+    assert ax.get_title().startswith("2 of 3 eigenvalues of HessianOperator")
+    assert plot.loss_landscape(f, X, pairs, points=3).get_ylabel().endswith(rf"= {exact[0]:.4g}$, 2 of 2 from below")
 
 
 def f(x):
@@ -142,9 +215,20 @@ def test_axes_are_the_users():
     [
         (lambda: plot.spectral_density(torch.ones(3)), "spectral_density: density: expected what hodiff.estimators"),
         (lambda: plot.eigenvalues(torch.ones(2, 2)), r"eigenvalues: values: expected a real tensor \(k,\)"),
+        (
+            lambda: plot.eigenvalues(SQUARE @ SQUARE),
+            "eigenvalues: values: expected an operator that says .* got ProductOp",
+        ),
+        (lambda: plot.eigenvalues(torch.ones(2), of=3), "eigenvalues: of: expected an operator or words"),
         (lambda: plot.eigenvalues(torch.tensor([torch.nan])), "eigenvalues: values: expected finite numbers"),
-        (lambda: plot.hessian(torch.ones(2, 3)), r"hessian: matrix: expected a tensor \(n, n\)"),
-        (lambda: plot.hessian(torch.full((2, 2), torch.inf)), "hessian: matrix: expected finite numbers"),
+        (lambda: plot.hessian(torch.ones(2, 3)), r"hessian: A: expected an operator or a tensor \(n, n\)"),
+        (lambda: plot.hessian(torch.full((2, 2), torch.inf)), "hessian: A: expected finite numbers"),
+        (lambda: plot.hessian(np.eye(2)), r"hessian: A: expected an operator or a tensor \(n, n\), got ndarray"),
+        (
+            lambda: plot.hessian(torch.eye(1).expand(30_000, 30_000)),
+            "hessian: A: expected at most 20,000 rows, got 30,000",
+        ),
+        (lambda: plot.hessian(torch.eye(2), scale="log"), "hessian: scale"),
         (lambda: plot.hessian(torch.eye(2), ["a"]), "hessian: parameters: expected 2 rows in all, got 1"),
         (lambda: plot.hessian(torch.eye(2), [1, 2]), "hessian: parameters: expected a pytree of tensors or a list"),
         (lambda: plot.loss_landscape(f, X, torch.ones(3), span=0.0), "loss_landscape: span: expected a positive"),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hodiff.common.options import is_number, require_int
 from hodiff.errors import InputError
+from hodiff.plot.labels import name_of
 from hodiff.plot.shared import axes_or_new, one_number
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def derivatives(
             ax.plot(dots, _differences(f, k, dots, step), ".", color=line.get_color(), label="_differences")
     _add_legend(ax, with_dots=order > 0)
     ax.set_xlabel("$x$")
+    ax.set_ylabel("value")
+    ax.set_title(f"{name_of(f)} and its derivatives" if order else name_of(f), fontsize="medium")
     return ax
 
 

@@ -14,6 +14,8 @@ from hodiff.common.options import require_amount, require_int
 from hodiff.common.trees import PyTree, describe, flatten_primals, flatten_tangents
 from hodiff.derivatives import directional_derivatives
 from hodiff.errors import InputError
+from hodiff.estimators.eigsh import Eigenpairs
+from hodiff.plot.labels import name_of
 from hodiff.plot.shared import axes_or_new, one_number
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 def loss_landscape(
     f: Callable[[PyTree], Tensor],
     x: PyTree,
-    directions: Tensor | Sequence[PyTree],
+    directions: Eigenpairs | Tensor | Sequence[PyTree],
     span: float = 1.0,
     points: int = 41,
     ax: Axes | None = None,
@@ -37,8 +39,8 @@ def loss_landscape(
     Args:
         f: Maps x to a tensor with one number.
         x: The point, a tensor or a pytree of tensors.
-        directions: One or two directions: a tensor (n,) or (n, k), k = 1 or 2, as of eigenvectors, or a list of pytrees
-            like x.
+        directions: One or two directions: a tensor (n,) or (n, k), k = 1 or 2, a list of pytrees like x, or what
+            `hodiff.estimators.eigsh` returned for one or two eigenvectors, whose eigenvalues then stand at the axes.
         span: How far to go, in lengths of the directions, to both sides.
         points: Points of each axis, 2 or more.
         ax: The matplotlib axes to draw in; new ones by default.
@@ -62,7 +64,9 @@ def loss_landscape(
     require_amount("loss_landscape", "span", span, positive=True)
     require_int("loss_landscape", "points", points, 2)
     leaves, spec = flatten_primals(x, "loss_landscape", "x")
-    tangents = [_direction(each, leaves, spec) for each in _split(directions)]
+    eigenvalues = directions.eigenvalues.tolist() if isinstance(directions, Eigenpairs) else None
+    given = directions.eigenvectors if isinstance(directions, Eigenpairs) else directions
+    tangents = [_direction(each, leaves, spec) for each in _split(given)]
     grid = torch.linspace(-span, span, points, dtype=torch.float64)
 
     def value(*distances: float) -> float:
@@ -86,16 +90,31 @@ def loss_landscape(
         ax.plot(grid.numpy(), heights, label="$f(x + t v)$")
         ax.plot(grid.numpy(), (height + slope * grid + curvature * grid**2 / 2).numpy(), "--", label="quadratic model")
         ax.plot([0], [height], "o", color="black")
-        ax.set_xlabel("$t$")
+        ax.set_xlabel(_axis("t", "v", eigenvalues, 0))
+        ax.set_ylabel("value of f")
+        ax.set_title(
+            f"{name_of(f)} along {'a direction' if eigenvalues is None else 'an eigenvector'}", fontsize="medium"
+        )
         ax.legend()
     else:
         levels = torch.tensor(heights).reshape(points, points)
         contours = ax.contourf(grid.numpy(), grid.numpy(), levels.T.numpy(), levels=30)
-        ax.figure.colorbar(contours, ax=ax)
+        ax.figure.colorbar(contours, ax=ax, label="$f(x + t_1 v_1 + t_2 v_2)$")
         ax.plot([0], [0], "o", color="white")
-        ax.set_xlabel("$t_1$")
-        ax.set_ylabel("$t_2$")
+        ax.set_xlabel(_axis("t_1", "v_1", eigenvalues, 0))
+        ax.set_ylabel(_axis("t_2", "v_2", eigenvalues, 1))
+        kind = "directions" if eigenvalues is None else "eigenvectors"
+        ax.set_title(f"{name_of(f)} in the plane of two {kind}", fontsize="medium")
     return ax
+
+
+def _axis(length: str, direction: str, eigenvalues: Sequence[float] | None, index: int) -> str:
+    """What is told at an axis: the unit, and where the direction is an eigenvector, of which eigenvalue."""
+    told = f"${length}$, in lengths of ${direction}$"
+    if eigenvalues is None:
+        return told
+    which = f", {index + 1} of {len(eigenvalues)} from below" if len(eigenvalues) > 1 else ""
+    return f"{told}\neigenvector of $\\lambda = {eigenvalues[index]:.4g}$" + which
 
 
 def _split(directions: Any) -> list[Any]:
@@ -107,8 +126,8 @@ def _split(directions: Any) -> list[Any]:
         parts = list(directions) if isinstance(directions, (list, tuple)) else []
     if len(parts) not in (1, 2):
         raise InputError(
-            "loss_landscape: directions: expected a tensor (n,) or (n, 2), or a list of one or two pytrees like x, "
-            f"got {describe(directions)}."
+            "loss_landscape: directions: expected a tensor (n,) or (n, 2), a list of one or two pytrees like x, or one "
+            f"or two eigenvectors of eigsh, got {describe(directions)}."
         )
     return parts
 

@@ -2,65 +2,148 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.trees import PyTree, describe, leaf_names
+from hodiff.common.options import require_choice
+from hodiff.common.trees import PyTree, describe, leaf_label, leaf_names
 from hodiff.errors import InputError
+from hodiff.operators.base import LinearOperator
+from hodiff.plot.labels import described, shortened
 from hodiff.plot.shared import axes_or_new
+from hodiff.plot.spreading import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+MOST = 20_000  # rows: a picture has not more points, and the matrix takes 3 GB
+LINE, LETTER = 0.17, 0.08  # inches: the height of a name, and the width of its letters
+SHORTEST, LONGEST = 4.8, 16.0  # inches of the matrix
+LEAD = 0.03  # of the matrix: the length of the lines that lead to names
 
-def hessian(matrix: Tensor, parameters: PyTree | Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
+
+def hessian(
+    A: LinearOperator | Tensor,
+    parameters: PyTree | Sequence[str] | None = None,
+    ax: Axes | None = None,
+    *,
+    scale: str = "linear",
+) -> Axes:
     r"""Draw a Hessian, zero in white, positive entries in red and negative ones in blue.
 
+    Any operator that maps a space to itself is drawn likewise, by its `to_dense`. Rows and columns carry the names of
+    its parameters, which `A.block` takes, too; long ones have an ellipsis in the middle.
+
     Args:
-        matrix: The Hessian (n, n), as of `hodiff.hessian_matrix`.
+        A: An operator, or a matrix (n, n) as of `hodiff.hessian_matrix`.
         parameters: What rows belong to: the pytree that was differentiated, whose leaves are named and separated by
-            lines, or n names.
-        ax: The matplotlib axes to draw in; new ones by default.
+            lines, or n names. An operator knows them.
+        ax: The matplotlib axes to draw in; new ones by default, large enough for the names.
+        scale: "linear", or "root": colours go with $\sqrt{|a_{ij}|}$, so that a few large entries do not leave the rest
+            white. The colour bar tells the entries either way.
 
     Returns:
         The axes.
 
     Raises:
-        InputError: If the matrix is not square and finite, or the parameters do not have n numbers.
+        InputError: If the matrix is not square and finite or larger than 20,000 rows, the parameters do not have n
+            numbers, or the scale is unknown.
 
     Example:
-        >>> import matplotlib as mpl, torch
+        >>> import matplotlib as mpl, hodiff, torch
         >>> mpl.use("Agg")
-        >>> ax = hessian(torch.eye(3), {"weight": torch.ones(2), "bias": torch.ones(1)})
+        >>> def loss(x):
+        ...     return (x["weight"] ** 2).sum() * x["bias"]
+        >>> ax = hessian(hodiff.HessianOperator(loss, {"weight": torch.ones(2), "bias": torch.tensor(1.0)}))
         >>> [text.get_text() for text in ax.get_xticklabels()]
         ['weight', 'bias']
+        >>> print(ax.get_title())
+        HessianOperator of loss, 3 × 3
+        at weight, bias
     """
-    if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
-        raise InputError(f"hessian: matrix: expected a tensor (n, n), got {describe(matrix)}.")
-    values = matrix.detach().to("cpu", torch.float64)
+    require_choice("hessian", "scale", scale, ("linear", "root"))
+    values = _entries(A).detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(values).all()):
-        raise InputError("hessian: matrix: expected finite numbers, got inf or nan among them.")
+        raise InputError("hessian: A: expected finite numbers, got inf or nan among them.")
     n = len(values)
-    names, sizes = _blocks(parameters, n) if parameters is not None else ([], [])
-    ax = axes_or_new(ax, "hessian")
+    if parameters is None and isinstance(A, LinearOperator) and A.domain.names != ("",):
+        names, sizes = A.domain.labels, list(A.domain.sizes)
+    else:
+        names, sizes = _blocks(parameters, n) if parameters is not None else ([], [])
+    shown = shortened(names)
+    side = min(max(LINE * len(names), SHORTEST), LONGEST)
+    margin = LETTER * max(map(len, shown), default=0)
+    inches = side if ax is None else _side(ax)
+    ax = axes_or_new(ax, "hessian", (side + margin + 1.9, side + margin + 1.2))
     limit = values.abs().max().item() or 1.0
-    image = ax.imshow(values.numpy(), cmap="bwr", vmin=-limit, vmax=limit, interpolation="nearest")
-    ax.figure.colorbar(image, ax=ax)
+    colours = importlib.import_module("matplotlib.colors")
+    norm = colours.Normalize(-limit, limit)
+    if scale == "root":
+        norm = colours.FuncNorm((_signed_root, _signed_square), -limit, limit)
+    image = ax.imshow(values.numpy(), cmap="bwr", norm=norm, interpolation="nearest")
+    bar = ax.figure.colorbar(image, ax=ax, label="entry in row i, column j")
+    if scale == "root":
+        ticks = [-limit, -limit / 4, 0.0, limit / 4, limit]
+        bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+    ax.set_title(described(A) if isinstance(A, LinearOperator) else f"matrix, {n:,} × {n:,}", fontsize="medium")
+    ax.set_xlabel("column j")
+    ax.set_ylabel("row i")
     if names:
-        edges = torch.tensor([0, *sizes]).cumsum(0).tolist()
-        centres = [(low + high - 1) / 2 for low, high in pairwise(edges)]
-        ax.set_xticks(centres, names, rotation=90)
-        ax.set_yticks(centres, names)
-        if len(names) < n:
-            for edge in edges[1:-1]:
-                ax.axhline(edge - 0.5, color="black", linewidth=0.5)
-                ax.axvline(edge - 0.5, color="black", linewidth=0.5)
+        _name_blocks(ax, shown, sizes, inches)
     return ax
+
+
+def _entries(A: Any) -> Tensor:
+    """The matrix, which is square."""
+    if not isinstance(A, (LinearOperator, Tensor)):
+        raise InputError(f"hessian: A: expected an operator or a tensor (n, n), got {describe(A)}.")
+    if len(A.shape) != 2 or A.shape[0] != A.shape[1] or not A.shape[0]:
+        got = str(A) if isinstance(A, LinearOperator) else describe(A)
+        raise InputError(f"hessian: A: expected an operator or a tensor (n, n), got {got}.")
+    if A.shape[0] > MOST:
+        raise InputError(f"hessian: A: expected at most {MOST:,} rows, got {A.shape[0]:,}; draw A.block(names).")
+    return A.to_dense() if isinstance(A, LinearOperator) else A
+
+
+def _side(ax: Axes) -> float:
+    """About how many inches the matrix takes in the user's axes."""
+    box = ax.get_window_extent()
+    return float(min(box.width, box.height) / ax.figure.dpi)
+
+
+def _name_blocks(ax: Axes, names: list[str], sizes: list[int], inches: float) -> None:
+    """Names at the middle of their blocks, moved apart where they would lie over each other, and lines between."""
+    n = sum(sizes)
+    edges = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    centres = [(low + high - 1) / 2 for low, high in pairwise(edges)]
+    line = min(LINE, inches / len(names))
+    places = spread(centres, [n * line / inches] * (len(names) - 1), (0.0, n - 1.0))
+    ax.set_xticks(places, names, rotation=90)
+    ax.set_yticks(places, names)
+    ax.tick_params(axis="both", length=0, labelsize=min(9.0, 72 * line * 0.8))
+    if any(abs(place - centre) > 0.5 for place, centre in zip(places, centres, strict=True)):
+        ax.tick_params(axis="both", pad=72 * LEAD * inches)
+        _lead(ax, centres, places, n)
+    if len(names) < n:
+        for edge in edges[1:-1]:
+            ax.axhline(edge - 0.5, color="black", linewidth=0.5)
+            ax.axvline(edge - 0.5, color="black", linewidth=0.5)
+
+
+def _lead(ax: Axes, centres: list[float], places: list[float], n: int) -> None:
+    """Lines from the matrix to names that are not beside their blocks, in the margin."""
+    lines = importlib.import_module("matplotlib.collections").LineCollection
+    left, bottom, pairs = -0.5, n - 0.5, list(zip(centres, places, strict=True))
+    beside = [[(left, centre), (left - LEAD * n, place)] for centre, place in pairs]
+    below = [[(centre, bottom), (place, bottom + LEAD * n)] for centre, place in pairs]
+    ax.add_collection(lines(beside + below, colors="gray", linewidths=0.5, clip_on=False), autolim=False)
 
 
 def _blocks(parameters: Any, n: int) -> tuple[list[str], list[int]]:
@@ -69,7 +152,7 @@ def _blocks(parameters: Any, n: int) -> tuple[list[str], list[int]]:
     if leaves and all(isinstance(leaf, str) for leaf in leaves):
         names, sizes = list(leaves), [1] * len(leaves)
     elif leaves and all(isinstance(leaf, Tensor) for leaf in leaves):
-        names = [_plain(name) for name in leaf_names(parameters)]
+        names = [leaf_label(name) for name in leaf_names(parameters)]
         sizes = [leaf.numel() for leaf in leaves]
     else:
         raise InputError(
@@ -80,7 +163,9 @@ def _blocks(parameters: Any, n: int) -> tuple[list[str], list[int]]:
     return names, sizes
 
 
-def _plain(name: str) -> str:
-    """A dict's key without brackets where it is the whole path."""
-    inner = name[2:-2]
-    return inner if name.startswith("['") and name.endswith("']") and "'" not in inner else name or "x"
+def _signed_root(values: np.ndarray) -> np.ndarray:
+    return np.sign(values) * np.sqrt(np.abs(values))
+
+
+def _signed_square(values: np.ndarray) -> np.ndarray:
+    return values * np.abs(values)

@@ -21,12 +21,12 @@ def require_package(module: str, function: str, remedy: str) -> Any:
         raise HodiffError(f"{function}: needs {module.partition('.')[0]}, which is not installed; {remedy}.") from None
 
 
-def axes_or_new(ax: Axes | None, function: str) -> Axes:
-    """The user's axes, or those of a new figure."""
+def axes_or_new(ax: Axes | None, function: str, size: tuple[float, float] | None = None) -> Axes:
+    """The user's axes, or those of a new figure of a size in inches."""
     if ax is not None:
         return ax
     pyplot = require_package("matplotlib.pyplot", function, 'pip install "hodiff[plot]"')
-    return pyplot.subplots(layout="constrained")[1]
+    return pyplot.subplots(figsize=size, layout="constrained")[1]
 
 
 def one_number(function: str, y: Any) -> Tensor:

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
+from hodiff.estimators.eigsh import Eigenpairs
 from hodiff.estimators.spectral_density import SpectralDensity
+from hodiff.operators.base import LinearOperator
+from hodiff.plot.labels import titled
 from hodiff.plot.shared import axes_or_new
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ def spectral_density(
     density: SpectralDensity,
     ax: Axes | None = None,
     *,
+    of: LinearOperator | str | None = None,
     log: bool = False,
     sigma: float | None = None,
 ) -> Axes:
@@ -33,6 +37,7 @@ def spectral_density(
     Args:
         density: The estimate.
         ax: The matplotlib axes to draw in; new ones by default.
+        of: What the eigenvalues belong to, the operator or words for it, for the title.
         log: Whether to draw the density of $\log_{10} |\lambda|$.
         sigma: Width of the Gaussians, in units of the horizontal axis.
 
@@ -40,14 +45,15 @@ def spectral_density(
         The axes.
 
     Raises:
-        InputError: If `density` is no such estimate, or `sigma` is not positive.
+        InputError: If `density` is no such estimate, `of` neither operator nor words, or `sigma` is not positive.
 
     Example:
         >>> import matplotlib as mpl, torch
         >>> from hodiff.estimators import spectral_density as estimate
         >>> mpl.use("Agg")
-        >>> spectral_density(estimate(torch.diag(torch.linspace(-1, 1, 30)), method="exact")).get_xlabel()
-        '$\\lambda$'
+        >>> ax = spectral_density(estimate(torch.diag(torch.linspace(-1, 1, 30)), method="exact"), of="30 points")
+        >>> ax.get_xlabel(), ax.get_title()
+        ('eigenvalue $\\lambda$', 'density of 30 eigenvalues of 30 points')
 
     Source: Ghorbani, Krishnan, Xiao, "An investigation into neural net optimization via Hessian eigenvalue density",
     ICML 2019, figure 1.
@@ -57,6 +63,7 @@ def spectral_density(
             "spectral_density: density: expected what hodiff.estimators.spectral_density returns, got "
             f"{type(density).__name__}."
         )
+    title = titled("spectral_density", f"density of {density.n:,} eigenvalues", of)
     nodes = density.nodes(log=log)
     low, high = nodes.min().item(), nodes.max().item()
     margin = 3 * sigma if sigma is not None and sigma > 0 else (high - low) / 20 or abs(high) / 20 or 0.05
@@ -67,43 +74,51 @@ def spectral_density(
     ax.set_yscale("log")
     peak = heights.max().item()
     ax.set_ylim(peak * 10.0**-DECADES, 2 * peak)
-    ax.set_xlabel(r"$\log_{10} |\lambda|$" if log else r"$\lambda$")
-    ax.set_ylabel("density")
+    ax.set_xlabel(r"size of an eigenvalue, $\log_{10} |\lambda|$" if log else r"eigenvalue $\lambda$")
+    ax.set_ylabel("share of eigenvalues per decade" if log else r"share of eigenvalues per unit of $\lambda$")
+    ax.set_title(title, fontsize="medium")
     return ax
 
 
-def eigenvalues(values: Tensor, ax: Axes | None = None) -> Axes:
+def eigenvalues(
+    values: LinearOperator | Eigenpairs | Tensor, ax: Axes | None = None, *, of: LinearOperator | str | None = None
+) -> Axes:
     r"""Draw eigenvalues in descending order, negative ones in another colour.
 
     The axis is logarithmic on both sides of zero where signs differ, logarithmic where eigenvalues of one sign differ
     by more than two decades, and linear otherwise.
 
     Args:
-        values: Eigenvalues, (k,), as of `hodiff.estimators.eigsh` or `torch.linalg.eigvalsh`.
+        values: Eigenvalues, (k,), as of `torch.linalg.eigvalsh`; what `hodiff.estimators.eigsh` returned, whose
+            residuals are drawn as bars; or a symmetric operator, of which all are computed, by its `to_dense`.
         ax: The matplotlib axes to draw in; new ones by default.
+        of: What the eigenvalues belong to, the operator or words for it, for the title; an operator tells it itself.
 
     Returns:
         The axes.
 
     Raises:
-        InputError: If `values` is no vector of finite numbers.
+        InputError: If `values` are no vector of finite numbers and no symmetric operator, or `of` neither operator nor
+            words.
 
     Example:
         >>> import matplotlib as mpl, torch
+        >>> from hodiff.operators import DiagonalOperator
         >>> mpl.use("Agg")
-        >>> eigenvalues(torch.tensor([3.0, -0.1, 100.0])).get_yscale()
-        'symlog'
+        >>> ax = eigenvalues(DiagonalOperator(torch.tensor([3.0, -0.1, 100.0])))
+        >>> ax.get_yscale(), ax.get_title()
+        ('symlog', 'all 3 eigenvalues of DiagonalOperator, 3 × 3')
     """
-    if not isinstance(values, Tensor) or values.dim() != 1 or not len(values) or values.is_complex():
-        raise InputError(f"eigenvalues: values: expected a real tensor (k,), got {describe(values)}.")
-    if not bool(torch.isfinite(values).all()):
-        raise InputError("eigenvalues: values: expected finite numbers, got inf or nan among them.")
-    ordered = values.detach().to("cpu", torch.float64).sort(descending=True).values
+    ordered, errors = _descending(values)
+    of = values if of is None and isinstance(values, LinearOperator) else of
+    title = titled("eigenvalues", _how_many(len(ordered), of), of)
     index = torch.arange(len(ordered))
     ax = axes_or_new(ax, "eigenvalues")
     for colour, mask in (("C0", ordered >= 0), ("C3", ordered < 0)):
         if bool(mask.any()):
             ax.scatter(index[mask].numpy(), ordered[mask].numpy(), s=12, color=colour)
+    if errors is not None:
+        ax.errorbar(index.numpy(), ordered.numpy(), errors.numpy(), fmt="none", ecolor="gray", linewidth=0.8)
     largest, smallest = ordered.abs().max().item(), ordered.abs().min().item()
     wide = largest > 100 * smallest > 0
     if wide and ordered[-1] > 0:
@@ -112,6 +127,40 @@ def eigenvalues(values: Tensor, ax: Axes | None = None) -> Axes:
         if wide or ordered[0] > 0 > ordered[-1]:
             ax.set_yscale("symlog", linthresh=max(smallest, largest * 10.0**-DECADES))
         ax.axhline(0, color="gray", linewidth=0.5)
-    ax.set_xlabel("index")
-    ax.set_ylabel(r"$\lambda$")
+    ax.locator_params(axis="x", integer=True)
+    ax.set_xlabel("index $i$, from the largest on")
+    ax.set_ylabel(r"eigenvalue $\lambda_i$")
+    ax.set_title(title, fontsize="medium")
     return ax
+
+
+def _descending(values: object) -> tuple[Tensor, Tensor | None]:
+    """Eigenvalues from the largest on, and what is known of their errors."""
+    errors = None
+    if isinstance(values, LinearOperator):
+        if not values.symmetric:
+            raise InputError(
+                f"eigenvalues: values: expected an operator that says that it is symmetric, got {values}; pass the "
+                "eigenvalues as a tensor."
+            )
+        found = torch.linalg.eigvalsh(values.to_dense())
+    elif isinstance(values, Eigenpairs):
+        found, errors = values.eigenvalues, values.residual
+    elif isinstance(values, Tensor) and values.dim() == 1 and len(values) and not values.is_complex():
+        found = values
+    else:
+        raise InputError(
+            "eigenvalues: values: expected a real tensor (k,), what eigsh returned or a symmetric operator, got "
+            f"{describe(values)}."
+        )
+    if not bool(torch.isfinite(found).all()):
+        raise InputError("eigenvalues: values: expected finite numbers, got inf or nan among them.")
+    ordered, order = found.detach().to("cpu", torch.float64).sort(descending=True)
+    return ordered, None if errors is None else errors.detach().to("cpu", torch.float64)[order]
+
+
+def _how_many(count: int, of: object) -> str:
+    if not isinstance(of, LinearOperator):
+        return f"{count:,} eigenvalues"
+    n = of.shape[0]
+    return f"all {n:,} eigenvalues" if count == n else f"{count:,} of {n:,} eigenvalues"

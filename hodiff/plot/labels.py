@@ -1,0 +1,69 @@
+"""Words on pictures: names that fit, and what an operator is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hodiff.common.trees import describe
+from hodiff.errors import InputError
+from hodiff.operators.base import LinearOperator
+from hodiff.operators.curvature import CurvatureOperator
+
+LONGEST = 24  # characters of a name on an axis
+LISTED = 45  # characters of the names of a point in a title
+
+
+def shortened(names: Sequence[str], longest: int = LONGEST) -> list[str]:
+    """Names with an ellipsis in the middle, cut where they stay different from each other."""
+    different = len(set(names))
+    for length in range(longest, max(map(len, names), default=0)):
+        # What tells names apart is at the end as a rule, the parameter of a layer, but its number is before.
+        for head in sorted(range(length), key=lambda head: abs(head - length // 3)):
+            cut = [_cut(name, head, length) for name in names]
+            if len(set(cut)) == different:
+                return cut
+    return list(names)
+
+
+def _cut(name: str, head: int, length: int) -> str:
+    return (
+        name
+        if len(name) <= length
+        else f"{name[:head].rstrip('._')}…{name[len(name) - (length - 1 - head) :].lstrip('._')}"
+    )
+
+
+def name_of(f: Callable[..., Any]) -> str:
+    """What a function is called in a title: f, where it has no name of its own."""
+    name = getattr(f, "__name__", type(f).__name__)
+    return "f" if name in {"<lambda>", "wrapper", "partial"} else str(name)
+
+
+def described(of: LinearOperator | str) -> str:
+    """An operator in a title: its kind, whose it is, its size, and the parameters that its point consists of."""
+    if not isinstance(of, LinearOperator):
+        return of
+    m, n = of.shape
+    size = f"{m:,} × {n:,}"
+    if not isinstance(of, CurvatureOperator):
+        return f"{type(of).__name__}, {size}"
+    functions = ", ".join(name_of(getattr(of, each)) for each in of.functions)
+    return f"{type(of).__name__} of {functions}, {size}\nat {_listed(of.domain.labels)}"
+
+
+def titled(function: str, what: str, of: LinearOperator | str | None) -> str:
+    """A title that says whose eigenvalues are drawn, as far as is known."""
+    if of is not None and not isinstance(of, (LinearOperator, str)):
+        raise InputError(f"{function}: of: expected an operator or words for what is drawn, got {describe(of)}.")
+    return what if of is None else f"{what} of {described(of)}"
+
+
+def _listed(labels: Sequence[str]) -> str:
+    """The first labels, and how many more there are."""
+    shown: list[str] = []
+    for label in shortened(labels):
+        if len(", ".join([*shown, label])) > LISTED:
+            return f"{', '.join(shown)} and {len(labels) - len(shown):,} more"
+        shown.append(label)
+    return ", ".join(shown)

@@ -1,0 +1,20 @@
+"""Places on a line, moved apart no more than they have to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+
+def spread(wanted: Sequence[float], gaps: Sequence[float], within: tuple[float, float] | None = None) -> list[float]:
+    r"""Solve $\min_x \sum_i (x_i - w_i)^2$ under $x_{i+1} - x_i \ge g_i$ and, if they have room, between two ends."""
+    offsets = np.concatenate([[0.0], np.cumsum(gaps)])
+    if within is not None:
+        offsets *= min(1.0, (within[1] - within[0]) / max(offsets[-1], np.finfo(float).tiny))
+    # Without the gaps it is a monotone fit, and one between bounds is the fit clipped.
+    fitted = isotonic_regression(np.asarray(wanted, dtype=float) - offsets).x
+    if within is not None:
+        fitted = fitted.clip(within[0], within[1] - offsets[-1])
+    return [float(each) for each in fitted + offsets]
