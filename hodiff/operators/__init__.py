@@ -8,6 +8,8 @@ from hodiff.operators.fisher import FisherOperator as FisherOperator
 from hodiff.operators.gauss_newton import GaussNewtonOperator as GaussNewtonOperator
 from hodiff.operators.hessian import HessianOperator as HessianOperator
 from hodiff.operators.jacobian import JacobianOperator as JacobianOperator
+from hodiff.operators.kfac import EKFACOperator as EKFACOperator
+from hodiff.operators.kfac import KFACOperator as KFACOperator
 from hodiff.operators.likelihoods import Likelihood as Likelihood
 from hodiff.operators.matrices import DiagonalOperator as DiagonalOperator
 from hodiff.operators.matrices import MatrixOperator as MatrixOperator

@@ -15,25 +15,28 @@ from hodiff.torch_internals.forward_mode import in_forward_mode
 from hodiff.torch_internals.transforms import in_transform
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
+# What else there is for a caller that transforms do not see through.
+_ADVICE = (
+    "an operator takes its point as a constant. Make it outside, or use hodiff.hvp, which the transforms see through."
+)
 
-def require_constant(caller: str, x: PyTree, *held: Any) -> None:
+
+def require_constant(caller: str, x: PyTree, *held: Any, advice: str = _ADVICE) -> None:
     """Refuse a point, or data of functions, that a transform or forward mode differentiates, or a transform batches."""
     if any(is_wrapped(each) or is_observed(each) for each in tensors_in(x)):
         raise InputError(
             f"{caller}: x: expected plain tensors, got one inside a torch.func transform, or a dual number of forward "
-            "mode; an operator takes its point as a constant. Make it outside, or use hodiff.hvp, which the transforms "
-            "see through."
+            f"mode; {advice}"
         )
-    require_constants_held(caller, *held)
+    require_constants_held(caller, *held, advice=advice)
 
 
-def require_constants_held(caller: str, *held: Any) -> None:
+def require_constants_held(caller: str, *held: Any, advice: str = _ADVICE) -> None:
     """Refuse data that a transform differentiates or batches, which products would hide from it."""
     if (in_transform() or in_forward_mode()) and any(map(is_observed, _tensors(held))):
         raise InputError(
             f"{caller}: expected data that are constants, got a tensor that a transform around it differentiates "
-            "or batches among what the operator or its functions hold; its derivative would be lost. Make the operator "
-            "outside, or use hodiff.hvp, which transforms see through."
+            f"or batches among what it or its functions hold, whose derivative would be lost; {advice}"
         )
 
 

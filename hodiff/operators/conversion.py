@@ -70,7 +70,9 @@ def converted_data(data: Iterable[PyTree] | None, conversion: Conversion) -> Ite
 
 
 def conversion_to(device: Any, dtype: Any) -> Conversion:
-    """The arguments of `to`, validated."""
+    """The arguments of `to`, validated; a dtype alone may stand first, as for tensors."""
+    if isinstance(device, torch.dtype) and dtype is None:
+        device, dtype = None, device
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise InputError(f"to: dtype: expected a floating-point dtype, got {describe(dtype)}; pass torch.float64.")
     if device is not None:

@@ -13,15 +13,16 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from typing_extensions import Unpack
 
-from hodiff.common.buffers import untouched_buffers
 from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.complex_numbers import as_real
 from hodiff.common.keyword_options import shows, with_defaults
+from hodiff.common.module_state import attributes_put_back, untouched, untouched_buffers
 from hodiff.common.options import require_bool
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.errors import InputError
+from hodiff.kernels.turning import turned
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.batches import Batches
 from hodiff.operators.compiled.linearizations import CompiledLinearizations
@@ -32,7 +33,6 @@ from hodiff.operators.determinism import (
     Mark,
     another_function,
     mark_of,
-    modules_in,
     read_unchanged,
     require_deterministic,
 )
@@ -42,6 +42,7 @@ from hodiff.operators.point import Point
 from hodiff.operators.recorded_model import refused
 from hodiff.operators.restriction import is_restricted
 from hodiff.operators.spaces import Space
+from hodiff.recompute.reachable import modules_in
 
 Leaves = tuple[Tensor, ...]
 A = TypeVar("A", bound="CurvatureOperator")
@@ -116,15 +117,15 @@ class CurvatureOperator(Portable, LinearOperator):
         self.chunk_size = given["chunk_size"]
         self.correct = given["correct"]
         self._functions = tuple(functions)
-        self._modules = modules_in(*functions)
+        self._held_modules = modules_in(*functions)
         self._checks = self._must_check = given["check_deterministic"]
         self._compiled = CompiledLinearizations(caller) if given["compile"] else None
         self.relocate(tuple(dense(recordable(as_real(leaf.detach()))) for leaf in leaves), self.domain)
 
-    _recorded = ("_modules", "_kept", "_complete", "_marks")
+    _recorded = ("_held_modules", "_kept", "_complete", "_marks")
 
     def _restore(self) -> None:
-        self._modules = modules_in(*self._functions)
+        self._held_modules = modules_in(*self._functions)
         self._forget()
 
     def _require_portable(self) -> None:
@@ -261,12 +262,18 @@ class CurvatureOperator(Portable, LinearOperator):
     def _columns(self, linearization: Linearization, block: Tensor) -> Tensor:
         """One batch's products, in groups of columns that fit the memory budget."""
         k = block.shape[1]
-        size = resolve_chunk_size(self.chunk_size, max(k, 1), linearization.bytes_each, self.device)
-        parts = [
-            self.codomain.join(linearization.products(self.domain.split(block[:, start:stop])), stop - start)
-            for start, stop in spans(k, size)
-        ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) if parts else block.new_zeros(self.shape[0], 0)
+        if not k:
+            return block.new_zeros(self.shape[0], 0)
+        size = resolve_chunk_size(self.chunk_size, k, linearization.bytes_each, self.device)
+        # Leaves and groups are made of rows, turned once: each would read all of the block again.
+        rows = turned(block)
+        if size == k:
+            return self.codomain.join(linearization.products(self.domain.split(rows.t())), k)
+        products = torch.empty(k, self.shape[0], dtype=self.codomain.dtype, device=self.codomain.device)
+        for start, stop in spans(k, size):
+            leaves = linearization.products(self.domain.split(rows[start:stop].t()))
+            self.codomain.join(leaves, stop - start, out=products[start:stop])
+        return products.t()
 
     def _linearizations(self) -> Iterator[tuple[Linearization, float]]:
         """Linearizations and weights of all batches, kept ones first of all."""
@@ -293,7 +300,8 @@ class CurvatureOperator(Portable, LinearOperator):
     _count = 0
 
     def _at(self, args: tuple[Any, ...], index: int) -> Linearization:
-        with untouched_buffers(self._modules):
+        # Graphs belong to the state that a first run sets up.
+        with (untouched if self._compiled is None else untouched_buffers)(self._held_modules):
             if self._must_check:
                 self._require_deterministic(args)
                 self._must_check = False
@@ -308,7 +316,12 @@ class CurvatureOperator(Portable, LinearOperator):
             return linearization
 
     def _require_deterministic(self, args: tuple[Any, ...]) -> None:
-        require_deterministic(type(self).__name__, lambda: self._value(args), self.leaves, self._modules)
+        def value() -> Tensor:
+            # Not of buffers, which a function that reads what it writes has for its state.
+            with attributes_put_back(self._held_modules):
+                return self._value(args)
+
+        require_deterministic(type(self).__name__, value, self.leaves, self._held_modules)
 
     def _linearized(self, args: tuple[Any, ...]) -> Linearization:
         if self._compiled is not None:

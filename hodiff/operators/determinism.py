@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +14,11 @@ from torch import Tensor, nn
 from hodiff.common.randomness import RandomState
 from hodiff.derivatives.steady import difference, same
 from hodiff.errors import InputError
-from hodiff.recompute.reachable import reachable
 from hodiff.torch_internals.modules import Dropout, RunningNorm, buffers_by_name
 from hodiff.torch_internals.wording import Wording, says
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def modules_in(*roots: Any) -> list[nn.Module]:
-    """The modules that callables close over, outermost first."""
-    return [value for value in reachable(*roots) if isinstance(value, nn.Module)]
 
 
 def require_deterministic(

@@ -24,12 +24,12 @@ from hodiff.operators.distributed import rank_in, size_of
 from hodiff.operators.gauss_newton import GaussNewtonOperator
 from hodiff.operators.likelihoods import (
     Likelihood,
-    class_dimension,
     counted_examples,
     counted_rows,
     likelihood_of,
     require_normalized,
     require_rows,
+    share_of_factors,
 )
 from hodiff.operators.model_loss import ModelLossOperator, OuterProducts, OutputMatrix, pair
 from hodiff.operators.options import CurvatureOptions
@@ -125,7 +125,8 @@ class FisherOperator(GaussNewtonOperator):
         z = _one_output("FisherOperator", outputs)
         if self.samples is None:
             assert information is not None
-            return _Information(partial(information, z), self._share(z, targets))
+            mean = self.batches.reduction == "mean"
+            return _Information(partial(information, z), share_of_factors(self.likelihood, z, targets, mean))
 
         def gradient_for(draw: Tensor) -> Leaves:
             return gradient(guard_reverse(self._bound_loss(z, draw)))((z,))[0]
@@ -133,15 +134,9 @@ class FisherOperator(GaussNewtonOperator):
         (gradients,) = pull_batch(gradient_for, [targets])
         assert gradients is not None
         factors = self.likelihood.counted(z, targets[0]) if self.batches.reduction == "mean" else 1
+        # A tensor of whole numbers has quotients in float32.
+        factors = factors.to(z.dtype) if isinstance(factors, Tensor) else factors
         return OuterProducts((gradients,), factors / self.samples)
-
-    def _share(self, outputs: Tensor, targets: Any) -> Tensor | float:
-        """What each factor counts, in the outputs' shape or all alike: 0 where the loss ignores the target."""
-        mean, ignored = self.batches.reduction == "mean", self.likelihood.ignored
-        if ignored is None or not isinstance(targets, Tensor) or targets.is_floating_point():
-            return 1 / self.likelihood.factors(outputs) if mean else 1.0
-        counted = targets.ne(ignored).unsqueeze(class_dimension(outputs)).to(outputs.dtype)
-        return counted / counted.sum() if mean else counted
 
     def _scalar_loss(self, outputs: PyTree, targets: Any) -> Tensor:
         if self.likelihood.normalized:
@@ -191,7 +186,7 @@ class EmpiricalFisherOperator(ModelLossOperator):
     _divisor = staticmethod(counted_rows)
 
     def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
-        gradients = _gradients(self._bound_loss(outputs, targets))
+        gradients = gradients_of_loss(self._bound_loss(outputs, targets))
         leaves = pytree.tree_leaves(outputs)
         lengths = {leaf.shape[:1] for leaf in leaves}
         if len(lengths) != 1:
@@ -224,7 +219,7 @@ class _Information:
         return torch.func.vmap(lambda *one: self.product(one))(*vectors)
 
 
-def _gradients(loss: BoundFunction) -> tuple[Tensor | None, ...]:
+def gradients_of_loss(loss: BoundFunction) -> tuple[Tensor | None, ...]:
     """Gradients of the loss by the outputs, of all examples."""
     with torch.enable_grad():
         outputs = [leaf.detach().requires_grad_() for leaf in loss.leaves]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 from typing_extensions import Unpack
 
-from hodiff.common.buffers import untouched_buffers
 from hodiff.common.keyword_options import explains, shows
+from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.hessian_blocks import symmetric_blocks
@@ -101,7 +101,7 @@ class HessianOperator(CurvatureOperator):
     def _routed(self, function: BoundFunction, route: str) -> Linearization:
         # Evaluated by each product, all of which belong to the function that the first one saw.
         seen: list[Tensor] = []
-        return _RoutedHessian(steady(function, seen) if self._checks else function, route, self._modules, seen)
+        return _RoutedHessian(steady(function, seen) if self._checks else function, route, self._held_modules, seen)
 
     def _dense(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
         # Blocks of 16-bit leaves would be rounded to 16 bits before they are joined.
@@ -148,7 +148,7 @@ class _RoutedHessian:
 
     def __init__(self, function: BoundFunction, route: str, modules: Sequence[nn.Module], value: Sequence[Tensor]):
         self._function = function
-        self._modules = modules
+        self._held_modules = modules
         self._product = PRODUCTS[route]
         # One product to see whether torch implements the route; its size is not known.
         self.products(tuple(torch.zeros_like(leaf)[None] for leaf in function.leaves))
@@ -162,7 +162,7 @@ class _RoutedHessian:
         def product(*one: Tensor) -> Leaves:
             return self._product(self._function, self._function.leaves, one)[0]
 
-        with untouched_buffers(self._modules):
+        with untouched(self._held_modules):
             if tangents[0].shape[0] == 1:
                 return tuple(p[None] for p in product(*(v[0] for v in tangents)))
             products: Leaves = vmap(product, randomness="same")(*tangents)

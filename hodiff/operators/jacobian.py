@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.buffers import untouched_buffers
 from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
+from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.constants import require_constant
 from hodiff.operators.conversion import Conversion
 from hodiff.operators.copies import Portable
-from hodiff.operators.determinism import modules_in, read_unchanged
+from hodiff.operators.determinism import read_unchanged
 from hodiff.operators.point import Point
 from hodiff.operators.recorded_model import RecordedModel, refused
 from hodiff.operators.spaces import Space
+from hodiff.recompute.reachable import modules_in
 
 
 class JacobianOperator(Portable, LinearOperator):
@@ -82,7 +83,7 @@ class JacobianOperator(Portable, LinearOperator):
     def _restore(self) -> None:
         x = pytree.tree_unflatten(list(self._point.leaves), self.domain.spec)
         function = bind("JacobianOperator", self.f, (x, *self.args), name="x", correct=self.correct)
-        with torch.no_grad(), untouched_buffers(modules_in(self.f)), refused("JacobianOperator"):
+        with torch.no_grad(), untouched(modules_in(self.f)), refused("JacobianOperator"):
             self._model = RecordedModel(function)
 
     def converted(self, conversion: Conversion) -> JacobianOperator:

@@ -203,6 +203,25 @@ def counted_rows(loss: Any, targets: Any) -> float | None:
     return float(counted_examples(loss, targets, targets.shape[0]))
 
 
+def share_of_factors(likelihood: Likelihood, outputs: Tensor, targets: Any, mean: bool) -> Tensor | float:
+    """What each factor counts, in the outputs' shape or all alike: 0 where the loss ignores the target."""
+    ignored = likelihood.ignored
+    if ignored is None or not isinstance(targets, Tensor) or targets.is_floating_point():
+        return 1 / likelihood.factors(outputs) if mean else 1.0
+    counted = targets.ne(ignored).unsqueeze(class_dimension(outputs)).to(outputs.dtype)
+    return counted / counted.sum() if mean else counted
+
+
+def known_likelihood(loss: Any) -> Likelihood | None:
+    """The distribution of a loss of torch, whatever its weights; None for any other loss."""
+    return _look_up(loss)[0]
+
+
+def has_classes(loss: Any) -> bool:
+    """Whether the Hessian of a loss of torch couples the classes of a place; those of the others couple nothing."""
+    return any(_options_of(loss)[0] is each for each in IGNORING)
+
+
 def _options_of(loss: Any) -> tuple[Any, dict[str, Any]]:
     """A loss as the table names it, and the options that it carries."""
     if isinstance(loss, nn.Module):

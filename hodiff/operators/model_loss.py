@@ -73,15 +73,15 @@ class ModelLossOperator(CurvatureOperator):
                 f"{caller}: expected either data=, or the arguments (inputs, targets) or one batch after x, got "
                 f"{len(args)} of them{' and data=' if batched else ''}; pass {caller}(model, loss, x, inputs, targets)."
             )
-        _require_reduction(caller, loss, given["reduction"])
+        require_declared_reduction(caller, loss, given["reduction"])
         if isinstance(model, nn.Module):
-            _require_parameters(caller, model, x)
+            require_parameters(caller, model, x)
         self.model = module_call(model) if isinstance(model, nn.Module) else model
         self.loss = loss
         # Without data the arguments are the one batch.
         batch = (args if len(args) == 2 else args[0],) if args else ()
         super().__init__((model, loss), x, batch, **given)
-        self.batches.known_size = partial(_known_size, self._divisor, loss)
+        self.batches.known_size = partial(known_size, self._divisor, loss)
 
     def block(self, names: str | Sequence[str]) -> ModelLossOperator:
         """See `LinearOperator.block`; here the other leaves are constants, which makes products cheaper."""
@@ -95,7 +95,7 @@ class ModelLossOperator(CurvatureOperator):
         if isinstance(model, nn.Module):
             other.model = module_call(model)
         other.loss = loss
-        other.batches.known_size = partial(_known_size, self._divisor, loss)
+        other.batches.known_size = partial(known_size, self._divisor, loss)
         other.adopt(model, loss)
         return other
 
@@ -151,7 +151,7 @@ class _RecordedModelLoss:
         return self._model.pull_many(self._matrix.products(self._model.push_many(tangents)))
 
 
-def _require_parameters(caller: str, module: nn.Module, x: PyTree) -> None:
+def require_parameters(caller: str, module: nn.Module, x: PyTree) -> None:
     """Refuse a point that is no dict of a module's tensors by name."""
     known = {name for name, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers())}
     unknown = sorted(map(str, x.keys() - known)) if isinstance(x, Mapping) else []
@@ -185,7 +185,7 @@ def declared_reduction(loss: Any) -> str | None:
     return None if parameter is None else parameter.default
 
 
-def _require_reduction(caller: str, loss: Any, reduction: str) -> None:
+def require_declared_reduction(caller: str, loss: Any, reduction: str) -> None:
     """Refuse a loss that declares another reduction than its batches are weighted for."""
     declared = declared_reduction(loss)
     if declared in REDUCTIONS and reduction in REDUCTIONS and declared != reduction:
@@ -202,7 +202,8 @@ def pair(batch: Any) -> tuple[Any, Any]:
     return batch, batch
 
 
-def _known_size(divisor: Callable[[Any, Any], float | None], loss: Any, batch: Any) -> float | None:
+def known_size(divisor: Callable[[Any, Any], float | None], loss: Any, batch: Any) -> float | None:
+    """By what a loss divides for the mean over a batch."""
     return divisor(loss, pair(batch)[1])
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from hodiff.common.trees import describe
+from hodiff.common.trees import PyTree, describe
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
@@ -29,6 +29,10 @@ class RecordedModel:
     The pullback is linear in its cotangent, so that reverse mode through it in that cotangent is forward mode through
     the model; nothing of the primal is computed again, and no forward rule is needed.
 
+    Args:
+        function: The model, bound at its point.
+        recording: A run of it, if it ran already.
+
     Attributes:
         outputs: Leaves of what the model returned, detached.
         spec: Their structure.
@@ -37,9 +41,11 @@ class RecordedModel:
 
     # Where nothing is recorded, what is made of a subclass of Tensor is cast to it by a view that cuts the graph.
     @torch.enable_grad()
-    def __init__(self, function: BoundFunction):
+    def __init__(self, function: BoundFunction, recording: Recording[tuple[PyTree, PyTree]] | None = None):
         mode = Corrections(lean=True, many=True)
-        recording = Recording(lambda primals: function(primals, mode), [leaf.detach() for leaf in function.leaves])
+        recording = recording or Recording(
+            lambda primals: function(primals, mode), [leaf.detach() for leaf in function.leaves]
+        )
         self._primals = recording.operands
         leaves, self.spec = pytree.tree_flatten(recording.result[0])
         for leaf in leaves:

@@ -21,7 +21,7 @@ A = TypeVar("A")
 
 def leaves_named(domain: Space, names: str | Sequence[str]) -> tuple[list[int], list[str]]:
     """Indices and names of the leaves that names, or leading parts of them, pick: "0" picks "0.weight" and "0.bias"."""
-    labels = [_label(path) for path in domain.names]
+    labels = domain.labels
     indices: list[int] = []
     wanted = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
     if not wanted or not all(isinstance(name, str) for name in wanted):
@@ -75,8 +75,3 @@ def _of_some(
     for index, leaf in zip(indices, pytree.tree_leaves(x), strict=True):
         filled[index] = as_real(leaf)
     return f(domain.tree_of(filled), *args)
-
-
-def _label(path: str) -> str:
-    """A leaf's path, `['0.weight']` or `['layer'][0]`, as a name with dots."""
-    return ".".join(part.strip("'\"") for part in path.replace("].", "][").strip("[].").split("][")) or "x"

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.complex_numbers import as_complex, as_real
-from hodiff.common.trees import PyTree, describe, leaf_names, strided
+from hodiff.common.trees import PyTree, describe, leaf_label, leaf_names, otherwise_arranged, strided
 from hodiff.errors import InputError
 
 
@@ -64,6 +64,11 @@ class Space:
         """The space of vectors (size,)."""
         return cls.of(torch.empty(size, dtype=dtype, device=device))
 
+    @property
+    def labels(self) -> list[str]:
+        """The leaves' names with dots, as blocks are asked for by them."""
+        return [leaf_label(name) for name in self.names]
+
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Numbers in each leaf."""
@@ -110,17 +115,22 @@ class Space:
     def split(self, block: Tensor) -> tuple[Tensor, ...]:
         """Columns of (n, k) as leaves (k, *shape), each in its own dtype and on its own device."""
         pieces = block.t().split(self.sizes, dim=1)
-        return tuple(
+        leaves = [
             piece.reshape(block.shape[1], *shape).to(device, dtype)
             for piece, shape, dtype, device in zip(pieces, self.shapes, self.dtypes, self.devices, strict=True)
+        ]
+        # Where pairs lie, torch joins them only at even places.
+        return tuple(
+            leaf.clone(memory_format=torch.contiguous_format) if joined else leaf
+            for leaf, joined in zip(leaves, self.joined, strict=True)
         )
 
-    def join(self, leaves: Sequence[Tensor], count: int) -> Tensor:
-        """Leaves (k, *shape) as columns of (n, k), a tensor of its own."""
+    def join(self, leaves: Sequence[Tensor], count: int, *, out: Tensor | None = None) -> Tensor:
+        """Leaves (k, *shape) as columns of (n, k), a tensor of its own, or the transpose of `out` (k, n)."""
         # Embeddings with sparse=True have sparse gradients.
         whole = map(strided, leaves)
         rows = [leaf.reshape(count, -1).to(self.device, self.dtype) for leaf in whole]
-        return torch.cat(rows, dim=1).t()
+        return torch.cat(rows, dim=1, out=out).t()
 
     def flatten(self, tree: PyTree, caller: str = "flatten") -> Tensor:
         """A pytree of this space as one vector (n,).
@@ -140,7 +150,7 @@ class Space:
             expected, got = set(self.names), set(leaf_names(tree))
             differences = [f"missing {name or 'a tensor'}" for name in sorted(expected - got)]
             differences += [f"unexpected {name or 'a tensor'}" for name in sorted(got - expected)]
-            detail = ", ".join(differences[:5]) or f"expected {self.spec}, got {spec}"
+            detail = ", ".join(differences[:5]) or otherwise_arranged(self.spec, spec)
             raise InputError(
                 f"{caller}: v does not have the structure of the operator's vectors: {detail}; pass one tensor for "
                 f"each leaf, a flat vector ({self.size},) or a matrix ({self.size}, k)."

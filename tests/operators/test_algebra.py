@@ -37,10 +37,20 @@ LEAVES: dict[str, Callable[[Tensor], Pair]] = {
     "matrix": lambda M: (MatrixOperator(M), M),
     "jacobian": lambda M: (JacobianOperator(lambda x: M @ x + (x**2).sum(), torch.ones_like(M[0])), M + 2),
 }
+
+
+def kronecker(M: Tensor) -> Pair:
+    """K-FAC of a linear model with one output, which is its Hessian."""
+    layer = torch.nn.Linear(len(M.T), 1, bias=False).double()
+    loss = torch.nn.functional.mse_loss
+    return hodiff.KFACOperator(layer, loss, dict(layer.named_parameters()), M, M[:, :1]), 2 * M.T @ M / len(M)
+
+
 # The same of a square matrix.
 SQUARE_LEAVES: dict[str, Callable[[Tensor], Pair]] = {
     "diagonal": lambda M: (DiagonalOperator(M[0]), torch.diag(M[0])),
     "identity": lambda M: (IdentityOperator(M[0]), torch.eye(len(M)).double()),
+    "kfac": kronecker,
     "hessian": lambda M: (HessianOperator(lambda x: x @ M @ x, torch.ones_like(M[0])), M + M.T),
 }
 

@@ -89,3 +89,19 @@ def test_what_cannot_be_converted_is_refused() -> None:
             wrong()
     block = A.to(dtype=torch.float64).block("0")
     close(block.to_dense(), KINDS["gauss-newton"](torch.float64).block("0").to_dense(), 1e-14)
+
+
+def test_a_dtype_may_stand_first():
+    A = hodiff.HessianOperator(lambda x: (x**3).sum(), torch.ones(2))
+    assert A.to(torch.float64).dtype is torch.float64
+
+
+def test_keys_in_another_order_are_said():
+    x, v = {"a": torch.ones(2), "b": torch.ones(1)}, {"b": torch.ones(1), "a": torch.ones(2)}
+
+    def f(x):
+        return (x["a"] ** 3).sum() * x["b"].sum()
+
+    for product in (lambda: hodiff.hvp(f, x, v), lambda: hodiff.HessianOperator(f, x) @ v):
+        with pytest.raises(hodiff.InputError, match="the same keys in another order"):
+            product()

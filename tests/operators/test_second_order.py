@@ -11,6 +11,7 @@ from hodiff import operators
 from hodiff.checks import scipy_hessian
 from hodiff.operators import (
     DiagonalOperator,
+    EKFACOperator,
     EmpiricalFisherOperator,
     FisherOperator,
     GaussNewtonOperator,
@@ -18,6 +19,7 @@ from hodiff.operators import (
     IdentityOperator,
     InverseOperator,
     JacobianOperator,
+    KFACOperator,
     MatrixOperator,
 )
 
@@ -41,6 +43,9 @@ HESSIAN = HessianOperator(f, X)
 GAUSS_NEWTON = GaussNewtonOperator(model, loss, X, INPUTS, TARGETS)
 FISHER = FisherOperator(model, mse_loss, X, INPUTS, TARGETS)
 EMPIRICAL = EmpiricalFisherOperator(model, mse_loss, X, INPUTS, TARGETS)
+LAYER = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+KFAC = KFACOperator(LAYER, mse_loss, {"weight": X[None]}, INPUTS, TARGETS[:, None])
+EKFAC = EKFACOperator(LAYER, mse_loss, {"weight": X[None]}, INPUTS, TARGETS[:, None])
 JACOBIAN = JacobianOperator(model, X, INPUTS)
 
 # Products are linear in the vector, in which they are differentiable; the contraction in `second_order` is curved.
@@ -51,6 +56,8 @@ ROWS = [
     Row("EmpiricalFisherOperator", lambda v: EMPIRICAL @ v, (V,)),
     Row("JacobianOperator", lambda v: JACOBIAN @ v, (V,)),
     Row("JacobianOperator", lambda u: JACOBIAN.T @ u, (TARGETS,), "transposed"),
+    Row("KFACOperator", lambda v: KFAC @ {"weight": v[None]}, (V,)),
+    Row("EKFACOperator", lambda v: EKFAC @ {"weight": v[None]}, (V,)),
     Row("InverseOperator", lambda v: InverseOperator(FISHER, damping=0.1, tol=1e-12) @ v, (V,)),
     Row("LinearOperator", lambda v: (HESSIAN @ FISHER - 2 * MatrixOperator(M)).damped(0.5).T @ v, (V,)),
     # These are differentiable in what they are made of, too.

@@ -1,0 +1,92 @@
+"""Operators made of operators: sums, multiples, compositions, transposes, inverses and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hodiff.operators.spaces import Space
+
+if TYPE_CHECKING:
+    from hodiff.operators.algebra import InverseOperator, ScaledOperator, SumOperator
+
+
+class Arithmetic:
+    """The signs and methods of a linear operator that make another one; what they make is in `algebra`."""
+
+    domain: Space
+    symmetric: bool
+
+    @property
+    def T(self) -> Any:  # noqa: N802 - the name that every matrix has
+        """The transpose."""
+        return self if self.symmetric else _algebra().TransposedOperator(self)
+
+    def _after(self, other: Arithmetic) -> Any:
+        """The composition, which `@` makes."""
+        return _algebra().product(self, other)
+
+    def __add__(self, other: Arithmetic) -> SumOperator:
+        if not isinstance(other, Arithmetic):
+            return NotImplemented
+        return _algebra().add(self, other)
+
+    def __sub__(self, other: Arithmetic) -> SumOperator:
+        if not isinstance(other, Arithmetic):
+            return NotImplemented
+        return _algebra().add(self, -other)
+
+    def __mul__(self, factor: float | Tensor) -> ScaledOperator:
+        return _algebra().scale(self, factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float | Tensor) -> ScaledOperator:
+        return _algebra().divide(self, divisor)
+
+    def __neg__(self) -> ScaledOperator:
+        return _algebra().scale(self, -1.0)
+
+    def damped(self, damping: float) -> SumOperator:
+        r"""The operator $A + \lambda I$."""
+        algebra = _algebra()
+        return algebra.add(self, algebra.scale(algebra.IdentityOperator(self.domain), damping))
+
+    def inverse(self, method: str = "cg", **options: Any) -> InverseOperator:
+        """The inverse, whose products are solutions of linear systems.
+
+        Args:
+            method: How they are solved: "cg", "minres", "gmres", "lsmr", "neumann" or "dense".
+            **options: As `hodiff.operators.InverseOperator` takes them: `damping`, `preconditioner`, `tol`, ...
+
+        Returns:
+            The operator.
+
+        Raises:
+            InputError: If an argument does not fit.
+        """
+        return _algebra().InverseOperator(self, method, **options)
+
+    def block(self, names: str | Sequence[str]) -> Any:
+        """The principal block of some leaves of the parameters, all others held constant.
+
+        Args:
+            names: Keys of a dict of parameters, or leading parts of them: "0" picks "0.weight" and "0.bias". Levels of
+                nested containers are joined by dots.
+
+        Returns:
+            An operator on a dict with these leaves, under their names.
+
+        Raises:
+            InputError: If a name picks nothing.
+        """
+        return _algebra().block(self, names)
+
+
+def _algebra() -> Any:
+    """The operators made of operators, which are subclasses and so imported late."""
+    from hodiff.operators import algebra
+
+    return algebra

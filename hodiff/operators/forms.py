@@ -1,0 +1,167 @@
+"""An operator in other forms: a dense matrix, one for SciPy, one of another dtype; its size, and vectors as pytrees."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import LinearOperator as ScipyOperator
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
+from hodiff.common.options import require_bool
+from hodiff.common.trees import PyTree, describe
+from hodiff.errors import InputError
+from hodiff.operators.conversion import Conversion, conversion_to
+from hodiff.operators.spaces import Space
+
+A = TypeVar("A", bound="Forms")
+
+
+class Forms:
+    """What spaces and products suffice for: the size of a linear operator, and its conversions."""
+
+    domain: Space
+    codomain: Space
+
+    @abstractmethod
+    def multiply(self, block: Tensor) -> Tensor:
+        """See `LinearOperator`."""
+
+    @abstractmethod
+    def multiply_transposed(self, block: Tensor) -> Tensor:
+        """See `LinearOperator`."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(m, n): numbers in a product, numbers in a vector."""
+        return self.codomain.size, self.domain.size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of flat products; float32 where the parameters have 16 bits."""
+        return torch.promote_types(self.domain.dtype, self.codomain.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where flat products live."""
+        return self.codomain.device
+
+    def to(self: A, device: torch.device | torch.dtype | str | None = None, dtype: torch.dtype | None = None) -> A:
+        """The operator on another device, or of another floating-point dtype, in which its products are computed.
+
+        Matrices, the point, further arguments, batches as they come, and a copy of a module in the place of a model are
+        converted. What functions close over stays as it is: torch's error says so where it does not fit.
+
+        Args:
+            device: Where to; None for where it is. A dtype alone may stand here, as for tensors.
+            dtype: Of what is floating-point; None for what it has.
+
+        Returns:
+            A new operator.
+
+        Raises:
+            InputError: If the device or dtype is none, or the operator is a block or an inverse: convert before.
+
+        Example:
+            >>> import torch, hodiff
+            >>> A = hodiff.HessianOperator(lambda x: (x**3).sum(), torch.ones(2))
+            >>> A.to(dtype=torch.float64) @ torch.ones(2)
+            tensor([6., 6.], dtype=torch.float64)
+        """
+        other: A = self.converted(conversion_to(device, dtype))
+        return other
+
+    def converted(self, conversion: Conversion) -> Any:
+        """See `to`."""
+        raise InputError(
+            f"to: A: expected an operator that knows how it is converted, got {self}; convert what it is made of, and "
+            "make it anew."
+        )
+
+    def to_tree(self, vectors: Tensor) -> PyTree:
+        """A flat vector as a pytree like the operator's vectors, such as an eigenvector or a solution.
+
+        Args:
+            vectors: Tensor (n,), or (n, k) for k of them.
+
+        Returns:
+            The pytree; for a block the list of those of its columns.
+
+        Raises:
+            InputError: If it is no such tensor.
+
+        Example:
+            >>> import torch, hodiff
+            >>> x = {"w": torch.ones(2), "b": torch.ones(1)}
+            >>> A = hodiff.HessianOperator(lambda x: (x["w"] ** 2).sum() + 2 * x["b"].square().sum(), x)
+            >>> A.to_tree(A.eigsh(1).eigenvectors.abs())
+            [{'w': tensor([0., 0.]), 'b': tensor([1.])}]
+        """
+        n = self.domain.size
+        if not isinstance(vectors, Tensor) or vectors.dim() not in (1, 2) or vectors.shape[0] != n:
+            raise InputError(f"to_tree: vectors: expected a tensor ({n},) or ({n}, k), got {describe(vectors)}.")
+        if vectors.dim() == 1:
+            return self.domain.unflatten(vectors)
+        return [self.domain.unflatten(column) for column in vectors.unbind(1)]
+
+    def to_dense(self, *, chunk_size: int | str | None = "auto", progress: bool = False) -> Tensor:
+        r"""The matrix, from its products with the unit vectors.
+
+        Args:
+            chunk_size: Unit vectors a product: a positive int, None for all at once, or "auto" for as many as keep the
+                group and its products within the memory budget of `hodiff.hessian`.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            Tensor (m, n).
+
+        Raises:
+            InputError: If `chunk_size` is not one of these.
+        """
+        require_chunk_size("to_dense", "chunk_size", chunk_size)
+        require_bool("to_dense", "progress", progress)
+        return self._by_columns(self.multiply, chunk_size, progress)
+
+    def _by_columns(self, multiply: Callable[[Tensor], Tensor], chunk_size: int | str | None, progress: bool) -> Tensor:
+        m, n = self.shape
+        dense = torch.empty(m, n, dtype=self.dtype, device=self.device)
+        count = resolve_chunk_size(chunk_size, n, self._bytes_each(), self.device)
+        with tqdm(total=n, unit=" columns", disable=not progress) as bar:
+            for start, stop in spans(n, count):
+                block = torch.zeros(n, stop - start, dtype=self.domain.dtype, device=self.domain.device)
+                block.diagonal(offset=-start).fill_(1)
+                dense[:, start:stop] = multiply(block)
+                bar.update(stop - start)
+        return dense
+
+    def _bytes_each(self) -> int:
+        """Bytes that one more column of a block takes."""
+        return sum(self.shape) * self.dtype.itemsize
+
+    def to_scipy(self) -> ScipyOperator:
+        """The operator for SciPy: NumPy vectors go to the operator's device and their products come back.
+
+        Returns:
+            A `scipy.sparse.linalg.LinearOperator` of the same shape, in float32 or float64.
+        """
+
+        def multiplies(multiply: Any, space: Space) -> Any:
+            def run(columns: np.ndarray) -> np.ndarray:
+                block = torch.from_numpy(np.ascontiguousarray(columns)).to(space.device, space.dtype)
+                with torch.no_grad():
+                    result = multiply(block.reshape(space.size, -1))
+                return result.cpu().numpy().reshape(-1, *columns.shape[1:])
+
+            return run
+
+        forward = multiplies(self.multiply, self.domain)
+        backward = multiplies(self.multiply_transposed, self.codomain)
+        dtype = np.dtype(str(self.dtype).removeprefix("torch."))
+        return ScipyOperator(
+            self.shape, matvec=forward, rmatvec=backward, matmat=forward, rmatmat=backward, dtype=dtype
+        )

@@ -1,0 +1,138 @@
+r"""Blocks $B \otimes A$ and $(Q_B \otimes Q_A) \Lambda (Q_B \otimes Q_A)^\top$, one a group, and what is known of them.
+
+A factor is a stack of symmetric matrices (groups, n, n), or of diagonals (groups, n). Vectors are matrices V,
+(k, groups, p, q), on which a block acts as $B V A$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hodiff.operators.kfac.layouts import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class EigenBlock:
+    r"""A block by its eigenvectors and eigenvalues.
+
+    Attributes:
+        layout: Where its numbers lie.
+        left: $Q_B$, (groups, p, p), or None for the identity.
+        right: $Q_A$, (groups, q, q), or None for the identity.
+        values: The diagonal of $\Lambda$, (groups, p, q).
+    """
+
+    layout: Layout
+    left: Tensor | None
+    right: Tensor | None
+    values: Tensor
+
+    def to_basis(self, V: Tensor) -> Tensor:
+        """Coordinates in the eigenvectors."""
+        V = V if self.left is None else self.left.mT @ V
+        return V if self.right is None else V @ self.right
+
+    def from_basis(self, V: Tensor) -> Tensor:
+        """The vector with these coordinates."""
+        V = V if self.left is None else self.left @ V
+        return V if self.right is None else V @ self.right.mT
+
+    def multiply(self, V: Tensor) -> Tensor:
+        """The product."""
+        return self.from_basis(self.values * self.to_basis(V))
+
+    def trace(self) -> Tensor:
+        """The sum of the eigenvalues."""
+        return self.values.sum()
+
+    def squared_norm(self) -> Tensor:
+        """The sum of their squares."""
+        return self.values.square().sum()
+
+    def diagonal(self) -> Tensor:
+        """The diagonal, (groups, p, q)."""
+        rows = self.values if self.left is None else self.left.square() @ self.values
+        return rows if self.right is None else rows @ self.right.square().mT
+
+    @property
+    def eigen(self) -> EigenBlock:
+        """Itself."""
+        return self
+
+    def converted(self, conversion: Callable[[Tensor], Tensor]) -> EigenBlock:
+        """The same of another dtype, or on another device."""
+        left, right = (None if each is None else conversion(each) for each in (self.left, self.right))
+        return EigenBlock(self.layout, left, right, conversion(self.values))
+
+
+@dataclass(frozen=True, eq=False)
+class KroneckerBlock:
+    """A block by its factors.
+
+    Attributes:
+        layout: Where its numbers lie.
+        A: The factor of the inputs, (groups, q, q) or (groups, q).
+        B: That of the gradients, (groups, p, p) or (groups, p).
+    """
+
+    layout: Layout
+    A: Tensor
+    B: Tensor
+
+    def multiply(self, V: Tensor) -> Tensor:
+        """The product."""
+        V = self.B @ V if self.B.dim() == 3 else self.B[:, :, None] * V
+        return V @ self.A if self.A.dim() == 3 else V * self.A[:, None, :]
+
+    def trace(self) -> Tensor:
+        """The product of the factors' traces."""
+        return (diagonal_of(self.A).sum(-1) * diagonal_of(self.B).sum(-1)).sum()
+
+    def squared_norm(self) -> Tensor:
+        """The product of the factors' squared Frobenius norms."""
+        return (self.A.square().flatten(1).sum(1) * self.B.square().flatten(1).sum(1)).sum()
+
+    def diagonal(self) -> Tensor:
+        """The diagonal, (groups, p, q)."""
+        return diagonal_of(self.B)[:, :, None] * diagonal_of(self.A)[:, None, :]
+
+    @cached_property
+    def spectra(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+        """Eigenvalues and eigenvectors of B and of A."""
+        return spectrum(self.B), spectrum(self.A)
+
+    @cached_property
+    def eigen(self) -> EigenBlock:
+        """The same by its eigenvectors."""
+        (b, left), (a, right) = self.spectra
+        return EigenBlock(self.layout, left, right, b[:, :, None] * a[:, None, :])
+
+    def inverse_by_factors(self, damping: float) -> EigenBlock:
+        r"""The inverse of $(B + \sqrt\lambda/\pi I) \otimes (A + \pi \sqrt\lambda I)$."""
+        (b, left), (a, right) = self.spectra
+        # The mean eigenvalues' ratio, by which both factors are damped alike; of a factor 0, any.
+        ratio = (a.mean(-1, keepdim=True) / b.mean(-1, keepdim=True)).sqrt()
+        ratio = torch.where(ratio.isfinite() & (ratio > 0), ratio, torch.ones_like(ratio))
+        damped_b, damped_a = b + damping**0.5 / ratio, a + damping**0.5 * ratio
+        return EigenBlock(self.layout, left, right, 1 / (damped_b[:, :, None] * damped_a[:, None, :]))
+
+
+Block = KroneckerBlock | EigenBlock
+
+
+def diagonal_of(factor: Tensor) -> Tensor:
+    """The diagonals of a factor, (groups, n)."""
+    return factor if factor.dim() == 2 else factor.diagonal(dim1=-2, dim2=-1)
+
+
+def spectrum(factor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Eigenvalues (groups, n), none below zero, which a factor has by rounding only, and eigenvectors."""
+    if factor.dim() == 2:
+        return factor, None
+    values, vectors = torch.linalg.eigh(factor)
+    return values.clamp(min=0), vectors

@@ -1,0 +1,228 @@
+r"""The vectors that are pulled back to the layers: columns $s$ with $\sum s s^\top$ the matrix on the outputs.
+
+Each is one vector for every example at once, (*outputs): examples do not depend on each other.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hodiff.derivatives.bound_function import BoundFunction, bind
+from hodiff.derivatives.products_by_route import guard_reverse
+from hodiff.derivatives.recorded_gradient import RecordedGradient, pull_batch
+from hodiff.derivatives.transforms import gradient
+from hodiff.errors import InputError
+from hodiff.operators.fisher import gradients_of_loss
+from hodiff.operators.kfac.options import EMPIRICAL, EXACT, MONTE_CARLO
+from hodiff.operators.likelihoods import (
+    Likelihood,
+    counted_examples,
+    has_classes,
+    known_likelihood,
+    likelihood_of,
+    require_normalized,
+    require_rows,
+    share_of_factors,
+)
+
+
+class Columns(Protocol):
+    """Vectors, made when they are asked for."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def chunk(self, start: int, stop: int) -> Tensor:
+        """Some of them, (stop - start, *outputs)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """A loss, and what its Fisher matrix is made of.
+
+    Attributes:
+        caller: The operator, for error messages.
+        function: The loss.
+        mean: Whether it is a mean.
+        correct: Whether hodiff's rules are in it.
+        fisher: Which columns.
+        samples: How many targets are drawn.
+        likelihood: The distribution that they are drawn from.
+        seed: Of the draws; batch `i` adds i.
+    """
+
+    caller: str
+    function: Callable[..., Tensor]
+    mean: bool
+    correct: bool
+    fisher: str
+    samples: int
+    likelihood: Likelihood | None
+    seed: int
+
+    def columns(self, outputs: Tensor, targets: Any, index: int) -> Columns:
+        """The columns of batch `index`."""
+        require_rows(self.caller, self.function, outputs, self.likelihood)
+        return COLUMNS[self.fisher](self, outputs, targets, index)
+
+    def bound(self, outputs: Tensor, targets: Any) -> BoundFunction:
+        """The loss at its outputs."""
+        return bind(f"{self.caller}: loss", self.function, (outputs, targets), name="outputs", correct=self.correct)
+
+
+class Given:
+    """Vectors that are there."""
+
+    def __init__(self, vectors: Tensor):
+        self._vectors = vectors
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    def chunk(self, start: int, stop: int) -> Tensor:
+        """See `Columns`."""
+        return self._vectors[start:stop]
+
+
+class Root:
+    """The columns of a root of a block-diagonal matrix, (N, places, size, columns), one for each place and column."""
+
+    def __init__(self, roots: Tensor, view: View):
+        self._roots, self._view = roots, view
+
+    def __len__(self) -> int:
+        return self._roots.shape[1] * self._roots.shape[3]
+
+    def chunk(self, start: int, stop: int) -> Tensor:
+        """See `Columns`."""
+        n, places, size, width = self._roots.shape
+        vectors = self._roots.new_zeros(stop - start, n, places, size)
+        for row, number in enumerate(range(start, stop)):
+            place, column = divmod(number, width)
+            vectors[row, :, place] = self._roots[:, place, :, column]
+        return self._view.outputs(vectors)
+
+
+@dataclass(frozen=True)
+class View:
+    """Outputs (N, ...) as (N, places, size), such that places do not depend on each other."""
+
+    shape: torch.Size
+    classes: bool
+    apart: bool
+
+    @property
+    def size(self) -> int:
+        """How many outputs depend on each other."""
+        return self.shape[1] if self.classes else 1 if self.apart else self.shape[1:].numel()
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """(k, *outputs) as (k, N, places, size)."""
+        moved = outputs.movedim(2, -1) if self.classes else outputs
+        return moved.reshape(len(outputs), self.shape[0], -1, self.size)
+
+    def outputs(self, rows: Tensor) -> Tensor:
+        """The other way."""
+        if not self.classes:
+            return rows.reshape(len(rows), *self.shape)
+        return rows.reshape(len(rows), self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 2)
+
+
+def _exact(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:
+    likelihood = known_likelihood(loss.function)
+    view = View(outputs.shape, has_classes(loss.function), likelihood is not None)
+    if likelihood is not None and likelihood.information is not None:
+        # With weights it is no likelihood any more.
+        likelihood = likelihood_of(loss.caller, loss.function)
+        require_normalized(loss.caller, likelihood, outputs)
+        share, information = share_of_factors(likelihood, outputs, targets, loss.mean), likelihood.information
+        assert information is not None
+
+        def products(vectors: Tensor) -> Tensor:
+            return torch.stack([share * information(outputs, each) for each in vectors.unbind(0)])
+
+    else:
+        recorded = RecordedGradient(loss.bound(outputs, targets))
+
+        def products(vectors: Tensor) -> Tensor:
+            return recorded.products((vectors,))[0]
+
+    if likelihood is None and index == 0:
+        _require_separate(loss.caller, products, outputs)
+    n, places = view.rows(outputs[None]).shape[1:3]
+    units = torch.eye(view.size, dtype=outputs.dtype, device=outputs.device)
+    matrices = view.rows(products(view.outputs(units[:, None, None].expand(-1, n, places, -1))))
+    return Root(_roots(loss.caller, matrices.permute(1, 2, 3, 0)), view)
+
+
+def _roots(caller: str, matrices: Tensor) -> Tensor:
+    """S with S S^T each of some positive semi-definite matrices (N, places, size, size)."""
+    precise = matrices.float() if matrices.dtype.itemsize < 4 else matrices
+    values, vectors = (
+        (precise[..., 0], torch.ones_like(precise))
+        if precise.shape[-1] == 1
+        else torch.linalg.eigh((precise + precise.mT) / 2)
+    )
+    scale = values.shape[-1] * values.abs().max() if values.numel() else torch.tensor(0.0)
+    if bool((values < -10 * torch.finfo(matrices.dtype).eps * scale).any()):
+        raise InputError(
+            f"{caller}: loss: expected one that is convex in the outputs, whose Hessian has a real root, got an "
+            f"eigenvalue of {float(values.min()):.3g}; take fisher='empirical', or fisher='monte-carlo' with "
+            "likelihood=."
+        )
+    # As for cross-entropy, in which a shift of all logits changes nothing.
+    kept = (values > torch.finfo(values.dtype).eps * scale).flatten(0, -2).any(0)
+    kept[-1:] = True
+    return (vectors * values.clamp(min=0).sqrt()[..., None, :])[..., kept].to(matrices.dtype)
+
+
+def _require_separate(caller: str, products: Callable[[Tensor], Tensor], outputs: Tensor) -> None:
+    """Refuse a loss that couples examples: other signs of some examples' vectors change the others' products."""
+    generator = torch.Generator().manual_seed(0)
+    signs = (torch.rand(len(outputs), generator=generator) < 0.5).to(outputs) * 2 - 1
+    vectors = torch.randn(outputs.shape, generator=generator).to(outputs)
+    signs = signs.reshape(-1, *[1] * (outputs.dim() - 1))
+    plain, signed = products(torch.stack([vectors, signs * vectors])).unbind(0)
+    if not bool((signs * plain - signed).norm() <= torch.finfo(outputs.dtype).eps ** 0.5 * plain.norm()):
+        raise InputError(
+            f"{caller}: loss: expected a mean or sum over examples that do not depend on each other, got one whose "
+            "Hessian couples examples; take GaussNewtonOperator."
+        )
+
+
+def _drawn(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:
+    likelihood = loss.likelihood
+    assert likelihood is not None
+    # Every batch has a seed of its own, so that sampling errors are independent, and the same on each pass.
+    generator = torch.Generator(outputs.device).manual_seed(loss.seed + index)
+    drawn = likelihood.like(likelihood.sample(outputs, loss.samples, generator), targets)
+
+    def gradient_for(draw: Tensor) -> tuple[Tensor, ...]:
+        return gradient(guard_reverse(loss.bound(outputs, draw)))((outputs,))[0]
+
+    (gradients,) = pull_batch(gradient_for, [drawn])
+    assert gradients is not None
+    factors = likelihood.counted(outputs, drawn[0]) if loss.mean else 1
+    # Numbers of Python, as a tensor of whole numbers has roots in float32.
+    return Given(gradients * (float(factors) / loss.samples) ** 0.5)
+
+
+def _given(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:
+    (found,) = gradients_of_loss(loss.bound(outputs, targets))
+    vectors = torch.zeros_like(outputs) if found is None else found
+    examples = counted_examples(loss.function, targets, len(outputs)) if loss.mean else 1
+    return Given(vectors[None] * float(examples) ** 0.5)
+
+
+COLUMNS: dict[str, Callable[[Loss, Tensor, Any, int], Columns]] = {
+    EXACT: _exact,
+    MONTE_CARLO: _drawn,
+    EMPIRICAL: _given,
+}

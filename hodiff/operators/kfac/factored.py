@@ -1,0 +1,269 @@
+"""Block-diagonal operators whose blocks are Kronecker products: inverses, spectra and norms in closed form."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff import estimators
+from hodiff.common.keyword_options import require_options
+from hodiff.common.options import require_amount
+from hodiff.errors import InputError
+from hodiff.estimators import DiagonalEstimate, Estimate
+from hodiff.operators.base import LinearOperator
+from hodiff.operators.conversion import Conversion
+from hodiff.operators.kfac.blocks import Block, EigenBlock, KroneckerBlock
+from hodiff.operators.kfac.layouts import Layout
+from hodiff.operators.spaces import Space
+
+CLOSED_FORM = "closed form"
+EXACT, HEURISTIC = "exact", "heuristic"
+
+
+@dataclass(frozen=True, eq=False)
+class Eigendecomposition:
+    r"""The matrix as $Q \operatorname{diag}(\lambda) Q^\top$.
+
+    Attributes:
+        eigenvalues: Ascending, (n,).
+        eigenvectors: The orthogonal Q, a `hodiff.LinearOperator`: `Q @ e_i` is the i-th eigenvector, `Q.to_dense()` has
+            all of them as columns.
+    """
+
+    eigenvalues: Tensor
+    eigenvectors: LinearOperator
+
+    @property
+    def value(self) -> Tensor:
+        """The eigenvalues."""
+        return self.eigenvalues
+
+
+class FactoredOperator(LinearOperator):
+    """A symmetric operator with a block for each layer, about which all is known in closed form."""
+
+    made_of_constants = True
+
+    def __init__(self, domain: Space):
+        super().__init__(domain, symmetric=True)
+
+    @property
+    @abstractmethod
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks."""
+
+    def multiply(self, block: Tensor) -> Tensor:
+        """Multiply each block's part of the columns."""
+        return _by_blocks(self.domain, self.blocks, lambda each, V: each.multiply(V), block)
+
+    def inverse(self, method: str = EXACT, **options: Any) -> Any:
+        r"""The inverse of $A + \lambda I$, in closed form.
+
+        Args:
+            method: "exact", by the eigenvectors of the factors; "heuristic", which damps the factors in place of their
+                product: $(B + \tfrac{\sqrt\lambda}{\pi} I)^{-1} \otimes (A + \pi \sqrt\lambda I)^{-1}$ with $\pi^2$
+                the ratio of the factors' mean eigenvalues, $\tfrac{\operatorname{tr} A / q}{\operatorname{tr} B / p}$;
+                or an iterative one of `hodiff.operators.InverseOperator`.
+            **options: `damping`, the $\lambda$, 0 or more and 0 by default; for iterative methods the others, too.
+
+        Returns:
+            An operator like this one, with the same closed forms.
+
+        Raises:
+            InputError: If a damped block is singular to rounding, or an option does not fit the method.
+
+        Source: J. Martens & R. Grosse, "Optimizing neural networks with Kronecker-factored approximate curvature",
+        ICML 2015, sections 6.3 and 6.6 and appendix B.
+        """
+        if method not in (EXACT, HEURISTIC):
+            return super().inverse(method, **options)
+        damping = _damping(f"{type(self).__name__}.inverse", options)
+        return InverseFactored(self.domain, tuple(self._inverted(each, method, damping) for each in self.blocks))
+
+    def _inverted(self, block: Block, method: str, damping: float) -> EigenBlock:
+        if method == EXACT:
+            eigen = block.eigen
+            inverted = EigenBlock(eigen.layout, eigen.left, eigen.right, 1 / (eigen.values + damping))
+        elif isinstance(block, KroneckerBlock):
+            inverted = block.inverse_by_factors(damping)
+        else:
+            raise InputError(
+                f"{type(self).__name__}.inverse: method: expected 'exact' where eigenvalues are corrected, which are "
+                "no products of those of factors, got 'heuristic'; take KFACOperator for it."
+            )
+        # The reciprocals tell the range of what was inverted.
+        if not bool((inverted.values.abs() * _noise(1 / inverted.values) < 1).all()):
+            raise InputError(
+                f"{type(self).__name__}.inverse: damping: expected more than the rounding of a singular block, got "
+                f"{damping:g}; pass inverse(damping=1e-3), or another part of its largest eigenvalue, "
+                f"{float(block.eigen.values.max()):.3g}."
+            )
+        return inverted
+
+    def trace(self, **options: Any) -> Estimate:
+        r"""The trace, $\sum \operatorname{tr} A \operatorname{tr} B$.
+
+        Args:
+            **options: Those of `hodiff.estimators.trace`, none of which is needed.
+
+        Returns:
+            An `Estimate` without error.
+        """
+        require_options(type(self).trace, estimators.trace, options)
+        return _exactly(self._added([each.trace() for each in self.blocks]))
+
+    def diagonal(self, **options: Any) -> DiagonalEstimate:
+        """The diagonal.
+
+        Args:
+            **options: Those of `hodiff.estimators.diagonal`, none of which is needed.
+
+        Returns:
+            A `DiagonalEstimate` without error.
+        """
+        require_options(type(self).diagonal, estimators.diagonal, options)
+        found = _scattered(self.domain, [(each.layout, each.diagonal()[None]) for each in self.blocks])[:, 0]
+        return DiagonalEstimate(found, torch.zeros_like(found), 0, CLOSED_FORM)
+
+    def logdet(self, **options: Any) -> Estimate:
+        r"""The log-determinant of $A + \lambda I$, $\sum \ln(\lambda_B \lambda_A + \lambda)$.
+
+        Args:
+            **options: `damping`, the $\lambda$; the others of `hodiff.estimators.logdet` are not needed.
+
+        Returns:
+            An `Estimate` without error.
+
+        Raises:
+            InputError: If a damped block is singular to rounding.
+        """
+        require_options(type(self).logdet, estimators.logdet, options)
+        damping = _damping(f"{type(self).__name__}.logdet", {"damping": options.get("damping", 0.0)})
+        logarithms = []
+        for each in self.blocks:
+            shifted = each.eigen.values + damping
+            if not bool((shifted > _noise(shifted)).all()):
+                raise InputError(
+                    f"{type(self).__name__}.logdet: damping: expected more than the rounding of a singular block, got "
+                    f"{damping:g}; pass logdet(damping=...), or take det() for 0."
+                )
+            logarithms.append(shifted.double().log().sum())
+        return _exactly(self._added(logarithms))
+
+    def det(self, *, damping: float = 0.0) -> Estimate:
+        r"""The determinant of $A + \lambda I$; where it leaves the range of float64, `logdet` is the one to take.
+
+        Args:
+            damping: The $\lambda$, 0 or more.
+
+        Returns:
+            An `Estimate` without error.
+
+        Raises:
+            InputError: If `damping` is negative.
+        """
+        _damping(f"{type(self).__name__}.det", {"damping": damping})
+        logarithms = [(each.eigen.values + damping).double().log().sum() for each in self.blocks]
+        return _exactly(self._added(logarithms).exp())
+
+    def frobenius_norm(self) -> Estimate:
+        r"""The Frobenius norm, the root of $\sum \|A\|_F^2 \|B\|_F^2$.
+
+        Returns:
+            An `Estimate` without error.
+        """
+        return _exactly(self._added([each.squared_norm() for each in self.blocks]).sqrt())
+
+    def eigh(self) -> Eigendecomposition:
+        """All eigenvalues, and the eigenvectors as an operator.
+
+        Returns:
+            An `Eigendecomposition`.
+        """
+        blocks = tuple(each.eigen for each in self.blocks)
+        values = _scattered(self.domain, [(each.layout, each.values[None]) for each in blocks])[:, 0]
+        ordered, order = values.sort()
+        return Eigendecomposition(ordered, Eigenvectors(self.domain, blocks, order))
+
+    def _added(self, numbers: Sequence[Tensor]) -> Tensor:
+        """A sum in float64, where the device has it."""
+        precise = torch.float32 if self.device.type == "mps" else torch.float64
+        return torch.stack([each.to(precise) for each in numbers]).sum()
+
+
+class InverseFactored(FactoredOperator):
+    """The inverse of a factored operator, which is one itself."""
+
+    def __init__(self, domain: Space, blocks: tuple[EigenBlock, ...]):
+        super().__init__(domain)
+        self._blocks = blocks
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks."""
+        return self._blocks
+
+    def converted(self, conversion: Conversion) -> InverseFactored:
+        """See `LinearOperator.to`."""
+        blocks = tuple(each.converted(conversion) for each in self._blocks)
+        return InverseFactored(conversion.space(self.domain), blocks)
+
+
+class Eigenvectors(LinearOperator):
+    """The orthogonal matrix of eigenvectors, in the order of their eigenvalues."""
+
+    made_of_constants = True
+
+    def __init__(self, space: Space, blocks: tuple[EigenBlock, ...], order: Tensor):
+        super().__init__(Space.flat(space.size, space.dtype, space.device), space)
+        self._blocks, self._order = blocks, order
+
+    def multiply(self, block: Tensor) -> Tensor:
+        """The combination of eigenvectors with these coefficients."""
+        placed = torch.empty_like(block).index_copy_(0, self._order, block)
+        return _by_blocks(self.codomain, self._blocks, lambda each, V: each.from_basis(V), placed)
+
+    def multiply_transposed(self, block: Tensor) -> Tensor:
+        """The coefficients."""
+        return _by_blocks(self.codomain, self._blocks, lambda each, V: each.to_basis(V), block)[self._order]
+
+
+def _by_blocks(space: Space, blocks: Sequence[Any], act: Callable[[Any, Tensor], Tensor], columns: Tensor) -> Tensor:
+    """What each block makes of its part of columns (n, k)."""
+    rows = columns.t().split(space.sizes, dim=1)
+    return _scattered(space, [(each.layout, act(each, each.layout.gather(rows, columns.shape[1]))) for each in blocks])
+
+
+def _scattered(space: Space, parts: Sequence[tuple[Layout, Tensor]]) -> Tensor:
+    """Matrices (k, groups, p, q) as columns (n, k)."""
+    leaves: list[Tensor | None] = [None] * len(space.sizes)
+    for layout, matrices in parts:
+        layout.scatter(matrices, leaves)
+    return torch.cat([leaf for leaf in leaves if leaf is not None], dim=1).t()
+
+
+def _noise(values: Tensor) -> Tensor:
+    """What is zero to rounding beside the largest of some eigenvalues."""
+    return max(values.shape[-2:]) * torch.finfo(values.dtype).eps * values.abs().max()
+
+
+def _damping(caller: str, options: dict[str, Any]) -> float:
+    """The one option of closed forms."""
+    unknown = sorted(options.keys() - {"damping"})
+    if unknown:
+        raise InputError(
+            f"{caller}: {unknown[0]}: expected damping alone for a closed form, got {options[unknown[0]]!r}; leave it "
+            "out, or name an iterative method."
+        )
+    damping = options.get("damping", 0.0)
+    require_amount(caller, "damping", damping)
+    return float(damping)
+
+
+def _exactly(number: Tensor) -> Estimate:
+    return Estimate(float(number), 0.0, 0, CLOSED_FORM)

@@ -1,0 +1,140 @@
+"""Which layer owns which parameter, and the blocks that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hodiff.errors import InputError
+from hodiff.operators.kfac.layouts import Layout, Piece
+from hodiff.operators.kfac.options import DIAGONAL, JOINED
+from hodiff.operators.kfac.sources import KINDS, MIXING, Kind, known_type
+
+WEIGHT, BIAS = "weight", "bias"
+REMEDY = "leave them out of x, or take GaussNewtonOperator, which needs no layers"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A block of one layer: where its numbers lie, and what they are made of.
+
+    Attributes:
+        layer: The layer's name in the model.
+        type: A class of `KINDS`: that of the layer, or one that it is a subclass of.
+        parts: Which of its parameters, "weight", "bias" or both.
+        layout: Where they lie.
+        diagonal: Whether the factor of gradients is.
+    """
+
+    layer: str
+    type: type[nn.Module]
+    parts: tuple[str, ...]
+    layout: Layout
+    diagonal: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """What is known of the layer."""
+        return KINDS[self.type]
+
+    @property
+    def one_hot(self) -> bool:
+        """Whether inputs are rows of the weight."""
+        return self.kind.one_hot and WEIGHT in self.parts
+
+    @property
+    def per_example(self) -> bool:
+        """Whether gradients are summed over an example's places."""
+        return self.kind.inputs is None
+
+    def inputs(self, module: nn.Module, x: Tensor) -> Tensor | None:
+        """Vectors a, (N, places, groups, q); (N, places) of rows; None where they are 1."""
+        if WEIGHT not in self.parts or self.kind.inputs is None:
+            return None
+        a = self.kind.inputs(module, x)
+        return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1) if BIAS in self.parts else a
+
+    def gradients(self, module: nn.Module, x: Tensor, g: Tensor) -> Tensor:
+        """Vectors g, (c, N, places, groups, p), of gradients of the output."""
+        if not self.per_example:
+            return self.kind.weight(module, x, g)
+        functions = {WEIGHT: self.kind.weight, BIAS: self.kind.bias}
+        return torch.cat([functions[part](module, x, g) for part in self.parts], -1)
+
+
+def sources_of(
+    caller: str, model: nn.Module, names: Sequence[str], options: Mapping[str, Any]
+) -> dict[str, list[Source]]:
+    """The blocks of some parameters, by their layer; those of layers that are not known are refused."""
+    _require_apart(caller, model)
+    owners = _owners(caller, model, names)
+    found: dict[str, list[Source]] = {}
+    for layer, held in owners.items():
+        module = model.get_submodule(layer)
+        known = known_type(module)
+        assert known is not None
+        joined = options["bias"] == JOINED and len(held) == 2
+        found[layer] = [
+            _source(layer, module, known, parts, options["norm"])
+            for parts in ([held] if joined else [{part: index} for part, index in held.items()])
+        ]
+    return found
+
+
+def _source(layer: str, module: nn.Module, known: type[nn.Module], held: dict[str, int], norm: str) -> Source:
+    kind = KINDS[known]
+    groups, p, q = kind.sizes(module)
+    piece = {WEIGHT: (groups, q, p)} if kind.one_hot else {WEIGHT: (groups, p, q), BIAS: (groups, p, 1)}
+    pieces = tuple(Piece(index, piece[part], kind.one_hot) for part, index in held.items())
+    layout = Layout(pieces, dim=-1 if kind.inputs is not None else -2)
+    return Source(layer, known, tuple(held), layout, kind.inputs is None and norm == DIAGONAL)
+
+
+def _owners(caller: str, model: nn.Module, names: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Leaves of the point by layer and by "weight" or "bias", weight first."""
+    everywhere: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        everywhere.setdefault(id(parameter), []).append(name)
+    tied = {name: held for held in everywhere.values() if len(held) > 1 for name in held}
+    owners: dict[str, dict[str, int]] = {}
+    for index, name in enumerate(names):
+        layer, _, part = name.rpartition(".")
+        module = model.get_submodule(layer) if _is_module(model, layer) else None
+        found = None if module is None else known_type(module)
+        if found is None or part not in (WEIGHT, BIAS) or getattr(module, part, None) is None:
+            known = ", ".join(each.__name__ for each in KINDS)
+            raise InputError(
+                f"{caller}: x: expected weights and biases of layers that are known here, {known}, got {name!r}"
+                f"{f' of {type(module).__name__}' * (module is not None)}; {REMEDY}."
+            )
+        if name in tied:
+            raise InputError(
+                f"{caller}: x: expected parameters of one layer each, got one that is both {' and '.join(tied[name])}; "
+                f"{REMEDY}."
+            )
+        if refused := KINDS[found].refused(module):
+            raise InputError(
+                f"{caller}: x: expected an embedding whose gradients are those of its output, got {name!r} with "
+                f"{refused}; {REMEDY}."
+            )
+        owners.setdefault(layer, {})[part] = index
+    return {layer: dict(sorted(held.items(), reverse=True)) for layer, held in owners.items()}
+
+
+def _is_module(model: nn.Module, name: str) -> bool:
+    return name in dict(model.named_modules())
+
+
+def _require_apart(caller: str, model: nn.Module) -> None:
+    """Refuse batch norm by the statistics of a batch, in which examples depend on each other."""
+    for name, module in model.named_modules():
+        if isinstance(module, MIXING) and (module.training or not module.track_running_stats):
+            raise InputError(
+                f"{caller}: model: expected examples that do not depend on each other, got {name or 'a model'!r}, "
+                f"{type(module).__name__}, with statistics of the batch; call model.eval(), with "
+                "track_running_stats=True."
+            )

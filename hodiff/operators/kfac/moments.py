@@ -1,0 +1,76 @@
+"""Sums over examples and places: those that factors are made of, and second moments of examples' gradients.
+
+Shapes are those of `sources`: a (N, places, groups, q), or (N, places) of rows; g (c, N, places, groups, p).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.operators.kfac.blocks import EigenBlock
+from hodiff.operators.kfac.layers import Source
+from hodiff.operators.kfac.options import REDUCE
+from hodiff.operators.kfac.sources import one_hot_counts
+
+
+def of_inputs(source: Source, a: Tensor | None, sharing: str) -> tuple[Tensor | None, int]:
+    """The sum of $a a^T$ and how many terms it has; None where a is 1."""
+    if a is None:
+        return None, 1
+    if source.one_hot:
+        # The outer product of a unit vector is diagonal.
+        return torch.bincount(a[a >= 0], minlength=source.layout.shape[2])[None], a.numel()
+    rows = a.mean(1) if sharing == REDUCE else a.flatten(0, 1)
+    rows = rows.movedim(1, 0)
+    return rows.mT @ rows, rows.shape[1]
+
+
+def of_gradients(source: Source, g: Tensor, sharing: str) -> Tensor:
+    """The sum of $g g^T$, or of its diagonal."""
+    # An embedding's inputs are not averaged: the outer product of a mean of unit vectors has (rows)^2 numbers.
+    rows = g.sum(2).flatten(0, 1) if sharing == REDUCE and not source.one_hot else g.flatten(0, 2)
+    rows = rows.movedim(1, 0)
+    return rows.square().sum(1) if source.diagonal else rows.mT @ rows
+
+
+def summed_gradient(source: Source, a: Tensor | None, g: Tensor) -> Tensor:
+    """The gradient of all examples, (c, groups, p, q)."""
+    if a is None:
+        return g.sum((1, 2))[..., None]
+    if source.one_hot:
+        kept, places = a >= 0, a[a >= 0]
+        return torch.stack([
+            one_hot_counts(places, each[kept][:, 0], source.layout.shape[2]).mT[None] for each in g.unbind(0)
+        ])
+    return torch.einsum("cnrgp,nrgq->cgpq", g, a)
+
+
+def of_examples(source: Source, basis: EigenBlock, a: Tensor | None, g: Tensor) -> Tensor:
+    """The sum of squares of the examples' gradients in a basis, (groups, p, q)."""
+    if basis.left is not None:
+        g = torch.einsum("cnrgp,gps->cnrgs", g, basis.left)
+    if a is None:
+        return g.sum(2).square().sum((0, 1))[..., None]
+    if source.one_hot:
+        return _of_rows(source, a, g)
+    if basis.right is not None:
+        a = torch.einsum("nrgq,gqs->nrgs", a, basis.right)
+    if a.shape[1] == 1:
+        return torch.einsum("ngp,ngq->gpq", g.square().sum((0, 2)), a.square().sum(1))
+    total = a.new_zeros(source.layout.shape)
+    count = resolve_chunk_size("auto", len(a), len(g) * total.numel() * total.element_size(), a.device)
+    for start, stop in spans(len(a), count):
+        each = torch.einsum("cnrgp,nrgq->cngpq", g[:, start:stop], a[start:stop])
+        total += each.square().sum((0, 1))
+    return total
+
+
+def _of_rows(source: Source, a: Tensor, g: Tensor) -> Tensor:
+    """The same of an embedding, whose gradient has a row for each row that an example picked."""
+    same = (a[:, :, None] == a[:, None, :]) & (a >= 0)[:, :, None]
+    # The row's gradient stands at each place that picked it.
+    rows = torch.einsum("nrs,cnsp->cnrp", same.to(g.dtype), g[:, :, :, 0])
+    shared = rows.square().sum(0) / same.sum(2).clamp(min=1)[..., None]
+    return one_hot_counts(a[a >= 0], shared[a >= 0], source.layout.shape[2]).mT[None]

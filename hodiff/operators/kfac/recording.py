@@ -1,0 +1,116 @@
+"""One evaluation of a model, with what its layers took and gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from hodiff.common.trees import describe
+from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.derivatives.recorded_gradient import pull_batch
+from hodiff.errors import InputError
+from hodiff.operators.kfac.layers import REMEDY
+from hodiff.torch_internals.threads import one_thread_at_a_time
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer.
+
+    Attributes:
+        x: Its input, detached.
+        shape: Shape of its output.
+        edge: The output's place in the graph, which stays there when the tensor is changed in place.
+    """
+
+    x: Tensor
+    shape: torch.Size
+    edge: GradientEdge
+
+
+class Recorded:
+    """The outputs of a model, and gradients of them in those of its layers.
+
+    Attributes:
+        outputs: The model's one tensor.
+        leaves: The parameters in its graph.
+        calls: Calls by layer.
+    """
+
+    def __init__(self, function: BoundFunction, model: nn.Module, layers: Iterable[str]):
+        self._caller = function.caller
+        self.calls: dict[str, list[Call]] = {name: [] for name in layers}
+        self.leaves = [leaf.detach().requires_grad_() for leaf in function.leaves]
+        # Hooks see the calls of all threads.
+        with one_thread_at_a_time(), self._hooked(model), torch.enable_grad():
+            outputs, _ = function(self.leaves)
+        if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.dim() == 0:
+            raise InputError(
+                f"{self._caller}: model: expected one real tensor with examples along its first dimension, got "
+                f"{describe(outputs)}; return what the loss takes."
+            )
+        if not outputs.requires_grad:
+            raise function.independent()
+        self._graph = outputs
+        self.outputs = outputs.detach()
+        unused = [name for name, calls in self.calls.items() if not calls]
+        if unused:
+            raise InputError(
+                f"{self._caller}: x: expected parameters of layers that the model calls, got those of "
+                f"{', '.join(map(repr, unused))}, which it does not call, or whose weight it uses by a function; "
+                f"{REMEDY}."
+            )
+        self._flat = [call for calls in self.calls.values() for call in calls]
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes that one more gradient takes."""
+        return 2 * self.outputs.element_size() * sum(call.shape.numel() for call in self._flat)
+
+    def pull(self, cotangents: Tensor) -> dict[str, list[Tensor]]:
+        """Gradients of all calls' outputs, (c, *shape) each, for cotangents (c, *outputs)."""
+        edges = [call.edge for call in self._flat]
+
+        def one(cotangent: Tensor) -> Sequence[Tensor | None]:
+            return torch.autograd.grad(self._graph, edges, cotangent, retain_graph=True, allow_unused=True)
+
+        found = iter(pull_batch(one, [cotangents]))
+        return {name: [_filled(next(found), call, cotangents) for call in calls] for name, calls in self.calls.items()}
+
+    def parameter_gradients(self, cotangent: Tensor) -> list[Tensor]:
+        """Gradients of the parameters, which share no code with those of layers."""
+        found = torch.autograd.grad(self._graph, self.leaves, cotangent, retain_graph=True, allow_unused=True)
+        return [
+            torch.zeros_like(leaf) if each is None else each.to_dense() if each.is_sparse else each
+            for each, leaf in zip(found, self.leaves, strict=True)
+        ]
+
+    @contextmanager
+    def _hooked(self, model: nn.Module) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name in self.calls:
+                handle = model.get_submodule(name).register_forward_hook(self._keeper(name), with_kwargs=True)
+                stack.callback(handle.remove)
+            yield
+
+    def _keeper(self, name: str) -> Any:
+        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            x = args[0] if args else next(iter(kwargs.values()))
+            if not isinstance(output, Tensor) or not output.requires_grad:
+                raise InputError(
+                    f"{self._caller}: model: expected layers that autograd records, got {name!r}, called without; "
+                    "call it outside of torch.no_grad() and of a checkpoint."
+                )
+            self.calls[name].append(Call(x.detach(), output.shape, get_gradient_edge(output)))
+
+        return keep
+
+
+def _filled(gradient: Tensor | None, call: Call, like: Tensor) -> Tensor:
+    return like.new_zeros(len(like), *call.shape) if gradient is None else gradient

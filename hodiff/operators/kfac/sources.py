@@ -1,0 +1,159 @@
+r"""How each kind of layer multiplies its parameters: inputs as vectors a, gradients of outputs as vectors g.
+
+The gradient of a layer's weight in one example is the sum of $g_r a_r^\top$ over the places r that share the weight.
+Inputs are (N, places, groups, q), or (N, places) of the rows that an embedding picks; gradients, c of them at once,
+(c, N, places, groups, p).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hodiff.operators.kfac.patches import patches
+
+Inputs = Callable[[Any, Tensor], Tensor]
+Gradients = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of layer.
+
+    Attributes:
+        weight: Vectors g of the weight, for the layer, its input and the gradients of its output.
+        bias: Those of the bias.
+        inputs: Vectors a of the weight; None where they are 1, as in a norm.
+        sizes: (groups, p, q) of the weight.
+        one_hot: Whether inputs are rows that are picked, and the weight has them first.
+        rank: Dimensions that an input has at least, examples and features among them.
+        refused: What of a layer's options is not known here, in words, or "".
+    """
+
+    weight: Gradients
+    bias: Gradients
+    inputs: Inputs | None
+    sizes: Callable[[Any], tuple[int, int, int]]
+    one_hot: bool = False
+    rank: Callable[[Any], int] = lambda module: 2
+    refused: Callable[[Any], str] = lambda module: ""
+
+
+def _last(module: Any, x: Tensor, g: Tensor) -> Tensor:
+    """Features in the last dimension."""
+    return g.reshape(*g.shape[:2], -1, 1, g.shape[-1])
+
+
+def _channels(module: Any, x: Tensor, g: Tensor) -> Tensor:
+    """Channels in the second dimension, in groups."""
+    c, n, channels = g.shape[:3]
+    groups = module.groups
+    return g.reshape(c, n, groups, channels // groups, -1).permute(0, 1, 4, 2, 3)
+
+
+def _scales(normalized: Callable[[Any, Tensor], Tensor], shared: Gradients) -> Gradients:
+    """Gradients of the scale of a norm: those of the shift times what is scaled."""
+    return lambda module, x, g: shared(module, x, g * normalized(module, x))
+
+
+def _summed_features(module: Any, x: Tensor, g: Tensor) -> Tensor:
+    """Summed over all but the last dimensions, which a norm scales."""
+    size = module.weight.numel()
+    return g.reshape(*g.shape[:2], -1, size).sum(2)[:, :, None, None]
+
+
+def _summed_channels(module: Any, x: Tensor, g: Tensor) -> Tensor:
+    """Summed over all but the channels, in the second dimension."""
+    return g.flatten(3).sum(3)[:, :, None, None] if g.dim() > 3 else g[:, :, None, None]
+
+
+def _layer_normalized(module: Any, x: Tensor) -> Tensor:
+    return F.layer_norm(x, module.normalized_shape, eps=module.eps)
+
+
+def _rms_normalized(module: Any, x: Tensor) -> Tensor:
+    return F.rms_norm(x, module.normalized_shape, eps=module.eps)
+
+
+def _group_normalized(module: Any, x: Tensor) -> Tensor:
+    return F.group_norm(x, module.num_groups, eps=module.eps)
+
+
+def _batch_normalized(module: Any, x: Tensor) -> Tensor:
+    return F.batch_norm(x, module.running_mean, module.running_var, training=False, eps=module.eps)
+
+
+def _instance_normalized(module: Any, x: Tensor) -> Tensor:
+    own = module.training or not module.track_running_stats
+    return F.instance_norm(x, module.running_mean, module.running_var, use_input_stats=own, momentum=0, eps=module.eps)
+
+
+def _norm(normalized: Callable[[Any, Tensor], Tensor], summed: Gradients) -> Kind:
+    return Kind(_scales(normalized, summed), summed, None, lambda module: (1, module.weight.numel(), 1))
+
+
+def _conv_sizes(module: Any) -> tuple[int, int, int]:
+    groups = module.groups
+    return groups, module.out_channels // groups, module.weight[0].numel()
+
+
+def _renormalized(module: Any) -> str:
+    options = {"max_norm": module.max_norm is not None, "scale_grad_by_freq": module.scale_grad_by_freq}
+    return ", ".join(name for name, given in options.items() if given)
+
+
+def _picked(module: Any, x: Tensor) -> Tensor:
+    """Rows; -1 for the padding row, which has no gradient."""
+    rows = x.reshape(len(x), -1)
+    return rows if module.padding_idx is None else rows.masked_fill(rows == module.padding_idx, -1)
+
+
+LINEAR = Kind(
+    _last, _last, lambda m, x: x.reshape(len(x), -1, 1, m.in_features), lambda m: (1, m.out_features, m.in_features)
+)
+CONVOLUTION = Kind(_channels, _channels, patches, _conv_sizes, rank=lambda m: 2 + len(m.kernel_size))
+EMBEDDING = Kind(
+    _last,
+    _last,
+    _picked,
+    lambda m: (1, m.embedding_dim, m.num_embeddings),
+    one_hot=True,
+    rank=lambda m: 1,
+    refused=_renormalized,
+)
+BATCH_NORM = _norm(_batch_normalized, _summed_channels)
+INSTANCE_NORM = _norm(_instance_normalized, _summed_channels)
+
+KINDS: dict[type[nn.Module], Kind] = {
+    nn.Linear: LINEAR,
+    nn.Conv1d: CONVOLUTION,
+    nn.Conv2d: CONVOLUTION,
+    nn.Conv3d: CONVOLUTION,
+    nn.Embedding: EMBEDDING,
+    nn.LayerNorm: _norm(_layer_normalized, _summed_features),
+    nn.RMSNorm: _norm(_rms_normalized, _summed_features),
+    nn.GroupNorm: _norm(_group_normalized, _summed_channels),
+    nn.BatchNorm1d: BATCH_NORM,
+    nn.BatchNorm2d: BATCH_NORM,
+    nn.BatchNorm3d: BATCH_NORM,
+    nn.InstanceNorm1d: INSTANCE_NORM,
+    nn.InstanceNorm2d: INSTANCE_NORM,
+    nn.InstanceNorm3d: INSTANCE_NORM,
+}
+# Those that mix examples where they use a batch's own statistics.
+MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def known_type(module: nn.Module) -> type[nn.Module] | None:
+    """The class of a layer, or the one of the table that it is a subclass of."""
+    return next((each for each in type(module).__mro__ if each in KINDS), None)
+
+
+def one_hot_counts(rows: Tensor, values: Tensor, size: int) -> Tensor:
+    """Values (m, d) added up by the rows (m,) that they belong to, (size, d)."""
+    return torch.zeros(size, values.shape[1], dtype=values.dtype, device=values.device).index_add_(0, rows, values)

@@ -1,0 +1,92 @@
+"""K-FAC and EKFAC entry by entry against loops over examples, columns and places, in NumPy."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from at_once import some_at_once
+from operators.kfac.by_hand import CASES, corrected, dense, problem
+
+import hodiff
+
+SETTINGS = list(product(CASES, ["expand", "reduce"], ["joined", "separate"]))
+# Each case and each setting once.
+SOON = [
+    ("mlp", "expand", "separate"),
+    ("tokens", "reduce", "joined"),
+    ("conv1d", "expand", "joined"),
+    ("conv2d", "reduce", "separate"),
+]
+EACH = pytest.mark.parametrize("setting", some_at_once(SETTINGS, SOON, "-".join))
+
+
+@EACH
+def test_kronecker_products(setting: tuple[str, str, str]) -> None:
+    name, sharing, bias = setting
+    p = problem(name)
+    A = hodiff.KFACOperator(*p.arguments, sharing=sharing, bias=bias)
+    expected = dense(p, sharing, bias == "joined")
+    np.testing.assert_allclose(A.to_dense().numpy(), expected, rtol=0, atol=1e-13)
+    # Over batches of different sizes, some columns at a time.
+    data = [(p.inputs[:1], p.targets[:1]), (p.inputs[1:], p.targets[1:])]
+    B = hodiff.KFACOperator(p.model, p.loss, p.x, data=data, sharing=sharing, bias=bias, chunk_size=2)
+    np.testing.assert_allclose(B.to_dense().numpy(), expected, rtol=0, atol=1e-13)
+
+
+@EACH
+def test_corrected_eigenvalues(setting: tuple[str, str, str]) -> None:
+    name, sharing, bias = setting
+    p = problem(name)
+    A = hodiff.EKFACOperator(*p.arguments, sharing=sharing, bias=bias)
+    found = {(source.layer, source.parts[0]): block for source, block in zip(A._all_sources, A.blocks, strict=True)}
+
+    def correct(layer: str, group: int, part: str, A: np.ndarray, B: np.ndarray, gradients: Any) -> np.ndarray:
+        # Where eigenvalues are equal, eigenvectors are a choice: any that diagonalize are right.
+        block = found[layer, part]
+        left = block.left[group].numpy()
+        right = np.eye(len(A)) if block.right is None else block.right[group].numpy()
+        for Q, factor in ((left, B), (right, A)):
+            np.testing.assert_allclose(Q.T @ Q, np.eye(len(Q)), atol=1e-12)
+            rotated = Q.T @ factor @ Q
+            np.testing.assert_allclose(rotated, np.diag(np.diag(rotated)), atol=1e-12)
+        return corrected(np.kron(left, right), gradients)
+
+    expected = dense(p, sharing, bias == "joined", correct)
+    np.testing.assert_allclose(A.to_dense().numpy(), expected, rtol=0, atol=1e-12)
+    # Over batches of different sizes, some columns at a time; eigenvectors may be others there.
+    data = [(p.inputs[:1], p.targets[:1]), (p.inputs[1:], p.targets[1:])]
+    A = hodiff.EKFACOperator(p.model, p.loss, p.x, data=data, sharing=sharing, bias=bias, chunk_size=2)
+    found = {(source.layer, source.parts[0]): block for source, block in zip(A._all_sources, A.blocks, strict=True)}
+    expected = dense(p, sharing, bias == "joined", correct)
+    np.testing.assert_allclose(A.to_dense().numpy(), expected, rtol=0, atol=1e-12)
+
+
+def test_nearer_than_without_correction() -> None:
+    """In the Frobenius norm to the exact blocks, of all settings."""
+    for name, sharing in product(CASES, ["expand", "reduce"]):
+        p = problem(name)
+        exact = hodiff.GaussNewtonOperator(*p.arguments).to_dense()
+        plain = hodiff.KFACOperator(*p.arguments, sharing=sharing)
+        # Between the layers' blocks, and between groups of channels, both are zero.
+        apart = _pattern(plain)
+        distance = [
+            (A.to_dense() - exact * apart).norm() for A in (hodiff.EKFACOperator(*p.arguments, sharing=sharing), plain)
+        ]
+        assert distance[0] <= distance[1] * (1 + 1e-12), name
+        assert distance[0] < 0.999 * distance[1] or distance[1] < 1e-12 * exact.norm(), name
+
+
+def _pattern(A: hodiff.KFACOperator) -> torch.Tensor:
+    """1 where two parameters are in one block."""
+    labels = torch.zeros(A.shape[0])
+    number = 0
+    leaves: list[Any] = [None] * len(A.domain.sizes)
+    for block in A.blocks:
+        groups, p, q = block.layout.shape
+        marks = number + torch.arange(groups)[:, None, None].expand(1, groups, p, q)
+        block.layout.scatter(marks, leaves)
+        number += groups
+    labels = torch.cat(leaves, dim=1)[0]
+    return labels[:, None] == labels

@@ -1,0 +1,198 @@
+"""Inverses, spectra and norms in closed form against the dense matrix; and what every operator at a point can do."""
+
+import copy
+import pickle
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from operators.cases import close, ravel
+from operators.kfac.by_hand import problem
+from torch import Tensor, nn
+
+import hodiff
+
+KINDS = pytest.mark.parametrize("kind", [hodiff.KFACOperator, hodiff.EKFACOperator])
+
+
+def mixed(kind: Any, **options: Any) -> Any:
+    """A network with every kind of block: of words, groups of channels, norms, full and diagonal, and linear ones."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(5, 4), nn.LayerNorm(4), nn.Conv1d(6, 4, 2, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)
+    ).double()
+    inputs, y = torch.randint(5, (7, 6)), torch.randint(3, (7,))
+    return kind(model, F.cross_entropy, dict(model.named_parameters()), inputs, y, **options)
+
+
+@KINDS
+@pytest.mark.parametrize("options", [{}, {"bias": "separate", "norm": "diagonal", "sharing": "reduce"}])
+def test_against_the_matrix(kind: Any, options: dict[str, str]) -> None:
+    A = mixed(kind, **options)
+    M, n = A.to_dense(), A.shape[0]
+    I = torch.eye(n).double()  # noqa: E741
+    close(M, M.mT, 1e-14)
+    V = torch.randn(n, 3).double()
+    close(A @ V, M @ V)
+    close(A @ V[:, 0], M @ V[:, 0])
+    close(ravel(A @ A.to_tree(V[:, 1])), M @ V[:, 1])
+    close(A.diagonal().value, M.diagonal())
+    assert A.trace().value == pytest.approx(float(M.trace()), rel=1e-12)
+    assert A.frobenius_norm().value == pytest.approx(float(M.norm()), rel=1e-12)
+    damped = M + 0.1 * I
+    assert A.logdet(damping=0.1).value == pytest.approx(float(damped.logdet()), rel=1e-12)
+    assert A.det(damping=0.1).value == pytest.approx(float(damped.det()), rel=1e-10)
+    assert A.det().value == pytest.approx(0.0, abs=1e-100)
+    close(A.inverse(damping=0.1).to_dense(), torch.linalg.inv(damped), 1e-11)
+    pairs = A.eigh()
+    close(pairs.eigenvalues, torch.linalg.eigvalsh(M), 1e-12)
+    Q = pairs.eigenvectors.to_dense()
+    close(Q.mT @ Q, I)
+    close(Q @ torch.diag(pairs.eigenvalues) @ Q.mT, M)
+    close(pairs.eigenvectors.T @ V, Q.mT @ V)
+
+
+def test_the_inverse_is_an_operator_like_it() -> None:
+    A = mixed(hodiff.KFACOperator)
+    inverse = A.inverse(damping=0.1)
+    M = torch.linalg.inv(A.to_dense() + 0.1 * torch.eye(A.shape[0]).double())
+    assert inverse.trace().value == pytest.approx(float(M.trace()), rel=1e-12)
+    assert inverse.logdet().value == pytest.approx(-A.logdet(damping=0.1).value, rel=1e-12)
+    close(inverse.diagonal().value, M.diagonal(), 1e-11)
+    close(inverse.inverse().to_dense(), torch.linalg.inv(M), 1e-11)
+    assert sorted(inverse @ A.x) == sorted(A.x)
+    assert inverse.to(dtype=torch.float32).to_dense().dtype is torch.float32
+    v = torch.randn(A.shape[0]).double()
+    close(A.inverse("cg", damping=0.1, tol=1e-12) @ v, inverse @ v, 1e-9)
+
+
+def test_heuristic_damping() -> None:
+    """By the formula, factor by factor."""
+    p = problem("mlp")
+    A, damping = hodiff.KFACOperator(*p.arguments, bias="separate"), 0.01
+    expected = []
+    for block in A.blocks:
+        (a,), (b,) = block.A, block.B
+        pi = ((a.trace() / len(a)) / (b.trace() / len(b))) ** 0.5
+        left = torch.linalg.inv(b + damping**0.5 / pi * torch.eye(len(b)).double())
+        expected.append(torch.kron(left, torch.linalg.inv(a + pi * damping**0.5 * torch.eye(len(a)).double())))
+    close(A.inverse("heuristic", damping=damping).to_dense(), torch.block_diag(*expected), 1e-11)
+
+
+def test_a_regular_matrix_needs_no_damping() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)).double()
+    inputs = torch.randn(20, 2).double()
+    A = hodiff.KFACOperator(model, F.mse_loss, dict(model.named_parameters()), inputs, inputs)
+    M = A.to_dense()
+    close(A.inverse().to_dense() @ M, torch.eye(12).double(), 1e-10)
+    assert A.logdet().value == pytest.approx(float(M.logdet()))
+    assert A.det().value == pytest.approx(float(M.det()))
+
+
+@KINDS
+def test_singular_ones_are_refused(kind: Any) -> None:
+    A = mixed(kind)
+    with pytest.raises(hodiff.InputError, match=r"inverse: damping: expected more than the rounding"):
+        A.inverse()
+    with pytest.raises(hodiff.InputError, match=r"logdet: damping: expected more than the rounding"):
+        A.logdet()
+
+
+@KINDS
+def test_copies_and_conversions(kind: Any) -> None:
+    A = mixed(kind, fisher="monte-carlo", samples=2)
+    M = A.to_dense()
+    for twin in (copy.deepcopy(A), pickle.loads(pickle.dumps(A)), mixed(kind, fisher="monte-carlo", samples=2)):
+        close(twin.to_dense(), M, 0)
+    # The factors go along; those of a fresh one are computed there.
+    assert pickle.loads(pickle.dumps(A)).blocks[0].layout == A.blocks[0].layout
+    single = A.to(dtype=torch.float32)
+    assert single.to_dense().dtype is torch.float32
+    moved = {name: value + 0.1 for name, value in A.x.items()}
+    other = A.at(moved)
+    assert (other.to_dense() - M).norm() > 1e-3 * M.norm()
+    close(other.at(A.x).to_dense(), M, 0)
+    close(A.to_dense(), M, 0)
+    # Two blocks of three, by name, as the rows and columns of the matrix.
+    rows = torch.cat([torch.arange(M.shape[0])[place] for place in A.domain.select([5, 6])])
+    close(A.block("5").to_dense(), M[rows][:, rows])
+
+
+@KINDS
+def test_half_precision_and_float32(kind: Any) -> None:
+    exact = mixed(kind).to_dense()
+    A = mixed(kind)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
+        lower = A.to(dtype=dtype)
+        assert lower.to_dense().dtype is torch.float32
+        # Eigenvectors of equal eigenvalues are a choice, on which the trace does not depend.
+        assert lower.trace().value == pytest.approx(float(exact.trace()), rel=tolerance)
+
+
+@KINDS
+def test_some_parameters(kind: Any) -> None:
+    """Those of some layers, or a weight without its bias."""
+    p = problem("mlp")
+    model, loss, x, *rest = p.arguments
+    whole = kind(model, loss, x, *rest, bias="separate").to_dense()
+    some = kind(model, loss, {name: x[name] for name in ("2.bias", "0.weight")}, *rest).to_dense()
+    sizes = [leaf.numel() for leaf in x.values()]
+    rows = torch.cat([torch.arange(sum(sizes[:3]), sum(sizes)), torch.arange(sizes[0])])
+    close(some, whole[rows][:, rows])
+
+
+def test_in_place_layers_and_buffers_are_left_alone() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(4)
+    layers = [nn.Linear(3, 4), norm, nn.ReLU(), nn.Linear(4, 2)]
+    model = nn.Sequential(*layers).eval()
+    inputs, y = torch.randn(6, 3), torch.randint(2, (6,))
+    x = dict(model.named_parameters())
+    expected = hodiff.KFACOperator(model, F.cross_entropy, x, inputs, y).to_dense()
+    model[2] = nn.ReLU(inplace=True)
+    A = hodiff.KFACOperator(model, F.cross_entropy, x, inputs, y)
+    close(A.to_dense(), expected, 0)
+    assert norm.num_batches_tracked == 0
+    assert not any(module._forward_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_sums_are_multiples_of_means() -> None:
+    p = problem("mlp")
+    model, loss, x, inputs, y = p.arguments
+    for fisher, factor in (("exact", 5), ("monte-carlo", 5), ("empirical", 5)):
+        mean = hodiff.KFACOperator(model, loss, x, inputs, y, fisher=fisher).to_dense()
+        summed = partial(loss, reduction="sum")
+        for given in ({"data": [(inputs, y)]}, {"data": [(inputs[:2], y[:2]), (inputs[2:], y[2:])]}):
+            if fisher == "monte-carlo" and len(given["data"]) > 1:
+                continue  # other draws
+            A = hodiff.KFACOperator(model, summed, x, reduction="sum", fisher=fisher, **given)
+            close(A.to_dense(), factor * mean)
+
+
+class Batch(nn.Module):
+    """A model of a batch that is a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.layer(batch["inputs"])
+
+
+def test_batches_of_another_form() -> None:
+    torch.manual_seed(0)
+    model = Batch().double()
+    batch = {"inputs": torch.randn(5, 3).double(), "labels": torch.randint(2, (5,))}
+    loss = lambda z, batch: F.cross_entropy(z, batch["labels"])  # noqa: E731
+    x = dict(model.named_parameters())
+    A = hodiff.KFACOperator(model, loss, x, batch)
+    plain = hodiff.KFACOperator(
+        model.layer, F.cross_entropy, dict(model.layer.named_parameters()), batch["inputs"], batch["labels"]
+    )
+    close(A.to_dense(), plain.to_dense())
+    close(hodiff.KFACOperator(model, loss, x, data=[batch], batch_size=lambda b: 5).to_dense(), plain.to_dense())

@@ -1,0 +1,176 @@
+"""What K-FAC does not know is refused by name, with a remedy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hodiff
+from hodiff import EKFACOperator, InputError, KFACOperator
+
+INPUTS, LABELS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0])
+
+
+class Net(nn.Module):
+    """Two layers, and a function of both and the input in their place."""
+
+    def __init__(self, call: Callable[["Net", Tensor], Tensor], **layers: nn.Module):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self, x)
+
+
+def operator(model: nn.Module, *, kind: Any = KFACOperator, loss: Any = F.cross_entropy, **options: Any) -> Any:
+    return kind(model, loss, dict(model.named_parameters()), INPUTS, LABELS, **options)
+
+
+def plain(net: Net, x: Tensor) -> Tensor:
+    return net.last(net.first(x).tanh())
+
+
+def tied() -> nn.Module:
+    net = Net(lambda net, x: net.last(net.second(net.first(x))), second=nn.Linear(3, 3))
+    net.second.weight = net.first.weight
+    return net
+
+
+class Scaled(nn.Module):
+    """A parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(3, 2), nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+
+class Coupled(nn.Module):
+    """Examples along another dimension than the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.reshape(2, 2, 3)).reshape(4, 2)
+
+
+MODELS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a function": (lambda: operator_of_function(), "model: expected an nn.Module"),
+    "an unknown layer": (lambda: operator(Net(plain, other=nn.LSTM(3, 2))), "got 'other.weight_ih_l0' of LSTM;"),
+    "a parameter of its own": (lambda: operator(Scaled()), "got 'scale' of Scaled; leave them out"),
+    "tied": (lambda: operator(tied()), "both first.weight and second.weight"),
+    "a layer that is not called": (
+        lambda: operator(Net(lambda net, x: net.last(F.linear(x, net.first.weight)))),
+        "got those of 'first', which it does not call",
+    ),
+    "a weight that is used twice": (
+        lambda: operator(Net(lambda net, x: net.last(net.first(x) + x @ net.first.weight))),
+        "got those of 'first', whose gradient is another one",
+    ),
+    "no graph": (
+        lambda: operator(Net(lambda net, x: net.last(checkpoint(net.first, x, use_reentrant=True)))),
+        "got 'first', called without",
+    ),
+    "batch norm": (
+        lambda: operator(Net(lambda net, x: net.last(net.norm(x)), norm=nn.BatchNorm1d(3))),
+        "call model.eval()",
+    ),
+    "dropout": (
+        lambda: operator(nn.Sequential(nn.Linear(3, 2), nn.Dropout())),
+        r"The cause are random numbers of Dropout",
+    ),
+    "max_norm": (lambda: operator(nn.Embedding(3, 2, max_norm=1.0)), "with max_norm"),
+    "several outputs": (
+        lambda: operator(Net(lambda net, x: (net.first(x), plain(net, x)))),
+        "expected one real tensor with examples along its first dimension",
+    ),
+    "examples elsewhere": (lambda: operator(Coupled(), kind=EKFACOperator), "with the 4 examples along their first"),
+    "examples elsewhere, reduced": (
+        lambda: operator(Coupled(), sharing="reduce"),
+        "with the 4 examples along their first",
+    ),
+    "a concave loss": (
+        lambda: operator(nn.Linear(3, 2), loss=lambda z, y: -z.square().mean()),
+        "loss: expected one that is convex in the outputs",
+    ),
+    "a loss that couples": (
+        lambda: operator(nn.Linear(3, 2), loss=lambda z, y: z.sum() ** 2),
+        "whose Hessian couples examples",
+    ),
+    "samples of nothing": (lambda: operator(nn.Linear(3, 2), samples=3), "samples: expected None with fisher='exact'"),
+    "an unknown likelihood": (
+        lambda: operator(nn.Linear(3, 2), loss=lambda z, y: F.cross_entropy(z, y), fisher="monte-carlo"),
+        "loss: expected a negative log-likelihood",
+    ),
+    "another reduction": (lambda: operator(nn.Linear(3, 2), reduction="sum"), "reduction: expected 'mean'"),
+    "another fisher": (lambda: operator(nn.Linear(3, 2), fisher="type-2"), "fisher: expected one of 'exact'"),
+    "no data": (
+        lambda: KFACOperator(nn.Linear(3, 2), F.cross_entropy, {"bias": torch.ones(2)}),
+        "expected either data=",
+    ),
+    "heuristic, corrected": (
+        lambda: operator(nn.Linear(3, 2), kind=EKFACOperator).inverse("heuristic", damping=1.0),
+        "expected 'exact' where eigenvalues are corrected",
+    ),
+    "an option of others": (
+        lambda: operator(nn.Linear(3, 2)).inverse(damping=1.0, tol=1e-3),
+        "tol: expected damping alone",
+    ),
+    "a negative damping": (lambda: operator(nn.Linear(3, 2)).inverse(damping=-1.0), "damping: expected a nonnegative"),
+    "another method": (lambda: operator(nn.Linear(3, 2)).inverse("qr"), "method: expected one of"),
+    "another point": (lambda: operator(nn.Linear(3, 2)).at({"bias": torch.ones(2)}), "at: x: expected the structure"),
+}
+
+
+def operator_of_function() -> Any:
+    return KFACOperator(lambda w, x: x @ w, F.mse_loss, torch.ones(3), INPUTS, torch.ones(4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_refused(name: str) -> None:
+    make, message = MODELS[name]
+    with pytest.raises(InputError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        make().to_dense()
+
+
+def test_changed_before_the_factors_were_computed() -> None:
+    model = nn.Linear(3, 2)
+    A, known = operator(model), operator(model)
+    before = known.to_dense()
+    with torch.no_grad():
+        model.weight.add_(1)
+    with pytest.raises(InputError, match="changed in place"):
+        A.to_dense()
+    assert torch.equal(known.to_dense(), before)
+
+
+def test_shuffled_data() -> None:
+    class Shuffled:
+        def __init__(self) -> None:
+            self.walks = 0
+
+        def __iter__(self) -> Any:
+            self.walks += 1
+            return iter([(INPUTS.roll(self.walks, 0), LABELS)])
+
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match="expected the same batches on every pass"):
+        EKFACOperator(model, F.cross_entropy, dict(model.named_parameters()), data=Shuffled()).to_dense()
+
+
+def test_an_unused_check_may_be_turned_off() -> None:
+    model = Net(lambda net, x: net.last(net.first(x) + x @ net.first.weight))
+    assert operator(model, check=False).to_dense().isfinite().all()
+    assert hodiff.KFACOperator is KFACOperator
