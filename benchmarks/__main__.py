@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks import memory
 from benchmarks.machine import machine
 from benchmarks.problems import Result, measure
-from benchmarks.registry import WORKLOADS
+from benchmarks.registry import TALLIES, WORKLOADS
 from benchmarks.report import PEER, RESULTS, describe, peer_rows, save_json, time_table
 
 EXPLANATION = """\
@@ -75,10 +75,25 @@ def run_workload(name: str, *, rounds: int | None, quick: bool, directory: Path 
     return [f"{result.problem}: {contestant}" for result in results for contestant in result.wrong()]
 
 
+def run_tally(name: str, *, quick: bool, directory: Path | None) -> None:
+    """Count what one tally counts, print its page and save it."""
+    tally, here = TALLIES[name], machine()
+    page = [f"# {name}: {tally.title}\n\n{describe(here)}\n"]
+    print(page[0], flush=True)
+    data = {}
+    for title, text, rows in tally.sections(quick):
+        page.append(f"## {title}\n\n{text}\n")
+        data[title] = rows
+        print(page[-1], flush=True)
+    if directory is not None:
+        save_json(directory / f"{name}.json", {"tally": name, "title": tally.title, "machine": here, "parts": data})
+        (directory / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and run; 1 if hodiff was wrong anywhere."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, *TALLIES], metavar="NAME")
     parser.add_argument("--rounds", type=int, help="rounds to time, instead of each workload's own number")
     parser.add_argument(
         "--quick", action="store_true", help="few rounds of the quickest problems; saved only on --save"
@@ -87,14 +102,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--save", type=Path, metavar="DIR", help=f"where results go, by default {RESULTS.name}/")
     options = parser.parse_args(arguments)
     if options.list:
-        for name, workload in WORKLOADS.items():
-            print(f"{name:10} {workload.title}")
+        titles = {name: each.title for table in (WORKLOADS, TALLIES) for name, each in table.items()}
+        for name, title in titles.items():
+            print(f"{name:17} {title}")
         return 0
     # A quick run must not replace thorough results.
     directory = options.save or (None if options.quick else RESULTS)
     wrong = []
-    for name in options.only:
-        wrong += run_workload(name, rounds=options.rounds, quick=options.quick, directory=directory)
+    for name in options.only or [*WORKLOADS, *TALLIES]:
+        if name in TALLIES:
+            run_tally(name, quick=options.quick, directory=directory)
+        else:
+            wrong += run_workload(name, rounds=options.rounds, quick=options.quick, directory=directory)
     if directory is not None:
         print(f"Saved in {directory}.")
     for each in wrong:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import meta_memory
 from benchmarks.memory import TITLE, Peak, dense_peaks
 from benchmarks.problems import Problem
-from benchmarks.workloads import authoring, checks, corrections, dense, functions, hvp, meta, operators, overhead
+from benchmarks.workloads import (
+    authoring,
+    checks,
+    corrections,
+    dense,
+    functions,
+    hvp,
+    meta,
+    minimize,
+    operators,
+    overhead,
+    pointwise,
+    standard_problems,
+)
 
 
 @dataclass(frozen=True)
@@ -37,10 +51,26 @@ class Workload:
     reference: str = "central differences of the float64 gradient, or with a closed form"
 
 
+@dataclass(frozen=True)
+class Tally:
+    """What is counted rather than timed.
+
+    Attributes:
+        title: What it counts, in a line.
+        sections: Yields heading, text and data of each part of its page; with True, of a few problems only.
+    """
+
+    title: str
+    sections: Callable[[bool], Iterator[tuple[str, str, Any]]]
+
+
 WORKLOADS = {
     "hvp": Workload("Hessian-vector products of three networks, float32", hvp.problems, rounds=30),
     "operators": Workload(
         "products with curvature operators of three networks, float32", operators.problems, rounds=30
+    ),
+    "pointwise": Workload(
+        "products with Hessians where activations and normalizations count, float32", pointwise.problems, rounds=15
     ),
     "dense": Workload("dense Hessians of two classifiers, float32", dense.problems, rounds=10, peaks=dense_peaks),
     "overhead": Workload("what a product costs beyond its arithmetic", overhead.problems, rounds=100),
@@ -65,5 +95,18 @@ WORKLOADS = {
         unit="the first row, a loop over tasks in plain torch",
         reference="that loop's meta-gradient in float64, which the tests compare with differences of the meta-loss",
     ),
+    "minimize": Workload(
+        "whole runs of minimisers, float64",
+        minimize.problems,
+        rounds=10,
+        unit="SciPy's run with derivatives by hand",
+        reference="the value that SciPy reaches",
+    ),
     "checks": Workload("checks of Functions, and the defects that they see", checks.problems, rounds=10),
+}
+TALLIES = {
+    "standard_problems": Tally(
+        "what minimisers and least squares evaluate on standard problems, and where they end",
+        standard_problems.sections,
+    ),
 }

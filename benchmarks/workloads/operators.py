@@ -55,7 +55,7 @@ def single(objective: Objective) -> Problem:
             for name, operator in operators.items()
         ),
         Contestant(
-            "torch, graph of the gradient kept", "torch", partial(_tagged, "hessian", _KeptGraph(objective, x), vector)
+            "torch, graph of the gradient kept", "torch", partial(_tagged, "hessian", KeptGraph(objective, x), vector)
         ),
         Contestant(
             "torch autograd.grad twice",
@@ -84,7 +84,7 @@ def blocks(objective: Objective) -> Problem:
     generator = torch.Generator().manual_seed(2)
     block = torch.randn(sum(leaf.numel() for leaf in x.values()), COLUMNS, generator=generator)
     expected = difference_product(objective, block[:, -1])
-    kept = _KeptGraph(objective, x)
+    kept = KeptGraph(objective, x)
 
     def gradients() -> None:
         for _ in range(COLUMNS):
@@ -153,7 +153,7 @@ def multiplications(run: Callable[[], Any]) -> int:
     return counter.get_total_flops()
 
 
-class _KeptGraph:
+class KeptGraph:
     """What a careful user of torch writes: the gradient's graph, kept for all products."""
 
     def __init__(self, objective: Objective, x: dict[str, Tensor]):

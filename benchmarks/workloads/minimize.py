@@ -1,0 +1,94 @@
+"""Whole runs of `hodiff.optim.minimize` beside SciPy's with derivatives written by hand in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import scipy.optimize as so
+import torch
+from torch import Tensor
+
+import hodiff
+from benchmarks.problems import Problem
+from benchmarks.race import Contestant
+
+D = torch.float64
+
+
+def problems(quick: bool) -> Iterator[Problem]:
+    """Logistic regression, where arithmetic counts, and Rosenbrock's function, where calls do."""
+    yield _logistic(1_000 if quick else 10_000, 20 if quick else 200)
+    yield _rosenbrock(100 if quick else 1_000, 20 if quick else 40)
+
+
+def _logistic(count: int, n: int) -> Problem:
+    """Mean loss with a small ridge, from zero to the minimum."""
+    draw = np.random.default_rng(0)
+    X, w = draw.standard_normal((count, n)), draw.standard_normal(n) / n**0.5
+    labels = (draw.random(count) < 1 / (1 + np.exp(-X @ w))).astype(float)
+    signs, ridge = 2 * labels - 1, 1e-3
+
+    def value(w: np.ndarray) -> float:
+        return float(np.logaddexp(0, -signs * (X @ w)).mean() + ridge / 2 * w @ w)
+
+    def gradient(w: np.ndarray) -> np.ndarray:
+        shares = 1 / (1 + np.exp(signs * (X @ w)))
+        return X.T @ (-signs * shares) / count + ridge * w
+
+    def product(w: np.ndarray, v: np.ndarray) -> np.ndarray:
+        p = 1 / (1 + np.exp(-X @ w))
+        return X.T @ (p * (1 - p) * (X @ v)) / count + ridge * v
+
+    inputs, targets = torch.from_numpy(X), torch.from_numpy(labels)
+
+    def loss(w: Tensor) -> Tensor:
+        return torch.nn.functional.binary_cross_entropy_with_logits(inputs @ w, targets) + ridge / 2 * w @ w
+
+    title = f"Logistic regression, {count:,} × {n}, trust-ncg to the minimum"
+    return _problem("logistic", title, loss, np.zeros(n), {}, value=value, gradient=gradient, product=product)
+
+
+def _rosenbrock(n: int, steps: int) -> Problem:
+    """The first steps from zero."""
+
+    def f(x: Tensor) -> Tensor:
+        return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+    title = f"Rosenbrock's function, n = {n:,}, {steps} steps of trust-ncg"
+    by_hand = {"value": so.rosen, "gradient": so.rosen_der, "product": so.rosen_hess_prod}
+    return _problem("rosenbrock", title, f, np.zeros(n), {"maxiter": steps}, **by_hand)
+
+
+def _problem(
+    name: str,
+    title: str,
+    f: Callable[[Tensor], Tensor],
+    start: np.ndarray,
+    options: dict[str, Any],
+    *,
+    value: Callable[..., Any],
+    gradient: Callable[..., Any],
+    product: Callable[..., Any],
+) -> Problem:
+    x0 = torch.from_numpy(start)
+
+    def by_hand() -> float:
+        found = so.minimize(value, start, jac=gradient, hessp=product, method="trust-ncg", options=options)
+        return float(found.fun)
+
+    def by_hodiff() -> float:
+        return float(hodiff.optim.minimize(f, x0, options=options).fun)
+
+    expected = by_hand()
+    return Problem(
+        name=name,
+        title=title,
+        contestants=[
+            Contestant("SciPy, derivatives by hand in NumPy", "unit", by_hand),
+            Contestant("hodiff.optim.minimize", "hodiff", by_hodiff),
+        ],
+        error=lambda found: abs(found - expected) / abs(expected),
+        tolerance=1e-6,
+    )

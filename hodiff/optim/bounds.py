@@ -1,0 +1,125 @@
+"""Bounds and constraints on pytrees as SciPy takes them, with exact derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import scipy
+from torch import Tensor
+
+from hodiff.common.options import is_number
+from hodiff.common.trees import PyTree, describe
+from hodiff.derivatives import hessian_matrix, jacobian
+from hodiff.errors import InputError
+from hodiff.operators import HessianOperator
+from hodiff.optim.variables import Variables
+from hodiff.optim.vector_function import numbers_of, vector_function
+
+# Up to this many unknowns the Hessian of a constraint is a matrix, and beyond an operator.
+DENSE = 256
+_KINDS = {"eq": (0.0, 0.0), "ineq": (0.0, np.inf)}
+
+
+def bounds_of(caller: str, bounds: Any, variables: Variables) -> Any:
+    """SciPy's bounds, from its own forms or a pair of pytrees."""
+    if bounds is None:
+        return None
+    n = variables.space.size
+    if isinstance(bounds, scipy.optimize.Bounds):
+        lower, upper = bounds.lb, bounds.ub
+    elif isinstance(bounds, tuple) and len(bounds) == 2 and not any(map(_is_pair, bounds)):
+        lower, upper = (
+            _limits(caller, each, empty, variables) for each, empty in zip(bounds, (-np.inf, np.inf), strict=True)
+        )
+    elif isinstance(bounds, Iterable) and all(map(_is_pair, bounds := list(bounds))) and len(bounds) == n:
+        lower, upper = (
+            np.array([empty if each[i] is None else each[i] for each in bounds], float)
+            for i, empty in ((0, -np.inf), (1, np.inf))
+        )
+    else:
+        raise _refused(caller, bounds, n)
+    try:
+        lower, upper = (np.broadcast_to(np.asarray(each, float), (n,)) for each in (lower, upper))
+    except ValueError:
+        raise _refused(caller, bounds, n) from None
+    if (crossed := lower > upper).any():
+        i = int(crossed.argmax())
+        raise InputError(
+            f"{caller}: bounds: expected lower bounds that are at most the upper ones, got {lower[i]:g} and "
+            f"{upper[i]:g} for element {i} of x0 in pytree order."
+        )
+    return scipy.optimize.Bounds(lower, upper)
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether it is the pair of limits of one element, as SciPy has them."""
+    return (
+        isinstance(value, (tuple, list)) and len(value) == 2 and all(each is None or is_number(each) for each in value)
+    )
+
+
+def _limits(caller: str, tree: PyTree, empty: float, variables: Variables) -> Any:
+    if tree is None:
+        return empty
+    if is_number(tree) or isinstance(tree, np.ndarray):
+        return tree
+    if isinstance(tree, Tensor) and not tree.dim():
+        return tree.item()
+    return variables.array(variables.space.flatten(tree, f"{caller}: bounds"))
+
+
+def _refused(caller: str, bounds: Any, n: int) -> InputError:
+    return InputError(
+        f"{caller}: bounds: expected (lower, upper), each None, a number or a pytree like x0, or {n} pairs of numbers "
+        f"in pytree order, or scipy.optimize.Bounds, got {describe(bounds)}."
+    )
+
+
+def constraints_of(caller: str, constraints: Any, variables: Variables, *, curved: bool) -> list[Any]:
+    """SciPy's constraints, whose functions of the pytree become ones of vectors, with Jacobians (and Hessians)."""
+    given = constraints if isinstance(constraints, (tuple, list)) else (constraints,)
+    return [_constraint(caller, each, variables, curved) for each in given]
+
+
+def _constraint(caller: str, constraint: Any, variables: Variables, curved: bool) -> Any:
+    if isinstance(constraint, scipy.optimize.LinearConstraint):
+        return constraint
+    if isinstance(constraint, scipy.optimize.NonlinearConstraint):
+        function, lower, upper, keep = constraint.fun, constraint.lb, constraint.ub, constraint.keep_feasible
+        args: tuple[Any, ...] = ()
+    elif isinstance(constraint, dict) and constraint.get("type") in _KINDS and callable(constraint.get("fun")):
+        function, (lower, upper), keep = constraint["fun"], _KINDS[constraint["type"]], False
+        args = tuple(constraint.get("args", ()))
+    else:
+        raise InputError(
+            f"{caller}: constraints: expected scipy.optimize.NonlinearConstraint or LinearConstraint, or a dict with "
+            f"'type' ('eq' or 'ineq') and 'fun', or a list of such, got {describe(constraint)}."
+        )
+    values = vector_function(caller, "constraints", function, args, variables)
+    lower, upper = (variables.array(each) if isinstance(each, Tensor) else each for each in (lower, upper))
+
+    def slopes(x: np.ndarray) -> np.ndarray:
+        try:
+            return variables.array(jacobian(values)(variables.vector(x)))
+        except InputError as error:
+            raise InputError(str(error).replace("jacobian:", f"{caller}: constraints:", 1)) from None
+
+    def weighted(x: Tensor, v: Tensor) -> Tensor:
+        return values(x) @ v
+
+    def hessian(x: np.ndarray, v: np.ndarray) -> Any:
+        point, weights = variables.vector(x), variables.vector(v)
+        if variables.space.size > DENSE:
+            return HessianOperator(weighted, point, weights, check_deterministic=False).to_scipy()
+        return variables.array(hessian_matrix(weighted, point, weights))
+
+    return scipy.optimize.NonlinearConstraint(
+        lambda x: numbers_of(values, x, variables),
+        lower,
+        upper,
+        jac=slopes,
+        # Methods without curvature warn of what they ignore.
+        **({"hess": hessian, "keep_feasible": keep} if curved else {}),
+    )

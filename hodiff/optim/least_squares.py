@@ -1,0 +1,201 @@
+"""Nonlinear least squares by SciPy's methods, with exact Jacobians."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy
+import torch
+from torch import Tensor
+
+from hodiff.common.options import is_number, require_callable, require_choice, require_int, require_number
+from hodiff.common.trees import PyTree, flatten_primals
+from hodiff.derivatives import jacobian
+from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.errors import InputError
+from hodiff.operators import JacobianOperator
+from hodiff.operators.constants import require_constant
+from hodiff.optim.bounds import bounds_of
+from hodiff.optim.geodesic import Problem, Rules, geodesic_least_squares
+from hodiff.optim.variables import Variables
+from hodiff.optim.vector_function import numbers_of, vector_function
+from hodiff.rules.any_order import outside_graphs
+
+DIFFERENTIABLE = (
+    "least squares take them as constants. Pass them as parameters of hodiff.implicit.argmin, with the sum of squares "
+    "as its objective and a solver that calls hodiff.optim.least_squares."
+)
+METHODS = ("trf", "dogbox", "lm", "lm-geodesic")
+# Those without bounds, robust losses and products of the Jacobian alone.
+PLAIN = ("lm", "lm-geodesic")
+LOSSES = ("linear", "soft_l1", "huber", "cauchy", "arctan")
+SOLVERS = ("exact", "lsmr")
+
+
+@outside_graphs
+@leave_inference_mode
+def least_squares(
+    f: Callable[..., Any],
+    x0: PyTree,
+    *args: Any,
+    method: str = "trf",
+    bounds: Any = None,
+    ftol: float | None = 1e-8,
+    xtol: float | None = 1e-8,
+    gtol: float | None = 1e-8,
+    x_scale: float | str | PyTree = 1.0,
+    loss: str = "linear",
+    f_scale: float = 1.0,
+    tr_solver: str | None = None,
+    max_nfev: int | None = None,
+    acceleration: float = 0.75,
+) -> scipy.optimize.OptimizeResult:
+    r"""Minimise a sum of squares of residuals, with exact Jacobians.
+
+    $$ \min_x \tfrac12 \sum_i \rho\big(f_i(x)^2\big) \quad\text{with}\quad l \le x \le u $$
+
+    It is `scipy.optimize.least_squares` on tensors, which computes in float64 on the CPU, and one method more; `f` is
+    evaluated in the dtype and on the device of `x0`.
+
+    Args:
+        f: Function `f(x, *args)` that returns the residuals: a tensor or a pytree of tensors, m numbers in all.
+        x0: Where to begin: a tensor or a pytree of floating-point tensors, n numbers in all. Complex ones count as two.
+        *args: Further arguments of `f`, taken as constants.
+        method: "trf", "dogbox", "lm" (Levenberg-Marquardt by MINPACK, without bounds, for m of n or more) or
+            "lm-geodesic" (our own, on the device of `x0`, without bounds, for any m): each step bends as the residuals
+            do, by their exact second derivative along it, which costs a few evaluations and saves Jacobians in narrow
+            curved canyons.
+        bounds: As in `hodiff.optim.minimize`.
+        ftol: As for SciPy: ends where the cost changes by less than this part; None never.
+        xtol: The same of a step's length against that of x.
+        gtol: The same of the gradient's largest element.
+        x_scale: Characteristic sizes of the unknowns: a number, a pytree like `x0`, or "jac" for those of the
+            Jacobian's columns.
+        loss: $\rho$: "linear", "soft_l1", "huber", "cauchy" or "arctan", which bound what outliers do.
+        f_scale: The residual from which one counts as an outlier.
+        tr_solver: "exact" for the Jacobian as a matrix, "lsmr" for its products alone, or None for "exact".
+        max_nfev: Most evaluations; None for SciPy's limit, 100 n for "lm-geodesic".
+        acceleration: For "lm-geodesic", how long the acceleration may be for what the velocity is, the paper's
+            $\alpha$; 0 for steps without it.
+
+    Returns:
+        SciPy's `OptimizeResult`: `x` and `grad` in the structure, dtypes and devices of `x0`; `cost`, a float; `fun`,
+        the residuals (m,), and `jac` at x, a tensor (m, n) or with "lsmr" a `hodiff.JacobianOperator`; `active_mask`
+        like `x0`; `optimality`, `status`, `message`, `success`, `nfev`, `njev`, and with "lm-geodesic" `naev`, how
+        many second derivatives were computed.
+
+    Raises:
+        InputError: If an argument is not what it should be, or `f` does not depend on `x0`.
+        RouteError: If torch does not implement the Jacobian.
+
+    Example:
+        >>> import torch, hodiff
+        >>> t = torch.linspace(0, 3, 20, dtype=torch.float64)
+        >>> data = 2.5 * torch.exp(-1.3 * t)
+        >>> start = {"height": torch.ones((), dtype=torch.float64), "rate": torch.ones((), dtype=torch.float64)}
+        >>> found = hodiff.optim.least_squares(lambda p: p["height"] * torch.exp(-p["rate"] * t) - data, start)
+        >>> found.x["height"], found.x["rate"]
+        (tensor(2.5000, dtype=torch.float64), tensor(1.3000, dtype=torch.float64))
+
+    Source: `scipy.optimize.least_squares`; M. Branch, T. Coleman & Y. Li, SIAM J. Sci. Comput. 21 (1999) for "trf";
+    M. Transtrum & J. Sethna, arXiv:1201.5885, for "lm-geodesic".
+    """
+    require_choice("least_squares", "method", method, METHODS)
+    require_choice("least_squares", "loss", loss, LOSSES)
+    require_choice("least_squares", "tr_solver", tr_solver, SOLVERS, optional=True)
+    for name, tolerance in {"ftol": ftol, "xtol": xtol, "gtol": gtol}.items():
+        require_number("least_squares", name, tolerance, nonnegative=True, optional=True)
+    require_number("least_squares", "f_scale", f_scale, positive=True)
+    require_int("least_squares", "max_nfev", max_nfev, 1, optional=True)
+    require_number("least_squares", "acceleration", acceleration, nonnegative=True)
+    if method in PLAIN and (bounds is not None or loss != "linear" or tr_solver == "lsmr"):
+        raise InputError(
+            f"least_squares: method: {method!r} takes no bounds, no other loss than 'linear' and no tr_solver='lsmr'; "
+            "pass method='trf'."
+        )
+    flatten_primals(x0, "least_squares", "x0", complex_too=True)
+    require_callable("least_squares", f=f)
+    require_constant("least_squares", x0, f, args, advice=DIFFERENTIABLE)
+    variables = Variables(x0)
+    residuals = vector_function("least_squares", "f", f, args, variables)
+
+    def value(x: np.ndarray) -> np.ndarray:
+        return numbers_of(residuals, x, variables)
+
+    def slopes(x: np.ndarray) -> Any:
+        if tr_solver == "lsmr":
+            return JacobianOperator(residuals, variables.vector(x)).to_scipy()
+        return variables.array(jacobian(residuals)(variables.vector(x)))
+
+    first = value(variables.start)
+    if not np.isfinite(first).all():
+        raise InputError(
+            f"least_squares: x0: expected a point where all residuals are finite, got {first[~np.isfinite(first)][0]} "
+            "among them; begin elsewhere."
+        )
+    if method == "lm-geodesic":
+        rules = Rules(ftol, xtol, gtol, max_nfev or 100 * variables.space.size, acceleration)
+        found = geodesic_least_squares(
+            Problem(residuals, variables), variables.origin, _scale_vector(x_scale, variables), rules
+        )
+        return _in_own_structure(found, variables, residuals)
+    if method == "lm" and len(first) < variables.space.size:
+        raise InputError(
+            f"least_squares: f: expected as many residuals as unknowns for method='lm', {variables.space.size}, got "
+            f"{len(first)}; pass method='trf'."
+        )
+    given: dict[str, Any] = {}
+    if bounds is not None:
+        given["bounds"] = bounds_of("least_squares", bounds, variables)
+    with np.errstate(all="ignore"):
+        found = scipy.optimize.least_squares(
+            value,
+            variables.start,
+            jac=slopes,
+            method=method,
+            ftol=ftol,
+            xtol=xtol,
+            gtol=gtol,
+            x_scale=_scales(x_scale, variables),
+            loss=loss,
+            f_scale=f_scale,
+            tr_solver=tr_solver,
+            max_nfev=max_nfev,
+            **given,
+        )
+    return _in_own_structure(found, variables, residuals)
+
+
+def _scales(x_scale: Any, variables: Variables) -> Any:
+    if is_number(x_scale) or (isinstance(x_scale, str) and x_scale == "jac"):
+        return x_scale
+    if isinstance(x_scale, str):
+        raise InputError(f"least_squares: x_scale: expected a number, 'jac' or a pytree like x0, got {x_scale!r}.")
+    return variables.array(variables.space.flatten(x_scale, "least_squares: x_scale"))
+
+
+def _scale_vector(x_scale: Any, variables: Variables) -> Tensor | None:
+    """Scales for our own method; None for those of the Jacobian's columns."""
+    scales = _scales(x_scale, variables)
+    if isinstance(scales, str):
+        return None
+    vector = torch.as_tensor(scales).to(variables.origin).expand(variables.space.size)
+    if not bool((vector > 0).all()):
+        raise InputError(f"least_squares: x_scale: expected positive numbers, got {float(vector.min()):g} among them.")
+    return vector
+
+
+def _in_own_structure(
+    found: scipy.optimize.OptimizeResult, variables: Variables, residuals: Callable[[Tensor], Tensor]
+) -> scipy.optimize.OptimizeResult:
+    """Point, gradient and mask as pytrees, residuals and Jacobian as tensors."""
+    x = found.x
+    found.x, found.grad, found.active_mask = (variables.tree(each) for each in (x, found.grad, found.active_mask))
+    found.fun = variables.vector(found.fun)
+    if isinstance(found.jac, np.ndarray):
+        found.jac = variables.vector(found.jac)
+    else:
+        found.jac = JacobianOperator(residuals, variables.vector(x))
+    return found

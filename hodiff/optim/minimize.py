@@ -1,0 +1,234 @@
+"""Minimise a scalar function of a pytree by SciPy's methods, with exact derivatives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import scipy
+from tqdm.auto import tqdm
+
+from hodiff.common.options import require_bool, require_callable, require_choice, require_number
+from hodiff.common.trees import PyTree, describe
+from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.errors import InputError
+from hodiff.operators.constants import require_constant
+from hodiff.optim.bounds import bounds_of, constraints_of
+from hodiff.optim.methods import METHODS, Method
+from hodiff.optim.objective import Objective
+from hodiff.optim.own_options import options_of
+from hodiff.optim.point import Point
+from hodiff.optim.result import describe_end, in_own_structure
+from hodiff.rules.any_order import outside_graphs
+
+# What a call inside a transform is told.
+DIFFERENTIABLE = (
+    "a minimiser takes them as constants. Pass them as parameters of hodiff.implicit.argmin(f, hodiff.optim.minimize), "
+    "through whose minimum transforms see."
+)
+
+
+@outside_graphs
+@leave_inference_mode
+def minimize(
+    f: Callable[..., Any],
+    x0: PyTree,
+    *args: Any,
+    method: str = "trust-ncg",
+    bounds: Any = None,
+    constraints: Any = (),
+    tol: float | None = None,
+    options: Mapping[str, Any] | None = None,
+    callback: Callable[[scipy.optimize.OptimizeResult], Any] | None = None,
+    progress: bool = False,
+) -> scipy.optimize.OptimizeResult:
+    r"""Minimise a scalar function, with exact gradients, Hessian-vector products or Hessians, as the method takes them.
+
+    $$ \min_x f(x) \quad\text{with}\quad l \le x \le u, \quad c_l \le c(x) \le c_u $$
+
+    It is `scipy.optimize.minimize` on tensors: the same iterates as SciPy makes with derivatives written by hand. SciPy
+    computes in float64 on the CPU; "newton-krylov", "ssbroyden" and "ssbfgs" are our own, and compute in float64 on the
+    device of `x0`. `f` is evaluated in the dtype and on the device of `x0`, once at each point, whose
+    gradient and products share what was recorded.
+
+    | method | takes | bounds | constraints |
+    |---|---|---|---|
+    | "trust-ncg", "trust-krylov", "newton-cg" | products with the Hessian | | |
+    | "newton-krylov" | products with the Hessian, fewer than "trust-ncg" | | |
+    | "trust-exact", "dogleg" | the Hessian, for up to some hundred unknowns | | |
+    | "bfgs", "cg" | gradients | | |
+    | "ssbroyden", "ssbfgs" | gradients; for up to some thousand unknowns and many digits | | |
+    | "l-bfgs-b", "tnc" | gradients | yes | |
+    | "slsqp" | gradients | yes | yes |
+    | "trust-constr" | products with the Hessian, and with those of the constraints | yes | yes |
+
+    Args:
+        f: Function `f(x, *args)` that returns a tensor of shape ().
+        x0: Where to begin: a tensor or a pytree of floating-point tensors, n numbers in all. Complex ones count as two.
+        *args: Further arguments of `f`, taken as constants.
+        method: One of the table.
+        bounds: `(lower, upper)`, each None, a number or a pytree like `x0`; or as for SciPy, a pair for each element
+            of x in pytree order, or `scipy.optimize.Bounds`.
+        constraints: As for SciPy, one or a list of `scipy.optimize.NonlinearConstraint(fun, lb, ub)` or
+            `{"type": "eq" or "ineq", "fun": fun}`, with `fun(x)` made of torch's functions, which returns a tensor or a
+            pytree of them; Jacobians and Hessians are hodiff's. `scipy.optimize.LinearConstraint` is for x in pytree
+            order.
+        tol: As for SciPy, for termination; by default that of the method.
+        options: As for SciPy, further options of the method, such as `{"maxiter": 100}`; those of our own methods are
+            listed below.
+        callback: Called after each iteration with a `scipy.optimize.OptimizeResult` of `x`, in the structure of `x0`,
+            and `fun`; it may raise `StopIteration` to end.
+        progress: Whether to show a progress bar with value and norm of the gradient.
+
+    Returns:
+        SciPy's `OptimizeResult`: `x` and `jac`, the gradient, in the structure, dtypes and devices of `x0`; `fun`, a
+        float; `success`, `status`, `message`; `nit` iterations; `nfev`, `njev`, `nhvp` and `nhev`, how many values,
+        gradients, products with the Hessian and Hessians were computed; and what else the method tells. Ctrl-C ends
+        with the best point so far.
+
+    Options of our own methods, with SciPy's names where it has them:
+
+    | option | of | default | what it is |
+    |---|---|---|---|
+    | `maxiter` | all | 200 n | most iterations |
+    | `gtol` | all | 1e-5, "newton-krylov" 1e-4 | the norm of the gradient at which it ends; `tol` sets it |
+    | `norm` | "ss..." | inf | the order of that norm; 2 for "newton-krylov" |
+    | `xrtol` | "ss..." | 0 | ends where a step is shorter, by the length of x |
+    | `c1`, `c2` | "ss..." | 0.1, 0.9 | by which part of the slope the value falls, and which part of it may be left |
+    | `hess_inv0` | "ss..." | the identity | the inverse Hessian to begin with, (n, n); the last one is `hess_inv` |
+    | `initial_scale` | "ss..." | True | whether the identity takes the curvature of the first step |
+    | `initial_trust_radius`, `max_trust_radius`, `eta` | "newton-krylov" | 1, 1000, 0.15 | as for "trust-ncg" |
+    | `forcing` | "newton-krylov" | "superlinear" | how far systems are solved; "eisenstat-walker" ignores units |
+    | `preconditioner` | "newton-krylov" | None | nearly the inverse Hessian: a diagonal (n,) or a function of (n,) |
+    | `inner_maxiter` | "newton-krylov" | 20 n | most products in an iteration |
+
+    Raises:
+        InputError: If an argument is not what it should be, or `f` does not return one real number or does not depend
+            on `x0`.
+        RouteError: If torch implements no derivative that the method takes.
+
+    Example:
+        >>> import torch, hodiff
+        >>> rosenbrock = lambda x: (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+        >>> found = hodiff.optim.minimize(rosenbrock, torch.zeros(3, dtype=torch.float64))
+        >>> found.x, found.success
+        (tensor([1.0000, 1.0000, 1.0000], dtype=torch.float64), True)
+
+    Source: `scipy.optimize.minimize`; J. Nocedal & S. J. Wright, *Numerical Optimization*, 2nd ed., chapters 4 to 7,
+    16 and 18. Of our own, M. Al-Baali, E. Spedicato & F. Maggioni, Optim. Methods Softw. 29 (2014), and J. Urbán,
+    P. Stefanou & J. Pons, J. Comput. Phys. 523 (2025), for "ssbfgs" and "ssbroyden", with the line search of W. Hager &
+    H. Zhang, ACM Trans. Math. Softw. 32 (2006); T. Steihaug, SIAM J. Numer. Anal. 20 (1983), for "newton-krylov".
+    """
+    name = _require_method(method, bounds, constraints)
+    require_number("minimize", "tol", tol, nonnegative=True, optional=True)
+    require_bool("minimize", "progress", progress)
+    if callback is not None:
+        require_callable("minimize", callback=callback)
+    if options is not None and not isinstance(options, Mapping):
+        raise InputError(f"minimize: options: expected a dict or None, got {describe(options)}.")
+    require_constant("minimize", x0, f, args, constraints, advice=DIFFERENTIABLE)
+    takes = METHODS[name]
+    objective = Objective("minimize", f, x0, args, curved=takes.curvature == "products")
+    with tqdm(unit=" iterations", disable=not progress) as bar:
+        iterations = _Iterations(objective, callback, bar)
+        if takes.solver is None:
+            run = partial(
+                scipy.optimize.minimize,
+                objective.value,
+                objective.variables.start,
+                method=name,
+                tol=tol,
+                options=dict(options or {}),
+                callback=iterations,
+                **_for_scipy(takes, objective, bounds, constraints),
+            )
+        else:
+            run = partial(
+                takes.solver, objective, options_of(takes.options, name, options or {}, tol), iterations.after
+            )
+        found = _run(run, objective, iterations)
+    describe_end(found)
+    return in_own_structure(found, objective)
+
+
+def _for_scipy(takes: Method, objective: Objective, bounds: Any, constraints: Any) -> dict[str, Any]:
+    """Derivatives, bounds and constraints as SciPy takes them."""
+    curved = takes.curvature == "products"
+    given: dict[str, Any] = {"jac": objective.gradient}
+    if curved:
+        given["hessp"] = objective.product
+    if takes.curvature == "hessian":
+        given["hess"] = objective.hessian
+    if bounds is not None:
+        given["bounds"] = bounds_of("minimize", bounds, objective.variables)
+    if takes.constraints and not _is_empty(constraints):
+        given["constraints"] = constraints_of("minimize", constraints, objective.variables, curved=curved)
+    return given
+
+
+def _run(
+    run: Callable[[], scipy.optimize.OptimizeResult], objective: Objective, iterations: _Iterations
+) -> scipy.optimize.OptimizeResult:
+    """What the run finds, or the best point where it came to no end of its own."""
+    try:
+        with np.errstate(all="ignore"):
+            return run()
+    except KeyboardInterrupt:
+        return iterations.ended("Interrupted")
+    except (ValueError, np.linalg.LinAlgError):
+        # SciPy's linear algebra refuses what is not finite, and some methods do not look before.
+        if not objective.strayed:
+            raise
+        return iterations.ended("A value or derivative is not finite")
+
+
+class _Iterations:
+    """The callback of methods: shows progress, and calls the user's."""
+
+    def __init__(self, objective: Objective, callback: Callable[..., Any] | None, bar: Any):
+        self._objective, self._callback, self._bar = objective, callback, bar
+        self.count = 0
+
+    def __call__(self, x: np.ndarray, state: Any = None) -> None:
+        gradient = None if self._bar.disable else self._objective.gradient(x)
+        self._tell(x, self._objective.value, gradient)
+
+    def after(self, point: Point) -> None:
+        """What our own methods call after each iteration."""
+        gradient = None if self._bar.disable else self._objective.variables.array(point.slope)
+        self._tell(point.x, lambda _: point.value, gradient)
+
+    def _tell(self, x: Any, value: Callable[[Any], float], gradient: np.ndarray | None) -> None:
+        self.count += 1
+        if gradient is not None:
+            slope = np.linalg.norm(gradient)
+            self._bar.set_postfix(value=f"{value(x):.6g}", gradient=f"{slope:.2g}", refresh=False)
+            self._bar.update()
+        if self._callback is not None:
+            self._callback(scipy.optimize.OptimizeResult(x=self._objective.variables.tree(x), fun=value(x)))
+
+    def ended(self, reason: str) -> scipy.optimize.OptimizeResult:
+        """The best point so far, for a run that came to no end of its own."""
+        value, x = self._objective.best or (math.nan, self._objective.variables.start)
+        x = x if isinstance(x, np.ndarray) else self._objective.variables.array(x)
+        return scipy.optimize.OptimizeResult(
+            x=x, fun=value, nit=self.count, success=False, status=99, message=f"{reason}; x is the best point so far."
+        )
+
+
+def _is_empty(constraints: Any) -> bool:
+    return isinstance(constraints, (tuple, list)) and not constraints
+
+
+def _require_method(method: Any, bounds: Any, constraints: Any) -> str:
+    name = method.lower() if isinstance(method, str) else method
+    require_choice("minimize", "method", name, METHODS)
+    asked = {"bounds": bounds is not None, "constraints": not _is_empty(constraints)}
+    for argument, wanted in asked.items():
+        if wanted and not getattr(METHODS[name], argument):
+            able = " or ".join(repr(each) for each, method in METHODS.items() if getattr(method, argument))
+            raise InputError(f"minimize: {argument}: expected none, as method={name!r} takes none; pass method={able}.")
+    return str(name)

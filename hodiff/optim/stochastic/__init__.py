@@ -1,0 +1,9 @@
+"""Optimizers of `torch.optim`'s kind, with curvature that hodiff takes."""
+
+from hodiff.optim.stochastic.adahessian import AdaHessian as AdaHessian
+from hodiff.optim.stochastic.hessian_free import HessianFree as HessianFree
+from hodiff.optim.stochastic.lbfgs import LBFGS as LBFGS
+from hodiff.optim.stochastic.newton_cg import NewtonCG as NewtonCG
+from hodiff.optim.stochastic.sam import SAM as SAM
+from hodiff.optim.stochastic.sophia import SophiaG as SophiaG
+from hodiff.optim.stochastic.sophia import SophiaH as SophiaH

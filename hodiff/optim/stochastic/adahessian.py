@@ -1,0 +1,104 @@
+"""AdaHessian: Adam with the Hessian's diagonal in the place of the squared gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.options import require_choice
+from hodiff.estimators.probes import PROBES
+from hodiff.optim.stochastic.base import Group
+from hodiff.optim.stochastic.curvature import HutchinsonOptimizer
+
+
+class AdaHessian(HutchinsonOptimizer):
+    r"""Adam with the diagonal of the Hessian in the place of the gradient, where that is squared.
+
+    $$ m_t = \frac{(1 - \beta_1) \sum_{i \le t} \beta_1^{t-i} g_i}{1 - \beta_1^t}, \quad
+       v_t^2 = \frac{(1 - \beta_2) \sum_{i \le s} \beta_2^{s-i} D_i \circ D_i}{1 - \beta_2^s}, \quad
+       \theta \leftarrow \theta - \gamma \Big( \frac{m_t}{v_t^{\kappa} + \epsilon} + \lambda \theta \Big) $$
+
+    with $D = z \circ H z$, of random signs z, averaged over each kernel of a convolution; s counts the estimates. A
+    loop of `loss.backward()` and `optimizer.step()` is enough: `backward` shows its graph to the optimizer. See
+    docs/optimizers.md for that and for what it costs.
+
+    Args:
+        params: Parameters, or groups of them with settings of their own, as for `torch.optim.Adam`; real and
+            floating-point.
+        lr: Learning rate $\gamma$, a number or a tensor of one.
+        betas: $\beta_1$ and $\beta_2$.
+        eps: $\epsilon$.
+        weight_decay: $\lambda$, decoupled.
+        hessian_power: $\kappa$, from 0 to 1.
+        spatial_averaging: Whether to average $D$ over all but the first two dimensions of a parameter.
+        update_every: Take new curvature every so many steps; None for `update_curvature` only.
+        maximize: Whether to ascend.
+        probes: "rademacher" (signs), "gaussian" or "sphere".
+        generator: Where random numbers come from; by default a new one with seed 0.
+
+    Raises:
+        InputError: If a setting is out of its range, or a parameter complex.
+
+    Example:
+        >>> import torch, hodiff
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        >>> optimizer = hodiff.optim.AdaHessian([w], lr=1.0)
+        >>> (w**2).sum().backward()
+        >>> optimizer.step()
+        >>> w.detach().round(decimals=3)
+        tensor([0., 0.])
+
+    Source: Z. Yao et al., "ADAHESSIAN: an adaptive second order optimizer for machine learning", AAAI 2021, algorithm
+    1, eq. 9 to 11.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-4,
+        weight_decay: float = 0.0,
+        *,
+        hessian_power: float = 1.0,
+        spatial_averaging: bool = True,
+        update_every: int | None = 1,
+        maximize: bool = False,
+        probes: str = "rademacher",
+        generator: torch.Generator | None = None,
+    ):
+        require_choice(self.caller, "probes", probes, PROBES)
+        defaults: Group = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "hessian_power": hessian_power,
+            "spatial_averaging": spatial_averaging,
+            "update_every": update_every,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults, probes, generator)
+
+    def _absorb(self, parameter: Tensor, group: Group, curvature: Tensor) -> None:
+        if group["spatial_averaging"] and parameter.dim() > 2:
+            curvature = curvature.mean(dim=tuple(range(2, parameter.dim())), keepdim=True).expand_as(parameter)
+        state, beta = self.state[parameter], group["betas"][1]
+        if "curvature_sq" not in state:
+            state["curvature_sq"] = torch.zeros_like(parameter)
+        state["curvature_sq"].mul_(beta).addcmul_(curvature, curvature, value=1 - beta)
+
+    def _move(self, parameter: Tensor, group: Group, gradient: Tensor) -> None:
+        state, (beta1, beta2) = self.state[parameter], group["betas"]
+        if "exp_avg" not in state:
+            state["step"], state["exp_avg"] = 0, torch.zeros_like(parameter)
+        state["step"] += 1
+        average = state["exp_avg"].lerp_(gradient, 1 - beta1)
+        mean_square = state["curvature_sq"] / (1 - beta2 ** state["refreshes"])
+        scale = mean_square.pow_(0.5 * group["hessian_power"]).add_(group["eps"])
+        direction = (average / (1 - beta1 ** state["step"])).div_(scale)
+        if group["weight_decay"]:
+            direction.add_(parameter, alpha=group["weight_decay"])
+        parameter.sub_(direction.mul_(group["lr"]))

@@ -1,0 +1,89 @@
+"""What all optimizers share: settings, parameters and gradients that fit, and what a closure is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hodiff.common.trees import describe
+from hodiff.errors import InputError
+from hodiff.optim.stochastic.closures import Closure, detached, require_loss
+from hodiff.optim.stochastic.settings import require_settings
+
+Group = dict[str, Any]
+
+
+class StochasticOptimizer(Optimizer):
+    """A `torch.optim.Optimizer` whose settings are those of `CHECKS`."""
+
+    # Whether parameters may be complex.
+    complex_too: ClassVar[bool] = False
+
+    @property
+    def caller(self) -> str:
+        """What error messages call the optimizer."""
+        return type(self).__name__
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters with settings of their own, as in `torch.optim.Optimizer.add_param_group`.
+
+        Args:
+            param_group: A dict of "params" and settings.
+
+        Raises:
+            InputError: If a setting is out of its range, or a parameter not of a dtype that the optimizer takes.
+        """
+        super().add_param_group(param_group)
+        try:
+            group = self.param_groups[-1]
+            require_settings(self.caller, group)
+            for parameter in group["params"]:
+                self._require_parameter(parameter)
+        except InputError:
+            self.param_groups.pop()
+            raise
+
+    def parameters(self) -> list[Tensor]:
+        """Those of all groups that require a gradient."""
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def gradients(self, group: Group) -> Iterator[tuple[Tensor, Tensor]]:
+        """The parameters of a group that have a gradient, with the one to descend by."""
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                if parameter.grad.layout != torch.strided:
+                    raise InputError(
+                        f"{self.caller}: expected dense gradients, got a sparse one of {describe(parameter)}; pass "
+                        "sparse=False to the embedding."
+                    )
+                yield parameter, -parameter.grad if group.get("maximize") else parameter.grad
+
+    def evaluated(self, closure: Closure) -> Tensor:
+        """The loss of a closure, and its gradients in `grad` of the parameters, whether it called backward or not."""
+        # One that calls backward is known by the gradients it leaves.
+        for parameter in self.parameters():
+            parameter.grad = None
+        with torch.enable_grad():
+            loss = closure()
+            if any(parameter.grad is not None for parameter in self.parameters()):
+                return detached(loss)
+            require_loss(self.caller, loss)
+            self.backward(loss)
+        return loss.detach()
+
+    def backward(self, loss: Tensor) -> None:
+        """Take the gradients of the loss that a closure returned."""
+        torch.autograd.backward(loss)
+
+    def _require_parameter(self, parameter: Tensor) -> None:
+        if parameter.is_complex() and self.complex_too:
+            return
+        if not parameter.is_floating_point():
+            remedy = "; pass its real and imaginary parts" if parameter.is_complex() else ""
+            raise InputError(
+                f"{self.caller}: params: expected real floating-point parameters, got {describe(parameter)}{remedy}."
+            )

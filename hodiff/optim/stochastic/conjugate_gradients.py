@@ -1,0 +1,60 @@
+"""Conjugate gradients step by step, for optimizers that stop them by rules of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Iterate:
+    r"""A point on the way to the minimum of $\phi(x) = \tfrac12 x^\top A x - b^\top x$.
+
+    Attributes:
+        count: How many steps were taken.
+        x: The point.
+        residual: The norm of $b - A x$.
+        value: $\phi(x)$.
+        descent: A direction of curvature zero or less, in which $\phi$ falls for ever; then it is the last iterate.
+    """
+
+    count: int
+    x: Tensor
+    residual: float
+    value: float
+    descent: Tensor | None = None
+
+
+def iterates(product: Callable[[Tensor], Tensor], b: Tensor, start: Tensor | None = None) -> Iterator[Iterate]:
+    """Solve `A x = b` for a symmetric A, until the residual is zero or curvature is not positive.
+
+    Args:
+        product: Multiplies with A.
+        b: The right-hand side.
+        start: Where to begin; by default at zero.
+
+    Yields:
+        The iterates, the start first.
+    """
+    x = torch.zeros_like(b) if start is None else start.clone()
+    residual = b.clone() if start is None else b - product(x)
+    direction, squared, count = residual.clone(), float(residual @ residual), 0
+    while True:
+        yield Iterate(count, x, squared**0.5, -0.5 * float(x @ (b + residual)))
+        if not squared:
+            return
+        multiplied = product(direction)
+        curvature = float(direction @ multiplied)
+        # Rounding makes a curvature of zero a tiny one of either sign.
+        if curvature <= torch.finfo(b.dtype).eps * float(torch.linalg.vector_norm(multiplied)) * squared**0.5:
+            yield Iterate(count, x, squared**0.5, -0.5 * float(x @ (b + residual)), descent=direction)
+            return
+        step = squared / curvature
+        x = x + step * direction
+        residual = residual - step * multiplied
+        before, squared = squared, float(residual @ residual)
+        direction = residual + (squared / before) * direction
+        count += 1

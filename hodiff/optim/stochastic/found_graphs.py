@@ -1,0 +1,60 @@
+"""Derivatives of a loss whose graph on the parameters is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from hodiff.common.trees import PyTree
+from hodiff.derivatives.bound_function import BoundFunction, bind
+from hodiff.derivatives.recorded_gradient import RecordedGradient
+from hodiff.derivatives.route_choice import unavailable
+from hodiff.errors import InputError, RouteError
+from hodiff.operators.recorded_model import RecordedModel
+from hodiff.recompute.recording import FoundRecording
+from hodiff.torch_internals.tensors import has_tensor_hooks
+
+
+def gradient_of(caller: str, loss: Tensor, parameters: Sequence[Tensor], *, numbers: bool = False) -> RecordedGradient:
+    """The gradient of a loss by the leaves of its graph, recorded."""
+    recording: FoundRecording[tuple[Tensor, PyTree]] = FoundRecording(parameters, (loss, ()))
+    return RecordedGradient(_bound(caller, parameters), numbers=numbers, recording=recording)
+
+
+def model_of(caller: str, outputs: PyTree, parameters: Sequence[Tensor]) -> RecordedModel:
+    """The Jacobian of outputs by the leaves of their graph, recorded."""
+    recording: FoundRecording[tuple[PyTree, PyTree]] = FoundRecording(parameters, (outputs, ()))
+    return RecordedModel(_bound(caller, parameters), recording)
+
+
+@contextmanager
+def explained(caller: str) -> Iterator[None]:
+    """Say in one way what torch says in many where a second derivative of the graph is missing."""
+    try:
+        yield
+    except Exception as error:
+        if not unavailable(error):
+            raise
+        raise RouteError(
+            f"{caller}: torch does not implement the second derivative of an operator in the loss: "
+            f"{str(error).strip().splitlines()[0].rstrip('.')}; compute the loss within `with hodiff.corrected():`, or "
+            "pass step(closure), which does so, and modules as they were before torch.compile; "
+            "hodiff.preflight(model, inputs) tells which operator it is."
+        ) from error
+
+
+def _bound(caller: str, parameters: Sequence[Tensor]) -> BoundFunction:
+    # A hook changes gradients and products alike, each time that one is taken.
+    if any(map(has_tensor_hooks, parameters)):
+        raise InputError(
+            f"{caller}: params: expected parameters without hooks of register_hook, which would change products with "
+            "the Hessian as well; use register_post_accumulate_grad_hook."
+        )
+    return bind(caller, _recorded_already, (list(parameters),), name="params")
+
+
+def _recorded_already(*_: Any) -> Any:
+    raise AssertionError("the graph is there already")

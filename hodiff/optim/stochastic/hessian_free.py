@@ -1,0 +1,220 @@
+"""Hessian-free optimization: Gauss-Newton steps by conjugate gradients, trusted as far as they proved right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.module_state import untouched
+from hodiff.common.randomness import RandomState
+from hodiff.corrections import Corrections
+from hodiff.optim.stochastic.closures import Closure, require_closure
+from hodiff.optim.stochastic.conjugate_gradients import Iterate, iterates
+from hodiff.optim.stochastic.found_graphs import explained
+from hodiff.optim.stochastic.local_models import LocalModel, put_gradients, value_of
+from hodiff.optim.stochastic.solver_settings import SolverOptimizer
+from hodiff.recompute.reachable import modules_in
+
+# Iterates that backtracking looks at have numbers that grow by this factor.
+_SPACING = 1.3
+# Progress below this share of the value, for each iteration, ends the iterations.
+_LEAST_PROGRESS = 5e-4
+# Where the ratio of what was gained and what the model promised lies below or above, damping changes by a factor.
+_TRUST = ((0.25, 3 / 2), (0.75, 2 / 3))
+
+
+@dataclass(frozen=True)
+class HessianFreeStep:
+    """What a step did.
+
+    Attributes:
+        cg_iterations: Products with the Gauss-Newton matrix.
+        evaluations: Values of the closure's loss.
+        reduction_ratio: What the loss lost over what the model promised; NaN where the gradient was zero.
+        damping: The damping that the step was made with.
+        accepted: Whether the loss fell; else the parameters stayed.
+    """
+
+    cg_iterations: int
+    evaluations: int
+    reduction_ratio: float
+    damping: float
+    accepted: bool
+
+
+class HessianFree(SolverOptimizer):
+    r"""Hessian-free optimization: Gauss-Newton equations by conjugate gradients, with damping that adapts itself.
+
+    $$ \theta \leftarrow \theta + \gamma\, p, \qquad p \approx \arg\min_p \; q(p) = g^\top p + \tfrac12 p^\top B\, p,
+       \quad B = J^\top \nabla_z^2 \ell\, J + (\lambda + \mu) I, \qquad
+       \rho = \frac{f(\theta + p) - f(\theta)}{q(p)} $$
+
+    Conjugate gradients start from the last solution and end where q hardly falls any more; of their iterates the
+    last one is taken before which f is no smaller. The damping $\mu$ becomes 3/2 of itself where $\rho < 1/4$, and 2/3
+    where $\rho > 3/4$; a step that raises f is not made. It is for large batches: a step takes tens of products, which
+    noise would waste. Random numbers repeat in all evaluations of a step, and buffers of batch norm change in the first
+    only.
+
+    Args:
+        params: Parameters, or groups of them with an `lr` of their own; real and floating-point.
+        lr: $\gamma$, a number or a tensor of one.
+        damping: $\mu$ at the beginning; it changes in `param_groups`.
+        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss.
+        cg_iterations: The most products in a step.
+        cg_tolerance: Where conjugate gradients stop at the latest: norm of the residual over that of the gradient.
+        warm_start: Which part of the last solution they start from, 0 to 1.
+
+    Attributes:
+        last: A `HessianFreeStep` of what the last step did, or None.
+
+    Raises:
+        InputError: If a setting is out of its range, or a parameter complex.
+
+    Example:
+        >>> import torch, hodiff
+        >>> inputs, targets = torch.randn(20, 3), torch.randn(20, 1)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = hodiff.optim.HessianFree(model.parameters())
+        >>> closure = lambda: (model(inputs), lambda outputs: torch.nn.functional.mse_loss(outputs, targets))
+        >>> losses = [optimizer.step(closure).item() for _ in range(3)]
+        >>> losses[2] < losses[1] < losses[0], optimizer.last.accepted
+        (True, True)
+
+    Source: J. Martens, "Deep learning via Hessian-free optimization", ICML 2010, sections 4.1 to 4.6; without its
+    preconditioner.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1.0,
+        damping: float = 1.0,
+        weight_decay: float = 0.0,
+        *,
+        cg_iterations: int = 250,
+        cg_tolerance: float = 1e-10,
+        warm_start: float = 0.95,
+    ):
+        self.last: HessianFreeStep | None = None
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "damping": damping,
+                "weight_decay": weight_decay,
+                "curvature": "gauss-newton",
+                "cg_iterations": cg_iterations,
+                "cg_tolerance": cg_tolerance,
+                "warm_start": warm_start,
+            },
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """One step, which evaluates the closure several times, within `hodiff.corrected()`, and sets gradients.
+
+        Args:
+            closure: Function without arguments that returns the pair (outputs, loss): outputs of the model, with their
+                graph, and a function of them, convex, that returns one number.
+
+        Returns:
+            The loss before the step, without weight decay.
+
+        Raises:
+            InputError: If there is no closure, or it does not return that.
+            RouteError: If torch does not implement a second derivative.
+        """
+        require_closure(self.caller, closure)
+        assert closure is not None
+        draw = RandomState(self.parameters())
+        model = self.model(closure)
+        put_gradients(model.parameters, model.leaves(model.gradient))
+        self._search(model, _Values(self, model, closure, draw))
+        return model.loss
+
+    def _search(self, model: LocalModel, values: _Values) -> None:
+        damping, decay = self.setting("damping"), self.setting("weight_decay")
+        right = -(model.gradient + decay * values.place)
+        count, kept = self._solve(lambda v: model.product(v) + (decay + damping) * v, right, model)
+        best, value = kept[-1], values(kept[-1].x)
+        for each in reversed(kept[:-1]):
+            earlier = values(each.x)
+            if not earlier < value and math.isfinite(value):
+                break
+            best, value = each, earlier
+        gain = value - values.start
+        ratio = gain / best.value if best.value else math.nan
+        accepted = bool(gain < 0)
+        if accepted:
+            self.add(model.leaves(best.x), model.parameters)
+        for parameter, leaf in zip(model.parameters, model.leaves(kept[-1].x), strict=True):
+            self.state[parameter]["solution"] = leaf.clone()
+        self.last = HessianFreeStep(count, values.count, ratio, damping, accepted)
+        (low, more), (high, less) = _TRUST
+        factor = less if ratio > high and accepted else more if not ratio >= low and best.value else 1.0
+        for group in self.param_groups:
+            group["damping"] = damping * factor
+
+    def _solve(
+        self, product: Callable[[Tensor], Tensor], right: Tensor, model: LocalModel
+    ) -> tuple[int, list[Iterate]]:
+        """Conjugate gradients: how many steps, and the iterates that backtracking may return to, the last one last."""
+        parts = [self.state[p].get("solution") for p in model.parameters]
+        warm = None if any(part is None for part in parts) else self.setting("warm_start") * model.vector(parts)
+        enough = self.setting("cg_tolerance") * float(torch.linalg.vector_norm(right))
+        values: list[float] = []
+        kept: list[Iterate] = []
+        mark = 1.0
+        with explained(self.caller):
+            for each in iterates(product, right, warm):
+                values.append(each.value)
+                if each.count >= mark:
+                    kept.append(each)
+                    mark = max(math.ceil(mark * _SPACING), mark + 1)
+                if each.residual <= enough or each.count >= self.setting("cg_iterations") or _stalls(values):
+                    break
+        return each.count, [*(one for one in kept if one.count != each.count), each]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "last": self.last}
+
+
+class _Values:
+    """The loss at other points, with weight decay, the same random numbers, and buffers that stay."""
+
+    def __init__(self, optimizer: HessianFree, model: LocalModel, closure: Closure, draw: RandomState):
+        self._optimizer, self._model, self._closure, self._draw = optimizer, model, closure, draw
+        self._held_modules = modules_in(closure)
+        self._decay = optimizer.setting("weight_decay")
+        self._places = [p.clone() for p in model.parameters]
+        self.place = model.vector(self._places)
+        self.count = 0
+        self.start = float(model.loss) + self._penalty()
+
+    def __call__(self, step: Tensor) -> float:
+        self.count += 1
+        self._optimizer.add(self._model.leaves(step), self._model.parameters)
+        try:
+            with self._draw.replayed(), untouched(self._held_modules), Corrections(lean=True):
+                value = value_of(self._optimizer.caller, self._closure())
+            return float(value) + self._penalty()
+        finally:
+            for parameter, place in zip(self._model.parameters, self._places, strict=True):
+                parameter.copy_(place)
+
+    def _penalty(self) -> float:
+        if not self._decay:
+            return 0.0
+        return 0.5 * self._decay * sum(float(p.double().square().sum()) for p in self._model.parameters)
+
+
+def _stalls(values: list[float]) -> bool:
+    """Martens' rule: relative progress over the last tenth of the iterations, or ten of them."""
+    i = len(values) - 1
+    k = max(10, i // 10)
+    return i > k and values[-1] < 0 and (values[-1] - values[-1 - k]) / values[-1] < k * _LEAST_PROGRESS

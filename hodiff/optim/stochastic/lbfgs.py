@@ -1,0 +1,96 @@
+"""L-BFGS with a strong Wolfe line search."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.optim.stochastic.base import Group, StochasticOptimizer
+from hodiff.optim.stochastic.closures import Closure, require_closure
+from hodiff.optim.stochastic.settings import require_settings
+
+
+class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
+    r"""L-BFGS: quasi-Newton steps from the last gradients, with a line search that meets the strong Wolfe conditions.
+
+    $$ \theta \leftarrow \theta - t H_k g, \qquad
+       f(\theta + t d) \le f + c_1 t\, g^\top d, \quad |g(\theta + t d)^\top d| \le c_2 |g^\top d|, \quad
+       c_1 = 10^{-4},\; c_2 = 0.9 $$
+
+    The iterates are those of `torch.optim.LBFGS(line_search_fn="strong_wolfe")`, whose contract it keeps; closures may
+    leave zeroing and backward out, and bad settings are refused. As there, all parameters are in one group.
+
+    Args:
+        params: Parameters, complex ones, too.
+        lr: The first length t that the line search tries.
+        max_iter: Iterations in a step.
+        max_eval: Evaluations of the closure in a step; by default 5/4 of the iterations.
+        tolerance_grad: Where to stop: the largest entry of the gradient.
+        tolerance_change: Where to stop: the change of parameters and loss.
+        history_size: How many of the last gradients count.
+
+    Raises:
+        InputError: If a setting is out of its range.
+
+    Example:
+        >>> import torch, hodiff
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        >>> optimizer = hodiff.optim.LBFGS([w])
+        >>> loss = optimizer.step(lambda: w[0] ** 2 + 10 * (w[1] - w[0] - 1) ** 2)
+        >>> torch.allclose(w, torch.tensor([0.0, 1.0]), atol=1e-4)
+        True
+
+    Source: J. Nocedal & S. J. Wright, *Numerical Optimization*, 2nd ed., algorithms 7.5 and 3.5; `torch.optim.LBFGS`.
+    """
+
+    complex_too = True
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1.0,
+        max_iter: int = 20,
+        max_eval: int | None = None,
+        tolerance_grad: float = 1e-7,
+        tolerance_change: float = 1e-9,
+        history_size: int = 100,
+    ):
+        settings: Group = {
+            "lr": lr,
+            "max_iter": max_iter,
+            "max_eval": max_eval,
+            "tolerance_grad": tolerance_grad,
+            "tolerance_change": tolerance_change,
+            "history_size": history_size,
+        }
+        # Torch would refuse some in words of its own.
+        require_settings(self.caller, settings)
+        torch.optim.LBFGS.__init__(self, params, **settings, line_search_fn="strong_wolfe")
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """One step of up to `max_iter` iterations.
+
+        Args:
+            closure: Function without arguments that computes the loss and returns it, with its graph. It may zero
+                gradients and call backward, as for torch's optimizers, and need not.
+
+        Returns:
+            The loss before the step.
+
+        Raises:
+            InputError: If there is no closure, or it returns no loss.
+        """
+        require_closure(self.caller, closure)
+        assert closure is not None
+        # Torch wraps the step of each class that is in use, and its wrapper would run the hooks a second time.
+        step = inspect.unwrap(torch.optim.LBFGS.step)
+        with torch.no_grad():
+            return step(self, lambda: self.evaluated(closure))
+
+    def __getstate__(self) -> Group:
+        # Torch leaves out what its step needs; a scheduler's wrapper of the step stays with the scheduler.
+        own = {name: value for name, value in vars(self).items() if "hook" not in name and not callable(value)}
+        return {**own, **super().__getstate__()}

@@ -1,0 +1,132 @@
+"""SAM and ASAM: steps by the gradient at the worst point near by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hodiff.errors import InputError
+from hodiff.optim.stochastic.base import StochasticOptimizer
+from hodiff.optim.stochastic.closures import Closure, require_closure
+
+
+class SAM(StochasticOptimizer):
+    r"""Sharpness-aware minimisation: another optimizer's step, by the gradient where the loss is worst near by.
+
+    $$ \theta \leftarrow \mathrm{step}\big(\theta,\; \nabla f(\theta + e)\big), \qquad
+       e = \rho\, \frac{T^2 g}{\|T g\|}, \quad g = \nabla f(\theta), \quad
+       T = I \;\text{ or, adaptive, }\; |\theta| + \eta $$
+
+    with the norm over all groups. Two gradients a step. Adaptive is ASAM, whose neighbourhood does not change where
+    weights are rescaled and the network computes the same. The closure runs twice, so that dropout is drawn and batch
+    norm updates its buffers twice.
+
+    Args:
+        params: Parameters, or groups of them with settings of their own, also those of `base`; complex ones, too.
+        base: Class of the optimizer that takes the step.
+        rho: $\rho$, the radius; ten times as large if adaptive is a good start.
+        adaptive: Whether to take ASAM's neighbourhood.
+        eta: $\eta$.
+        **options: Those of `base`: `SAM(params, torch.optim.SGD, lr=0.1, momentum=0.9)`.
+
+    Raises:
+        InputError: If a setting is out of its range, or `base` is no class of optimizers.
+
+    Example:
+        >>> import torch, hodiff
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> optimizer = hodiff.optim.SAM([w], torch.optim.SGD, rho=1.0, lr=0.5)
+        >>> loss = optimizer.step(lambda: (w**2).sum())
+        >>> w.detach()
+        tensor([-0.6000, -0.8000])
+
+    Source: P. Foret et al., "Sharpness-aware minimization for efficiently improving generalization", ICLR 2021, eq. 2
+    and algorithm 1; J. Kwon et al., "ASAM: adaptive sharpness-aware minimization", ICML 2021, algorithm 1.
+    """
+
+    complex_too = True
+
+    def __init__(
+        self,
+        params: Any,
+        base: type[Optimizer] = torch.optim.SGD,
+        rho: float = 0.05,
+        adaptive: bool = False,
+        eta: float = 0.01,
+        **options: Any,
+    ):
+        if not (isinstance(base, type) and issubclass(base, Optimizer)):
+            raise InputError(
+                f"SAM: base: expected a class such as torch.optim.SGD, got {base!r}; pass its options here."
+            )
+        super().__init__(params, {"rho": rho, "adaptive": adaptive, "eta": eta, **options})
+        self.base = base(self.param_groups, **options)
+        self.defaults = {**self.base.defaults, **self.defaults}
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """One step.
+
+        Args:
+            closure: Function without arguments that computes the loss and returns it, with its graph. It may zero
+                gradients and call backward, as for torch's optimizers, and need not.
+
+        Returns:
+            The loss before the step.
+
+        Raises:
+            InputError: If there is no closure, it returns no loss, or gradients are sparse.
+        """
+        require_closure(self.caller, closure)
+        assert closure is not None
+        loss = self.evaluated(closure)
+        places = self._climb()
+        try:
+            self.evaluated(closure)
+        finally:
+            for parameter, place in places:
+                parameter.copy_(place)
+        self._share()
+        self.base.step()
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with settings of their own, also those of the other optimizer.
+
+        Args:
+            param_group: A dict of "params" and settings.
+        """
+        super().add_param_group(param_group)
+        if "base" in self.__dict__:
+            self._share()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "base": self.base}
+
+    def _share(self) -> None:
+        """Let the other optimizer see groups and states, which loading may have exchanged."""
+        self.base.param_groups, self.base.state = self.param_groups, self.state
+
+    def _climb(self) -> list[tuple[Tensor, Tensor]]:
+        """Go to the worst point near by, to first order; where the parameters were."""
+        steep = [
+            (p, g * scale.square(), g * scale, group["rho"])
+            for group in self.param_groups
+            for p, g in self.gradients(group)
+            for scale in [
+                p.abs() + group["eta"] if group["adaptive"] else torch.ones((), dtype=g.real.dtype).to(g.device)
+            ]
+        ]
+        places = [(p, p.clone()) for p, *_ in steep]
+        if not steep:
+            return places
+        norms = [torch.linalg.vector_norm(scaled) for _, _, scaled, _ in steep]
+        # Sixteen bits would lose most of a sum of squares; and of zero gradients there is no direction.
+        norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float64) for n in norms]))
+        norm = norm.clamp_min(torch.finfo(torch.float64).tiny)
+        for parameter, ascent, _, rho in steep:
+            parameter.add_((ascent * (rho / norm)).to(parameter.dtype))
+        return places

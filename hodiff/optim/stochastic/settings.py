@@ -1,0 +1,75 @@
+"""What each setting of an optimizer may be: one table for all, as one name means one thing in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from hodiff.common.options import require_bool, require_choice, require_int, require_number
+from hodiff.common.trees import describe
+from hodiff.errors import InputError
+from hodiff.optim.stochastic.local_models import CURVATURES
+
+Check = Callable[[str, str, Any], None]
+
+
+def _require_rate(caller: str, argument: str, value: Any) -> None:
+    """Refuse what is neither a finite number, zero or more, nor a tensor of one."""
+    if not isinstance(value, Tensor):
+        require_number(caller, argument, value, nonnegative=True, finite=True)
+    elif value.numel() != 1 or not value.is_floating_point():
+        raise InputError(f"{caller}: {argument}: expected a number or a tensor of one, got {describe(value)}.")
+
+
+def _require_betas(caller: str, argument: str, value: Any) -> None:
+    """Refuse what is not a pair of numbers from 0 to below 1."""
+    if not (isinstance(value, (tuple, list)) and len(value) == 2):
+        raise InputError(f"{caller}: {argument}: expected a pair of numbers, got {value!r}; pass (0.9, 0.999).")
+    for i, each in enumerate(value):
+        _require_fraction(caller, f"{argument}[{i}]", each)
+
+
+def _require_fraction(caller: str, argument: str, value: Any) -> None:
+    """Refuse what is not a number from 0 to below 1."""
+    require_number(caller, argument, value, within=(0.0, 1.0))
+    if value == 1:
+        raise InputError(f"{caller}: {argument}: expected a number below 1, got {value!r}.")
+
+
+_amount = partial(require_number, nonnegative=True, finite=True)
+_positive = partial(require_number, positive=True, finite=True)
+
+CHECKS: Mapping[str, Check] = {
+    "lr": _require_rate,
+    "betas": _require_betas,
+    "eps": _amount,
+    "weight_decay": _amount,
+    "maximize": require_bool,
+    "update_every": partial(require_int, least=1, optional=True),
+    "gamma": _positive,
+    "hessian_power": partial(require_number, within=(0.0, 1.0)),
+    "spatial_averaging": require_bool,
+    "rho": _amount,
+    "adaptive": require_bool,
+    "eta": _amount,
+    "damping": _amount,
+    "curvature": partial(require_choice, choices=CURVATURES),
+    "cg_iterations": partial(require_int, least=1),
+    "cg_tolerance": _amount,
+    "max_iter": partial(require_int, least=1),
+    "max_eval": partial(require_int, least=1, optional=True),
+    "tolerance_grad": _amount,
+    "tolerance_change": _amount,
+    "history_size": partial(require_int, least=1),
+    "warm_start": partial(require_number, within=(0.0, 1.0)),
+}
+
+
+def require_settings(caller: str, group: Mapping[str, Any]) -> None:
+    """Refuse a group of parameters with a setting out of its range."""
+    for name, check in CHECKS.items():
+        if name in group:
+            check(caller, name, group[name])

@@ -1,0 +1,66 @@
+"""Optimizers that solve equations over all groups at once: their settings are one for all, but the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hodiff.corrections import Corrections
+from hodiff.errors import InputError
+from hodiff.optim.stochastic.base import Group, StochasticOptimizer
+from hodiff.optim.stochastic.closures import Closure
+from hodiff.optim.stochastic.found_graphs import explained
+from hodiff.optim.stochastic.local_models import CURVATURES, LocalModel
+
+
+class SolverOptimizer(StochasticOptimizer):
+    """One that takes the curvature of all parameters in one matrix."""
+
+    # What groups may have of their own.
+    _own: ClassVar[set[str]] = {"params", "param_names", "lr", "initial_lr"}
+
+    def setting(self, name: str) -> Any:
+        """A setting of all groups; schedulers may change it in the first."""
+        return self.param_groups[0][name]
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters with a learning rate of their own.
+
+        Args:
+            param_group: A dict of "params" and "lr".
+
+        Raises:
+            InputError: If the group has other settings than the first.
+        """
+        first = self.param_groups[0] if self.param_groups else {}
+        for name, value in param_group.items():
+            if name not in self._own and name in first and first[name] != value:
+                raise InputError(
+                    f"{self.caller}: {name}: expected {first[name]!r}, as in the first group, got {value!r}: one "
+                    "system of equations has one setting; make two optimizers, or differ in lr only."
+                )
+        super().add_param_group(param_group)
+
+    def model(self, closure: Closure) -> LocalModel:
+        """The loss near the parameters."""
+        parameters = self.parameters()
+        with torch.enable_grad(), Corrections(lean=True, many=True):
+            for parameter in parameters:
+                parameter.grad = None
+            returned = closure()
+        if any(parameter.grad is not None for parameter in parameters):
+            raise InputError(
+                f"{self.caller}: closure: expected one that does not call backward, which frees the graph that the "
+                "curvature is taken from, got one that does; leave backward out, step sets the gradients."
+            )
+        with explained(self.caller):
+            return CURVATURES[self.setting("curvature")](self.caller, parameters, returned)
+
+    def add(self, steps: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+        """Move parameters by a step, times the learning rate of their group."""
+        rates = {id(p): group["lr"] for group in self.param_groups for p in group["params"]}
+        for parameter, step in zip(parameters, steps, strict=True):
+            parameter.add_(step * rates[id(parameter)])

@@ -1,0 +1,208 @@
+"""Sophia: steps by momentum over curvature, clipped in each coordinate; with two estimates of the curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.options import require_choice
+from hodiff.common.trees import describe
+from hodiff.errors import InputError
+from hodiff.estimators.probes import PROBES
+from hodiff.optim.stochastic.base import Group
+from hodiff.optim.stochastic.curvature import CurvatureOptimizer, Estimates, HutchinsonOptimizer
+from hodiff.optim.stochastic.drawn_labels import in_a_loss, of_logits
+
+
+class _Sophia(CurvatureOptimizer):
+    """The step that both share."""
+
+    def _absorb(self, parameter: Tensor, group: Group, curvature: Tensor) -> None:
+        state, beta = self.state[parameter], group["betas"][1]
+        if "curvature" not in state:
+            state["curvature"] = torch.zeros_like(parameter)
+        state["curvature"].lerp_(curvature, 1 - beta)
+
+    def _move(self, parameter: Tensor, group: Group, gradient: Tensor) -> None:
+        state = self.state[parameter]
+        if "exp_avg" not in state:
+            state["exp_avg"] = torch.zeros_like(parameter)
+        average = state["exp_avg"].lerp_(gradient, 1 - group["betas"][0])
+        # The curvature of what is descended by.
+        factor = -group["gamma"] if group["maximize"] and self._signed else group["gamma"]
+        # A float16 does not hold the paper's 1e-12.
+        least = max(group["eps"], torch.finfo(parameter.dtype).tiny)
+        direction = average / (state["curvature"] * factor).clamp_(min=least)
+        if group["weight_decay"]:
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.sub_(direction.clamp_(-1, 1).mul_(group["lr"]))
+
+    # Whether maximising turns the estimate's sign.
+    _signed = True
+
+
+class SophiaH(_Sophia, HutchinsonOptimizer):
+    r"""Momentum over a moving average of the Hessian's diagonal, clipped in each coordinate.
+
+    $$ m_t = \beta_1 m_{t-1} + (1 - \beta_1) g_t, \qquad
+       h_t = \beta_2 h_{t-k} + (1 - \beta_2)\, u \circ H u \;\text{ every k steps}, $$
+    $$ \theta \leftarrow (1 - \gamma_{lr} \lambda)\, \theta - \gamma_{lr}\,
+       \mathrm{clip}\Big( \frac{m_t}{\max(\gamma h_t, \epsilon)},\; 1 \Big) $$
+
+    with a random u. No coordinate moves by more than the learning rate, and those of negative curvature by all of it.
+    In a script, `torch.optim.Adam(model.parameters())` becomes `hodiff.optim.SophiaH(model.parameters())`, and nothing
+    else changes: every k steps `loss.backward()` shows its graph to the optimizer. See docs/optimizers.md for that and
+    for what it costs.
+
+    Args:
+        params: Parameters, or groups of them with settings of their own, as for `torch.optim.Adam`; real and
+            floating-point.
+        lr: Learning rate $\gamma_{lr}$, a number or a tensor of one: the longest step of a coordinate.
+        betas: $\beta_1$ and $\beta_2$.
+        gamma: $\gamma$; larger is more cautious. The paper sets it so that a tenth to a half of the coordinates is not
+            clipped.
+        eps: $\epsilon$.
+        weight_decay: $\lambda$, decoupled.
+        update_every: k; None for `update_curvature` only.
+        maximize: Whether to ascend.
+        probes: "gaussian", "rademacher" (signs) or "sphere".
+        generator: Where random numbers come from; by default a new one with seed 0.
+
+    Raises:
+        InputError: If a setting is out of its range, or a parameter complex.
+
+    Example:
+        >>> import torch, hodiff
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+        >>> optimizer = hodiff.optim.SophiaH([w], lr=0.25)
+        >>> (w**2).sum().backward()
+        >>> optimizer.step()
+        >>> w.detach()
+        tensor([ 0.7500, -1.7500])
+
+    Source: H. Liu et al., "Sophia: a scalable stochastic second-order optimizer for language model pre-training", ICLR
+    2024, algorithms 1 and 3.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.96, 0.99),
+        gamma: float = 0.01,
+        eps: float = 1e-12,
+        weight_decay: float = 0.0,
+        *,
+        update_every: int | None = 10,
+        maximize: bool = False,
+        probes: str = "gaussian",
+        generator: torch.Generator | None = None,
+    ):
+        require_choice(self.caller, "probes", probes, PROBES)
+        super().__init__(
+            params, _settings(lr, betas, gamma, eps, weight_decay, update_every, maximize), probes, generator
+        )
+
+
+class SophiaG(_Sophia):
+    r"""Sophia for classifiers, with the Gauss-Newton-Bartlett estimate of the curvature.
+
+    $$ \hat h = B\, \hat g \circ \hat g, \qquad
+       \hat g = \nabla_\theta \frac1B \sum_{b=1}^B \ell(z_b, \hat y_b), \quad \hat y_b \sim \mathrm{softmax}(z_b) $$
+
+    It is never negative, takes no second derivative, and estimates the diagonal of the Gauss-Newton matrix; the step is
+    that of `SophiaH`. In a loop of `loss.backward()` and `optimizer.step()` the logits are found in the graph of the
+    loss, which has to have one `cross_entropy` or `nll_loss` of labels, without class weights, of reduction "mean" or
+    "sum"; for any other loss call `update_curvature(logits)`. Every row of logits, of a token too, is an example.
+
+    Args:
+        params: Parameters, or groups of them with settings of their own, as for `torch.optim.Adam`; real and
+            floating-point.
+        lr: Learning rate, a number or a tensor of one: the longest step of a coordinate.
+        betas: $\beta_1$ and $\beta_2$, as in `SophiaH`.
+        gamma: $\gamma$, as in `SophiaH`.
+        eps: $\epsilon$.
+        weight_decay: $\lambda$, decoupled.
+        update_every: Take new curvature every so many steps; None for `update_curvature` only.
+        maximize: Whether to ascend.
+        generator: Where labels are drawn from, on the CPU; by default a new one with seed 0.
+
+    Raises:
+        InputError: If a setting is out of its range, or a parameter complex.
+
+    Example:
+        >>> import torch, hodiff
+        >>> model = torch.nn.Linear(2, 3)
+        >>> optimizer = hodiff.optim.SophiaG(model.parameters(), lr=0.1)
+        >>> torch.nn.functional.cross_entropy(model(torch.ones(4, 2)), torch.tensor([0, 1, 2, 1])).backward()
+        >>> optimizer.step()
+
+    Source: H. Liu et al., "Sophia: a scalable stochastic second-order optimizer for language model pre-training", ICLR
+    2024, algorithms 2 and 3.
+    """
+
+    second_order = _signed = False
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.96, 0.99),
+        gamma: float = 0.05,
+        eps: float = 1e-12,
+        weight_decay: float = 0.0,
+        *,
+        update_every: int | None = 10,
+        maximize: bool = False,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__(params, _settings(lr, betas, gamma, eps, weight_decay, update_every, maximize), generator)
+
+    def update_curvature(self, logits: Tensor) -> None:
+        """Take the curvature of the mean cross-entropy of logits now, whether it is due or not.
+
+        The graph of the logits stays, so that `loss.backward()` can follow; gradients do not change.
+
+        Args:
+            logits: A tensor of floating-point numbers (N, C, ...) or (C,), with its graph on the parameters.
+
+        Raises:
+            InputError: If they are no such logits.
+        """
+        if not isinstance(logits, Tensor) or not logits.dim() or not logits.is_floating_point():
+            raise InputError(f"{self.caller}: update_curvature: expected logits (N, C, ...), got {describe(logits)}.")
+        if not logits.requires_grad:
+            raise InputError(
+                f"{self.caller}: update_curvature: expected logits with their graph, got none; pass model(inputs) "
+                "before loss.backward()."
+            )
+        with torch.enable_grad():
+            self._update(logits)
+
+    def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
+        # A loss is a number; logits come from `update_curvature` and have a dimension of classes.
+        drawn = of_logits(loss, self._generator) if loss.dim() else in_a_loss(self.caller, loss, self._generator)
+        return [(p, g) for p, g in zip(parameters, drawn.curvature(parameters), strict=True) if g is not None], []
+
+
+def _settings(
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    gamma: float,
+    eps: float,
+    weight_decay: float,
+    update_every: int | None,
+    maximize: bool,
+) -> Group:
+    return {
+        "lr": lr,
+        "betas": betas,
+        "gamma": gamma,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "update_every": update_every,
+        "maximize": maximize,
+    }

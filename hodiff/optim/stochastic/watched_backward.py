@@ -1,0 +1,103 @@
+"""Backward passes, shown before they free their graph to those who wait for a loss.
+
+Torch has no hook for the root of a backward pass. While somebody waits, a function that looks at the loss first stands
+in the place of `torch.autograd.backward`, which `Tensor.backward` calls; when nobody does any more, torch's own is put
+back.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from hodiff.graphs import inspect_graph
+from hodiff.optim.stochastic.corrected_calls import CorrectedCalls
+
+
+class Observer:
+    """Who waits for a loss."""
+
+    # Whether it takes second derivatives.
+    second_order = True
+
+    @abstractmethod
+    def awaits(self, leaves: Sequence[Tensor]) -> bool:
+        """Whether a loss that hangs on these leaves is the one."""
+
+    @abstractmethod
+    def see(self, loss: Tensor, leaves: Sequence[Tensor]) -> None:
+        """Look at a loss, whose graph stays."""
+
+
+_waiting: WeakSet[Observer] = WeakSet()
+_torchs_own: Callable[..., None] | None = None
+_corrected_calls = CorrectedCalls(
+    lambda parameters: any(each.second_order and each.awaits(parameters) for each in _waiting)
+)
+
+
+def wait(observer: Observer, waits: bool) -> None:
+    """Let somebody wait for a loss, or no longer."""
+    if waits:
+        _waiting.add(observer)
+        _stand_in()
+        _corrected_calls.switch(any(each.second_order for each in _waiting))
+    else:
+        _waiting.discard(observer)
+        _corrected_calls.switch(any(each.second_order for each in _waiting))
+        if not _waiting:
+            _step_aside()
+
+
+def _stand_in() -> None:
+    global _torchs_own
+    if _torchs_own is not None:
+        return
+    own = _torchs_own = torch.autograd.backward
+
+    @functools.wraps(own)
+    def backward(
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        grad_variables: Any = None,
+        inputs: Any = None,
+    ) -> None:
+        if grad_tensors is None and grad_variables is None:
+            _show(tensors)
+        own(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+
+    torch.autograd.backward = backward
+
+
+def _step_aside() -> None:
+    global _torchs_own
+    _corrected_calls.switch(False)
+    # Where another one stands in by now, it may call this one, which then does nothing.
+    if _torchs_own is not None and getattr(torch.autograd.backward, "__wrapped__", None) is _torchs_own:
+        torch.autograd.backward = cast(Any, _torchs_own)
+        _torchs_own = None
+
+
+def _show(tensors: Any) -> None:
+    """Show a loss to those who wait for it."""
+    if not _waiting:
+        # Who waited is gone.
+        _step_aside()
+        return
+    losses = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+    if not all(isinstance(each, Tensor) and each.numel() == 1 and each.requires_grad for each in losses):
+        return
+    loss = losses[0].reshape(()) if losses[0].dim() else losses[0]
+    for each in losses[1:]:
+        loss = loss + each.reshape(())
+    leaves, _ = inspect_graph(loss)
+    for observer in [each for each in _waiting if each.awaits(leaves)]:
+        observer.see(loss, leaves)

@@ -1,0 +1,23 @@
+"""How far each method goes on a test problem: as far as float64 leads it, and no farther than a test may take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TRUST = {"gtol": 1e-8, "maxiter": 1000}
+_SQUARES = {"ftol": 1e-15, "xtol": 1e-15, "gtol": 1e-15, "x_scale": 1.0, "max_nfev": 2000}
+LEAST_SQUARES = {"trf": _SQUARES, "dogbox": _SQUARES, "lm": _SQUARES}
+# SciPy's methods; with derivatives by hand they are the truth to which hodiff's are held.
+MINIMIZE: dict[str, dict[str, Any]] = {
+    "bfgs": {"gtol": 1e-8, "maxiter": 2000},
+    "cg": {"gtol": 1e-8, "maxiter": 2000},
+    "dogleg": _TRUST,
+    "l-bfgs-b": {"ftol": 1e-16, "gtol": 1e-9, "maxiter": 5000, "maxfun": 10000},
+    "newton-cg": {"xtol": 1e-10, "maxiter": 500},
+    "slsqp": {"ftol": 1e-16, "maxiter": 1000},
+    "tnc": {"ftol": 0.0, "gtol": 1e-10, "xtol": 0.0, "maxfun": 5000},
+    "trust-constr": {"gtol": 1e-8, "xtol": 1e-12, "maxiter": 1000},
+    "trust-exact": _TRUST,
+    "trust-krylov": _TRUST,
+    "trust-ncg": _TRUST,
+}

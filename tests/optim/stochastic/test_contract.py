@@ -1,0 +1,302 @@
+"""What `torch.optim` promises of every optimizer, for each of ours."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from optim.stochastic.table import TABLE, Problem, cross_entropy, same
+from torch import nn
+
+import hodiff
+
+D = torch.float64
+every = pytest.mark.parametrize("case", TABLE.values(), ids=TABLE)
+
+
+def of(**promises):
+    """The optimizers with these promises."""
+    kept = {name: case for name, case in TABLE.items() if all(getattr(case, k) == v for k, v in promises.items())}
+    return pytest.mark.parametrize("case", kept.values(), ids=kept)
+
+
+def quadratic(case, parameters, scale=1.0):
+    """A closure for any parameters, of a loss that is separable: (p - 1)^2."""
+
+    def terms():
+        return torch.cat([(p - 1).abs().square().double().reshape(-1) for p in parameters])
+
+    if case.pair:
+        return lambda: (
+            torch.cat([(p - 1).double().reshape(-1) for p in parameters]),
+            lambda z: scale * z.square().sum(),
+        )
+    if case.make is hodiff.optim.SophiaG:
+        # Two classes, of which the first is always right: a cross-entropy that every parameter has a share in.
+        return lambda: (
+            scale
+            * cross_entropy(
+                torch.stack([torch.cat([p.double().reshape(-1) for p in parameters])] * 2, 1)
+                * torch.tensor([1.0, -1.0]),
+                torch.zeros(sum(p.numel() for p in parameters), dtype=torch.long),
+                reduction="sum",
+            )
+        )
+    return lambda: scale * terms().sum()
+
+
+@every
+def test_loss_falls_and_gradients_are_set(case):
+    problem = Problem()
+    whole = problem.batches[0]
+    before = problem.loss(whole).item()
+    problem.run(case, case(problem.model.parameters()), [whole] * 12)
+    assert problem.loss(whole).item() < before - 0.05
+    assert all(p.grad is not None for p in problem.model.parameters())
+
+
+@of(backward=True)
+def test_closures_of_both_forms_and_the_loop_are_the_same(case):
+    problem, again, loop = Problem(), Problem(), Problem()
+    ours, theirs = case(problem.model.parameters()), case(again.model.parameters())
+    for batch in problem.batches:
+        first = ours.step(lambda: problem.loss(batch))
+
+        def closure():
+            theirs.zero_grad()
+            loss = again.loss(batch)
+            loss.backward()
+            return loss
+
+        assert torch.equal(first, theirs.step(closure).detach())
+    assert same(problem.numbers(), again.numbers())
+    if case.loop:
+        loop.run(case, case(loop.model.parameters()))
+        assert same(problem.numbers(), loop.numbers())
+
+
+@every
+def test_state_goes_to_another_process_in_mid_training(case):
+    problem = Problem()
+    optimizer = case(problem.model.parameters())
+    problem.run(case, optimizer, problem.batches[:5])
+    stored = io.BytesIO()
+    torch.save(optimizer.state_dict(), stored)
+    stored.seek(0)
+    other = problem.copy()
+    loaded = case(other.model.parameters(), lr=123.0)
+    loaded.load_state_dict(torch.load(stored, weights_only=True))
+    problem.run(case, optimizer, problem.batches[5:])
+    other.run(case, loaded, problem.batches[5:])
+    assert same(problem.numbers(), other.numbers())
+    ours, theirs = optimizer.state_dict(), loaded.state_dict()
+    assert list(ours["state"]) == list(theirs["state"])
+    assert ours["param_groups"] == theirs["param_groups"]
+
+
+@every
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))], ids=["copy", "pickle"]
+)
+def test_copies_go_on_alike(case, copied):
+    problem = Problem()
+    optimizer = case(problem.model.parameters())
+    problem.run(case, optimizer, problem.batches[:4])
+    other, twin = copied((problem, optimizer))
+    assert same(problem.run(case, optimizer), other.run(case, twin))
+
+
+@every
+def test_learning_rates_may_be_tensors(case):
+    problem, other = Problem(), Problem()
+    rate = 0.0625
+    ours = problem.run(case, case(problem.model.parameters(), lr=rate))
+    theirs = other.run(case, case(other.model.parameters(), lr=torch.tensor(rate, dtype=D)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@every
+def test_schedulers_and_hooks(case):
+    # Torch wraps the steps of classes that are in use.
+    torch.optim.LBFGS([torch.ones(1, requires_grad=True)])
+    problem, other = Problem(), Problem()
+    optimizer, by_hand = case(problem.model.parameters()), case(other.model.parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    for i, batch in enumerate(problem.batches[:4]):
+        problem.run(case, optimizer, [batch])
+        scheduler.step()
+        by_hand.param_groups[0]["lr"] = by_hand.defaults["lr"] * 0.5**i
+        other.run(case, by_hand, [batch])
+    assert seen == ["before", "after"] * 4
+    # A line search enlarges the last bit, in which products differ by where in memory they are.
+    torch.testing.assert_close(problem.numbers(), other.numbers(), rtol=1e-9, atol=1e-12)
+
+
+@of(maximize=True)
+def test_maximize_is_to_minimise_the_negative(case):
+    options = {"maximize": True, "weight_decay": 0.01} if "SAM" not in repr(case.make) else {"maximize": True}
+    ours, theirs = ([torch.tensor([0.5, 1.5], dtype=D).requires_grad_()] for _ in range(2))
+    up, down = case(ours, **options), case(theirs, **{**options, "maximize": False})
+    for _ in range(4):
+        up.step(quadratic(case, ours, -1.0))
+        down.step(quadratic(case, theirs))
+    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-12, atol=0)
+    assert not torch.equal(ours[0], torch.tensor([0.5, 1.5], dtype=D))
+
+
+@of(apart=True)
+def test_groups_are_as_separate_optimizers(case):
+    if case.make is hodiff.optim.SophiaG:
+        pytest.skip("labels are drawn for all at once")
+    both = [torch.randn(3, generator=torch.Generator().manual_seed(i), dtype=D).requires_grad_() for i in range(2)]
+    apart = [p.detach().clone().requires_grad_() for p in both]
+    one = case([{"params": both[:1]}, {"params": both[1:], "lr": 0.2}])
+    two = [case(apart[:1]), case(apart[1:], lr=0.2)]
+    for _ in range(5):
+        one.step(quadratic(case, both))
+        for each, p in zip(two, apart, strict=True):
+            each.step(quadratic(case, [p]))
+    assert same(both, apart)
+
+
+@every
+def test_layouts_dtypes_and_empty_parameters(case):
+    strided = torch.randn(4, 6, dtype=D)[:, ::2].T.requires_grad_()
+    parameters = [
+        strided,
+        strided.detach().contiguous().requires_grad_(),
+        torch.randn(2, dtype=torch.float32, requires_grad=True),
+        torch.empty(0, 3, dtype=D, requires_grad=True),
+        torch.tensor(2.0, dtype=D, requires_grad=True),
+    ]
+    before = [p.dtype for p in parameters]
+    optimizer = case(parameters)
+    for _ in range(4):
+        optimizer.step(quadratic(case, parameters))
+    assert [p.dtype for p in parameters] == before
+    assert parameters[0].stride() == strided.stride()
+    assert all(p.isfinite().all() for p in parameters)
+    if case.make not in (hodiff.optim.SophiaG,):
+        torch.testing.assert_close(parameters[0].contiguous(), parameters[1])
+
+
+@every
+def test_parameters_without_gradients_stay(case):
+    used, unused, frozen = (torch.full((2,), 3.0, dtype=D, requires_grad=each) for each in (True, True, False))
+    optimizer = case([used, unused, frozen])
+    for _ in range(4):
+        optimizer.step(quadratic(case, [used]))
+    assert unused.tolist() == frozen.tolist() == [3.0, 3.0]
+    assert not torch.equal(used, unused)
+
+
+@every
+def test_gradients_of_zero(case):
+    if case.make is hodiff.optim.SophiaG:
+        pytest.skip("a cross-entropy has no minimum")
+    at_minimum = torch.ones(3, dtype=D, requires_grad=True)
+    options = {"weight_decay": 0.0} if "weight_decay" in case.options else {}
+    optimizer = case([at_minimum], **options)
+    for _ in range(4):
+        optimizer.step(quadratic(case, [at_minimum]))
+    assert at_minimum.tolist() == [1.0, 1.0, 1.0]
+
+
+@every
+def test_complex_parameters_are_taken_or_refused(case):
+    z = torch.tensor([1 + 1j, 2 - 1j], requires_grad=True)
+    if not case.complex_too:
+        with pytest.raises(
+            hodiff.InputError, match=r"params: expected real floating-point parameters, got .* complex64"
+        ):
+            case([z])
+        return
+    pairs = torch.view_as_real(z.detach()).clone().requires_grad_()
+    ours, theirs = case([z]), case([pairs])
+    for _ in range(3):
+        ours.step(lambda: ((z - 1).abs() ** 2).sum() + z.real.prod())
+        theirs.step(lambda: ((torch.view_as_complex(pairs) - 1).abs() ** 2).sum() + pairs[:, 0].prod())
+    if "adaptive" not in repr(case.make):  # whose |w| is that of the complex number
+        torch.testing.assert_close(torch.view_as_real(z), pairs, rtol=1e-5, atol=1e-6)
+
+
+@of(loop=True)
+def test_sparse_gradients_are_refused(case):
+    table = nn.Embedding(4, 3, sparse=True)
+    optimizer = case(table.parameters(), update_every=None)
+    cross_entropy(table(torch.tensor([0, 1])), torch.tensor([0, 1])).backward()
+    with pytest.raises(hodiff.InputError, match="expected dense gradients"):
+        optimizer.step()
+
+
+@of(loop=False)
+def test_closures_that_have_to_be(case):
+    optimizer = case([torch.ones(2, requires_grad=True)])
+    with pytest.raises(hodiff.InputError, match="step: expected a closure that computes the loss"):
+        optimizer.step()
+
+
+@every
+def test_closures_that_return_no_loss(case):
+    w = torch.ones(2, requires_grad=True)
+    returned = [None, 3.0, w, w.detach().sum(), (w, 3.0)]
+    for each in returned:
+        with pytest.raises(hodiff.InputError, match=r"closure: expected|closure"):
+            case([w]).step(lambda each=each: each)
+
+
+@of(backward=False)
+def test_closures_that_spend_their_graph(case):
+    w = torch.ones(2, requires_grad=True)
+
+    def closure():
+        loss = (w**2).sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(hodiff.InputError, match="does not call backward"):
+        case([w]).step(closure)
+
+
+BAD = {
+    "lr": [-1.0, "a", float("nan"), torch.ones(2)],
+    "betas": [(0.9, 1.0), 0.9, (0.9, "b")],
+    "eps": [-1.0, None],
+    "weight_decay": [-0.1],
+    "update_every": [0, 1.5],
+    "gamma": [0.0],
+    "hessian_power": [2.0],
+    "probes": ["uniform"],
+    "generator": [3],
+    "rho": [-1.0],
+    "adaptive": [1],
+    "damping": [-1.0],
+    "cg_iterations": [0],
+    "cg_tolerance": [-1.0],
+    "warm_start": [1.5],
+    "maximize": [1],
+    "history_size": [0],
+}
+
+
+@every
+def test_bad_settings(case):
+    import inspect
+
+    known = inspect.signature(case.make).parameters
+    for name in [name for name in BAD if name in known]:
+        for value in BAD[name]:
+            with pytest.raises(hodiff.InputError, match=f": {name}"):
+                case([torch.ones(2, requires_grad=True)], **{name: value})
+    optimizer = case([torch.ones(2, requires_grad=True)])
+    if case.groups:
+        with pytest.raises(hodiff.InputError, match=": lr"):
+            optimizer.add_param_group({"params": [torch.ones(1, requires_grad=True)], "lr": -1.0})
+        assert len(optimizer.param_groups) == 1
+        optimizer.add_param_group({"params": [torch.ones(1, requires_grad=True)], "lr": 0.5})
+    with pytest.raises(ValueError, match="empty parameter list"):
+        case([])

@@ -1,0 +1,364 @@
+"""Curvature out of the ordinary loop: `loss.backward()` is seen, and does what it always does."""
+
+import gc
+import textwrap
+import weakref
+
+import pytest
+import torch
+from optim.stochastic.table import TABLE, Problem, same
+from torch import nn
+
+import hodiff
+from hodiff.optim import AdaHessian, SophiaG, SophiaH
+
+D = torch.float64
+LOOPS = {name: case for name, case in TABLE.items() if case.loop}
+loops = pytest.mark.parametrize("case", LOOPS.values(), ids=LOOPS)
+TORCHS = torch.autograd.backward
+
+SCRIPT = textwrap.dedent("""
+    import torch, hodiff
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    data = torch.randn(60, 4)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data, data[:, :3].argmax(1)), batch_size=20)
+    losses = []
+    for epoch in range(40):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+""")
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits_afterwards():
+    yield
+    gc.collect()
+    assert hodiff.optim.stochastic.watched_backward._waiting.__len__() == 0
+
+
+@pytest.mark.parametrize("name", ["SophiaH", "SophiaG", "AdaHessian"])
+def test_a_script_runs_with_one_line_changed(name):
+    changed = SCRIPT.replace("torch.optim.Adam", f"hodiff.optim.{name}")
+    assert sum(a != b for a, b in zip(SCRIPT.splitlines(), changed.splitlines(), strict=True)) == 1
+    space = {}
+    exec(changed, space)
+    losses = space["losses"]
+    assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
+    refreshes = space["optimizer"].state[next(space["model"].parameters())]["refreshes"]
+    assert refreshes == (120 if name == "AdaHessian" else 12)
+
+
+@loops
+def test_gradients_are_those_of_a_plain_backward(case):
+    problem, plain = Problem(), Problem()
+    optimizer = case(problem.model.parameters())
+    for batch in problem.batches[:2]:
+        problem.loss(batch).backward()
+        plain.loss(batch).backward()
+        ours, theirs = ([p.grad for p in each.model.parameters()] for each in (problem, plain))
+        assert same(ours, theirs)
+    del optimizer
+
+
+def test_torchs_function_is_back_when_nobody_waits():
+    gc.collect()
+    w = torch.ones(2, requires_grad=True)
+    optimizer = SophiaH([w], update_every=2)
+    for due in (True, False, True, False):
+        assert (torch.autograd.backward is not TORCHS) == due
+        (w**2).sum().backward()
+        optimizer.step()
+    assert torch.autograd.backward is not TORCHS
+    del optimizer
+    gc.collect()
+    w.sum().backward()  # the next pass, of anybody, sees that nobody waits
+    assert torch.autograd.backward is TORCHS
+
+
+def test_the_loss_and_the_optimizer_are_not_kept():
+    w = torch.ones(2, requires_grad=True)
+    optimizer = AdaHessian([w])
+    loss = (w**3).sum()
+    loss.backward()
+    seen = weakref.ref(loss)
+    del loss
+    assert seen() is None
+    gone = weakref.ref(optimizer)
+    del optimizer
+    assert gone() is None
+
+
+def test_each_optimizer_sees_its_own_parameters():
+    a, b = (torch.full((2,), 2.0, dtype=D, requires_grad=True) for _ in range(2))
+    first, second = (SophiaH([p], probes="rademacher", betas=(0.0, 0.0)) for p in (a, b))
+    ((a**3).sum() + 5 * (b**3).sum() + (a * b).sum()).backward()
+    first.step()
+    second.step()
+    assert first.state[a]["curvature"].tolist() == [12.0, 12.0]
+    assert second.state[b]["curvature"].tolist() == [60.0, 60.0]
+    assert list(first.state) == [a]
+
+
+def test_leaves_of_others_get_their_gradients():
+    w, x = (torch.full((2,), 2.0, requires_grad=True) for _ in range(2))
+    AdaHessian([w]), SophiaH([w], update_every=None)
+    optimizer = AdaHessian([w])
+    ((w * x) ** 2).sum().backward()
+    assert x.grad.tolist() == w.grad.tolist() == [16.0, 16.0]
+    assert optimizer._pending
+
+
+def test_accumulated_gradients_have_accumulated_curvature():
+    w = torch.full((2,), 2.0, dtype=D, requires_grad=True)
+    optimizer = SophiaH([w], probes="rademacher", betas=(0.0, 0.0))
+    for factor in (1.0, 2.0):
+        (factor * w**3).sum().div(2).backward()
+    optimizer.step()
+    assert optimizer.state[w]["curvature"].tolist() == [18.0, 18.0]
+
+
+def test_zeroed_gradients_are_zeroed_curvature():
+    w = torch.full((2,), 2.0, dtype=D, requires_grad=True)
+    optimizer = SophiaH([w], probes="rademacher", betas=(0.0, 0.0))
+    (w**4).sum().backward()
+    optimizer.zero_grad()
+    (w**3).sum().backward()
+    optimizer.step()
+    assert optimizer.state[w]["curvature"].tolist() == [12.0, 12.0]
+
+
+def test_graphs_that_are_retained_stay():
+    w = torch.full((2,), 2.0, dtype=D, requires_grad=True)
+    optimizer = AdaHessian([w])
+    loss = (w**3).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert w.grad.tolist() == [24.0, 24.0]
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    del optimizer
+
+
+def test_hooks_run_once():
+    w = torch.full((2,), 2.0, dtype=D, requires_grad=True)
+    calls = []
+    w.register_post_accumulate_grad_hook(lambda p: calls.append(p.grad.tolist()))
+    optimizer = AdaHessian([w])
+    (w**3).sum().backward()
+    assert calls == [[12.0, 12.0]]
+    w.register_hook(lambda g: 2 * g)
+    with pytest.raises(hodiff.InputError, match="register_post_accumulate_grad_hook"):
+        (w**3).sum().backward()
+    del optimizer
+
+
+def test_without_a_backward_pass_there_is_no_curvature():
+    w = torch.ones(2, requires_grad=True)
+    optimizer = SophiaH([w])
+    w.grad = torch.ones(2)
+    with pytest.raises(hodiff.InputError, match="expected curvature for each parameter"):
+        optimizer.step()
+    optimizer.update_curvature((w**2).sum())
+    optimizer.step()
+
+
+def test_curvature_by_hand():
+    w = torch.full((2,), 2.0, dtype=D, requires_grad=True)
+    optimizer = SophiaH([w], probes="rademacher", betas=(0.0, 0.5), update_every=None)
+    assert torch.autograd.backward is TORCHS
+    for _ in range(2):
+        loss = (w**3).sum()
+        optimizer.update_curvature(loss)
+        loss.backward()
+    assert optimizer.state[w]["curvature"].tolist() == [9.0, 9.0]
+    optimizer.step()
+    for wrong in (3.0, w, w.detach().sum()):
+        with pytest.raises(hodiff.InputError, match="update_curvature: expected the loss"):
+            optimizer.update_curvature(wrong)
+    with pytest.raises(hodiff.InputError, match="update_curvature: expected logits"):
+        SophiaG([w], update_every=None).update_curvature((w**2).sum())
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda z, y: nn.functional.mse_loss(z, torch.ones_like(z)), "got one with 0 of them"),
+        (lambda z, y: nn.functional.cross_entropy(z, y, weight=torch.ones(3)), "class weights"),
+        (lambda z, y: nn.functional.cross_entropy(z, y, reduction="none").sum(), "reduction='none'"),
+        (lambda z, y: nn.functional.cross_entropy(z, y) + nn.functional.cross_entropy(-z, y), "one with 2"),
+    ],
+)
+def test_losses_that_sophia_g_does_not_know(loss, words):
+    model = nn.Linear(2, 3)
+    optimizer = SophiaG(model.parameters())
+    with pytest.raises(hodiff.InputError, match=words):
+        loss(model(torch.ones(4, 2)), torch.tensor([0, 1, 2, 1])).backward()
+    del optimizer
+
+
+def test_sequences_and_pictures_of_labels():
+    torch.manual_seed(0)
+    convolution = nn.Conv1d(2, 3, 1, bias=False)
+    x, y = torch.randn(2, 2, 5), torch.randint(3, (2, 5))
+    linear = nn.Linear(2, 3, bias=False)
+    linear.weight.data = convolution.weight.data[:, :, 0].clone()
+    ours, theirs = SophiaG(convolution.parameters()), SophiaG(linear.parameters())
+    nn.functional.cross_entropy(convolution(x), y).backward()
+    nn.functional.cross_entropy(linear(x.transpose(1, 2).reshape(-1, 2)), y.reshape(-1)).backward()
+    ours.step()
+    theirs.step()
+    curvature = ours.state[convolution.weight]["curvature"][:, :, 0]
+    torch.testing.assert_close(curvature, theirs.state[linear.weight]["curvature"])
+
+
+def test_operators_without_second_derivatives():
+    x, w = torch.randn(4, 3, dtype=D), torch.randn(2, 3, dtype=D, requires_grad=True)
+    optimizer = SophiaH([w])
+    with pytest.raises(hodiff.RouteError, match=r"SophiaH: torch does not implement .* hodiff.corrected"):
+        torch.cdist(x, w).sum().backward()
+    with hodiff.corrected():
+        loss = torch.cdist(x, w).sum()
+    loss.backward()
+    optimizer.step()
+    SophiaH([w]).step(lambda: torch.cdist(x, w).sum())
+
+
+class Failing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        raise KeyError(x)
+
+
+def test_modules_are_corrected_where_curvature_is_due():
+    torch.manual_seed(0)
+    attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).double()
+    x = torch.randn(2, 5, 8, dtype=D)
+    optimizer = SophiaH(attention.parameters(), update_every=2, probes="rademacher", betas=(0.0, 0.0))
+    modes = []
+    attention.norm1.register_forward_hook(lambda *_: modes.append(torch.overrides._get_current_function_mode_stack()))
+    for _ in range(2):
+        optimizer.zero_grad()
+        attention(x).square().sum().backward()
+        optimizer.step()
+    assert [len(each) for each in modes] == [1, 0]
+    assert not torch.overrides._get_current_function_mode_stack()
+    with pytest.raises(KeyError):
+        Failing()(x)
+    failing = Failing()
+    other = SophiaH(failing.parameters())
+    with pytest.raises(KeyError):
+        failing(x)
+    assert not torch.overrides._get_current_function_mode_stack()
+    del other
+
+
+def test_curvature_of_attention_in_a_loop():
+    """Against the Hessian's diagonal by products with unit vectors; with one parameter, a sign is exact."""
+    torch.manual_seed(0)
+    q, x = nn.Linear(1, 1, bias=False).double(), torch.randn(1, 4, 1, dtype=D)
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q = q
+
+        def forward(self, x):
+            return nn.functional.scaled_dot_product_attention(self.q(x), x, x)
+
+    optimizer = SophiaH(q.parameters(), probes="rademacher", betas=(0.0, 0.0))
+    Attention()(x).square().sum().backward()
+
+    def by_primitives(w):
+        return (torch.softmax((x * w) @ x.mT, -1) @ x).square().sum()
+
+    expected = torch.func.hessian(by_primitives)(q.weight.detach().reshape(()))
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[q.weight]["curvature"].reshape(()), expected)
+
+
+@loops
+def test_scaled_losses(case):
+    problem, other = Problem(), Problem()
+    optimizer, plain = case(problem.model.parameters()), case(other.model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for batch in problem.batches:
+        optimizer.zero_grad()
+        scaler.scale(problem.loss(batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    other.run(case, plain)
+    assert same(problem.numbers(), other.numbers())
+    # An overflow leaves the step out.
+    optimizer.zero_grad()
+    (scaler.scale(problem.loss(problem.batches[0])) * float("inf")).backward()
+    scaler.step(optimizer)
+    assert same(problem.numbers(), other.numbers())
+    # Whoever divides gradients before does not divide the curvature.
+    scaler.update()
+    optimizer = case(problem.model.parameters())
+    optimizer.zero_grad()
+    scaler.scale(problem.loss(problem.batches[0])).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(hodiff.InputError, match="unscale_"):
+        scaler.step(optimizer)
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    w = torch.ones(2, requires_grad=True)
+    optimizer = SophiaH([w])
+    with pytest.raises(hodiff.InputError, match="expected one process, got 2"):
+        (w**2).sum().backward()
+    del optimizer
+
+
+def tensors_after(case, steps):
+    problem = Problem()
+    optimizer = case(problem.model.parameters())
+    gc.collect()
+    gc.disable()
+    try:
+        counts = []
+        for i in range(steps):
+            problem.run(case, optimizer, problem.batches[:1])
+            if i in (steps // 10, steps - 1):
+                counts.append(sum(isinstance(each, torch.Tensor) for each in gc.get_objects()))
+        return counts
+    finally:
+        gc.enable()
+
+
+def resident_bytes():
+    try:
+        with open("/proc/self/statm", encoding="ascii") as pages:
+            return int(pages.read().split()[1]) * 4096
+    except OSError:
+        return 0
+
+
+@pytest.mark.parametrize("case", TABLE.values(), ids=TABLE)
+def test_memory_is_flat(case):
+    before, after = tensors_after(case, 30)
+    # L-BFGS keeps its history.
+    assert after <= before + (200 if case.make is hodiff.optim.LBFGS else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TABLE.values(), ids=TABLE)
+def test_memory_is_flat_over_a_thousand_steps(case):
+    tensors_after(case, 100)
+    resident = resident_bytes()
+    before, after = tensors_after(case, 1000)
+    assert after <= before
+    # What torch holds outside of Python, such as graphs, of which a thousand would be more.
+    assert resident_bytes() < resident + 4 * 2**20

@@ -1,0 +1,99 @@
+"""`least_squares` against SciPy called by hand with the Jacobian written by hand, and its own contract."""
+
+import numpy as np
+import pytest
+import scipy.optimize as so
+import torch
+
+import hodiff
+from hodiff.optim import least_squares
+
+D = torch.float64
+T = torch.linspace(0, 3, 20, dtype=D)
+DATA = 2.5 * torch.exp(-1.3 * T) + 0.05 * torch.sin(40 * T)
+START = torch.tensor([1.0, 0.5], dtype=D)
+
+
+def decay(p):
+    return p[0] * torch.exp(-p[1] * T) - DATA
+
+
+def by_hand(p):
+    return p[0] * np.exp(-p[1] * T.numpy()) - DATA.numpy()
+
+
+def jacobian(p):
+    t = T.numpy()
+    return np.stack([np.exp(-p[1] * t), -p[0] * t * np.exp(-p[1] * t)], 1)
+
+
+@pytest.mark.parametrize("method", ["trf", "dogbox", "lm"])
+@pytest.mark.parametrize("loss", ["linear", "soft_l1"])
+def test_against_scipy_with_the_jacobian_by_hand(method, loss):
+    if method == "lm" and loss != "linear":
+        pytest.skip("MINPACK has no other loss")
+    ours = least_squares(decay, START, method=method, loss=loss, f_scale=0.1)
+    theirs = so.least_squares(by_hand, START.numpy(), jacobian, method=method, loss=loss, f_scale=0.1)
+    assert ours.nfev == theirs.nfev
+    np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-10)
+    np.testing.assert_allclose(ours.cost, theirs.cost, rtol=1e-10)
+    np.testing.assert_allclose(ours.jac.numpy(), theirs.jac, rtol=1e-8)
+    np.testing.assert_allclose(ours.grad.numpy(), theirs.grad, atol=1e-8)
+
+
+def test_products_of_the_jacobian_alone():
+    ours = least_squares(decay, START, tr_solver="lsmr")
+    theirs = so.least_squares(by_hand, START.numpy(), jacobian)
+    np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-5)
+    assert isinstance(ours.jac, hodiff.JacobianOperator)
+    np.testing.assert_allclose(ours.jac.to_dense().numpy(), jacobian(ours.x.numpy()), rtol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["trf", "dogbox"])
+def test_bounds_and_structure(method):
+    start = {"height": torch.ones((), dtype=D), "rate": torch.ones((), dtype=D)}
+    found = least_squares(
+        lambda p, t: [p["height"] * torch.exp(-p["rate"] * t) - DATA],
+        start,
+        T,
+        method=method,
+        bounds=({"height": torch.zeros((), dtype=D), "rate": torch.zeros((), dtype=D)}, 2.0),
+    )
+    expected = so.least_squares(by_hand, [1.0, 1.0], jacobian, bounds=(0, 2), method=method)
+    np.testing.assert_allclose([found.x["height"], found.x["rate"]], expected.x, rtol=1e-6)
+    assert found.active_mask["height"] == 1
+
+
+def test_scales_like_the_unknowns():
+    for scale in ("jac", torch.tensor([10.0, 1.0], dtype=D), 2.0):
+        numbers = scale.numpy() if isinstance(scale, torch.Tensor) else scale
+        ours = least_squares(decay, START, x_scale=scale)
+        theirs = so.least_squares(by_hand, START.numpy(), jacobian, x_scale=numbers)
+        assert ours.nfev == theirs.nfev
+        np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"method": "gn"}, "method: expected one of 'trf'"),
+        ({"method": "lm", "bounds": (0, 1)}, "'lm' takes no bounds"),
+        ({"loss": "l1"}, "loss: expected one of"),
+        ({"f_scale": 0}, "f_scale: expected a positive number"),
+        ({"x_scale": "auto"}, "x_scale: expected a number, 'jac'"),
+        ({"max_nfev": 0}, "max_nfev: expected an int of 1 or more"),
+        ({"tr_solver": "qr"}, "tr_solver: expected"),
+    ],
+)
+def test_bad_arguments(change, words):
+    with pytest.raises(hodiff.InputError, match=words):
+        least_squares(decay, START, **change)
+
+
+def test_residuals_that_are_none():
+    with pytest.raises(hodiff.InputError, match="a tensor or a pytree of tensors"):
+        least_squares(lambda p: 3.0, START)
+    with pytest.raises(hodiff.InputError, match="finite"):
+        least_squares(lambda p: decay(p).log(), START)
+    with pytest.raises(hodiff.InputError, match="as many residuals as unknowns"):
+        least_squares(lambda p: p[:1], START, method="lm")
