@@ -32,6 +32,7 @@ if _TYPE_CHECKING:
     from hodiff import meta as meta
     from hodiff import nn as nn
     from hodiff import operators as operators
+    from hodiff import optim as optim
     from hodiff import plot as plot
     from hodiff.authoring import custom_jvp as custom_jvp
     from hodiff.authoring import custom_vjp as custom_vjp
@@ -42,11 +43,13 @@ if _TYPE_CHECKING:
     from hodiff.checks import check as check
     from hodiff.checks.preflight.preflight import preflight as preflight
     from hodiff.derivatives.compiled_gradient import compile_gradient as compile_gradient
+    from hodiff.operators import EKFACOperator as EKFACOperator
     from hodiff.operators import EmpiricalFisherOperator as EmpiricalFisherOperator
     from hodiff.operators import FisherOperator as FisherOperator
     from hodiff.operators import GaussNewtonOperator as GaussNewtonOperator
     from hodiff.operators import HessianOperator as HessianOperator
     from hodiff.operators import JacobianOperator as JacobianOperator
+    from hodiff.operators import KFACOperator as KFACOperator
     from hodiff.operators import LinearOperator as LinearOperator
 
 __version__ = "0.1.0"
@@ -63,14 +66,16 @@ _LATE = {
     "custom_vjp": "hodiff.authoring",
     "elementwise": "hodiff.authoring",
     "compile_gradient": "hodiff.derivatives.compiled_gradient",
+    "EKFACOperator": "hodiff.operators",
     "EmpiricalFisherOperator": "hodiff.operators",
     "FisherOperator": "hodiff.operators",
     "GaussNewtonOperator": "hodiff.operators",
     "HessianOperator": "hodiff.operators",
     "JacobianOperator": "hodiff.operators",
+    "KFACOperator": "hodiff.operators",
     "LinearOperator": "hodiff.operators",
 }
-_PACKAGES = {"authoring", "checks", "estimators", "functions", "implicit", "meta", "nn", "operators", "plot"}
+_PACKAGES = {"authoring", "checks", "estimators", "functions", "implicit", "meta", "nn", "operators", "optim", "plot"}
 
 
 def __getattr__(name: str) -> _Any:

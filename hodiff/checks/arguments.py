@@ -9,6 +9,7 @@ import torch
 
 from hodiff.common.options import require_bool, require_number
 from hodiff.errors import InputError
+from hodiff.torch_internals.dynamo import is_compiled
 
 
 def require_function(f: Any) -> None:
@@ -17,6 +18,16 @@ def require_function(f: Any) -> None:
         raise InputError(
             "check: f: expected a callable or a torch.autograd.Function subclass, "
             f"got {type(f).__name__}. Pass the function itself, not its result."
+        )
+    require_not_compiled("check", "f", f, "compile=True compares its compiled derivatives with the eager ones")
+
+
+def require_not_compiled(caller: str, argument: str, f: Any, besides: str) -> None:
+    """Refuse what torch.compile made, into which nobody can look."""
+    if is_compiled(f):
+        raise InputError(
+            f"{caller}: {argument}: expected a module or function in Python, got what torch.compile made of one, into "
+            f"which forward mode and checks cannot look. Pass the one that went into torch.compile; {besides}."
         )
 
 

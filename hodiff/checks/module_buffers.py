@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from hodiff.common.buffers import exchanged_buffers
+from hodiff.common.module_state import exchanged_buffers
 from hodiff.torch_internals.modules import buffers_by_name
 
 
@@ -18,7 +18,7 @@ def buffers_put_back(*known: nn.Module) -> Iterator[None]:
     """Let some modules, and every other one that is called, however it is reached, change copies of their buffers.
 
     The first call of each module that is not known has to be outside of transforms. Values are written back,
-    where `hodiff.common.buffers` exchanges tensors, as a function may hold a buffer by any other way.
+    where `hodiff.common.module_state` exchanges tensors, as a function may hold a buffer by any other way.
     """
     seen: set[nn.Module] = set()
     with ExitStack() as stack:

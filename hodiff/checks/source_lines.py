@@ -36,8 +36,8 @@ def place(filename: str, line: int) -> str:
 
 
 def is_own(filename: str) -> bool:
-    """Whether a file is hodiff's, the checks aside."""
-    return filename.startswith(_PACKAGE) and not filename.startswith(_HERE)
+    """Whether a file is hodiff's."""
+    return filename.startswith(_PACKAGE)
 
 
 def rule_location(function: Any, *names: str) -> str:

@@ -17,4 +17,15 @@ def as_real(tensor: Tensor) -> Tensor:
 
 def as_complex(tensor: Tensor, joined: bool) -> Tensor:
     """The inverse, where the pairs are to be joined."""
-    return torch.view_as_complex(tensor.contiguous()) if joined else tensor
+    if not joined:
+        return tensor
+    tensor = tensor.contiguous()
+    # Of a dimension of one, a contiguous tensor may have any stride.
+    if any(stride % 2 for stride in tensor.stride()[:-1]) or tensor.storage_offset() % 2:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return torch.view_as_complex(tensor)
+
+
+def equal_with_nan(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, NaN equal to itself."""
+    return torch.equal(as_real(a.detach()).nan_to_num(), as_real(b.detach()).nan_to_num())

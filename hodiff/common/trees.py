@@ -34,9 +34,27 @@ def describe(leaf: object) -> str:
     return f"{type(leaf).__name__} {leaf!r:.40}"
 
 
+_LEAF = pytree.tree_flatten(0)[1]
+
+
+def flatten(tree: PyTree) -> tuple[list[Any], pytree.TreeSpec]:
+    """As torch's pytrees do, and sooner for the most frequent tree, one tensor."""
+    return ([tree], _LEAF) if isinstance(tree, Tensor) else pytree.tree_flatten(tree)
+
+
+def unflatten(leaves: Sequence[Any], spec: pytree.TreeSpec) -> PyTree:
+    """Leaves back in their structure."""
+    return leaves[0] if spec is _LEAF else pytree.tree_unflatten(leaves, spec)
+
+
 def leaf_names(tree: PyTree) -> list[str]:
     """Where each leaf of a tree sits, as Python would index it; a bare tensor is `''`."""
     return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
+
+
+def leaf_label(path: str) -> str:
+    """A leaf's place, `['0.weight']` or `['layer'][0]`, as a name with dots."""
+    return ".".join(part.strip("'\"") for part in path.replace("].", "][").strip("[].").split("][")) or "x"
 
 
 def flatten_primals(
@@ -56,7 +74,7 @@ def flatten_primals(
     Raises:
         InputError: If there is no leaf, or a leaf cannot be differentiated.
     """
-    leaves, spec = pytree.tree_flatten(tree)
+    leaves, spec = flatten(tree)
     if not leaves:
         raise InputError(f"{caller}: {argument} holds no tensor: expected a tensor or a pytree of tensors.")
     for index, leaf in enumerate(leaves):
@@ -99,13 +117,13 @@ def flatten_tangents(
     Raises:
         InputError: If the tangent does not match; the message names the first leaf at fault.
     """
-    leaves, tangent_spec = pytree.tree_flatten(tangents)
+    leaves, tangent_spec = flatten(tangents)
     if tangent_spec != spec:
         expected = set(leaf_names(pytree.tree_unflatten(list(primals), spec)))
         got = set(leaf_names(tangents))
         differences = [f"missing {name or 'a tensor'}" for name in sorted(expected - got)]
         differences += [f"unexpected {name or 'a tensor'}" for name in sorted(got - expected)]
-        detail = ", ".join(differences[:5]) or f"expected {spec}, got {tangent_spec}"
+        detail = ", ".join(differences[:5]) or otherwise_arranged(spec, tangent_spec)
         raise InputError(
             f"{caller}: v does not have the structure of x: {detail}; pass one tangent for each leaf of x."
         )
@@ -127,6 +145,13 @@ def flatten_tangents(
     return tuple(dense(recordable(leaf)) for leaf in leaves)
 
 
+def otherwise_arranged(expected: pytree.TreeSpec, got: pytree.TreeSpec) -> str:
+    """How two structures differ that hold leaves of the same names."""
+    if expected.type is dict and got.type is dict:
+        return "the same keys in another order, for which {key: v[key] for key in x} is right"
+    return f"expected {expected}, got {got}"
+
+
 def tensors_in(tree: PyTree) -> list[Tensor]:
     """All tensors of a tree."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
@@ -136,6 +161,11 @@ def recordable(tensor: Tensor) -> Tensor:
     """The tensor, or a copy that autograd can record if it was made under `torch.inference_mode`."""
     # torch.compile cannot ask, and has settled this when it captured its inputs.
     return tensor.clone() if not torch.compiler.is_compiling() and tensor.is_inference() else tensor
+
+
+def recordable_tree(tree: PyTree) -> PyTree:
+    """The same of all tensors in a tree."""
+    return recordable(tree) if isinstance(tree, Tensor) else pytree.tree_map_only(Tensor, recordable, tree)
 
 
 def has_strides(tensor: Tensor) -> bool:

@@ -14,7 +14,17 @@ from torch.utils import _pytree as pytree
 from hodiff.common.complex_numbers import as_complex, as_real
 from hodiff.common.options import is_int, require_bool
 from hodiff.common.parametrizations import at_another_point
-from hodiff.common.trees import PyTree, dense, describe, flatten_primals, flatten_tangents, recordable, tensors_in
+from hodiff.common.trees import (
+    PyTree,
+    dense,
+    describe,
+    flatten_primals,
+    flatten_tangents,
+    recordable,
+    recordable_tree,
+    tensors_in,
+    unflatten,
+)
 from hodiff.corrections import Corrections
 from hodiff.corrections.autograd.checkpoints import uncorrected
 from hodiff.errors import InputError
@@ -36,19 +46,20 @@ class BoundFunction:
     kwargs: dict[str, Any]
     argnums: tuple[int, ...]
     leaves: tuple[Tensor, ...] = field(repr=False)
-    spec: pytree.TreeSpec
+    specs: tuple[pytree.TreeSpec, ...]
     user_spec: pytree.TreeSpec
     has_aux: bool
     correct: bool
     joined: tuple[bool, ...]
+    offers_aux: bool = True
 
     @at_another_point
     def __call__(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[PyTree, PyTree]:
         """Evaluate at other leaves, in another mode than plain corrections; aux is `()` where there is none."""
-        trees = pytree.tree_unflatten(self._joined(leaves), self.spec)
-        args = list(self.args)
-        for argnum, tree in zip(self.argnums, trees, strict=True):
-            args[argnum] = tree
+        args, rest = list(self.args), self._joined(leaves)
+        for argnum, spec in zip(self.argnums, self.specs, strict=True):
+            args[argnum] = unflatten(rest[: spec.num_leaves], spec)
+            rest = rest[spec.num_leaves :]
         if self.correct:
             with mode or Corrections():
                 result = self.f(*args, **self.kwargs)
@@ -76,7 +87,8 @@ class BoundFunction:
         """Evaluate a function that must return one real number."""
         value, aux = self(leaves, mode)
         if not isinstance(value, Tensor):
-            hint = "; pass has_aux=True if it returns (value, aux)" if isinstance(value, tuple) else ""
+            advice = "pass has_aux=True if it returns (value, aux)" if self.offers_aux else "return the value alone"
+            hint = f"; {advice}" if isinstance(value, tuple) else ""
             raise InputError(
                 f"{self.caller}: the function must return a scalar tensor, got {type(value).__name__}{hint}."
             )
@@ -99,7 +111,7 @@ class BoundFunction:
 
     def unflatten(self, leaves: Sequence[Any]) -> PyTree:
         """Leaves back in the structure that the user sees: of the one argument, or a tuple of several."""
-        return pytree.tree_unflatten(self._joined(leaves), self.user_spec)
+        return unflatten(self._joined(leaves), self.user_spec)
 
     def tangents(self, v: PyTree) -> tuple[Tensor, ...]:
         """The leaves of a direction, which must be like those of what is differentiated."""
@@ -136,7 +148,7 @@ def bind(
     kwargs: dict[str, Any] | None = None,
     argnums: int | tuple[int, ...] = 0,
     *,
-    has_aux: bool = False,
+    has_aux: bool | None = None,
     name: str | None = None,
     correct: bool = True,
     complex_too: bool = False,
@@ -149,7 +161,7 @@ def bind(
         args: Its positional arguments.
         kwargs: Its keyword arguments, constants all.
         argnums: Which positional arguments are differentiated.
-        has_aux: Whether `f` returns `(output, aux)`.
+        has_aux: Whether `f` returns `(output, aux)`; None where the caller has no such option.
         name: What error messages call the differentiated argument; by default its position.
         correct: Whether hodiff's rules take the place of torch's wrong and missing ones.
         complex_too: Whether complex leaves are differentiated, too, by their parts.
@@ -162,7 +174,7 @@ def bind(
     """
     if not callable(f):
         raise InputError(f"{caller}: f must be callable, got {describe(f)}.")
-    require_bool(caller, "has_aux", has_aux)
+    require_bool(caller, "has_aux", has_aux is not None and has_aux)
     require_bool(caller, "correct", correct)
     positions = require_argnums(caller, argnums)
     for position in positions:
@@ -174,15 +186,21 @@ def bind(
     positions = tuple(position % len(args) for position in positions)
     if not positions or len(set(positions)) != len(positions):
         raise InputError(f"{caller}: argnums must name each argument once and at least one, got {argnums!r}.")
-    for position in positions:
+    flat = [
         flatten_primals(args[position], caller, name or f"argument {position}", complex_too=complex_too)
-    args, kwargs = pytree.tree_map_only(Tensor, recordable, (args, kwargs or {}))
-    primals = tuple(args[position] for position in positions)
-    leaves, spec = pytree.tree_flatten(primals)
-    user_spec = spec if isinstance(argnums, tuple) else pytree.tree_flatten(primals[0])[1]
+        for position in positions
+    ]
+    leaves = [recordable(leaf) for found, _ in flat for leaf in found]
+    specs = tuple(spec for _, spec in flat)
+    user_spec = pytree.tree_flatten(tuple(args[i] for i in positions))[1] if isinstance(argnums, tuple) else specs[0]
+    args = tuple(arg if i in positions else recordable_tree(arg) for i, arg in enumerate(args))
+    kwargs = {name: recordable_tree(arg) for name, arg in kwargs.items()} if kwargs else {}
     joined = tuple(leaf.is_complex() for leaf in leaves)
     reals = tuple(dense(as_real(leaf)) for leaf in leaves)
-    return BoundFunction(caller, f, args, kwargs, positions, reals, spec, user_spec, has_aux, correct, joined)
+    offers_aux, has_aux = has_aux is not None, bool(has_aux)
+    return BoundFunction(
+        caller, f, args, kwargs, positions, reals, specs, user_spec, has_aux, correct, joined, offers_aux
+    )
 
 
 def leave_inference_mode(function: Callable[P, R]) -> Callable[P, R]:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, fx
 
-from hodiff.common.buffers import untouched_buffers
+from hodiff.common.module_state import untouched_buffers
 from hodiff.derivatives.compilation import Arguments
 from hodiff.errors import HodiffWarning
 from hodiff.recompute.dependencies import Dependencies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from hodiff.common.ordinary import ordinary
@@ -11,6 +12,7 @@ from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow, validate_route
+from hodiff.derivatives.steady import leaving_no_trace
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import only_reverse_mode
 
@@ -79,7 +81,8 @@ def hvp(
         if plain and name == ROUTES[0]:
             recorded = RecordedGradient(function, tangents)
             return recorded.product(tangents), recorded.aux
-        return PRODUCTS[name](function, primals, tangents)
+        with leaving_no_trace(function.f) if plain else nullcontext():
+            return PRODUCTS[name](function, primals, tangents)
 
     product, aux = follow(route, "hvp", attempt)
     result = function.unflatten(ordinary(product, (*primals, *tangents)))

@@ -10,6 +10,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from hodiff.common.trees import PyTree
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.graphs import coarsest_eps, cotangent_bytes
@@ -19,6 +20,12 @@ from hodiff.torch_internals.wording import Wording, says
 
 class RecordedGradient:
     """The gradient of a scalar function at a point, with the graph that computed it.
+
+    Args:
+        function: The function, bound at its point.
+        tangents: What products will be taken with, where a graph of theirs may be asked for.
+        numbers: Whether the gradient's numbers are wanted.
+        recording: What `recorded_value` made of the function, if it ran already.
 
     Attributes:
         value: The function's value.
@@ -31,11 +38,15 @@ class RecordedGradient:
 
     gradient: tuple[Tensor, ...] = ()
 
-    def __init__(self, function: BoundFunction, tangents: Sequence[Tensor] = (), *, numbers: bool = False):
-        mode = Corrections(lean=True, many=not tangents)
-        recording = Recording(
-            lambda primals: function.scalar(primals, mode), function.leaves, (*function.constants(), *tangents)
-        )
+    def __init__(
+        self,
+        function: BoundFunction,
+        tangents: Sequence[Tensor] = (),
+        *,
+        numbers: bool = False,
+        recording: Recording[tuple[Tensor, PyTree]] | None = None,
+    ):
+        recording = recording or recorded_value(function, tangents, many=not tangents)
         value, aux = recording.result
         if not value.requires_grad:
             raise function.independent()
@@ -52,7 +63,7 @@ class RecordedGradient:
             filled = [torch.zeros_like(p) if g is None else g for p, g in zip(self.primals, gradient, strict=True)]
             self.gradient = tuple(g if self.connected else g.detach() for g in filled)
         self.value = value if numbers and self.connected else value.detach()
-        self.aux = aux if self.connected else pytree.tree_map_only(Tensor, Tensor.detach, aux)
+        self.aux = aux if self.connected or not function.has_aux else pytree.tree_map_only(Tensor, Tensor.detach, aux)
 
     @property
     def live_edges(self) -> list[GradientEdge]:
@@ -114,6 +125,15 @@ class RecordedGradient:
             create_graph=self.connected,
             allow_unused=True,
         )
+
+
+def recorded_value(
+    function: BoundFunction, tangents: Sequence[Tensor] = (), *, many: bool = False
+) -> Recording[tuple[Tensor, PyTree]]:
+    """Value and aux with their graph, of which a gradient can be recorded; `many` as in `Corrections`."""
+    mode = Corrections(lean=True, many=many)
+    others = (*function.constants(), *tangents)
+    return Recording(lambda primals: function.scalar(primals, mode), function.leaves, others)
 
 
 def pull_batch(pull: Callable[..., Sequence[Tensor | None]], cotangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

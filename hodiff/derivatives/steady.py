@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hodiff.common.module_state import attributes_put_back, buffers_unwrapped
 from hodiff.common.randomness import RandomState, is_generator
 from hodiff.common.trees import tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.errors import InputError
-from hodiff.recompute.reachable import reachable
+from hodiff.recompute.reachable import named_modules, reachable
 from hodiff.torch_internals.recording import in_fx_trace
 from hodiff.torch_internals.transforms import outside_transforms
 from hodiff.torch_internals.wrapped_tensors import below_transforms
@@ -23,9 +26,11 @@ def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundF
     if torch.compiler.is_compiling() or in_fx_trace():
         return function
     seen = [] if first is None else first
+    modules = list(named_modules(function.f))
 
     def f(*args: Any, **kwargs: Any) -> Any:
-        result = function.f(*args, **kwargs)
+        with attributes_put_back(modules):
+            result = function.f(*args, **kwargs)
         is_pair = function.has_aux and isinstance(result, tuple)
         found = [below_transforms(each).detach() for each in tensors_in(result[0] if is_pair else result)]
         if not seen:
@@ -39,6 +44,14 @@ def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundF
         return result
 
     return replace(function, f=f)
+
+
+@contextmanager
+def leaving_no_trace(f: Callable[..., Any]) -> Iterator[None]:
+    """Where a transform evaluates a function, whose modules are not to keep the transform's tensors."""
+    modules = list(named_modules(f))
+    with attributes_put_back(modules), buffers_unwrapped(modules):
+        yield
 
 
 def draw_of(function: BoundFunction) -> RandomState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow, validate_route
+from hodiff.derivatives.steady import leaving_no_trace
 from hodiff.derivatives.with_gradient import SECOND_ORDER, SecondOrder
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import only_reverse_mode
@@ -128,7 +130,8 @@ def _evaluate(
         if plain and name == ROUTES[0]:
             recorded = RecordedGradient(function, tangents, numbers=True)
             return recorded.value, recorded.gradient, recorded.product(tangents), recorded.aux
-        return SECOND_ORDER[name](function, primals, tangents)
+        with leaving_no_trace(function.f) if plain else nullcontext():
+            return SECOND_ORDER[name](function, primals, tangents)
 
     value, gradient, product, aux = follow(route, caller, attempt)
     own: tuple[Tensor, ...] = ordinary((value, *gradient, *product), (*primals, *tangents))

@@ -39,7 +39,8 @@ def argmin(
     Args:
         objective: `objective(x, *params)`, a tensor of shape `()`; with `has_aux`, `(value, aux)`. What is to be
             differentiated must be among `params`.
-        solver: `solver(objective, x0, *params) -> x`, for example `hodiff.implicit.scipy_minimize()` or
+        solver: `solver(objective, x0, *params) -> x`, or a result of SciPy's kind with such an `x`, for example
+            `hodiff.optim.minimize`, `functools.partial(hodiff.optim.minimize, method="bfgs")` or
             `hodiff.implicit.torch_optimizer(torch.optim.Adam, steps=1000, lr=0.1)`; `hodiff.implicit.stationary`
             makes one of a solver for roots.
         linear_solver: As for `hodiff.implicit.root`, with $J = H$; "cg" fits minima. "auto" takes "minres" beyond 1024

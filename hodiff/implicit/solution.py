@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -134,7 +135,7 @@ class SolverJob:
         """Solve, and look at what the solver returns."""
         x0, params = self.layout.fill(leaves)
         ravel = Ravel(x0)
-        x = self.solver(self.target, x0, *params)
+        x = _solution(self.solver(self.target, x0, *params))
         remedy = "return the solution with the structure, shapes and dtypes of x0"
         found = [each.detach().clone() for each in ravel.require_same(x, f"{self.caller}: solver: result", remedy)]
         r = evaluate(self.caller, self.residual, self.given, (ravel.spec.unflatten(found), *params), self.refuse)
@@ -166,3 +167,9 @@ def _first(caller: str, f: Callable[..., Any]) -> Callable[..., Any]:
         return result[0]
 
     return value
+
+
+def _solution(found: Any) -> PyTree:
+    """What a solver found, where it tells more than that, as `hodiff.optim.minimize` and SciPy do."""
+    optimize = sys.modules.get("scipy.optimize")
+    return found.x if optimize is not None and isinstance(found, optimize.OptimizeResult) else found

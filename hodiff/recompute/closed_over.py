@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hodiff.common.buffers import exchanged_buffers
+from hodiff.common.module_state import exchanged_buffers
 from hodiff.common.randomness import is_generator
 from hodiff.recompute.plain_values import PlainValues, changed_since, holds_tensors
 from hodiff.recompute.reachable import places, reachable

@@ -69,6 +69,11 @@ def reachable(*roots: Any) -> Iterator[Any]:
             stack.extend(_parts(value))
 
 
+def modules_in(*roots: Any) -> list[nn.Module]:
+    """The modules that callables close over, outermost first."""
+    return [value for value in reachable(*roots) if isinstance(value, nn.Module)]
+
+
 def named_tensors(value: Any, depth: int = 3) -> Iterator[tuple[str, Tensor]]:
     """The tensors that a callable takes by name: from cells, arguments of a partial, `self`, a module's parameters."""
     # Not all that is reachable: this is asked at each call, and what objects and namespaces hold need not be used.
@@ -92,6 +97,23 @@ def named_tensors(value: Any, depth: int = 3) -> Iterator[tuple[str, Tensor]]:
                 yield name, leaf
             else:
                 yield from named_tensors(leaf, depth - 1)
+
+
+def named_modules(value: Any, depth: int = 3) -> Iterator[nn.Module]:
+    """The modules that a callable takes by name: from cells, globals, arguments of a partial, `self`."""
+    if isinstance(value, nn.Module):
+        yield from value.modules()
+    if depth == 0 or not isinstance(value, (partial, MethodType, FunctionType)):
+        return
+    if isinstance(value, partial):
+        held = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, MethodType):
+        held = [value.__func__, value.__self__]
+    else:
+        cells = [cell.cell_contents for _, cell in cells_of(value)]
+        held = cells + [value.__globals__[name] for name in names_of_globals(value)]
+    for each in held:
+        yield from named_modules(each, depth - 1)
 
 
 def names_tensors(value: Any) -> bool:

@@ -66,3 +66,11 @@ class Recording(Generic[T]):
         # Without recording, results of a subclass of Tensor would be cast to it by a view that cuts the graph.
         with torch.set_grad_enabled(graph or torch.is_grad_enabled()):
             return torch.autograd.grad(outputs, self.operands, cotangents, create_graph=graph, allow_unused=True)
+
+
+class FoundRecording(Recording[T]):
+    """What somebody else recorded on leaves of autograd; nothing outside is taken to differentiate it."""
+
+    def __init__(self, leaves: Sequence[Tensor], result: T):
+        self._outside = self.connected = False
+        self.operands, self.result = tuple(leaves), result

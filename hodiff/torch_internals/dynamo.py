@@ -6,10 +6,19 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 
 def is_dynamo_loaded() -> bool:
     """Whether dynamo has been imported, without which nothing can be traced."""
     return "torch._dynamo" in sys.modules
+
+
+def is_compiled(value: Any) -> bool:
+    """Whether a module or function is what torch.compile made of one."""
+    if not is_dynamo_loaded():
+        return False
+    return isinstance(value, torch._dynamo.OptimizedModule) or hasattr(value, "_torchdynamo_orig_callable")
 
 
 def hide_from_dynamo(function: Callable[..., Any]) -> None:

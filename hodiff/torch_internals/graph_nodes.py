@@ -34,3 +34,8 @@ def raises_when_run(node: Any) -> bool:
 def saved_by_operator(node: Any) -> list[tuple[str, Any]]:
     """What an operator's node keeps for backward, by name."""
     return [(name.removeprefix("_saved_"), getattr(node, name)) for name in dir(node) if name.startswith("_saved_")]
+
+
+def saved_index(value: int) -> int:
+    """An index that an operator's node keeps: torch shows negative ones as unsigned."""
+    return value - 2**64 if value >= 2**63 else value

@@ -11,6 +11,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
+from hodiff.torch_internals.dynamo import is_compiled
+
 # The base of all norms with running statistics, and of all dropouts.
 RunningNorm = _NormBase
 Dropout = _DropoutNd
@@ -41,3 +43,14 @@ def padding_of_both_sides(convolution: Any) -> list[int]:
     """A convolution's padding as `torch.nn.functional.pad` takes it."""
     padding: list[int] = convolution._reversed_padding_repeated_twice
     return padding
+
+
+def attributes_of(module: nn.Module) -> dict[str, Any]:
+    """What a module holds besides parameters, buffers and submodules, which others may exchange for a while."""
+    exchanged = (module._parameters, module._buffers, module._modules)
+    return {name: value for name, value in vars(module).items() if not any(value is each for each in exchanged)}
+
+
+def has_compiled_call(module: nn.Module) -> bool:
+    """Whether `torch.compile` stands in the place of a module's call."""
+    return is_compiled(module) or module._compiled_call_impl is not None

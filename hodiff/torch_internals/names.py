@@ -55,6 +55,7 @@ NAMES = (
     "torch._add_batch_dim",
     "torch._decomp.decompositions_for_jvp",
     "torch._dynamo",
+    "torch._dynamo.OptimizedModule",
     "torch._dynamo.nonstrict_trace",
     "torch._dynamo.variables.torch.get_overridable_functions",
     "torch._foreach_abs_",
@@ -162,13 +163,14 @@ SINCE = {"torch._higher_order_ops.utils._hop_compile_and_call": "2.12"}
 ATTRIBUTES = {
     "tensor": ("_backward_hooks", "_base", "_post_accumulate_grad_hooks", "_version"),
     "storage": ("_cdata",),
-    "module": ("_buffers",),
+    "module": ("_buffers", "_compiled_call_impl", "_modules", "_parameters"),
     "convolution": ("_reversed_padding_repeated_twice",),
     "node of an operator": ("_input_metadata", "_saved_"),  # and what follows: one for each thing that it keeps
     "node of a Function": ("_forward_cls", "_input_metadata"),
     "operator": ("_schema",),
     "operators of oneDNN": ("_linear_pointwise",),
     "disabled function": ("_torchdynamo_disable",),
+    "compiled function": ("_torchdynamo_orig_callable",),
     "function that torch hides from dynamo": ("__dynamo_disable",),
     "function that dynamo runs while it traces": ("_dynamo_marked_constant",),
     "transform": ("key", "level"),

@@ -29,3 +29,8 @@ def share_storage(a: Tensor, b: Tensor) -> bool:
 def has_gradient_hooks(tensor: Tensor) -> bool:
     """Whether hooks change or read the gradient of a tensor, or what is added up of it."""
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+
+
+def has_tensor_hooks(tensor: Tensor) -> bool:
+    """Whether hooks change or read the gradient of a tensor each time that one is taken."""
+    return bool(tensor._backward_hooks)

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from at_once import some_at_once
 from authoring.problems import PROBLEMS
 from torch import Tensor
 
@@ -29,7 +30,7 @@ def contracted(function, inputs):
     return loss, torch.cat([x.reshape(-1) for x in inputs])
 
 
-@each
+@pytest.mark.parametrize("problem", some_at_once(PROBLEMS, PROBLEMS[::3], lambda problem: problem.name))
 def test_check_finds_nothing(problem):
     hodiff.assert_differentiable(problem.function, problem.inputs, **({"order": 2} | problem.check))
 
@@ -41,7 +42,7 @@ def test_check_finds_nothing_to_third_order(problem):
 
 
 @each
-@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("order", some_at_once([1, 2, 3], [1, 2]))
 def test_every_route_is_the_closed_forms(problem, order):
     ours, point = contracted(problem.function, problem.inputs)
     theirs, _ = contracted(problem.truth, problem.inputs)
@@ -52,13 +53,8 @@ def test_every_route_is_the_closed_forms(problem, order):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=lambda text: f"{route}: {text}")
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [
-        pytest.param(problem, id=problem.name, marks=[] if problem.name == "power" else pytest.mark.slow)
-        for problem in PROBLEMS
-    ],
-)
+@pytest.mark.slow
+@each
 def test_compiled_without_graph_breaks(problem):
     hodiff.assert_differentiable(problem.function, problem.inputs, vmap=False, scipy=False, compile="aot_eager")
 

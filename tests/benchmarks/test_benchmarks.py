@@ -34,14 +34,34 @@ def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert listed == [
         "hvp",
         "operators",
+        "pointwise",
         "dense",
         "overhead",
         "corrections",
         "authoring",
         "functions",
         "meta",
+        "minimize",
         "checks",
+        "standard_problems",
     ]
+
+
+@pytest.mark.slow
+def test_quick_standard_problems_say_where_each_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    arguments = ["--quick", "--only", "standard_problems", "--save", str(tmp_path)]
+    assert importlib.import_module("benchmarks.__main__").main(arguments) == 0
+    assert (tmp_path / "standard_problems.md").read_text(encoding="utf-8") in capsys.readouterr().out
+    parts = json.loads((tmp_path / "standard_problems.json").read_text(encoding="utf-8"))["parts"]
+    ends = [run.partition(" → ")[2] for run in parts["Moré, Garbow & Hillstrom"]["rosenbrock"].values()]
+    assert len(ends) == 14
+    assert all(float(end) < 1e-8 for end in ends)
+    regressions = parts["NIST's certified regressions"]
+    assert list(regressions) == ["BoxBOD", "Chwirut1"]
+    assert all(float(end.partition(": ")[2]) >= 6 for ends in regressions.values() for end in ends["trf"])
 
 
 @pytest.mark.slow

@@ -305,3 +305,10 @@ def test_a_function_that_takes_a_gradient_of_its_own():
     right = ("reverse", "reverse-over-reverse", "forward-over-reverse")
     assert status == {route: "ok" if route in right else "raises" for route in ("reverse", "forward", *hodiff.ROUTES)}
     assert "does not require grad" in " ".join(str(report).split())
+
+
+@pytest.mark.parametrize("caller", [hodiff.check, hodiff.preflight])
+@pytest.mark.parametrize("made_of", [torch.nn.Linear(2, 2), torch.sin], ids=["module", "function"])
+def test_what_torch_compiled_is_refused(caller, made_of):
+    with pytest.raises(hodiff.InputError, match="Pass the one that went into"):
+        caller(torch.compile(made_of, backend="eager"), torch.ones(2))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from at_once import some_at_once
 from cases import case as named
 from cases import ravel
 from torch import Tensor
@@ -33,7 +34,7 @@ def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> Callab
     return torch.compile(function, fullgraph=True, backend=backend)
 
 
-@pytest.mark.parametrize("route", ["auto", *ROUTES])
+@pytest.mark.parametrize("route", some_at_once(["auto", *ROUTES], ["auto", ROUTES[1]]))
 def test_hvp(route: str) -> None:
     case = named("mlp")
     x, args = case.inputs()

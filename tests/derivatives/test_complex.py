@@ -147,3 +147,22 @@ def test_second_derivatives_of_products():
     gradient = torch.func.grad(lambda pair: hodiff.hvp(quartic, torch.view_as_complex(pair), v).abs().square().sum())
     expected = torch.func.grad(lambda pair: product_of_quartic(torch.view_as_complex(pair), v).abs().square().sum())
     torch.testing.assert_close(gradient(torch.view_as_real(z)), expected(torch.view_as_real(z)))
+
+
+@pytest.mark.parametrize("order", ["Wb", "bW"])
+def test_an_odd_number_of_real_parameters_beside_complex_ones(order):
+    """Pairs then lie at odd places of blocks of vectors, where torch does not join them."""
+    generator = torch.Generator().manual_seed(0)
+    parts = {
+        "W": torch.randn(2, 2, dtype=torch.complex128, generator=generator),
+        "b": torch.randn(3, dtype=torch.float64, generator=generator),
+    }
+    x = {name: parts[name] for name in order}
+    A = hodiff.HessianOperator(lambda p: p["W"].abs().pow(4).sum() * p["b"].pow(2).sum() + p["W"].imag.sum(), x)
+    dense = torch.stack([A @ e for e in torch.eye(11, dtype=torch.float64)], 1)
+    torch.testing.assert_close(A.to_dense(), dense)
+    torch.testing.assert_close(A @ torch.eye(11, dtype=torch.float64).t(), dense)
+    torch.testing.assert_close(A.trace().value, dense.trace().item())
+    torch.testing.assert_close(A.diagonal().value, dense.diagonal())
+    largest = torch.linalg.eigvalsh(dense).abs().max()
+    torch.testing.assert_close(A.eigsh(1).eigenvalues.abs()[0], largest)

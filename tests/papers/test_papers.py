@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from at_once import some_at_once
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = ("pearlmutter-1994", "dagreou-2024", "ghorbani-2019", "epperly-2024", "cohen-2021")
-# The one that stands for all of them until the slow tests.
-SOON = "cohen-2021"
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +43,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-@pytest.mark.parametrize(
-    "paper", [SOON, *(pytest.param(each, marks=pytest.mark.slow) for each in PAPERS if each != SOON)]
-)
+@pytest.mark.parametrize("paper", some_at_once(PAPERS, ()))
 def test_saves_claims_and_a_small_figure(results: Any, paper: str) -> None:
     found = results(paper)
     assert found["paper"] == paper

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from at_once import some_at_once
 from zoo.specimen import right_specimens, wrong_specimens
 
 from hodiff.checks import check
@@ -19,14 +20,23 @@ def serious(report):
     return {finding.code for finding in report.findings if finding.severity != "note"}
 
 
-def wrong(specimen):
-    """Compiled code takes seconds; so does exploring, but for one. The page of findings has each at once."""
+def name_of(specimen):
+    return specimen.name
+
+
+def takes_long(specimen):
+    """Compiled code takes seconds; so does exploring, but for one."""
     explored = specimen.options.get("explore") and specimen.name != "wrong_at_ties"
-    marks = [pytest.mark.slow] * bool(specimen.options.get("compile") or explored)
-    return pytest.param(specimen, id=specimen.name, marks=marks)
+    return bool(specimen.options.get("compile") or explored)
 
 
-@pytest.mark.parametrize("specimen", [wrong(each) for each in WRONG])
+# The first of each file with a defect; the page of findings has each code at once.
+FIRST = {
+    (specimen.function.__module__, specimen.codes): specimen for specimen in reversed(WRONG) if not takes_long(specimen)
+}.values()
+
+
+@pytest.mark.parametrize("specimen", some_at_once(WRONG, FIRST, name_of))
 def test_defect_is_named(specimen):
     # SciPy's oracle comes last and finds what differences have found; it may call what is right wrong, see below.
     report = check(specimen.function, specimen.inputs, **{"scipy": False, **specimen.options})
@@ -43,13 +53,15 @@ def test_an_edge_far_away_is_a_warning():
         assert check(specimen.function, specimen.inputs, **specimen.options).ok == ok
 
 
-def right(specimen):
-    """The contract of the library's Functions and the tests of the lessons check those at once, too."""
-    elsewhere = specimen.name.startswith(("hodiff.", "lesson.")) and "approximate" not in specimen.options
-    return pytest.param(specimen, id=specimen.name, marks=[pytest.mark.slow] * elsewhere)
+def is_checked_elsewhere(specimen):
+    """The contract of the library's Functions and the tests of the lessons check those at once."""
+    return specimen.name.startswith(("hodiff.", "lesson.")) and "approximate" not in specimen.options
 
 
-@pytest.mark.parametrize("specimen", [right(each) for each in RIGHT])
+SOME = [specimen for specimen in RIGHT if not is_checked_elsewhere(specimen)][::3]
+
+
+@pytest.mark.parametrize("specimen", some_at_once(RIGHT, SOME, name_of))
 def test_right_function_is_not_called_wrong(specimen):
     report = check(specimen.function, specimen.inputs, **specimen.options)
     assert report.ok, str(report)

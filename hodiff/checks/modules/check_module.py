@@ -27,7 +27,7 @@ from hodiff.checks.progress import told
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
 from hodiff.checks.subjects.module_calls import ModuleCall, is_repeatable
-from hodiff.checks.subjects.setting import Setting
+from hodiff.checks.subjects.setting import Setting, surroundings_put_back
 from hodiff.checks.subjects.subject import (
     WRT,
     Comparison,
@@ -111,7 +111,12 @@ def check_module(
     require_choice("check", "wrt", wrt, WRT)
     mode: Callable[[], Any] = corrected if correct else nullcontext
     inputs = inputs if type(inputs) is tuple else (inputs,)
-    with silence_torch_warnings(), told(f"check of {type(module).__name__}"), RandomState((), foreign=True).replayed():
+    with (
+        silence_torch_warnings(),
+        told(f"check of {type(module).__name__}"),
+        RandomState((), foreign=True).replayed(),
+        surroundings_put_back(module),
+    ):
         called = first_call(module, inputs)
         root, args = called.root, called.args
         heading = title(type(module).__name__, _shapes(args), correct=correct)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.checks.arguments import require_not_compiled
 from hodiff.checks.attempts import Failure, attempt, first_line
 from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.preflight.function_defects import FunctionDefect, custom_functions, function_defects
@@ -112,6 +113,8 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         raise InputError(
             f"preflight: model_or_function: expected a module or a function, got {type(model_or_function).__name__}."
         )
+    besides = "what torch compiles of it takes the same derivatives by reverse mode"
+    require_not_compiled("preflight", "model_or_function", model_or_function, besides)
     model = _copy_of(model_or_function)
     inputs, options = pytree.tree_map_only(Tensor, _recording, (inputs, options))
     held = {id(each) for each in pytree.tree_leaves((inputs, options)) if isinstance(each, Tensor)}

@@ -25,7 +25,7 @@ def left_graph(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cau
         attempt(function, *tracked)
     for code, kind in _KINDS:
         # An operator of torch.library says itself what it lacks.
-        steps = [step for step in trace.of(kind) if step.location and "." not in step.name]
+        steps = [step for step in trace.of(kind) if step.location and (kind == "no_grad" or "." not in step.name)]
         if steps:
             evidence = (f"the function calls {steps[0].name}",)
             return [Cause(code, evidence, _without_an_error, steps[0].location, needs_symptom=True, in_function=True)]

@@ -16,6 +16,7 @@ from hodiff.checks.probes.cause import Cause, by_forward, by_reverse, every_entr
 from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
 from hodiff.checks.probes.torch_calls import TorchCalls
 from hodiff.checks.source_lines import mentions, rule_location
+from hodiff.common.complex_numbers import equal_with_nan
 from hodiff.torch_internals.tensors import version_of
 
 # The setting is missing from its stubs.
@@ -135,7 +136,7 @@ def _changed(now: Any, before: Any) -> bool:
 def _equal(a: Any, b: Any) -> bool:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return a is b or not (isinstance(a, Tensor) or isinstance(b, Tensor))
-    return a.shape == b.shape and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+    return a.shape == b.shape and equal_with_nan(a, b)
 
 
 def _has_nan(y: Any) -> bool:

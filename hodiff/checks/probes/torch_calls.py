@@ -104,7 +104,7 @@ def _name(func: Any) -> str:
     name = getattr(func, "__name__", str(func))
     if name in {"__get__", "__set__"}:
         return str(getattr(func.__self__, "__name__", name))
-    return str(name)
+    return "torch.no_grad" if func is set_recording else str(name)
 
 
 def kind_of(func: Any, args: Any) -> str:
@@ -140,8 +140,11 @@ def _is_foreign_operator(func: Any) -> bool:
 
 
 def _caller() -> str:
-    """The innermost line that is neither torch's nor of the checks; none if it is hodiff's, which is no one's fault."""
+    """The innermost line that is not torch's; none if it is hodiff's own, which is no one's fault."""
     frame: FrameType | None = inspect.currentframe()
+    # The modes that watch.
+    while frame is not None and is_own(frame.f_code.co_filename):
+        frame = frame.f_back
     while frame is not None:
         if is_own(frame.f_code.co_filename):
             return ""

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from hodiff.checks.subjects.double_precision import InDouble
 from hodiff.checks.subjects.setting import Setting
+from hodiff.common.complex_numbers import equal_with_nan
 from hodiff.common.trees import has_strides
 from hodiff.torch_internals.transforms import in_transform
 
@@ -196,7 +197,7 @@ def same(one: Any, two: Any) -> bool:
     """Whether two outputs hold equal numbers."""
     pairs = zip(tree_leaves(one), tree_leaves(two), strict=False)
     return all(
-        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+        a.shape == b.shape and equal_with_nan(a, b)
         for a, b in pairs
         if isinstance(a, Tensor) and isinstance(b, Tensor) and has_strides(a) and has_strides(b) and not a.is_nested
     )

@@ -15,12 +15,11 @@ from torch.utils._pytree import tree_map
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.subjects.double_precision import InDouble
+from hodiff.common.module_state import attributes_put_back
 from hodiff.common.randomness import RandomState, is_generator
 
 # What may be shared, as nobody can change it.
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-# In which modules keep their parameters, hooks and results.
-_COLLECTIONS = (dict, list, set)
 
 
 class _Detaching(TorchFunctionMode):
@@ -64,14 +63,15 @@ class Setting:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Where a call is made. What it draws, and writes into attributes of modules, is put back."""
+        """Where a call is made. What it draws, and writes into attributes of modules and their classes, is put back."""
         with ExitStack() as stack:
             if self.random is not None:
                 stack.enter_context(self.random.replayed())
             if self.precision is not None:
                 stack.enter_context(self.precision)
             if self.model is not None:
-                stack.enter_context(_attributes_put_back(self.model))
+                stack.enter_context(attributes_put_back(list(self.model.modules())))
+                stack.enter_context(surroundings_put_back(self.model))
             yield
 
     def copied(self, tree: Any) -> Any:
@@ -94,19 +94,18 @@ def generators_of(model: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def _attributes_put_back(model: nn.Module) -> Iterator[None]:
-    """Put back what modules hold, and what is in their own dictionaries, lists and sets."""
-    kept = [(vars(module), dict(vars(module))) for module in model.modules()]
-    held = [(each, each.copy()) for _, before in kept for each in before.values() if isinstance(each, _COLLECTIONS)]
+def surroundings_put_back(model: nn.Module) -> Iterator[None]:
+    """Put back what lies outside of the modules: attributes of the user's classes, and torch's default dtype."""
+    classes = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.nn.")}
+    kept = [(cls, dict(vars(cls))) for cls in classes]
+    dtype = torch.get_default_dtype()
     try:
         yield
     finally:
-        for attributes, before in kept:
-            attributes.clear()
-            attributes.update(before)
-        for collection, contents in held:
-            collection.clear()
-            if isinstance(collection, list):
-                collection.extend(contents)
-            else:
-                collection.update(contents)
+        torch.set_default_dtype(dtype)
+        for cls, before in kept:
+            for name in vars(cls).keys() - before.keys():
+                delattr(cls, name)
+            for name, value in before.items():
+                if vars(cls).get(name) is not value:
+                    setattr(cls, name, value)

@@ -205,6 +205,31 @@ def test_what_runs_in_float32_alone_is_checked_there():
     assert report.notes[-1] == "computes in float32; comparisons are as coarse"
 
 
+class OnItsClass(nn.Module):
+    """Counts its calls, and keeps its last output, on the class; sets the default dtype besides."""
+
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        torch.set_default_dtype(torch.float64)
+        OnItsClass.calls += 1
+        OnItsClass.last = self.linear(x) * OnItsClass.calls
+        return OnItsClass.last.tanh()
+
+
+def test_what_a_forward_leaves_outside_of_the_module_is_put_back():
+    report = check_module(OnItsClass(), torch.ones(2, 3))
+    assert report.ok, str(report)
+    assert "every call began in the same" in " ".join(str(report).split())
+    assert OnItsClass.calls == 0
+    assert not hasattr(OnItsClass, "last")
+    assert torch.get_default_dtype() is torch.float32
+
+
 def test_a_module_that_keeps_its_inputs():
     class Remembers(nn.Module):
         def __init__(self):
@@ -660,3 +685,25 @@ def test_sparse_inputs_are_constants():
     report = check_module(Layer(4, 2), X.to_sparse())
     assert report.ok
     assert report.codes == ("HD406",)
+
+
+def test_a_cut_graph_is_named_at_its_line():
+    """The copies that a check makes of arguments are none of the module's."""
+
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x):
+            y = self.linear(x).tanh()
+            with torch.no_grad():
+                size = y.norm()
+            return y / size
+
+    report = check_module(Normed(), X)
+    (finding,) = report.errors
+    assert finding.code == "HD104"
+    assert "calls torch.no_grad" in finding.cause
+    line = Normed.forward.__code__.co_firstlineno + 2
+    assert finding.location.endswith(f"test_check_module.py:{line}")

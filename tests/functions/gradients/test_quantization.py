@@ -4,6 +4,7 @@ import hypothesis.extra.numpy as arrays
 import numpy as np
 import pytest
 import torch
+from at_once import some_at_once
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -56,9 +57,10 @@ def test_the_result_may_be_changed_in_place():
     assert torch.equal(x, X)
 
 
-@pytest.mark.parametrize(("estimator", "value"), ESTIMATORS.values(), ids=ESTIMATORS)
-def test_compiled(estimator, value):
+@pytest.mark.parametrize("name", some_at_once(ESTIMATORS, ("sign_clipped",)))
+def test_compiled(name):
     """In a training step, in a transform, and in forward mode, where the compiler ignores jvp."""
+    estimator, value = ESTIMATORS[name]
 
     def compiled(f):
         return torch.compile(f, fullgraph=True, backend="aot_eager")

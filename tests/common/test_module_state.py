@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hodiff.common.buffers import exchanged_buffers, untouched_buffers
+from hodiff.common.module_state import exchanged_buffers, untouched_buffers
 
 
 def test_training_updates_copies_and_the_buffers_stay_the_same_tensors():

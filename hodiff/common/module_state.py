@@ -1,0 +1,115 @@
+"""What modules keep that a run may change, buffers and attributes, and that is as it was afterwards."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from hodiff.torch_internals.modules import attributes_of, buffers_by_name
+from hodiff.torch_internals.threads import one_thread_at_a_time
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
+
+# The dict of a module's buffers, a name in it, and the tensor to put there.
+Replacement = tuple[dict[str, Any], str, Tensor]
+# In which modules keep what they computed.
+_COLLECTIONS = (dict, list, set, collections.OrderedDict)
+_MISSING = object()
+
+
+@contextmanager
+def exchanged_buffers(replacements: Sequence[Replacement]) -> Iterator[None]:
+    """Let modules have other buffers for a while; nothing is written into their own, which graphs may have saved."""
+    if not replacements:
+        yield
+        return
+    with one_thread_at_a_time():
+        held = [owner[name] for owner, name, _ in replacements]
+        try:
+            for owner, name, tensor in replacements:
+                owner[name] = tensor
+            yield
+        finally:
+            for (owner, name, _), tensor in zip(replacements, held, strict=True):
+                owner[name] = tensor
+
+
+@contextmanager
+def untouched(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let modules update copies of their buffers, in training mode, and set attributes for a while."""
+    with attributes_put_back(modules), untouched_buffers(modules):
+        yield
+
+
+@contextmanager
+def attributes_put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Put back what modules hold as attributes, and what is in their dicts, lists and sets.
+
+    A tensor that one evaluation keeps would be a constant to the next, and one of a transform is of no use after it.
+    """
+    kept = [(module, attributes_of(module)) for module in modules]
+    held = [(each, each.copy()) for _, before in kept for each in before.values() if type(each) in _COLLECTIONS]
+    try:
+        yield
+    finally:
+        for module, before in kept:
+            attributes = vars(module)
+            # Not cleared, as other threads may read them.
+            for name in attributes_of(module).keys() - before.keys():
+                del attributes[name]
+            for name, value in before.items():
+                if attributes.get(name, _MISSING) is not value:
+                    attributes[name] = value
+        for collection, contents in held:
+            if not _same(collection, contents):
+                _refill(collection, contents)
+
+
+@contextmanager
+def buffers_unwrapped(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Put back buffers for which a transform has put in tensors of its own, which are of no use after it."""
+    kept = [(owner, dict(owner)) for owner in map(buffers_by_name, modules)]
+    try:
+        yield
+    finally:
+        for owner, before in kept:
+            for name, buffer in before.items():
+                if isinstance(found := owner.get(name), Tensor) and found is not buffer and is_wrapped(found):
+                    owner[name] = buffer
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two collections of a kind hold the very same objects."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(value is other[name] for name, value in one.items())
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _refill(collection: Any, contents: Any) -> None:
+    collection.clear()
+    if isinstance(collection, list):
+        collection.extend(contents)
+    else:
+        collection.update(contents)
+
+
+@contextmanager
+def untouched_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let modules in training mode update copies of their buffers for a while."""
+    # A frozen script has no modes any more.
+    owners = [buffers_by_name(module) for module in modules if getattr(module, "training", False)]
+    if not any(owners):
+        yield
+        return
+    with one_thread_at_a_time():  # else the copies may be those of another thread
+        copies = [
+            (owner, name, buffer.clone())
+            for owner in owners
+            for name, buffer in owner.items()
+            if isinstance(buffer, Tensor)
+        ]
+        with exchanged_buffers(copies):
+            yield

@@ -1,0 +1,14 @@
+"""Which cases of a long table run at once; the slow tests run all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def some_at_once(cases: Iterable[Any], soon: Collection[Any] | Callable[[Any], bool], name: Any = str) -> list[Any]:
+    """Parameters of a test: those that are `soon` at once, or for which it says so, and the others as slow ones."""
+    chosen = soon if callable(soon) else lambda case: case in soon
+    return [pytest.param(case, id=name(case), marks=[] if chosen(case) else [pytest.mark.slow]) for case in cases]
