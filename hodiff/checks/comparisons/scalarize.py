@@ -10,8 +10,8 @@ all sums around it are float64, so that no rounding but the function's own is me
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -60,6 +60,10 @@ class ScalarProblem:
     weights: tuple[Tensor, ...]
     eps: float
     reach: float = 1.0
+    _frames: tuple[Tensor | None, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_frames", tuple(map(_frame, self.leaves, self.directions)))
 
     @property
     def point(self) -> Tensor:
@@ -70,9 +74,8 @@ class ScalarProblem:
     @property
     def step(self) -> float:
         """Largest step in t for differences."""
-        count = sum(leaf.numel() for leaf in self.leaves)
-        square = sum(float(leaf.double().square().sum()) for leaf in self.leaves)
-        return 0.1 * self.reach * max(1.0, (square / count) ** 0.5)
+        finite = torch.cat([leaf.detach().double().cpu()[leaf.isfinite().cpu()] for leaf in self.leaves])
+        return 0.1 * self.reach * max(1.0, float(finite.square().mean().nan_to_num() ** 0.5))
 
     @property
     def dtypes(self) -> str:
@@ -83,19 +86,12 @@ class ScalarProblem:
         """Place the leaves at x + V t."""
         t_and_one = torch.nn.functional.pad(t, (0, 1), value=1.0)
         return tuple(
-            (frame @ t_and_one.to(leaf.device)).reshape(leaf.shape).to(leaf.dtype)
-            for leaf, frame in zip(self.leaves, self._frames, strict=True)
-        )
-
-    @cached_property
-    def _frames(self) -> tuple[Tensor, ...]:
-        """The blocks [V x], which times (t, 1) are x + V t.
-
-        Products of matrices and vectors alone, here and below: for each sum or product with a constant, forward mode
-        would make zeros for the constant, of a shape that torch works out in Python, and be three times slower.
-        """
-        return tuple(
-            torch.cat((block, leaf.reshape(-1, 1)), 1) for leaf, block in zip(self.leaves, self.directions, strict=True)
+            (
+                leaf.double() + (block @ t.to(leaf.device)).reshape(leaf.shape)
+                if frame is None
+                else (frame @ t_and_one.to(leaf.device)).reshape(leaf.shape)
+            ).to(leaf.dtype)
+            for leaf, block, frame in zip(self.leaves, self.directions, self._frames, strict=True)
         )
 
     def joined_outputs(self, t: Tensor) -> Tensor:
@@ -226,6 +222,15 @@ def _floating(output: Any) -> tuple[Tensor, ...]:
         if not isinstance(tensor, Tensor):
             raise InputError(f"check: f(*inputs): expected tensors, got {type(tensor).__name__}. Return tensors only.")
     return tuple(t for t in tensors if t.is_floating_point() or t.is_complex())
+
+
+def _frame(leaf: Tensor, block: Tensor) -> Tensor | None:
+    """The block [V x], which times (t, 1) is x + V t; None where x has infinities or NaN, as 0 * inf is NaN.
+
+    Products of matrices and vectors alone, here and below: for each sum or product with a constant, forward mode would
+    make zeros for the constant, of a shape that torch works out in Python, and be three times slower.
+    """
+    return torch.cat((block, leaf.detach().reshape(-1, 1)), 1) if bool(leaf.isfinite().all()) else None
 
 
 def _contract(weights: Tensor, y: Tensor) -> Tensor:
