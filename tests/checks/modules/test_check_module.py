@@ -709,3 +709,27 @@ def test_a_cut_graph_is_named_at_its_line():
     assert "calls torch.no_grad" in finding.cause
     line = Normed.forward.__code__.co_firstlineno + 2
     assert finding.location.endswith(f"test_check_module.py:{line}")
+
+
+class Hooked(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x).tanh()
+        if y.requires_grad:
+            y.register_hook(lambda g: 2 * g)
+        return y
+
+
+class OfAParameter(nn.Linear):
+    def forward(self, x):
+        return nn.Parameter(super().forward(x)) ** 2
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "words"),
+    [(Hooked, "HD101", "calls register_hook"), (OfAParameter, "HD104", "a leaf of its own of shape (3, 2)")],
+    ids=["a hook", "a leaf"],
+)
+def test_what_changes_gradients_without_an_operator(module, code, words):
+    (finding,) = check_module(module(4, 2), X, order=1).errors
+    assert finding.code == code
+    assert words in finding.cause
