@@ -6,7 +6,7 @@ import io
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hodiff.plot.layers import layered
 from hodiff.plot.shared import axes_or_new, require_package
@@ -82,7 +82,7 @@ class BackwardGraph:
         layout = layered(widths, self.arrows, LINE * max(len(box.lines) for box in self.boxes.values()) + GAP)
         width, height = layout.size
         ax = axes_or_new(ax, "graph", (min(max(width, NARROWEST), LARGEST), min(height + 1, LARGEST)))
-        look = {"color": "0.4", "linewidth": 0.8}
+        look: dict[str, Any] = {"color": "0.4", "linewidth": 0.8}
         for *way, before, end in layout.ways.values():
             if way:
                 ax.plot(*zip(*way, before, strict=True), zorder=1, **look)
@@ -119,7 +119,7 @@ class BackwardGraph:
         return buffer.getvalue()
 
     def _write(self, target: Path | io.StringIO, kind: str | None) -> None:
-        figure = self.draw().figure
+        figure: Any = self.draw().figure
         figure.savefig(target, format=kind)
         # A notebook would show it a second time.
         require_package("matplotlib.pyplot", "graph", 'pip install "hodiff[plot]"').close(figure)
