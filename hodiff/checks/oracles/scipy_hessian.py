@@ -49,8 +49,8 @@ def scipy_hessian(
     .. math:: H_{ij} = \frac{\partial^2 f}{\partial x_i \, \partial x_j}
 
     ``f`` is called on one float64 point at a time under ``torch.no_grad()``, so it may detach, use NumPy, or
-    call code that has no derivative at all. Each of the n (n + 1) / 2 elements takes about 100 points, of which those that
-    several elements have are evaluated once.
+    call code that has no derivative at all. Each of the n (n + 1) / 2 elements takes about 100 points, of which those
+    that several elements have are evaluated once.
 
     Args:
         f: Maps ``x`` to a float64 scalar: a tensor of one element, a NumPy scalar or a Python float.
@@ -93,12 +93,13 @@ def scipy_hessian(
     def value(step: float, other: float, element: int) -> float:
         offsets = {rows[element]: step}
         offsets[columns[element]] = offsets.get(columns[element], 0.0) + other
+        moved = {place: flat[place] + offset for place, offset in offsets.items()}
         # By which it is known again, where several elements share it.
-        key = tuple(sorted((place, offset) for place, offset in offsets.items() if offset))
+        key = tuple(sorted((place, to) for place, to in moved.items() if to != flat[place]))
         if key not in known:
             point = flat.copy()
-            for place, offset in key:
-                point[place] += offset
+            for place, to in key:
+                point[place] = to
             parts = torch.from_numpy(point).split(sizes)
             placed = [p.reshape(a.shape).to(a.device) for p, a in zip(parts, leaves, strict=True)]
             known[key] = _scalar(f(tree_unflatten(placed, structure)))
