@@ -172,7 +172,9 @@ class _RoutedHessian:
         """See `Linearization`."""
 
         def product(*one: Tensor) -> Leaves:
-            return self._product(self._function, self._function.leaves, one)[0]
+            # The function may take a gradient of its own.
+            with torch.enable_grad():
+                return tuple(p.detach() for p in self._product(self._function, self._function.leaves, one)[0])
 
         with untouched(self._held_modules), nullcontext() if self._draw is None else self._draw.replayed():
             if tangents[0].shape[0] == 1:
