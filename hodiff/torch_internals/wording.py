@@ -18,6 +18,7 @@ class Wording(Enum):
     FORWARD_MODE = (r"forward[- ](mode )?AD", "it is forward mode that fails, for whatever reason")
 
     NO_GRAPH = (r"element \d+ of tensors does not require grad", "a gradient is taken where none is recorded")
+    NOT_IN_GRAPH = (r"not have been used in the graph", "a gradient is taken by a tensor that the graph does not have")
 
     HIGHER_ORDER = (
         r"higher order operator doesn't work|TransformType\.|Expected FakeTensor, got",

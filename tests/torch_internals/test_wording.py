@@ -174,6 +174,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: vmap(lambda x: torch.equal(x, x))(_rows()),
         lambda: vmap(lambda x: F.rrelu(x, training=True), randomness="same")(_rows()),
     ),
+    Wording.NOT_IN_GRAPH: (lambda: grad(torch.ones((), requires_grad=True) * 2, torch.ones((), requires_grad=True)),),
     Wording.NO_GRAPH: (lambda: torch.autograd.grad(torch.ones(()), torch.ones(())),),
     Wording.CHANGES_UNBATCHED: (
         lambda: vmap(lambda x: torch.ones(3).mul_(x))(_rows()),
