@@ -16,6 +16,9 @@ from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.operators.constants import require_constant
+from hodiff.optim.batched.arguments import InDims
+from hodiff.optim.batched.methods import DEFAULT, minimize_all
+from hodiff.optim.batched.methods import METHODS as BATCHED
 from hodiff.optim.bounds import bounds_of, constraints_of
 from hodiff.optim.methods import METHODS, Method
 from hodiff.optim.objective import Objective
@@ -37,13 +40,15 @@ def minimize(
     f: Callable[..., Any],
     x0: PyTree,
     *args: Any,
-    method: str = "trust-ncg",
+    method: str | None = None,
     bounds: Any = None,
     constraints: Any = (),
     tol: float | None = None,
     options: Mapping[str, Any] | None = None,
     callback: Callable[[scipy.optimize.OptimizeResult], Any] | None = None,
     progress: bool = False,
+    batched: bool = False,
+    in_dims: InDims = 0,
 ) -> scipy.optimize.OptimizeResult:
     r"""Minimise a scalar function, with exact gradients, Hessian-vector products or Hessians, as the method takes them.
 
@@ -122,7 +127,8 @@ def minimize(
     P. Stefanou & J. Pons, J. Comput. Phys. 523 (2025), for "ssbfgs" and "ssbroyden", with the line search of W. Hager &
     H. Zhang, ACM Trans. Math. Softw. 32 (2006); T. Steihaug, SIAM J. Numer. Anal. 20 (1983), for "newton-krylov".
     """
-    name = _require_method(method, bounds, constraints)
+    require_bool("minimize", "batched", batched)
+    name = _require_method(method, bounds, constraints, batched=batched)
     require_number("minimize", "tol", tol, nonnegative=True, optional=True)
     require_bool("minimize", "progress", progress)
     if callback is not None:
@@ -130,6 +136,10 @@ def minimize(
     if options is not None and not isinstance(options, Mapping):
         raise InputError(f"minimize: options: expected a dict or None, got {describe(options)}.")
     require_constant("minimize", x0, f, args, constraints, advice=DIFFERENTIABLE)
+    if batched:
+        if callback is not None:
+            raise InputError("minimize: callback: expected None with batched=True, whose problems end one by one.")
+        return minimize_all(f, x0, args, in_dims, name, bounds, tol, options or {}, progress=progress)
     takes = METHODS[name]
     objective = Objective("minimize", f, x0, args, curved=takes.curvature == "products")
     with tqdm(unit=" iterations", disable=not progress) as bar:
@@ -223,12 +233,16 @@ def _is_empty(constraints: Any) -> bool:
     return isinstance(constraints, (tuple, list)) and not constraints
 
 
-def _require_method(method: Any, bounds: Any, constraints: Any) -> str:
+def _require_method(method: Any, bounds: Any, constraints: Any, *, batched: bool) -> str:
+    methods: Mapping[str, Any] = BATCHED if batched else METHODS
+    if method is None:
+        method = "trust-ncg" if not batched else DEFAULT if bounds is None else "l-bfgs-b"
     name = method.lower() if isinstance(method, str) else method
-    require_choice("minimize", "method", name, METHODS)
+    require_choice("minimize", "method", name, methods)
     asked = {"bounds": bounds is not None, "constraints": not _is_empty(constraints)}
     for argument, wanted in asked.items():
-        if wanted and not getattr(METHODS[name], argument):
-            able = " or ".join(repr(each) for each, method in METHODS.items() if getattr(method, argument))
-            raise InputError(f"minimize: {argument}: expected none, as method={name!r} takes none; pass method={able}.")
+        if wanted and not getattr(methods[name], argument):
+            able = " or ".join(repr(each) for each, method in methods.items() if getattr(method, argument))
+            remedy = f"pass method={able}" if able else "minimise the problems one by one"
+            raise InputError(f"minimize: {argument}: expected none, as method={name!r} takes none; {remedy}.")
     return str(name)
