@@ -68,29 +68,35 @@ def least_squares(
         f: Function `f(x, *args)` that returns the residuals: a tensor or a pytree of tensors, m numbers in all.
         x0: Where to begin: a tensor or a pytree of floating-point tensors, n numbers in all. Complex ones count as two.
         *args: Further arguments of `f`, taken as constants.
-        method: "trf", "dogbox", "lm" (Levenberg-Marquardt by MINPACK, without bounds, for m of n or more) or
-            "lm-geodesic" (our own, on the device of `x0`, without bounds, for any m): each step bends as the residuals
-            do, by their exact second derivative along it, which costs a few evaluations and saves Jacobians in narrow
-            curved canyons.
+        method: "trf", for which None stands, "dogbox", "lm" (Levenberg-Marquardt by MINPACK, without bounds, for m of n
+            or more) or "lm-geodesic" (our own, on the device of `x0`, without bounds, for any m): each step bends as
+            the residuals do, by their exact second derivative along it, which costs a few evaluations and saves
+            Jacobians in narrow curved canyons.
         bounds: As in `hodiff.optim.minimize`.
         ftol: As for SciPy: ends where the cost changes by less than this part; None never.
         xtol: The same of a step's length against that of x.
         gtol: The same of the gradient's largest element.
         x_scale: Characteristic sizes of the unknowns: a number, a pytree like `x0`, or "jac" for those of the
-            Jacobian's columns. None is SciPy's default, as of 1.16 "jac" for "lm" and 1 for others, and "jac" for
-            our own.
+            Jacobian's columns. None is the installed SciPy's default, which in 1.17 is "jac" for "lm" and 1 for
+            others; 1 for "lm-geodesic", and "jac" with `batched`.
         loss: $\rho$: "linear", "soft_l1", "huber", "cauchy" or "arctan", which bound what outliers do.
         f_scale: The residual from which one counts as an outlier.
         tr_solver: "exact" for the Jacobian as a matrix, "lsmr" for its products alone, or None for "exact".
         max_nfev: Most evaluations; None for SciPy's limit, 100 n for "lm-geodesic".
         acceleration: For "lm-geodesic", how long the acceleration may be for what the velocity is, the paper's
             $\alpha$; 0 for steps without it.
+        batched: Whether `x0` holds the starts of many problems, leaves (B, ...), of which `f` is the function of one,
+            as in `hodiff.optim.minimize`. They are solved at once, each on its own, by Levenberg and Marquardt's
+            method with projections to the bounds, "lm".
+        in_dims: With `batched`, which dimension of each of `args` is that of the problems, as in
+            `hodiff.optim.minimize`.
 
     Returns:
         SciPy's `OptimizeResult`: `x` and `grad` in the structure, dtypes and devices of `x0`; `cost`, a float; `fun`,
         the residuals (m,), and `jac` at x, a tensor (m, n) or with "lsmr" a `hodiff.JacobianOperator`; `active_mask`
         like `x0`; `optimality`, `status`, `message`, `success`, `nfev`, `njev`, and with "lm-geodesic" `naev`, how
-        many second derivatives were computed.
+        many second derivatives were computed. With `batched` all have a row for each problem, and `message` is a list;
+        a start whose residuals are not finite has status -1.
 
     Raises:
         InputError: If an argument is not what it should be, or `f` does not depend on `x0`.
@@ -104,11 +110,19 @@ def least_squares(
         >>> found = hodiff.optim.least_squares(lambda p: p["height"] * torch.exp(-p["rate"] * t) - data, start)
         >>> found.x["height"], found.x["rate"]
         (tensor(2.5000, dtype=torch.float64), tensor(1.3000, dtype=torch.float64))
+        >>> x0, a = torch.ones(2, 1, dtype=torch.float64), torch.tensor([4.0, 9.0], dtype=torch.float64)
+        >>> hodiff.optim.least_squares(lambda x, a: x * x - a, x0, a, batched=True).x[:, 0]
+        tensor([2.0000, 3.0000], dtype=torch.float64)
 
     Source: `scipy.optimize.least_squares`; M. Branch, T. Coleman & Y. Li, SIAM J. Sci. Comput. 21 (1999) for "trf";
-    M. Transtrum & J. Sethna, arXiv:1201.5885, for "lm-geodesic".
+    M. Transtrum & J. Sethna, arXiv:1201.5885, for "lm-geodesic"; K. Madsen, H. Nielsen & O. Tingleff, *Methods for
+    Non-Linear Least Squares Problems*, 2nd ed. (2004), for `batched`.
     """
     require_bool("least_squares", "batched", batched)
+    if in_dims != 0 and not batched:
+        raise InputError(
+            f"least_squares: in_dims: expected 0 without batched=True, got {in_dims!r}; pass batched=True."
+        )
     method = method or ("lm" if batched else "trf")
     require_choice("least_squares", "method", method, METHODS)
     require_choice("least_squares", "loss", loss, LOSSES)

@@ -24,8 +24,8 @@ def scales_of(x_scale: Any, variables: Variables) -> Any:
 
 
 def scale_vector(x_scale: Any, variables: Variables) -> Tensor | None:
-    """Scales for our own method; None for those of the Jacobian's columns."""
-    scales = "jac" if x_scale is None else scales_of(x_scale, variables)
+    """Scales for our own method, by default 1; None for those of the Jacobian's columns."""
+    scales = scales_of(1.0 if x_scale is None else x_scale, variables)
     if isinstance(scales, str):
         return None
     vector = torch.as_tensor(scales).to(variables.origin).expand(variables.space.size)

@@ -6,8 +6,9 @@ import torch
 from at_once import some_at_once
 from optim import by_torch_func
 from optim.problems.elsewhere import MORE_GARBOW_HILLSTROM as ELSEWHERE
+from optim.problems.elsewhere import OWN
 from optim.problems.more_garbow_hillstrom import PROBLEMS
-from optim.problems.settings import LEAST_SQUARES, MINIMIZE
+from optim.problems.settings import LEAST_SQUARES, MINIMIZE, OWN_LEAST_SQUARES, OWN_MINIMIZE
 from scipy.differentiate import jacobian
 
 from hodiff import grad_and_hvp, hessian_matrix
@@ -135,3 +136,21 @@ def test_published_minimum_is_found(name, method):
     assert not problem.is_solved_by(theirs)
     expected = ELSEWHERE[name, method]
     assert [found, theirs] == pytest.approx([expected, expected], rel=1e-2) if expected else found > problem.minima[0]
+
+
+@pytest.mark.parametrize(
+    "case",
+    some_at_once(
+        [(name, method) for name in PROBLEMS for method in [*OWN_LEAST_SQUARES, *OWN_MINIMIZE]],
+        lambda case: case[0] in {"rosenbrock", "beale"},
+        " ".join,
+    ),
+)
+def test_our_own_methods_find_it(case):
+    name, method = case
+    problem = PROBLEMS[name]
+    if method in OWN_LEAST_SQUARES:
+        found = 2 * least_squares(problem.residuals, problem.start, method=method, **OWN_LEAST_SQUARES[method]).cost
+    else:
+        found = minimize(problem.value, problem.start, method=method, options=OWN_MINIMIZE[method]).fun
+    assert problem.is_solved_by(found) == (case not in OWN), found

@@ -50,27 +50,28 @@ def steps_in_balls(hessian: Tensor, gradient: Tensor, radius: Tensor) -> Steps:
 def _at_boundary(hessian: Tensor, gradient: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(hessian)
     g = times(vectors.mT, gradient)
-    # Each element of p alone is as long as the radius at one shift: the solution's is none below.
     rounding = torch.finfo(values.dtype).eps * values.abs().amax(-1)
-    least = rounding - values[:, 0]
-    shift = (g.abs() / radius[:, None] - values).amax(-1).maximum(least).clamp_min(0)
+    # By what the lowest eigenvalue is raised has all its digits, where the shift has lost them.
+    gaps = values - values[:, :1]
+    # Each element of p alone is as long as the radius at one shift: the solution's is none below.
+    raised = (g.abs() / radius[:, None] - gaps).amax(-1).maximum(values[:, 0]).maximum(rounding)
     for _ in range(MOST):
-        p = _shifted(g, values, shift)
+        p = _raised(g, gaps, raised)
         norm = length(p)
         # Where the norm is below the radius already, the gradient has no part along the lowest eigenvector.
         outside = norm > radius * (1 + PRECISION)
         if not bool(outside.any()):
             break
-        slope = inner(p, p / (values + shift[:, None]))
-        shift = torch.where(outside, shift + norm.square() / slope * (norm / radius - 1), shift)
-    p, bounded = _to_boundary(_shifted(g, values, shift), values[:, 0] < -rounding, radius)
+        slope = inner(p, p / (gaps + raised[:, None]))
+        raised = torch.where(outside, raised + norm.square() / slope * (norm / radius - 1), raised)
+    p, bounded = _to_boundary(_raised(g, gaps, raised), values[:, 0] < -rounding, radius)
     change = inner(g, p) + inner(values, p.square()) / 2
     return times(vectors, p), change, bounded
 
 
-def _shifted(g: Tensor, values: Tensor, shift: Tensor) -> Tensor:
-    """$-(H + \\lambda)^{-1} g$ in the basis of eigenvectors; zero where both vanish."""
-    return -torch.where(g == 0, 0.0, g / (values + shift[:, None]))
+def _raised(g: Tensor, gaps: Tensor, raised: Tensor) -> Tensor:
+    """The solution in the basis of eigenvectors; zero where both vanish."""
+    return -torch.where(g == 0, 0.0, g / (gaps + raised[:, None]))
 
 
 def _to_boundary(p: Tensor, indefinite: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:

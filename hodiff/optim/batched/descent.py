@@ -1,7 +1,7 @@
-r"""Quasi-Newton methods for many problems at once: a round is one evaluation of each, a new direction or a next trial.
+r"""Quasi-Newton methods for many problems at once: a round is one evaluation of each, the next trial on its line.
 
-With bounds the steps are projected, $x(t) = P(x + t d)$, and d is taken in the space of the unknowns that are not held at
-a bound by their gradient.
+With bounds the steps are projected, $x(t) = P(x + t d)$, and d is taken in the space of the unknowns that are not held
+at a bound by their gradient.
 
 Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., chapters 6 and 7; D. Bertsekas, SIAM J. Control
 Optim. 20 (1982), for the projection; R. Byrd, P. Lu, J. Nocedal & C. Zhu, SIAM J. Sci. Comput. 16 (1995), for the ends.

@@ -30,9 +30,9 @@ from hodiff.optim.vector_function import vector_of
 from hodiff.recompute.reachable import named_modules
 
 CALLER = "least_squares"
-# The first damping, by the largest squared column; by what it grows at the first refusal; and the least part of the model's fall
-# that is a step.
-FIRST, GROWTH, LEAST = 1e-3, 2.0, 1e-4
+# The first damping, by the largest squared column; by what it grows at the first refusal; the least part of the model's
+# fall that is a step; and how many units in the last place are rounding.
+FIRST, GROWTH, LEAST, ROUNDING = 1e-3, 2.0, 1e-4, 4
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,11 @@ class Residuals:
 
     Attributes:
         start: Where they begin, (B, n).
+        eps: Machine epsilon of the dtype in which they come.
     """
 
     def __init__(self, f: Callable[..., Any], batch: Batch, args: tuple[Any, ...], in_dims: InDims):
-        self.start = batch.start
+        self.start, self.eps = batch.start, torch.finfo(batch.space.dtype).eps
         self._mapped, self._dtype = Mapped(CALLER, f, batch, args, in_dims), batch.space.dtype
         self._modules = list(named_modules(f))
 
@@ -103,9 +104,7 @@ class LevenbergMarquardt(Rows):
     njev: Tensor
 
     @classmethod
-    def begin(
-        cls, problems: Residuals, limits: Limits, box: Box | None, scales: Tensor | None
-    ) -> LevenbergMarquardt:
+    def begin(cls, problems: Residuals, limits: Limits, box: Box | None, scales: Tensor | None) -> LevenbergMarquardt:
         """At the starts; scales of None are those of the Jacobian's columns."""
         x = problems.start if box is None else box.project(problems.start)
         residuals, matrix = problems.at(x), problems.jacobians(x)
@@ -155,11 +154,14 @@ class LevenbergMarquardt(Rows):
         eased = (1 - (2 * quotient - 1) ** 3).clamp(1 / 3, 1)
         self.damping = torch.where(taken, self.damping * eased, self.damping * self.growth)
         self.growth = torch.where(taken, GROWTH, 2 * self.growth)
-        none = torch.zeros_like(taken)
-        small = none if limits.ftol is None else (actual.abs() < limits.ftol * self.cost) & (
-            predicted < limits.ftol * self.cost
-        )
-        short = none if limits.xtol is None else length(step) < limits.xtol * (limits.xtol + length(self.x))
+        small = short = torch.zeros_like(taken)
+        # What is rounding cannot be less, whatever the tolerance.
+        if limits.ftol is not None:
+            least = max(limits.ftol, ROUNDING * self.problems.eps) * self.cost
+            small = (actual.abs() < least) & (predicted < least)
+        if limits.xtol is not None:
+            xtol = max(limits.xtol, self.problems.eps)
+            short = length(step) < xtol * (xtol + length(self.x))
         status = torch.full_like(self.index, RUNNING)
         status[self.nfev + 1 >= (limits.most or 100 * self.x.shape[1])] = 0
         still = solved & (length(step) == 0)

@@ -65,6 +65,9 @@ class Search(Rows):
             c1: Of Wolfe's first condition.
             c2: Of the second.
             eps: Machine epsilon of values.
+
+        Returns:
+            A mask (b,).
         """
         finite = torch.isfinite(value) & torch.isfinite(slope)
         lower = value <= self.value + c1 * expected.clamp_max(0)
@@ -81,11 +84,12 @@ class Search(Rows):
 
     def stuck(self) -> Tensor:
         """Which searches have nowhere left to look."""
-        width = self.high[:, 0] - self.low[:, 0]
-        return (self.trials >= MOST) | (width <= 4 * torch.finfo(width.dtype).eps * self.high[:, 0])
+        low, high = self.low[:, 0], self.high[:, 0]
+        closed = torch.isfinite(high) & (high - low <= 4 * torch.finfo(high.dtype).eps * high)
+        return closed | (self.trials >= MOST)
 
     def _next(self) -> Tensor:
-        """Within the bracket, where the cubic through its ends is least; beyond the lower end where there is no upper."""
+        """Where the cubic through the bracket's ends is least; beyond the lower end where there is no upper."""
         (a, value_a, slope_a), (b, value_b, slope_b) = self.low.T, self.high.T
         width = b - a
         mean = slope_a + slope_b - 3 * (value_b - value_a) / width

@@ -1,4 +1,4 @@
-"""What quasi-Newton methods remember of the steps of many problems: an inverse Hessian each, whole or in a few pairs."""
+"""What quasi-Newton methods remember of many problems' steps: an inverse Hessian each, whole or in a few pairs."""
 
 from __future__ import annotations
 

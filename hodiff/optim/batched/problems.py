@@ -3,9 +3,10 @@ r"""Many problems of one function: evaluated together, in one call of `torch.fun
 The sum over problems has their gradients for its gradient, and a block-diagonal Hessian, so that n products with it
 are the Hessians of all:
 
-$$ F(X) = \sum_b f(x_b), \qquad \nabla^2 F\,(e_i, \dots, e_i) = (\nabla^2 f(x_1)\, e_i, \dots, \nabla^2 f(x_B)\, e_i). $$
+$$ F(X) = \sum_b f(x_b), \qquad
+   \nabla^2 F\,(e_i, \dots, e_i) = (\nabla^2 f(x_1)\, e_i, \dots, \nabla^2 f(x_B)\, e_i) $$
 
-Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., chapter 8, of whose seeding it is the simplest case.
+Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., chapter 8, the simplest case of its seeding.
 """
 
 from __future__ import annotations
