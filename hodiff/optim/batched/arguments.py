@@ -30,15 +30,12 @@ class Arguments:
         self.dims: list[int | None] = []
         for position, (arg, dim) in enumerate(zip(args, _of_each(caller, in_dims, len(args)), strict=True)):
             for name, leaf in zip(leaf_names(arg), pytree.tree_leaves(arg), strict=True):
-                split = dim is not None and isinstance(leaf, Tensor)
-                self.leaves.append(
-                    _rows_first(caller, f"args[{position}]{name}", leaf, dim, count)
-                    if split
-                    else recordable(leaf)
-                    if isinstance(leaf, Tensor)
-                    else leaf
-                )
-                self.dims.append(0 if split else None)
+                if isinstance(leaf, Tensor):
+                    leaf = recordable(leaf)
+                    if dim is not None:
+                        leaf = _rows_first(caller, f"args[{position}]{name}", leaf, dim, count)
+                self.leaves.append(leaf)
+                self.dims.append(None if dim is None or not isinstance(leaf, Tensor) else 0)
         self._spec = pytree.tree_structure(args)
 
     def tree(self, leaves: list[Any]) -> Any:
@@ -69,4 +66,4 @@ def _rows_first(caller: str, name: str, leaf: Tensor, dim: int, count: int) -> T
             f"{caller}: {name}: expected {count} in dimension {dim}, a slice for each problem, got {describe(leaf)}; "
             "pass in_dims with None for an argument that all problems share."
         )
-    return recordable(leaf).detach().movedim(dim, 0)
+    return leaf.detach().movedim(dim, 0)

@@ -67,7 +67,7 @@ def minimize_all(
 ) -> scipy.optimize.OptimizeResult:
     """Minimise many problems at once, by a method of the table."""
     takes = METHODS[method]
-    chosen = options_of(takes.options, method, options, tol)
+    chosen: Any = options_of(takes.options, method, options, tol)
     batch = Batch("minimize", x0)
     box = box_of("minimize", bounds, batch)
     problems = Problems("minimize", f, batch, args, in_dims)

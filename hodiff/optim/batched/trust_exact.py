@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.optim.batched.ball import steps_in_balls
+from hodiff.optim.batched.bounds import Box
 from hodiff.optim.batched.problems import Problems
 from hodiff.optim.batched.rows import RUNNING, Rows, Written, chosen, length
 from hodiff.optim.ends import CONVERGED, ITERATIONS, NONFINITE, PRECISION
@@ -113,6 +114,6 @@ def _finite(value: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
     return torch.isfinite(value) & torch.isfinite(gradient).all(-1) & torch.isfinite(hessian).all(-1).all(-1)
 
 
-def trust_exact(problems: Problems, options: TrustExactOptions, _: None) -> TrustExact:
+def trust_exact(problems: Problems, options: TrustExactOptions, _: Box | None) -> TrustExact:
     """The method, without bounds."""
     return TrustExact.begin(problems, options)
