@@ -56,7 +56,7 @@ class Residuals:
     def __init__(self, f: Callable[..., Any], batch: Batch, args: tuple[Any, ...], in_dims: InDims):
         self.start, self.eps = batch.start, torch.finfo(batch.space.dtype).eps
         self._mapped, self._dtype = Mapped(CALLER, f, batch, args, in_dims), batch.space.dtype
-        self._modules = list(named_modules(f))
+        self._f = f
 
     def retain(self, keep: Tensor) -> None:
         """Forget the others."""
@@ -71,7 +71,7 @@ class Residuals:
         return self._over(x, lambda f: jacobian(_vector(f)))
 
     def _over(self, x: Tensor, transform: Callable[..., Any]) -> Tensor:
-        with torch.no_grad(), attributes_put_back(self._modules), Corrections():
+        with torch.no_grad(), attributes_put_back(list(named_modules(self._f))), Corrections():
             found: Tensor = self._mapped.over(x.to(self._dtype), transform)
         return found.detach().to(torch.float64)
 

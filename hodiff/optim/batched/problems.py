@@ -49,7 +49,7 @@ class Problems:
     def __init__(self, caller: str, f: Callable[..., Any], batch: Batch, args: tuple[Any, ...], in_dims: InDims):
         self.start, self.eps = batch.start, torch.finfo(torch.float64).eps
         self._mapped, self._dtype = Mapped(caller, f, batch, args, in_dims), batch.space.dtype
-        self._modules = list(named_modules(f))
+        self._f = f
         bound = bind(caller, self._sum, (self.start.to(self._dtype),), has_aux=True)
         self._function = replace(bound, offers_aux=False)
 
@@ -60,7 +60,7 @@ class Problems:
     def at(self, x: Tensor) -> Together:
         """Values and gradients at (b, n)."""
         function = replace(self._function, leaves=(x.to(self._dtype),))
-        with torch.no_grad(), attributes_put_back(self._modules):
+        with torch.no_grad(), attributes_put_back(list(named_modules(self._f))):
             found = Together(function)
         self.eps = found.eps
         return found
