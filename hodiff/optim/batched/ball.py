@@ -54,7 +54,7 @@ def _at_boundary(hessian: Tensor, gradient: Tensor, radius: Tensor) -> tuple[Ten
     # By what the lowest eigenvalue is raised has all its digits, where the shift has lost them.
     gaps = values - values[:, :1]
     # Each element of p alone is as long as the radius at one shift: the solution's is none below.
-    raised = (g.abs() / radius[:, None] - gaps).amax(-1).maximum(values[:, 0]).maximum(rounding)
+    raised = (g.abs() / radius[:, None] - gaps).amax(-1).maximum(rounding)
     for _ in range(MOST):
         p = _raised(g, gaps, raised)
         norm = length(p)

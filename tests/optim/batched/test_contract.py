@@ -185,6 +185,15 @@ def test_least_squares_are_those_of_scipy():
     assert found.active_mask["rate"][0] == -1
 
 
+def test_least_squares_where_gauss_and_newton_diverge():
+    """Of an arc tangent beyond 1.39 their steps grow; the damping shortens them."""
+    x0 = torch.tensor([[3.0], [-10.0], [1.0]], dtype=D)
+    found = least_squares(torch.atan, x0, batched=True)
+    assert found.success.all()
+    torch.testing.assert_close(found.x, torch.zeros(3, 1, dtype=D), atol=1e-6, rtol=0)
+    assert found.nfev[0] > found.njev[0]
+
+
 def test_least_squares_of_residuals_that_are_nan():
     x0 = torch.tensor([[0.5], [math.nan], [3.0]], dtype=D)
     found = least_squares(lambda x: torch.cat([x.log(), x - 1]), x0, batched=True)

@@ -9,7 +9,7 @@ from optim.problems.settings import BATCHED_LEAST_SQUARES, BATCHED_MINIMIZE
 
 from hodiff.optim import least_squares, minimize
 
-SOON = {"rosenbrock", "beale", "wood"}
+SOON = {"rosenbrock", "box three dimensional"}
 # Factors of the standard start.
 NEAR = torch.tensor([1.0, 1.001, 0.998, 1.003], dtype=torch.float64)
 
