@@ -2,6 +2,8 @@
 
 from hodiff.optim.stochastic.adahessian import AdaHessian as AdaHessian
 from hodiff.optim.stochastic.hessian_free import HessianFree as HessianFree
+from hodiff.optim.stochastic.kronecker.shampoo import Shampoo as Shampoo
+from hodiff.optim.stochastic.kronecker.soap import SOAP as SOAP
 from hodiff.optim.stochastic.lbfgs import LBFGS as LBFGS
 from hodiff.optim.stochastic.newton_cg import NewtonCG as NewtonCG
 from hodiff.optim.stochastic.sam import SAM as SAM

@@ -28,6 +28,11 @@ class Case:
     apart: bool = True  # groups are as separate optimizers
     groups: bool = True
 
+    @property
+    def watches(self):
+        """Whether it looks at the loss on its way to backward."""
+        return "update_every" in self.options
+
     def __call__(self, parameters, **options):
         return self.make(parameters, **{**self.options, **options})
 
@@ -36,6 +41,11 @@ TABLE = {
     "AdaHessian": Case(ho.AdaHessian, {"lr": 0.05, "update_every": 3, "weight_decay": 0.01}),
     "SophiaH": Case(ho.SophiaH, {"lr": 0.05, "update_every": 3, "weight_decay": 0.01, "probes": "rademacher"}),
     "SophiaG": Case(ho.SophiaG, {"lr": 0.05, "update_every": 3, "weight_decay": 0.01}),
+    "Shampoo": Case(ho.Shampoo, {"lr": 0.05, "refresh_every": 3, "weight_decay": 0.01}),
+    "Shampoo, the paper's": Case(
+        partial(ho.Shampoo, accumulate=True, grafting=None, betas=(0.0, 0.0), eps=1e-3), {"lr": 0.1}
+    ),
+    "SOAP": Case(ho.SOAP, {"lr": 0.05, "refresh_every": 3, "weight_decay": 0.01}),
     "SAM": Case(partial(ho.SAM, base=torch.optim.Adam), {"lr": 0.05}, loop=False, complex_too=True, apart=False),
     "ASAM": Case(
         partial(ho.SAM, base=torch.optim.SGD, adaptive=True, rho=0.5),

@@ -302,6 +302,8 @@ def test_scaled_losses(case):
     (scaler.scale(problem.loss(problem.batches[0])) * float("inf")).backward()
     scaler.step(optimizer)
     assert same(problem.numbers(), other.numbers())
+    if not case.watches:
+        return
     # Whoever divides gradients before does not divide the curvature.
     scaler.update()
     optimizer = case(problem.model.parameters())
