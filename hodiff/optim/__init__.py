@@ -2,6 +2,8 @@
 
 from hodiff.optim.least_squares import least_squares as least_squares
 from hodiff.optim.minimize import minimize as minimize
+from hodiff.optim.stochastic import EKFAC as EKFAC
+from hodiff.optim.stochastic import KFAC as KFAC
 from hodiff.optim.stochastic import LBFGS as LBFGS
 from hodiff.optim.stochastic import SAM as SAM
 from hodiff.optim.stochastic import SOAP as SOAP

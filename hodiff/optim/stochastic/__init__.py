@@ -2,6 +2,8 @@
 
 from hodiff.optim.stochastic.adahessian import AdaHessian as AdaHessian
 from hodiff.optim.stochastic.hessian_free import HessianFree as HessianFree
+from hodiff.optim.stochastic.kfac.ekfac import EKFAC as EKFAC
+from hodiff.optim.stochastic.kfac.kfac import KFAC as KFAC
 from hodiff.optim.stochastic.kronecker.shampoo import Shampoo as Shampoo
 from hodiff.optim.stochastic.kronecker.soap import SOAP as SOAP
 from hodiff.optim.stochastic.lbfgs import LBFGS as LBFGS

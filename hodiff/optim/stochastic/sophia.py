@@ -13,11 +13,12 @@ from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.stochastic.base import Group
-from hodiff.optim.stochastic.curvature import CurvatureOptimizer, Estimates, HutchinsonOptimizer
+from hodiff.optim.stochastic.curvature import Estimates
+from hodiff.optim.stochastic.diagonal import DiagonalOptimizer, HutchinsonOptimizer
 from hodiff.optim.stochastic.drawn_labels import in_a_loss, of_logits
 
 
-class _Sophia(CurvatureOptimizer):
+class _Sophia(DiagonalOptimizer):
     """The step that both share."""
 
     def _absorb(self, parameter: Tensor, group: Group, curvature: Tensor) -> None:

@@ -27,6 +27,7 @@ class Case:
     complex_too: bool = False
     apart: bool = True  # groups are as separate optimizers
     groups: bool = True
+    bare: bool = True  # takes parameters that belong to no layer
 
     @property
     def watches(self):
@@ -46,6 +47,15 @@ TABLE = {
         partial(ho.Shampoo, accumulate=True, grafting=None, betas=(0.0, 0.0), eps=1e-3), {"lr": 0.1}
     ),
     "SOAP": Case(ho.SOAP, {"lr": 0.05, "refresh_every": 3, "weight_decay": 0.01}),
+    "KFAC": Case(
+        ho.KFAC, {"lr": 0.05, "update_every": 3, "refresh_every": 2, "kl_clip": None}, apart=False, bare=False
+    ),
+    "EKFAC": Case(
+        partial(ho.EKFAC, fisher="exact", sharing="reduce"),
+        {"lr": 0.05, "update_every": 3, "refresh_every": 2, "weight_decay": 0.01, "kl_clip": 0.1},
+        apart=False,
+        bare=False,
+    ),
     "SAM": Case(partial(ho.SAM, base=torch.optim.Adam), {"lr": 0.05}, loop=False, complex_too=True, apart=False),
     "ASAM": Case(
         partial(ho.SAM, base=torch.optim.SGD, adaptive=True, rho=0.5),

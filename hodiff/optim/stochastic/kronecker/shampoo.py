@@ -12,6 +12,7 @@ from hodiff.optim.stochastic.kronecker.base import KroneckerOptimizer, State
 from hodiff.optim.stochastic.kronecker.dimensions import multiplied
 from hodiff.optim.stochastic.kronecker.grafting import GRAFTS
 from hodiff.optim.stochastic.kronecker.spectra import inverse_root
+from hodiff.optim.stochastic.refreshes import is_due
 
 
 class Shampoo(KroneckerOptimizer):
@@ -119,9 +120,9 @@ class Shampoo(KroneckerOptimizer):
 
     def _refresh(self, state: State, group: Group) -> None:
         """Take new roots where they are due, and where there are none yet, as before the first gradient but zero."""
-        step, every, moments = state["step"], group["refresh_every"], state["moments"]
-        young = step < every and step & (step - 1) == 0
-        if not (young or step % every == 0 or "roots" not in state) or not all(bool(each.any()) for each in moments):
+        step, moments = state["step"], state["moments"]
+        due = "roots" not in state or is_due(step, group["refresh_every"])
+        if not due or not all(bool(each.any()) for each in moments):
             return
         debias = 1.0 if group["accumulate"] else 1 - group["betas"][1] ** step
         power = 0.5 / len(moments)
