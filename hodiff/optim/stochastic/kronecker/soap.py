@@ -96,11 +96,12 @@ class SOAP(KroneckerOptimizer):
             self._begin(state, group, gradient)
             return None
         state["step"] += 1
-        mean = state["exp_avg"].lerp_(gradient, 1 - beta1) / (1 - beta1 ** state["step"])
         projected = multiplied(gradient, state["bases"], transposed=True)
+        # In the basis, as the paper's M' is: one product less, and turned where the basis is.
+        mean = state["exp_avg"].lerp_(projected, 1 - beta1) / (1 - beta1 ** state["step"])
         squares = state["exp_avg_sq"].mul_(beta2).addcmul_(projected, projected, value=1 - beta2)
         scale = (squares / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
-        direction = multiplied(multiplied(mean, state["bases"], transposed=True) / scale, state["bases"])
+        direction = multiplied(mean / scale, state["bases"])
         self._average(state["moments"], gradient, beta2, 1 - beta2)
         if state["step"] % group["refresh_every"] == 0:
             self._turn(state)
@@ -118,7 +119,9 @@ class SOAP(KroneckerOptimizer):
         state["bases"] = [None if each is None else eigenvectors(self.caller, each) for each in state["moments"]]
 
     def _turn(self, state: State) -> None:
+        mean = multiplied(state["exp_avg"], state["bases"])
         for dim, (moment, basis) in enumerate(zip(state["moments"], state["bases"], strict=True)):
             if moment is not None:
                 order, state["bases"][dim] = turned(self.caller, moment, basis)
                 state["exp_avg_sq"] = state["exp_avg_sq"].index_select(dim, order)
+        state["exp_avg"] = multiplied(mean, state["bases"], transposed=True)
