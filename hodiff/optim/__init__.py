@@ -9,6 +9,7 @@ from hodiff.optim.stochastic import SAM as SAM
 from hodiff.optim.stochastic import SOAP as SOAP
 from hodiff.optim.stochastic import AdaHessian as AdaHessian
 from hodiff.optim.stochastic import HessianFree as HessianFree
+from hodiff.optim.stochastic import LayerwiseGaussNewton as LayerwiseGaussNewton
 from hodiff.optim.stochastic import NewtonCG as NewtonCG
 from hodiff.optim.stochastic import Shampoo as Shampoo
 from hodiff.optim.stochastic import SophiaG as SophiaG

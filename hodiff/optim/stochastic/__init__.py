@@ -6,6 +6,7 @@ from hodiff.optim.stochastic.kfac.ekfac import EKFAC as EKFAC
 from hodiff.optim.stochastic.kfac.kfac import KFAC as KFAC
 from hodiff.optim.stochastic.kronecker.shampoo import Shampoo as Shampoo
 from hodiff.optim.stochastic.kronecker.soap import SOAP as SOAP
+from hodiff.optim.stochastic.layerwise_gauss_newton import LayerwiseGaussNewton as LayerwiseGaussNewton
 from hodiff.optim.stochastic.lbfgs import LBFGS as LBFGS
 from hodiff.optim.stochastic.newton_cg import NewtonCG as NewtonCG
 from hodiff.optim.stochastic.sam import SAM as SAM

@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
-from hodiff.corrections import Corrections
 from hodiff.optim.stochastic.closures import Closure, require_closure
 from hodiff.optim.stochastic.conjugate_gradients import Iterate, iterates
 from hodiff.optim.stochastic.found_graphs import explained
-from hodiff.optim.stochastic.local_models import LocalModel, put_gradients, value_of
+from hodiff.optim.stochastic.local_models import LocalModel, put_gradients
+from hodiff.optim.stochastic.nearby_values import NearbyValues
 from hodiff.optim.stochastic.solver_settings import SolverOptimizer
-from hodiff.recompute.reachable import modules_in
 
 # Iterates that backtracking looks at have numbers that grow by this factor.
 _SPACING = 1.3
@@ -132,18 +130,18 @@ class HessianFree(SolverOptimizer):
         require_closure(self.caller, closure)
         assert closure is not None
         draw = RandomState(self.parameters())
-        model = self.model(closure)
+        model = self.model(self.returned(closure), self.parameters())
         put_gradients(model.parameters, model.leaves(model.gradient))
-        self._search(model, _Values(self, model, closure, draw))
+        self._search(model, NearbyValues(self, model.parameters, model.loss, closure, draw))
         return model.loss
 
-    def _search(self, model: LocalModel, values: _Values) -> None:
+    def _search(self, model: LocalModel, values: NearbyValues) -> None:
         damping, decay = self.setting("damping"), self.setting("weight_decay")
-        right = -(model.gradient + decay * values.place)
+        right = -(model.gradient + decay * model.vector([p.detach() for p in model.parameters]))
         count, kept = self._solve(lambda v: model.product(v) + (decay + damping) * v, right, model)
-        best, value = kept[-1], values(kept[-1].x)
+        best, value = kept[-1], values(model.leaves(kept[-1].x))
         for each in reversed(kept[:-1]):
-            earlier = values(each.x)
+            earlier = values(model.leaves(each.x))
             if not earlier < value and math.isfinite(value):
                 break
             best, value = each, earlier
@@ -182,35 +180,6 @@ class HessianFree(SolverOptimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "last": self.last}
-
-
-class _Values:
-    """The loss at other points, with weight decay, the same random numbers, and buffers that stay."""
-
-    def __init__(self, optimizer: HessianFree, model: LocalModel, closure: Closure, draw: RandomState):
-        self._optimizer, self._model, self._closure, self._draw = optimizer, model, closure, draw
-        self._held_modules = modules_in(closure)
-        self._decay = optimizer.setting("weight_decay")
-        self._places = [p.clone() for p in model.parameters]
-        self.place = model.vector(self._places)
-        self.count = 0
-        self.start = float(model.loss) + self._penalty()
-
-    def __call__(self, step: Tensor) -> float:
-        self.count += 1
-        self._optimizer.add(self._model.leaves(step), self._model.parameters)
-        try:
-            with self._draw.replayed(), untouched(self._held_modules), Corrections(lean=True):
-                value = value_of(self._optimizer.caller, self._closure())
-            return float(value) + self._penalty()
-        finally:
-            for parameter, place in zip(self._model.parameters, self._places, strict=True):
-                parameter.copy_(place)
-
-    def _penalty(self) -> float:
-        if not self._decay:
-            return 0.0
-        return 0.5 * self._decay * sum(float(p.double().square().sum()) for p in self._model.parameters)
 
 
 def _stalls(values: list[float]) -> bool:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from hodiff.optim.stochastic.closures import Closure, require_closure
-from hodiff.optim.stochastic.conjugate_gradients import iterates
-from hodiff.optim.stochastic.found_graphs import explained
-from hodiff.optim.stochastic.local_models import LocalModel, put_gradients
-from hodiff.optim.stochastic.solver_settings import SolverOptimizer
+from hodiff.optim.stochastic.local_models import LocalModel
+from hodiff.optim.stochastic.truncated_newton import TruncatedNewtonOptimizer
 
 
-class NewtonCG(SolverOptimizer):
+class NewtonCG(TruncatedNewtonOptimizer):
     r"""Newton's method, its equations solved by conjugate gradients.
 
     $$ \theta \leftarrow \theta + \gamma\, p, \qquad (B + \mu I)\, p \approx -(g + \lambda \theta), \quad
@@ -22,8 +18,10 @@ class NewtonCG(SolverOptimizer):
 
     Conjugate gradients stop at the tolerance, or where they meet a direction of curvature zero or less; the step is
     then what they have, and if that is none, the direction itself, of steepest descent. On a positive definite
-    quadratic function one step with `lr=1` and enough iterations is exact. There is no line search: far from a minimum
-    take `damping`, a smaller `lr`, or `HessianFree`.
+    quadratic function one step with `lr=1` and enough iterations is exact. Far from a minimum take `damping`, a smaller
+    `lr`, a line search, or `HessianFree`. Where the loss draws dropout or other random numbers anew at each step, the
+    step solves one draw's equations, and is far too long for the next one's: without a large `damping` it diverges, and
+    with a line search it gets nowhere.
 
     Args:
         params: Parameters, or groups of them with an `lr` of their own; real and floating-point.
@@ -33,6 +31,8 @@ class NewtonCG(SolverOptimizer):
         curvature: "hessian" or "gauss-newton".
         cg_iterations: The most products in a step.
         cg_tolerance: Where to stop: norm of the residual over that of the gradient.
+        line_search_fn: "backtracking" halves the step, from `lr` on, until the loss falls by 1e-4 of what the slope
+            promises, each time for a value of the closure, and stays where it is if it does not; None takes the step.
         maximize: Whether to ascend.
 
     Raises:
@@ -46,8 +46,8 @@ class NewtonCG(SolverOptimizer):
         >>> torch.allclose(w, torch.tensor([0.0, 1.0]), atol=1e-5)
         True
 
-    Source: J. Nocedal & S. J. Wright, *Numerical Optimization*, 2nd ed., algorithm 7.1; N. N. Schraudolph, "Fast
-    curvature matrix-vector products for second-order gradient descent", Neural Computation 14 (2002).
+    Source: J. Nocedal & S. J. Wright, *Numerical Optimization*, 2nd ed., algorithms 3.1 and 7.1; N. N. Schraudolph,
+    "Fast curvature matrix-vector products for second-order gradient descent", Neural Computation 14 (2002).
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class NewtonCG(SolverOptimizer):
         curvature: str = "hessian",
         cg_iterations: int = 100,
         cg_tolerance: float = 1e-6,
+        line_search_fn: str | None = None,
         maximize: bool = False,
     ):
         super().__init__(
@@ -71,48 +72,10 @@ class NewtonCG(SolverOptimizer):
                 "curvature": curvature,
                 "cg_iterations": cg_iterations,
                 "cg_tolerance": cg_tolerance,
+                "line_search_fn": line_search_fn,
                 "maximize": maximize,
             },
         )
 
-    @torch.no_grad()
-    def step(self, closure: Closure | None = None) -> Any:
-        """One step, which evaluates the closure once, within `hodiff.corrected()`, and sets gradients.
-
-        Args:
-            closure: Function without arguments that computes the loss and returns it, with its graph and without
-                calling backward; with `curvature="gauss-newton"` it returns the pair (outputs, loss), outputs of the
-                model and a function of them that returns one number.
-
-        Returns:
-            The loss before the step.
-
-        Raises:
-            InputError: If there is no closure, or it does not return that.
-            RouteError: If torch does not implement a second derivative.
-        """
-        require_closure(self.caller, closure)
-        assert closure is not None
-        model = self.model(closure)
-        put_gradients(model.parameters, model.leaves(model.gradient))
-        solution = self._solution(model)
-        self.add(model.leaves(solution), model.parameters)
-        return model.loss
-
-    def _solution(self, model: LocalModel) -> Tensor:
-        sign = -1.0 if self.setting("maximize") else 1.0
-        decay, damping = self.setting("weight_decay"), self.setting("damping")
-        place = model.vector([p.detach() for p in model.parameters])
-        right = -(sign * model.gradient + decay * place)
-        enough = self.setting("cg_tolerance") * float(torch.linalg.vector_norm(right))
-
-        def product(v: Tensor) -> Tensor:
-            return sign * model.product(v) + (decay + damping) * v
-
-        with explained(self.caller):
-            for each in iterates(product, right):
-                if each.descent is not None and not each.count:
-                    return each.descent
-                if each.residual <= enough or each.count >= self.setting("cg_iterations"):
-                    break
-        return each.x
+    def _models(self, returned: Any) -> list[LocalModel]:
+        return [self.model(returned, self.parameters())]

@@ -73,6 +73,21 @@ TABLE = {
         pair=True,
         apart=False,
     ),
+    "NewtonCG, line search": Case(
+        partial(ho.NewtonCG, line_search_fn="backtracking"),
+        {"cg_iterations": 20},
+        loop=False,
+        backward=False,
+        apart=False,
+    ),
+    "LayerwiseGaussNewton": Case(
+        ho.LayerwiseGaussNewton,
+        {"damping": 0.01, "cg_iterations": 20},
+        loop=False,
+        backward=False,
+        pair=True,
+        apart=False,
+    ),
     "HessianFree": Case(
         ho.HessianFree, {"cg_iterations": 30}, loop=False, backward=False, pair=True, maximize=False, apart=False
     ),
