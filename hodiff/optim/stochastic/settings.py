@@ -12,7 +12,7 @@ from hodiff.common.options import require_bool, require_choice, require_int, req
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.optim.stochastic.kronecker.grafting import GRAFTS
-from hodiff.optim.stochastic.local_models import CURVATURES
+from hodiff.optim.stochastic.solvers.local_models import CURVATURES
 
 Check = Callable[[str, str, Any], None]
 

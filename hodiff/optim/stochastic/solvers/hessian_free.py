@@ -12,11 +12,11 @@ from torch import Tensor
 
 from hodiff.common.randomness import RandomState
 from hodiff.optim.stochastic.closures import Closure, require_closure
-from hodiff.optim.stochastic.conjugate_gradients import Iterate, iterates
 from hodiff.optim.stochastic.found_graphs import explained
-from hodiff.optim.stochastic.local_models import LocalModel, put_gradients
-from hodiff.optim.stochastic.nearby_values import NearbyValues
-from hodiff.optim.stochastic.solver_settings import SolverOptimizer
+from hodiff.optim.stochastic.solvers.conjugate_gradients import Iterate, iterates
+from hodiff.optim.stochastic.solvers.local_models import LocalModel, put_gradients
+from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
+from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
 
 # Iterates that backtracking looks at have numbers that grow by this factor.
 _SPACING = 1.3

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.graphs import inspect_graph
-from hodiff.optim.stochastic.local_models import LocalModel, outputs_and_loss
-from hodiff.optim.stochastic.truncated_newton import TruncatedNewtonOptimizer
+from hodiff.optim.stochastic.solvers.local_models import LocalModel, outputs_and_loss
+from hodiff.optim.stochastic.solvers.truncated_newton import TruncatedNewtonOptimizer
 
 
 class LayerwiseGaussNewton(TruncatedNewtonOptimizer):

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hodiff.optim.stochastic.local_models import LocalModel
-from hodiff.optim.stochastic.truncated_newton import TruncatedNewtonOptimizer
+from hodiff.optim.stochastic.solvers.local_models import LocalModel
+from hodiff.optim.stochastic.solvers.truncated_newton import TruncatedNewtonOptimizer
 
 
 class NewtonCG(TruncatedNewtonOptimizer):
