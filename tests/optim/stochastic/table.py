@@ -91,6 +91,15 @@ TABLE = {
     "HessianFree": Case(
         ho.HessianFree, {"cg_iterations": 30}, loop=False, backward=False, pair=True, maximize=False, apart=False
     ),
+    "HessianFree, preconditioned": Case(
+        partial(ho.HessianFree, preconditioner="empirical-fisher"),
+        {"cg_iterations": 30},
+        loop=False,
+        backward=False,
+        pair=True,
+        maximize=False,
+        apart=False,
+    ),
     "LBFGS": Case(ho.LBFGS, {"max_iter": 4}, loop=False, maximize=False, complex_too=True, apart=False, groups=False),
 }
 

@@ -290,6 +290,7 @@ BAD = {
     "kl_clip": [0.0],
     "fisher": ["true"],
     "sharing": [None],
+    "preconditioner": ["jacobi"],
     "line_search_fn": ["strong_wolfe"],
 }
 

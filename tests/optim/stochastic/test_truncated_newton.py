@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hodiff.optim import KFAC, LayerwiseGaussNewton, NewtonCG
+from hodiff.optim import KFAC, HessianFree, LayerwiseGaussNewton, NewtonCG
+from hodiff.optim.stochastic.solvers.conjugate_gradients import iterates
+from hodiff.optim.stochastic.solvers.local_models import GaussNewtonModel
 
 D = torch.float64
 RNG = np.random.default_rng(0)
@@ -121,3 +123,44 @@ def test_without_descent_parameters_stay():
     values = iter([0.0] + [1.0] * 100)
     optimizer.step(lambda: (w**2).sum() * 0 + next(values) + (w - w.detach()).sum())
     assert w.tolist() == [1.0, -2.0]
+
+
+def test_preconditioned_conjugate_gradients():
+    A = RNG.standard_normal((4, 4))
+    A, b, m = A @ A.T + np.eye(4), RNG.standard_normal(4), np.array([1.0, 3.0, 0.2, 8.0])
+    # Plain ones for the system that is scaled from both sides, as the textbook derives them.
+    root = np.sqrt(m)
+    plain = list(iterates(lambda v: torch.from_numpy(A / np.outer(root, root)) @ v, torch.from_numpy(b / root)))
+    matrix, right = torch.from_numpy(A), torch.from_numpy(b)
+    ours = list(iterates(lambda v: matrix @ v, right, preconditioner=torch.from_numpy(m)))
+    for our, each in list(zip(ours, plain, strict=False))[:4]:
+        np.testing.assert_allclose(our.x.numpy(), each.x.numpy() / root, rtol=1e-9)
+        np.testing.assert_allclose(our.residual, np.linalg.norm(b - A @ our.x.numpy()), rtol=1e-6)
+        np.testing.assert_allclose(our.value, each.value, rtol=1e-9)
+
+
+def test_squared_gradients_of_examples():
+    x, y = RNG.standard_normal((6, 3)), RNG.standard_normal((6, 2))
+    w = torch.randn(2, 3, dtype=D, requires_grad=True)
+    excess = (x @ w.detach().numpy().T - y) * 2 / y.size
+    true = 6 * ((excess[:, :, None] * x[:, None, :]) ** 2).sum(0).reshape(-1)
+    targets = torch.from_numpy(y)
+    model = GaussNewtonModel("test", [w], (torch.from_numpy(x) @ w.T, lambda z: F.mse_loss(z, targets)))
+    drawn = model.squared_gradients(4000, torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(drawn, true, rtol=0.12)
+
+
+def test_preconditioned_hessian_free_finds_the_minimum_by_fewer_products():
+    torch.manual_seed(0)
+    scales = torch.logspace(-2, 2, 12, dtype=D)
+    x = torch.randn(40, 12, dtype=D) * scales
+    y = x @ (torch.randn(12, dtype=D) / scales) + torch.randn(40, dtype=D)
+    expected = np.linalg.solve(2 / 40 * (x.T @ x).numpy() + 1e-4 * np.eye(12), 2 / 40 * (x.T @ y).numpy())
+    counts = []
+    for preconditioner in (None, "empirical-fisher"):
+        w = torch.zeros(12, dtype=D, requires_grad=True)
+        optimizer = HessianFree([w], damping=1e-4, preconditioner=preconditioner)
+        optimizer.step(lambda w=w: (x @ w, lambda z: ((z - y) ** 2).mean()))
+        np.testing.assert_allclose(w.detach().numpy(), expected, rtol=1e-4)
+        counts.append(optimizer.last.cg_iterations)
+    assert counts[1] < 0.6 * counts[0]
