@@ -1,5 +1,7 @@
 """Gauss-Newton steps by layers, and line searches, against matrices by hand."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
@@ -130,10 +132,11 @@ def test_preconditioned_conjugate_gradients():
     A, b, m = A @ A.T + np.eye(4), RNG.standard_normal(4), np.array([1.0, 3.0, 0.2, 8.0])
     # Plain ones for the system that is scaled from both sides, as the textbook derives them.
     root = np.sqrt(m)
-    plain = list(iterates(lambda v: torch.from_numpy(A / np.outer(root, root)) @ v, torch.from_numpy(b / root)))
+    scaled = torch.from_numpy(A / np.outer(root, root))
+    plain = iterates(lambda v: scaled @ v, torch.from_numpy(b / root))
     matrix, right = torch.from_numpy(A), torch.from_numpy(b)
-    ours = list(iterates(lambda v: matrix @ v, right, preconditioner=torch.from_numpy(m)))
-    for our, each in list(zip(ours, plain, strict=False))[:4]:
+    ours = iterates(lambda v: matrix @ v, right, preconditioner=torch.from_numpy(m))
+    for our, each in islice(zip(ours, plain, strict=False), 4):
         np.testing.assert_allclose(our.x.numpy(), each.x.numpy() / root, rtol=1e-9)
         np.testing.assert_allclose(our.residual, np.linalg.norm(b - A @ our.x.numpy()), rtol=1e-6)
         np.testing.assert_allclose(our.value, each.value, rtol=1e-9)

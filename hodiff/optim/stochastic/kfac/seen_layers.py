@@ -87,7 +87,8 @@ class SeenLayers:
                 known = ", ".join(each.__name__ for each in KINDS)
                 raise InputError(
                     f"{self._caller}: params: expected weights and biases of layers that the loss hangs on by calls "
-                    f"of {known}, got one, {describe(leaf)}, that belongs to none; {REMEDY}."
+                    f"of {known}, got one, {describe(leaf)}, that belongs to none; {REMEDY}, "
+                    "and call modules as they were before torch.compile."
                 )
 
     def sums(self, columns: Columns, fisher: str, sharing: str, keep_vectors: bool) -> Iterator[Sums]:
