@@ -11,8 +11,8 @@ from torch import Tensor
 from hodiff.common.options import require_bool, require_choice, require_int, require_number
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.optim.stochastic.kronecker.grafting import GRAFTS
-from hodiff.optim.stochastic.solvers.local_models import CURVATURES
+from hodiff.optim.stochastic.grafting import GRAFTS
+from hodiff.optim.stochastic.local_models import CURVATURES
 
 Check = Callable[[str, str, Any], None]
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from hodiff.optim import KFAC, HessianFree, LayerwiseGaussNewton, NewtonCG
+from hodiff.optim.stochastic.local_models import GaussNewtonModel
 from hodiff.optim.stochastic.solvers.conjugate_gradients import iterates
-from hodiff.optim.stochastic.solvers.local_models import GaussNewtonModel
 
 D = torch.float64
 RNG = np.random.default_rng(0)

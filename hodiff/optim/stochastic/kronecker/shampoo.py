@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hodiff.optim.stochastic.base import Group
+from hodiff.optim.stochastic.grafting import GRAFTS
 from hodiff.optim.stochastic.kronecker.base import KroneckerOptimizer, State
 from hodiff.optim.stochastic.kronecker.dimensions import multiplied
-from hodiff.optim.stochastic.kronecker.grafting import GRAFTS
 from hodiff.optim.stochastic.kronecker.spectra import inverse_root
 from hodiff.optim.stochastic.refreshes import is_due
 

@@ -14,8 +14,8 @@ from hodiff.common.options import require_choice
 from hodiff.common.randomness import RandomState
 from hodiff.optim.stochastic.closures import Closure, require_closure
 from hodiff.optim.stochastic.found_graphs import explained
+from hodiff.optim.stochastic.local_models import GaussNewtonModel, LocalModel, put_gradients
 from hodiff.optim.stochastic.solvers.conjugate_gradients import Iterate, iterates
-from hodiff.optim.stochastic.solvers.local_models import GaussNewtonModel, LocalModel, put_gradients
 from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
 from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.graphs import inspect_graph
-from hodiff.optim.stochastic.solvers.local_models import LocalModel, outputs_and_loss
+from hodiff.optim.stochastic.local_models import LocalModel, outputs_and_loss
 from hodiff.optim.stochastic.solvers.truncated_newton import TruncatedNewtonOptimizer
 
 

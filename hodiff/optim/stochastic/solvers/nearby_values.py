@@ -10,7 +10,7 @@ from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
 from hodiff.corrections import Corrections
 from hodiff.optim.stochastic.closures import Closure
-from hodiff.optim.stochastic.solvers.local_models import value_of
+from hodiff.optim.stochastic.local_models import value_of
 from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
 from hodiff.recompute.reachable import modules_in
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hodiff.optim.stochastic.solvers.local_models import LocalModel
+from hodiff.optim.stochastic.local_models import LocalModel
 from hodiff.optim.stochastic.solvers.truncated_newton import TruncatedNewtonOptimizer
 
 

@@ -13,7 +13,7 @@ from hodiff.errors import InputError
 from hodiff.optim.stochastic.base import Group, StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure
 from hodiff.optim.stochastic.found_graphs import explained
-from hodiff.optim.stochastic.solvers.local_models import CURVATURES, LocalModel
+from hodiff.optim.stochastic.local_models import CURVATURES, LocalModel
 
 
 class SolverOptimizer(StochasticOptimizer):
