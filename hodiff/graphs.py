@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -66,6 +66,20 @@ def nodes_of(*outputs: Tensor | GradientEdge) -> Iterator[Any]:
         seen.add(node)
         yield node
         stack.extend(parent for parent, _ in node.next_functions)
+
+
+def leaves_made_inside(
+    outputs: Iterable[Any], again: Callable[[], Iterable[Any]], known: Collection[int] = ()
+) -> list[Tensor]:
+    """The leaves under some outputs that the same call makes anew, which cut off what they were made of."""
+    first = {id(leaf): leaf for leaf in _leaves(outputs) if id(leaf) not in known}
+    # The others are closed over.
+    return [leaf for leaf in _leaves(again()) if id(leaf) not in {*known, *first}] if first else []
+
+
+def _leaves(outputs: Iterable[Any]) -> list[Tensor]:
+    recorded = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
+    return [node.variable for node in nodes_of(*recorded) if hasattr(node, "variable")]
 
 
 def cotangent_bytes(*outputs: Tensor | GradientEdge) -> int:

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 import hodiff
 from hodiff.functions import ElementwiseFunction
 from hodiff.plot import COLOURS, RAISES, derivatives, graph
+from hodiff.plot.layers import layered
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -145,11 +146,12 @@ def test_derivatives_refuses_counts(options):
 
 def test_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    monkeypatch.setitem(sys.modules, "graphviz", None)
     with pytest.raises(hodiff.HodiffError, match=r'derivatives: needs matplotlib, .* pip install "hodiff\[plot\]"'):
         derivatives(torch.sin, 0, 1)
-    with pytest.raises(hodiff.HodiffError, match=r"graph: needs graphviz, .* pip install graphviz"):
-        graph(torch.sin, torch.tensor(1.0))
+    picture = graph(torch.sin, torch.tensor(1.0))
+    assert "SinBackward0" in picture.source
+    with pytest.raises(hodiff.HodiffError, match=r'graph: needs matplotlib, .* pip install "hodiff\[plot\]"'):
+        picture.draw()
 
 
 def nodes(picture):
@@ -178,6 +180,35 @@ def test_nodes_of_both_orders():
         ("MulBackward0_0", "CosBackward0_0"),
         ("CosBackward0_0", "AccumulateGrad_0"),
     }
+
+
+def test_the_graph_is_drawn_without_other_programs(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")
+    picture = graph(lambda x: x.sin().sum(), torch.ones(3))
+    ax = picture.draw()
+    assert ax.get_title() == "backward of f to order 2"
+    drawn = {text.get_text(): text.get_position() for text in ax.texts if text.get_text()}
+    assert set(drawn) == {"\n".join(box.lines) for box in picture.boxes.values()}
+    assert drawn["f"][1] > drawn["SumBackward0"][1] > drawn["SinBackward0"][1] > drawn["x\n(3,)"][1]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["order 1", "order 2"]
+    plt.close(ax.figure)
+    open_figures = plt.get_fignums()
+    assert "<svg" in picture._repr_svg_()
+    for name in ("picture.png", "picture.dot"):
+        picture.save(tmp_path / name)
+    assert plt.get_fignums() == open_figures
+    assert (tmp_path / "picture.dot").read_text(encoding="utf-8") == picture.source
+
+
+def test_layers_keep_what_is_tied_together():
+    """Two chains side by side, and an arrow past two layers, which goes round their nodes."""
+    arrows = [("a", "d"), ("b", "c"), ("d", "e"), ("c", "f"), ("e", "g"), ("f", "g"), ("b", "g")]
+    layout = layered(dict.fromkeys("abcdefg", 1.0), arrows, 1.0)
+    x = {name: place[0] for name, place in layout.places.items()}
+    assert (x["a"] < x["b"]) == (x["d"] < x["c"]) == (x["e"] < x["f"])
+    assert [y for _, y in layout.ways["b", "g"]] == [-0.5, -1.5, -2.5, -3.5]
+    for way_x, layer in zip([x for x, _ in layout.ways["b", "g"][1:-1]], ("cd", "ef"), strict=True):
+        assert min(abs(way_x - x[name]) for name in layer) >= 0.7 - 1e-12
 
 
 def test_third_order_adds_its_own_nodes():

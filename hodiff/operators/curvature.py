@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -18,7 +19,7 @@ from hodiff.common.complex_numbers import as_real
 from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.module_state import attributes_put_back, untouched, untouched_buffers
 from hodiff.common.options import require_bool
-from hodiff.common.randomness import RandomState
+from hodiff.common.randomness import RandomState, seeded
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.errors import InputError
@@ -36,7 +37,7 @@ from hodiff.operators.determinism import (
     read_unchanged,
     require_deterministic,
 )
-from hodiff.operators.distributed import sum_over_ranks
+from hodiff.operators.distributed import rank_in, size_of, sum_over_ranks
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.point import Point
 from hodiff.operators.recorded_model import refused
@@ -119,6 +120,12 @@ class CurvatureOperator(Portable, LinearOperator):
         self._functions = tuple(functions)
         self._held_modules = modules_in(*functions)
         self._checks = self._must_check = given["check_deterministic"]
+        self._draw_seed = int(torch.randint(2**62, ())) if given["randomness"] == "fixed" else None
+        if self._draw_seed is not None and given["compile"]:
+            raise InputError(
+                f"{caller}: randomness: expected 'error' with compile=True, as compiled code draws numbers of its own, "
+                "got 'fixed'; leave compile=True out."
+            )
         self._compiled = CompiledLinearizations(caller) if given["compile"] else None
         self.relocate(tuple(dense(recordable(as_real(leaf.detach()))) for leaf in leaves), self.domain)
 
@@ -301,7 +308,8 @@ class CurvatureOperator(Portable, LinearOperator):
 
     def _at(self, args: tuple[Any, ...], index: int) -> Linearization:
         # Graphs belong to the state that a first run sets up.
-        with (untouched if self._compiled is None else untouched_buffers)(self._held_modules):
+        kept = (untouched if self._compiled is None else untouched_buffers)(self._held_modules)
+        with kept, self._draws_of(index):
             if self._must_check:
                 self._require_deterministic(args)
                 self._must_check = False
@@ -311,14 +319,23 @@ class CurvatureOperator(Portable, LinearOperator):
             # One that has the same value twice on the first batch may yet draw on another.
             draw = RandomState(self.leaves)
             linearization = self._linearized(prepared)
-            if draw.advanced:
+            if draw.advanced and self._draw_seed is None:
                 self._require_deterministic(args)
             return linearization
 
+    def _draws_of(self, index: int) -> AbstractContextManager[None]:
+        if self._draw_seed is None:
+            return nullcontext()
+        # Every batch of every rank has a seed of its own.
+        offset = index * size_of(self.process_group) + rank_in(self.process_group)
+        return seeded(self._draw_seed + offset, self.leaves)
+
     def _require_deterministic(self, args: tuple[Any, ...]) -> None:
+        draw = None if self._draw_seed is None else RandomState(self.leaves)
+
         def value() -> Tensor:
             # Not of buffers, which a function that reads what it writes has for its state.
-            with attributes_put_back(self._held_modules):
+            with attributes_put_back(self._held_modules), nullcontext() if draw is None else draw.replayed():
                 return self._value(args)
 
         require_deterministic(type(self).__name__, value, self.leaves, self._held_modules)

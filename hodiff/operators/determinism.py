@@ -45,7 +45,10 @@ def _cause(modules: Sequence[nn.Module], *, by_chance: bool) -> str:
     if by_chance:
         active = [f"{type(each).__name__}(p={each.p})" for each in modules if _drops(each)]
         named = f" of {', '.join(sorted(set(active)))}" if active else ""
-        return f"The cause are random numbers{named}: call model.eval(), or let f seed a generator of its own."
+        return (
+            f"The cause are random numbers{named}: call model.eval(), pass randomness='fixed' for the "
+            "curvature of one draw, or let f seed a generator of its own."
+        )
     moving = sorted({type(each).__name__ for each in modules if each.training and _has_state(each)})
     if moving:
         return f"The cause may be {', '.join(moving)} in training mode, with its buffers: call model.eval()."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from typing_extensions import Unpack
 
 from hodiff.common.keyword_options import explains, shows
 from hodiff.common.module_state import untouched
+from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.hessian_blocks import symmetric_blocks
@@ -101,7 +103,9 @@ class HessianOperator(CurvatureOperator):
     def _routed(self, function: BoundFunction, route: str) -> Linearization:
         # Evaluated by each product, all of which belong to the function that the first one saw.
         seen: list[Tensor] = []
-        return _RoutedHessian(steady(function, seen) if self._checks else function, route, self._held_modules, seen)
+        draw = None if self._draw_seed is None else RandomState(self.leaves)
+        function = steady(function, seen) if self._checks else function
+        return _RoutedHessian(function, route, self._held_modules, seen, draw)
 
     def _dense(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
         # Blocks of 16-bit leaves would be rounded to 16 bits before they are joined.
@@ -146,8 +150,16 @@ class _RecordedHessian:
 class _RoutedHessian:
     """Products by a route that shares no work between them in eager torch."""
 
-    def __init__(self, function: BoundFunction, route: str, modules: Sequence[nn.Module], value: Sequence[Tensor]):
+    def __init__(
+        self,
+        function: BoundFunction,
+        route: str,
+        modules: Sequence[nn.Module],
+        value: Sequence[Tensor],
+        draw: RandomState | None,
+    ):
         self._function = function
+        self._draw = draw
         self._held_modules = modules
         self._product = PRODUCTS[route]
         # One product to see whether torch implements the route; its size is not known.
@@ -160,9 +172,11 @@ class _RoutedHessian:
         """See `Linearization`."""
 
         def product(*one: Tensor) -> Leaves:
-            return self._product(self._function, self._function.leaves, one)[0]
+            # The function may take a gradient of its own.
+            with torch.enable_grad():
+                return tuple(p.detach() for p in self._product(self._function, self._function.leaves, one)[0])
 
-        with untouched(self._held_modules):
+        with untouched(self._held_modules), nullcontext() if self._draw is None else self._draw.replayed():
             if tangents[0].shape[0] == 1:
                 return tuple(p[None] for p in product(*(v[0] for v in tangents)))
             products: Leaves = vmap(product, randomness="same")(*tangents)

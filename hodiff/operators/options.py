@@ -103,6 +103,16 @@ class CurvatureOptions(TypedDict, total=False):
         ),
         require_bool,
     ]
+    randomness: Annotated[
+        str,
+        Default(
+            "error",
+            'What random numbers in a function mean: "error", or "fixed" for the curvature of one draw, such as of the '
+            "dropout masks of training mode: each batch has its own, the same in all products and at all points. The "
+            "operator draws a seed when it is made, and leaves torch's generators otherwise as they are.",
+        ),
+        partial(require_choice, choices=("error", "fixed")),
+    ]
     progress: Annotated[
         bool,
         Default(

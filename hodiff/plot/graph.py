@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,17 +13,15 @@ from torch.utils import _pytree as pytree
 from hodiff.common.options import require_int
 from hodiff.common.trees import PyTree, flatten_primals, leaf_names
 from hodiff.errors import InputError
-from hodiff.plot.shared import one_number, require_package
+from hodiff.plot.backward_graph import BackwardGraph, Box
+from hodiff.plot.shared import one_number
 from hodiff.torch_internals.graph_nodes import raises_when_run, saved_by_operator
-
-if TYPE_CHECKING:
-    from graphviz import Digraph
 
 COLOURS = ("#cfe2f3", "#fce5cd", "#d9ead3", "#ead1dc", "#fff2cc")  # of the nodes, by order
 RAISES = "#e06666"
 
 
-def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = False) -> Digraph:
+def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = False) -> BackwardGraph:
     r"""Draw the nodes that backward walks for the first, second, ... derivative of a scalar function.
 
     Order 1 are the nodes under $f(x)$. Order k are those that appear when the derivative before, contracted with ones,
@@ -39,11 +37,13 @@ def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = 
         saved: Whether nodes list the shapes of the tensors that they keep.
 
     Returns:
-        The graph. Notebooks show it and `.render("file")` writes it, both by the program `dot` of Graphviz, which
-        `.source` does not need. Nodes are called by what they do and a number, as `MulBackward0_0`.
+        The graph. Notebooks show it, `.draw(ax)` draws it, `.save("file.svg")` writes it as a picture and
+        `.save("file.dot")` for Graphviz, in whose language `.source` is. Nodes are called by what they do and a number,
+        as `MulBackward0_0`.
 
     Raises:
         InputError: If x holds no differentiable tensor, or f does not return one number that depends on it.
+        HodiffError: If matplotlib is needed, and not installed.
 
     Example:
         >>> import torch
@@ -55,25 +55,19 @@ def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = 
     leaves, spec = flatten_primals(x, "graph", "x")
     leaves = tuple(leaf.detach().clone().requires_grad_() for leaf in leaves)
     names = {id(leaf): f"x{name}" for leaf, name in zip(leaves, leaf_names(x), strict=True)}
-    graphviz = require_package("graphviz", "graph", "pip install graphviz")
-
-    picture = graphviz.Digraph(
-        "backward",
-        graph_attr={"label": _key(order), "labelloc": "b"},
-        node_attr={"shape": "box", "style": "filled", "fontname": "Helvetica"},
-    )
+    picture = BackwardGraph(_title(f, order), colours={f"order {k + 1}": _colour(k) for k in range(order)})
     drawing = _Drawing(picture, names, saved)
     for k, roots in enumerate(_roots(f, leaves, spec, order), start=1):
         if isinstance(roots, RuntimeError):
             message = str(roots).partition("\n")[0]
-            picture.node(f"order{k}_raises", _text(f"order {k} raises", message), fillcolor=RAISES)
+            picture.boxes[f"order{k}_raises"] = Box((f"order {k} raises", message), RAISES)
             break
         for index, root in enumerate(roots):
             if root is None:
                 continue
             result = f"order{k}_{index}"
-            picture.node(result, _result_label(k, names[id(leaves[index])]), shape="plaintext", style="")
-            picture.edge(result, drawing.add(root, COLOURS[(k - 1) % len(COLOURS)]))
+            picture.boxes[result] = Box((_result_label(k, names[id(leaves[index])]),), shape="plaintext")
+            picture.arrows.append((result, drawing.add(root, _colour(k - 1))))
     return picture
 
 
@@ -106,7 +100,7 @@ def _roots(
 class _Drawing:
     """Draws nodes, and keeps them alive, as their identity lasts no longer than they do."""
 
-    def __init__(self, picture: Digraph, names: dict[int, str], saved: bool):
+    def __init__(self, picture: BackwardGraph, names: dict[int, str], saved: bool):
         self._picture = picture
         self._names = names
         self._saved = saved
@@ -122,7 +116,7 @@ class _Drawing:
                 stem = node.name().rpartition("::")[2]
                 self._drawn[node] = f"{stem}_{self._count[stem]}"
                 self._count[stem] += 1
-                self._picture.node(self._drawn[node], **_look(node, self._names, colour, self._saved))
+                self._picture.boxes[self._drawn[node]] = _look(node, self._names, colour, self._saved)
                 waiting.append(node)
             return self._drawn[node]
 
@@ -131,19 +125,18 @@ class _Drawing:
             node = waiting.pop()
             for following, _ in () if raises_when_run(node) else node.next_functions:
                 if following is not None:
-                    self._picture.edge(self._drawn[node], visit(following))
+                    self._picture.arrows.append((self._drawn[node], visit(following)))
         return name
 
 
-def _look(node: Any, names: dict[int, str], colour: str, saved: bool) -> dict[str, str]:
+def _look(node: Any, names: dict[int, str], colour: str, saved: bool) -> Box:
     if hasattr(node, "variable"):
         leaf = node.variable
-        return {"label": _text(names.get(id(leaf), "leaf"), str(tuple(leaf.shape))), "shape": "ellipse", "style": ""}
-    label = _text(node.name().rpartition("::")[2], *(_saved_shapes(node) if saved else ()))
+        return Box((names.get(id(leaf), "leaf"), str(tuple(leaf.shape))), shape="ellipse")
+    lines = (node.name().rpartition("::")[2], *(_saved_shapes(node) if saved else ()))
     if raises_when_run(node):
-        return {"label": label, "fillcolor": RAISES}
-    own = isinstance(node, torch.autograd.function.BackwardCFunction)
-    return {"label": label, "fillcolor": colour, "penwidth": "3" if own else "1"}
+        return Box(lines, RAISES)
+    return Box(lines, colour, thick=isinstance(node, torch.autograd.function.BackwardCFunction))
 
 
 def _saved_shapes(node: Any) -> list[str]:
@@ -159,14 +152,14 @@ def _result_label(order: int, name: str) -> str:
     if order == 1:
         return "f"
     power = "" if order == 2 else str(order - 1).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return _text(f"∇{power}f{' · 1' * (order - 2)} by {name}")
+    return f"∇{power}f{' · 1' * (order - 2)} by {name}"
 
 
-def _text(*lines: str) -> str:
-    """A label of several lines, in which names keep their backslashes."""
-    return r"\n".join(line.replace("\\", "\\\\") for line in lines)
+def _title(f: Callable[..., Tensor], order: int) -> str:
+    name = getattr(f, "__name__", type(f).__name__)
+    name = "f" if name == "<lambda>" else name
+    return f"backward of {name} to order {order}"
 
 
-def _key(order: int) -> str:
-    cells = "".join(f'<td bgcolor="{COLOURS[k % len(COLOURS)]}">order {k + 1}</td>' for k in range(order))
-    return f'<<table border="0" cellborder="1" cellspacing="0"><tr>{cells}</tr></table>>'
+def _colour(k: int) -> str:
+    return COLOURS[k % len(COLOURS)]

@@ -84,7 +84,7 @@ def test_there_are_ten_ways_to_change_a_function(function, rules, inputs):
     assert len({mutant.name for mutant in mutants(function, rules)}) >= 10
 
 
-@pytest.mark.parametrize(("function", "rules", "inputs"), FUNCTIONS[::4], ids=IDS[::4])
+@pytest.mark.parametrize(("function", "rules", "inputs"), FUNCTIONS[8:9], ids=IDS[8:9])
 def test_sample_of_mutants_is_caught(function, rules, inputs):
     missed, count = survivors(function, rules, inputs, EVERY)
     assert count

@@ -72,6 +72,7 @@ def test_dense(name: str) -> None:
     torch.testing.assert_close(compiled(everything)(x, *args), everything(x, *args))
 
 
+@pytest.mark.slow
 def test_dense_of_other_sizes() -> None:
     """The second size makes symbols of the sizes."""
 

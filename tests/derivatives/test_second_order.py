@@ -48,6 +48,7 @@ ROWS = [
             (X, V),
             route,
             duals="forward" not in route,
+            slow=route != hodiff.ROUTES[1],
         )
         for route in hodiff.ROUTES
     ),

@@ -50,7 +50,10 @@ def of_learner(learner: meta.MetaLearner) -> Row:
 
 ROWS = [
     Row("adapt", adapted_by("SGD"), (X, SHIFT, RATE), step=0.02),
-    *(Row(name, adapted_by(name), (X, SHIFT, RATE), step=0.004, atol=1e-4) for name in OPTIMIZERS),
+    *(
+        Row(name, adapted_by(name), (X, SHIFT, RATE), step=0.004, atol=1e-4, slow=name not in ("SGD", "Adam"))
+        for name in OPTIMIZERS
+    ),
     Row("from_torch", by_torchs, (SHIFT, RATE + 1), step=0.004, atol=1e-4),
     of_learner(meta.MAML(NETWORK, mse, 0.1, 2)),
     of_learner(meta.ANIL(NETWORK, mse, 0.1, 2)),

@@ -256,7 +256,7 @@ def test_products_are_differentiable_in_the_vector(name: str) -> None:
     A = _operators()[name]
     dense = A.to_dense()
     v, V = torch.randn(2).double(), torch.randn(2, 3).double()
-    hodiff.assert_differentiable(lambda v: (A @ v).sin(), v, order=3)
+    hodiff.assert_differentiable(lambda v: (A @ v).sin(), v, order=2, scipy=False)
     close(torch.func.jacfwd(lambda v: A @ v)(v), dense)
     close(torch.func.jacrev(lambda v: A @ v)(v), dense)
     close(torch.func.vmap(lambda v: A @ v, in_dims=1, out_dims=1)(V), dense @ V)

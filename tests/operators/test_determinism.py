@@ -403,3 +403,101 @@ def test_tensors_that_f_reads_and_that_change_in_place() -> None:
         w.mul_(2)
         with pytest.raises(hodiff.InputError, match=r"f: expected the tensors that it read .* changed in place"):
             A @ x
+
+
+class Masked:
+    """A network with masks drawn at each call, which can be drawn again."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(6, 3, dtype=torch.float64, generator=generator)
+        self.w = torch.randn(4, 3, dtype=torch.float64, generator=generator)
+        self.data = [(self.inputs[:4], torch.zeros(4, dtype=torch.float64)), (self.inputs[4:], torch.ones(2).double())]
+        self.states = {}
+
+    def outputs(self, w, inputs):
+        self.states.setdefault(len(inputs), torch.get_rng_state())
+        return self.with_masks(w, inputs, (torch.rand(len(inputs), 4) < 0.5).double())
+
+    def mask(self, inputs):
+        generator = torch.Generator()
+        generator.set_state(self.states[len(inputs)])
+        return (torch.rand(len(inputs), 4, generator=generator) < 0.5).double()
+
+    @staticmethod
+    def with_masks(w, inputs, mask):
+        return ((inputs @ w.T).tanh() * mask).sum(1)
+
+    def loss(self, w, batch):
+        return (self.outputs(w, batch[0]) - batch[1]).square().mean()
+
+    def hessian(self):
+        """By torch.func, with the masks as constants."""
+        total = 0
+        for inputs, targets in self.data:
+            mask = self.mask(inputs)
+            of_batch = lambda w: (self.with_masks(w, inputs, mask) - targets).square().sum() / 6  # noqa: E731
+            total += torch.func.hessian(of_batch)(self.w)
+        return total.reshape(12, 12)
+
+    def gauss_newton(self):
+        rows = torch.cat([
+            torch.func.jacrev(self.with_masks)(self.w, x, self.mask(x)).reshape(-1, 12) for x, _ in self.data
+        ])
+        return 2 * rows.T @ rows / 6
+
+
+@pytest.mark.parametrize("options", [{"cache": True}, {"cache": False}], ids=["kept", "made anew"])
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_one_draw_of_masks(route, options):
+    network = Masked()
+    A = hodiff.HessianOperator(
+        network.loss,
+        network.w,
+        data=network.data,
+        randomness="fixed",
+        route=route,
+        check_deterministic=False,
+        **options,
+    )
+    before = torch.get_rng_state()
+    M = A.to_dense()
+    torch.testing.assert_close(M, network.hessian())
+    assert not torch.equal(*network.states.values())
+    V = torch.randn(12, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(A @ V, M @ V)
+    torch.testing.assert_close(A @ V[:, 0], M @ V[:, 0])
+    elsewhere = A.at(2 * network.w)
+    network.w = 2 * network.w
+    torch.testing.assert_close(elsewhere.to_dense(), network.hessian())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_one_draw_of_masks_of_a_model_and_a_loss():
+    network = Masked()
+    torch.manual_seed(0)
+    A = hodiff.GaussNewtonOperator(
+        network.outputs, torch.nn.functional.mse_loss, network.w, data=network.data, randomness="fixed"
+    )
+    network.states.clear()
+    M = A.to_dense()
+    torch.testing.assert_close(M, network.gauss_newton())
+    torch.manual_seed(1)
+    other = hodiff.GaussNewtonOperator(
+        network.outputs, torch.nn.functional.mse_loss, network.w, data=network.data, randomness="fixed"
+    )
+    assert not torch.allclose(other.to_dense(), M)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"randomness": "same"}, "HessianOperator: randomness: expected one of 'error', 'fixed', got 'same'"),
+        ({"randomness": "fixed", "compile": True}, "randomness: expected 'error' with compile=True"),
+        ({}, "pass randomness='fixed'"),
+    ],
+)
+def test_randomness_refuses(options, message):
+    network = Masked()
+    with pytest.raises(hodiff.InputError, match=message):
+        hodiff.HessianOperator(network.loss, network.w, data=network.data, **options).to_dense()

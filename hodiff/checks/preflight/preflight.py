@@ -20,6 +20,7 @@ from hodiff.checks.subjects.setting import deep_copy, generators_of
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import tensors_in
 from hodiff.errors import HodiffError, InputError
+from hodiff.graphs import leaves_made_inside
 from hodiff.recompute.checkpoint import stored_instead
 from hodiff.routes import ROUTES
 
@@ -128,14 +129,17 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         with stored_instead(), remarks, corrections, listener:
             outputs = _run(model, inputs, options)
         # A model may take another way where its inputs need no gradient, as in training.
+        again = lambda: pytree.tree_leaves(_run(model, inputs, options))  # noqa: E731
+        own = leaves_made_inside(pytree.tree_leaves(outputs), again, known=held)
         if modules:
             still, named = pytree.tree_map_only(Tensor, Tensor.detach, (inputs, options))
             outputs = (outputs, _run(model, still, named))
     operators = sorted(listener.uses.values(), key=lambda use: -RANKS.index(use.worst))
     worst = {route: max((use.routes[route] for use in operators), key=RANKS.index, default="right") for route in ROUTES}
     custom = tuple(dict.fromkeys(custom_functions(pytree.tree_leaves(outputs))))
-    if custom:
+    if custom or listener.hooks:
         worst = {route: max(word, "not audited", key=RANKS.index) for route, word in worst.items()}
+    listener.cuts += len(own)
     found = tuple(defect for function in custom for defect in function_defects(function))
     unknown = tuple(f"{each.__name__} is a custom Function, whose rules no audit knows" for each in custom)
     for each in found:

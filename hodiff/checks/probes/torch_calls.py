@@ -61,8 +61,8 @@ class TorchCall:
     Attributes:
         name: Torch's name of what was called.
         tensors: The tensors among its arguments.
-        kind: ``"detach"``, ``"no_grad"``, ``"foreign"`` (NumPy, pointers, operators of others), ``"metadata"``,
-            ``"comparison"``, ``"in place"`` or ``"other"``.
+        kind: ``"detach"``, ``"no_grad"``, ``"hook"``, ``"foreign"`` (NumPy, pointers, operators of others),
+            ``"metadata"``, ``"comparison"``, ``"in place"`` or ``"other"``.
         location: Where.
     """
 
@@ -119,6 +119,8 @@ def kind_of(func: Any, args: Any) -> str:
         return "no_grad" if args and args[0] is False else "metadata"
     if getter and name in {"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "grad_fn"}:
         return "metadata"
+    if name == "register_hook":
+        return "hook"
     if name in _METADATA:
         return "metadata"
     if name in _COMPARING:
@@ -142,11 +144,11 @@ def _is_foreign_operator(func: Any) -> bool:
 def _caller() -> str:
     """The innermost line that is not torch's; none if it is hodiff's own, which is no one's fault."""
     frame: FrameType | None = inspect.currentframe()
-    # The modes that watch.
     while frame is not None and is_own(frame.f_code.co_filename):
         frame = frame.f_back
     while frame is not None:
-        if is_own(frame.f_code.co_filename):
+        # Modes that watch stand between what torch writes in Python and its caller.
+        if is_own(frame.f_code.co_filename) and frame.f_code.co_name != "__torch_function__":
             return ""
         where = place(frame.f_code.co_filename, frame.f_lineno)
         if where:

@@ -20,7 +20,20 @@ def test_matches_the_closed_form_within_its_own_error():
     difference = (estimate.matrix - expected).abs()
     assert difference.max() < 1e-7
     assert (difference <= 10 * estimate.error + 1e-9).all()
-    assert estimate.evaluations > 100
+
+
+def test_points_are_evaluated_once_and_no_farther_than_needed(capsys):
+    seen = []
+
+    def f(x):
+        seen.append(tuple(x.tolist()))
+        return (x.sin().sum() * x.exp().sum()).tanh() + x.pow(3).prod()
+
+    estimate = scipy_hessian(f, torch.linspace(0.1, 0.9, 5, dtype=torch.float64), progress=True)
+    assert len(seen) == len(set(seen)) == estimate.evaluations
+    assert estimate.evaluations <= 110 * 15
+    assert estimate.error.max() < 1e-9
+    assert "/1500" in capsys.readouterr().err
 
 
 def test_uses_no_automatic_differentiation():

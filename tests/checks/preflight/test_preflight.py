@@ -213,7 +213,15 @@ def test_inputs_by_name():
     assert {each.name for each in report.operators} == {"torch.Tensor.mul", "torch.Tensor.logsumexp"}
 
 
+def without_recording(x):
+    with torch.no_grad():
+        y = 2 * x
+    return y * x
+
+
 CUTS = {
+    "no_grad": without_recording,
+    "leaf": lambda x: torch.nn.Parameter(2 * x) * x,
     "detach": lambda x: x.detach() * x,
     "data": lambda x: x.data * x,
     "item": lambda x: x.sum().item() * x,
@@ -227,6 +235,22 @@ def test_where_the_graph_is_cut(name):
     assert "out of the graph (1 times)" in found.remarks[0]
     assert found.verdict.endswith("see the remarks")
     assert not hodiff.preflight(lambda x: x * x.max(), x).remarks
+
+
+def test_leaves_that_are_closed_over_are_no_cuts():
+    w = torch.nn.Parameter(torch.ones(3))
+    assert not hodiff.preflight(lambda x: x * w, torch.ones(3)).remarks
+
+
+def test_hooks_are_not_called_right():
+    def f(x):
+        y = 2 * x
+        y.register_hook(torch.neg)
+        return y * y
+
+    found = hodiff.preflight(f, torch.ones(3))
+    assert set(found.routes.values()) == {"not audited"}
+    assert "register_hook" in found.remarks[0]
 
 
 def penalty(x):

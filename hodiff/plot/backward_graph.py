@@ -1,0 +1,125 @@
+"""What a drawn graph holds: boxes, arrows and a title; written for Graphviz, or drawn by matplotlib."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hodiff.plot.layers import layered
+from hodiff.plot.shared import axes_or_new, require_package
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LINE, LETTER, GAP = 0.2, 0.085, 0.3  # inches: the height of a line of text, the width of a letter, between boxes
+NARROWEST, LARGEST = 4.0, 200.0  # inches of a picture
+SIZE = 8  # points of the text
+DOT_SUFFIXES = {".dot", ".gv"}
+
+
+@dataclass(frozen=True)
+class Box:
+    """A node as it is drawn.
+
+    Attributes:
+        lines: What it says.
+        colour: Its filling; none is white.
+        shape: "box", "ellipse" for leaves, or "plaintext" for results.
+        thick: Whether it has a thick border.
+    """
+
+    lines: tuple[str, ...]
+    colour: str = ""
+    shape: str = "box"
+    thick: bool = False
+
+    def in_dot(self) -> str:
+        """Its attributes in Graphviz's language."""
+        label = r"\n".join(line.replace("\\", "\\\\").replace('"', r"\"") for line in self.lines)
+        look = f'style=filled fillcolor="{self.colour}"' if self.colour else 'style=""'
+        return f'label="{label}" shape={self.shape} {look} penwidth={3 if self.thick else 1}'
+
+
+@dataclass
+class BackwardGraph:
+    """The nodes that backward walks, and which leads to which.
+
+    In a notebook it shows itself.
+
+    Attributes:
+        title: What is drawn.
+        boxes: By name.
+        arrows: Pairs of names, the way that backward goes.
+        colours: What a colour means.
+    """
+
+    title: str
+    boxes: dict[str, Box] = field(default_factory=dict)
+    arrows: list[tuple[str, str]] = field(default_factory=list)
+    colours: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """The graph in Graphviz's language."""
+        lines = [f'\tgraph [label="{self.title}" labelloc=t]', "\tnode [fontname=Helvetica]"]
+        lines += [f'\t"{name}" [{box.in_dot()}]' for name, box in self.boxes.items()]
+        lines += [f'\t"{tail}" -> "{head}"' for tail, head in self.arrows]
+        return "\n".join(["digraph backward {", *lines, "}", ""])
+
+    def draw(self, ax: Axes | None = None) -> Axes:
+        """Draw it by matplotlib.
+
+        Args:
+            ax: The axes to draw in; new ones by default, large enough for all boxes.
+
+        Returns:
+            The axes.
+        """
+        widths = {name: LETTER * max(map(len, box.lines)) + GAP for name, box in self.boxes.items()}
+        layout = layered(widths, self.arrows, LINE * max(len(box.lines) for box in self.boxes.values()) + GAP)
+        width, height = layout.size
+        ax = axes_or_new(ax, "graph", (min(max(width, NARROWEST), LARGEST), min(height + 1, LARGEST)))
+        look: dict[str, Any] = {"color": "0.4", "linewidth": 0.8}
+        for *way, before, end in layout.ways.values():
+            if way:
+                ax.plot(*zip(*way, before, strict=True), zorder=1, **look)
+            arrow = {"arrowstyle": "-|>", "shrinkB": 9, "shrinkA": 0, **look}
+            ax.annotate("", end, before, arrowprops=arrow, zorder=1)
+        for name, box in self.boxes.items():
+            frame = {
+                "boxstyle": "round4" if box.shape == "ellipse" else "square",
+                "facecolor": box.colour or "white",
+                "edgecolor": "none" if box.shape == "plaintext" else "black",
+                "linewidth": 2.5 if box.thick else 0.8,
+            }
+            text = "\n".join(box.lines)
+            ax.text(*layout.places[name], text, ha="center", va="center", fontsize=SIZE, bbox=frame, zorder=2)
+        ax.set(xlim=(0, width), ylim=(-height, 0))
+        ax.set_title(self.title, fontsize=SIZE + 2)
+        ax.axis("off")
+        patches = require_package("matplotlib.patches", "graph", 'pip install "hodiff[plot]"')
+        handles = [patches.Patch(facecolor=colour, label=meaning) for meaning, colour in self.colours.items()]
+        ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=len(handles), frameon=False)
+        return ax
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file: `.dot` and `.gv` for Graphviz, else a picture of any kind that matplotlib writes."""
+        path = Path(path)
+        if path.suffix in DOT_SUFFIXES:
+            path.write_text(self.source, encoding="utf-8")
+        else:
+            self._write(path, None)
+
+    def _repr_svg_(self) -> str:
+        buffer = io.StringIO()
+        self._write(buffer, "svg")
+        return buffer.getvalue()
+
+    def _write(self, target: Path | io.StringIO, kind: str | None) -> None:
+        figure: Any = self.draw().figure
+        figure.savefig(target, format=kind)
+        # A notebook would show it a second time.
+        require_package("matplotlib.pyplot", "graph", 'pip install "hodiff[plot]"').close(figure)
