@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.machine import machine
 from benchmarks.race import Contestant, median_ratio, race
-from hodiff.optim import SAM, AdaHessian, NewtonCG, SophiaG, SophiaH
+from hodiff.optim import KFAC, SAM, SOAP, AdaHessian, NewtonCG, Shampoo, SophiaG, SophiaH
 
 Step = Callable[[], Any]
 Batch = tuple[nn.Module, Tensor, Tensor]
@@ -48,10 +48,10 @@ def transformer() -> Batch:
     return Transformer(), torch.randint(64, (8, 64)), torch.randint(64, (8, 64))
 
 
-def loop(make: Callable[..., Any], batch: Batch) -> Step:
+def loop(make: Callable[..., Any], batch: Batch, of: Callable[[nn.Module], Any] = nn.Module.parameters) -> Step:
     """A step of the ordinary loop."""
     model, inputs, labels = batch
-    optimizer = make(model.parameters(), lr=1e-6)
+    optimizer = make(of(model), lr=1e-6)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -59,6 +59,11 @@ def loop(make: Callable[..., Any], batch: Batch) -> Step:
         optimizer.step()
 
     return step
+
+
+def known_layers(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters that K-FAC knows: all but those of torch's attention, which calls its layers by functions."""
+    return [p for name, p in model.named_parameters() if "self_attn" not in name]
 
 
 def closure(make: Callable[..., Any], batch: Batch) -> Step:
@@ -82,16 +87,26 @@ def gradient(batch: Batch) -> Step:
     return lambda: torch.autograd.grad(cross_entropy(model(inputs), labels), parameters)
 
 
+NEVER = 10**9
 newton = partial(NewtonCG, damping=1.0, cg_iterations=10, cg_tolerance=0.0)
 WAYS: dict[str, Callable[[Batch], Step]] = {
     "gradient": gradient,
     "`torch.optim.Adam`": partial(loop, torch.optim.Adam),
-    "`SophiaH`, `SophiaG` or `AdaHessian`, not due": partial(loop, partial(SophiaH, update_every=10**9)),
+    "`SophiaH`, `SophiaG` or `AdaHessian`, not due": partial(loop, partial(SophiaH, update_every=NEVER)),
     "`SophiaH`, due, loop": partial(loop, partial(SophiaH, update_every=1)),
     "`SophiaH`, due, closure": partial(closure, partial(SophiaH, update_every=1)),
     "`AdaHessian`, due, loop": partial(loop, partial(AdaHessian, update_every=1)),
     "`AdaHessian`, due, closure": partial(closure, partial(AdaHessian, update_every=1)),
     "`SophiaG`, due": partial(loop, partial(SophiaG, update_every=1)),
+    "`KFAC`, not due": partial(loop, partial(KFAC, update_every=NEVER), of=known_layers),
+    "`KFAC`, due for curvature": partial(loop, partial(KFAC, update_every=1, refresh_every=NEVER), of=known_layers),
+    "`KFAC`, due for curvature and inverses": partial(
+        loop, partial(KFAC, update_every=1, refresh_every=1), of=known_layers
+    ),
+    "`Shampoo`, not due": partial(loop, partial(Shampoo, refresh_every=NEVER)),
+    "`Shampoo`, due for roots": partial(loop, partial(Shampoo, refresh_every=1)),
+    "`SOAP`, not due": partial(loop, partial(SOAP, refresh_every=NEVER)),
+    "`SOAP`, due for its basis": partial(loop, partial(SOAP, refresh_every=1)),
     "`SAM`": partial(closure, partial(SAM, base=torch.optim.SGD)),
     "`NewtonCG`, 10 iterations": partial(closure, newton),
     "`NewtonCG`, Gauss-Newton, 10 iterations": partial(pair, partial(newton, curvature="gauss-newton")),

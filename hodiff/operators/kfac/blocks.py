@@ -115,14 +115,18 @@ class KroneckerBlock:
     def inverse_by_factors(self, damping: float) -> EigenBlock:
         r"""The inverse of $(B + \sqrt\lambda/\pi I) \otimes (A + \pi \sqrt\lambda I)$."""
         (b, left), (a, right) = self.spectra
-        # The mean eigenvalues' ratio, by which both factors are damped alike; of a factor 0, any.
-        ratio = (a.mean(-1, keepdim=True) / b.mean(-1, keepdim=True)).sqrt()
-        ratio = torch.where(ratio.isfinite() & (ratio > 0), ratio, torch.ones_like(ratio))
+        ratio = balance(a.mean(-1, keepdim=True), b.mean(-1, keepdim=True))
         damped_b, damped_a = b + damping**0.5 / ratio, a + damping**0.5 * ratio
         return EigenBlock(self.layout, left, right, 1 / (damped_b[:, :, None] * damped_a[:, None, :]))
 
 
 Block = KroneckerBlock | EigenBlock
+
+
+def balance(a: Tensor, b: Tensor) -> Tensor:
+    r"""$\pi$: the root of the mean eigenvalues' ratio, by which both factors are damped alike; of a factor 0, 1."""
+    ratio = (a / b).sqrt()
+    return torch.where(ratio.isfinite() & (ratio > 0), ratio, torch.ones_like(ratio))
 
 
 def diagonal_of(factor: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from hodiff.operators.kfac.factored import FactoredOperator
 from hodiff.operators.kfac.layers import REMEDY, Source, sources_of
 from hodiff.operators.kfac.options import EMPIRICAL, MONTE_CARLO, REDUCE, KroneckerOptions
 from hodiff.operators.kfac.recording import Recorded
+from hodiff.operators.kfac.vectors import gradients_of, inputs_of, tell_the_gradient
 from hodiff.operators.likelihoods import counted_rows, divisor, likelihood_of
 from hodiff.operators.model_loss import known_size, module_call, pair, require_declared_reduction, require_parameters
 from hodiff.operators.point import Point
@@ -220,7 +221,7 @@ class KFACOperator(FactoredOperator):
             weights += batch.weight
         scale = self._scale(weights)
         return tuple(
-            KroneckerBlock(source.layout, _mean_of_inputs(source, inputs[source], counts[source], B), B * scale)
+            KroneckerBlock(source.layout, moments.mean_of_inputs(source, inputs[source], counts[source], B), B * scale)
             for source, B in gradients.items()
         )
 
@@ -265,38 +266,19 @@ class KFACOperator(FactoredOperator):
     def _gradients(self, recorded: Recorded, cotangents: Tensor) -> dict[Source, Tensor]:
         found = recorded.pull(cotangents)
         return {
-            source: _beside(
-                [
-                    source.gradients(module, call.x, g).to(self.dtype)
-                    for call, g in zip(recorded.calls[name], found[name], strict=True)
-                ],
-                dim=2,
-            )
-            for name, module in ((name, self.model.get_submodule(name)) for name in self._sources)
-            for source in self._sources[name]
+            source: gradients_of(source, self._layer(source), recorded.calls[name], found[name], self.dtype)
+            for name, sources in self._sources.items()
+            for source in sources
         }
 
     def _inputs(self, source: Source, recorded: Recorded) -> Tensor | None:
         """Inputs a of a block, of all calls of its layer."""
-        module, calls = self.model.get_submodule(source.layer), recorded.calls[source.layer]
-        examples = len(recorded.outputs)
-        lengths = {call.shape[0] for call in calls}
-        if (
-            len(lengths) > 1
-            or (self._by_example(source) and lengths != {examples})
-            or calls[0].x.dim() < source.kind.rank(module)
-        ):
-            raise InputError(
-                f"{type(self).__name__}: model: expected layers to take inputs with the {examples} examples along "
-                f"their first dimension, got {describe(calls[0].x)} for {source.layer!r}; keep examples first and "
-                f"places in dimensions of their own, or {REMEDY}."
-            )
-        found = [source.inputs(module, call.x) for call in calls]
-        tensors = [each for each in found if each is not None]
-        if not tensors:
-            return None
-        a = _beside(tensors, dim=1)
-        return a.to(self.dtype) if a.is_floating_point() else a
+        examples = len(recorded.outputs) if self._by_example(source) else None
+        calls = recorded.calls[source.layer]
+        return inputs_of(type(self).__name__, source, self._layer(source), calls, self.dtype, examples)
+
+    def _layer(self, source: Source) -> nn.Module:
+        return self.model.get_submodule(source.layer)
 
     def _by_example(self, source: Source) -> bool:
         """Whether it matters which places are of one example."""
@@ -309,22 +291,13 @@ class KFACOperator(FactoredOperator):
         expected = [leaf.to(self.dtype) for leaf in recorded.parameter_gradients(cotangent)]
         eps = max(torch.finfo(leaf.dtype).eps for leaf in recorded.leaves)
         for source, g in self._gradients(recorded, cotangent[None]).items():
-            a = self._inputs(source, recorded)
-            (found,) = moments.summed_gradient(source, a, g)
-            (true,) = source.layout.gather(expected, 1)
-            # Rounding is relative to the terms of the sum.
-            terms = g.norm() * (1.0 if a is None or source.one_hot else a.norm())
-            if not bool((found - true).norm() <= eps**0.5 * true.norm() + 100 * eps * terms):
+            a, true = self._inputs(source, recorded), source.layout.gather(expected, 1)
+            if not tell_the_gradient(source, a, g, true, eps):
                 raise InputError(
                     f"{type(self).__name__}: x: expected parameters that the model uses by calls of their layers "
                     f"alone, got those of {source.layer!r}, whose gradient is another one than its inputs and outputs "
                     f"tell; {REMEDY}."
                 )
-
-
-def _beside(tensors: list[Tensor], dim: int) -> Tensor:
-    """The places of several calls; those of one are not copied."""
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
 
 
 def batch_of(args: tuple[Any, ...]) -> Any:
@@ -348,11 +321,3 @@ def _loss_of(caller: str, loss: Callable[..., Tensor], given: dict[str, Any]) ->
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
     mean = given["reduction"] == "mean"
     return Loss(caller, loss, mean, given["correct"], fisher, given["samples"] or 1, likelihood, seed)
-
-
-def _mean_of_inputs(source: Source, total: Tensor | None, count: int, like: Tensor) -> Tensor:
-    """The factor A; 1 where inputs are."""
-    if total is not None:
-        return total / count
-    groups, _, q = source.layout.shape
-    return torch.ones((groups, q, q) if not source.diagonal else (groups, q), dtype=like.dtype, device=like.device)

@@ -79,13 +79,14 @@ def sources_of(
         assert known is not None
         joined = options["bias"] == JOINED and len(held) == 2
         found[layer] = [
-            _source(layer, module, known, parts, options["norm"])
+            source_of(layer, module, known, parts, options["norm"])
             for parts in ([held] if joined else [{part: index} for part, index in held.items()])
         ]
     return found
 
 
-def _source(layer: str, module: nn.Module, known: type[nn.Module], held: dict[str, int], norm: str) -> Source:
+def source_of(layer: str, module: nn.Module, known: type[nn.Module], held: dict[str, int], norm: str) -> Source:
+    """The block of a layer's parameters, which are given with their leaves' numbers, weight first."""
     kind = KINDS[known]
     groups, p, q = kind.sizes(module)
     piece = {WEIGHT: (groups, q, p)} if kind.one_hot else {WEIGHT: (groups, p, q), BIAS: (groups, p, 1)}

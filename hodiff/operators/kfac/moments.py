@@ -27,6 +27,14 @@ def of_inputs(source: Source, a: Tensor | None, sharing: str) -> tuple[Tensor | 
     return rows.mT @ rows, rows.shape[1]
 
 
+def mean_of_inputs(source: Source, total: Tensor | None, count: int, like: Tensor) -> Tensor:
+    """The factor A, of the dtype and on the device of B; 1 where inputs are."""
+    if total is not None:
+        return total.to(like.dtype) / count
+    groups, _, q = source.layout.shape
+    return torch.ones((groups, q, q) if not source.diagonal else (groups, q), dtype=like.dtype, device=like.device)
+
+
 def of_gradients(source: Source, g: Tensor, sharing: str) -> Tensor:
     """The sum of $g g^T$, or of its diagonal."""
     # An embedding's inputs are not averaged: the outer product of a mean of unit vectors has (rows)^2 numbers.

@@ -85,6 +85,8 @@ def _group_normalized(module: Any, x: Tensor) -> Tensor:
 
 
 def _batch_normalized(module: Any, x: Tensor) -> Tensor:
+    if module.training or not module.track_running_stats:
+        return F.batch_norm(x, None, None, training=True, eps=module.eps)
     return F.batch_norm(x, module.running_mean, module.running_var, training=False, eps=module.eps)
 
 

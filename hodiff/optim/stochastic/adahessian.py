@@ -10,7 +10,7 @@ from torch import Tensor
 from hodiff.common.options import require_choice
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.stochastic.base import Group
-from hodiff.optim.stochastic.curvature import HutchinsonOptimizer
+from hodiff.optim.stochastic.diagonal import HutchinsonOptimizer
 
 
 class AdaHessian(HutchinsonOptimizer):

@@ -1,4 +1,4 @@
-"""Optimizers with an estimate of the curvature's diagonal, refreshed every few steps from the loss itself."""
+"""Optimizers with an estimate of the curvature, refreshed every few steps from the loss itself."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from hodiff.common.options import require_generator
 from hodiff.common.trees import describe
 from hodiff.corrections import Corrections
 from hodiff.errors import InputError
-from hodiff.estimators.probes import PROBES
 from hodiff.graphs import inspect_graph
 from hodiff.optim.stochastic.base import Group, StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure
-from hodiff.optim.stochastic.found_graphs import explained, gradient_of
+from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.watched_backward import Observer, wait
 
-# By parameter; a dict of tensors would compare them.
-Estimates = list[tuple[Tensor, Tensor]]
+# By parameter; a dict of tensors would compare them. An estimate adds to others, and is divided by numbers.
+Estimates = list[tuple[Tensor, Any]]
 
 
 class CurvatureOptimizer(StochasticOptimizer, Observer):
@@ -36,21 +35,21 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
     def __init__(self, params: Any, defaults: Group, generator: torch.Generator | None):
         require_generator(self.caller, "generator", generator)
         self._generator = torch.Generator().manual_seed(0) if generator is None else generator
-        self._pending: dict[int, tuple[Tensor, Tensor]] = {}
+        self._pending: dict[int, tuple[Tensor, Any]] = {}
         super().__init__(params, {**defaults, "taken": 0, "refresh_at": 0})
-        wait(self, bool(self._due()))
+        self._wait()
 
     @abstractmethod
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         """The curvature of a loss; and gradients, where its graph was spent, as it may be on the `last` look."""
 
     @abstractmethod
-    def _absorb(self, parameter: Tensor, group: Group, curvature: Tensor) -> None:
+    def _absorb(self, parameter: Tensor, group: Group, curvature: Any) -> None:
         """Take a new estimate into the parameter's state."""
 
     @abstractmethod
-    def _move(self, parameter: Tensor, group: Group, gradient: Tensor) -> None:
-        """One step of a parameter, in place."""
+    def _descend(self) -> None:
+        """One step of all parameters, in place."""
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
@@ -74,13 +73,11 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             return loss
         for group in self.param_groups:
             self._refresh(group)
-            for parameter, gradient in self.gradients(group):
-                if not self.state[parameter].get("refreshes"):
-                    raise self._without_curvature(parameter)
-                self._move(parameter, group, gradient)
+        self._descend()
+        for group in self.param_groups:
             group["taken"] += 1
         self._pending.clear()
-        wait(self, bool(self._due()))
+        self._wait()
         return loss
 
     def update_curvature(self, loss: Tensor) -> None:
@@ -126,6 +123,10 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         else:
             super().backward(loss)
 
+    def _wait(self) -> None:
+        """Be shown losses, or no longer."""
+        wait(self, bool(self._due()))
+
     def _reached(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """Those of the leaves that wait for curvature."""
         reached = set(map(id, leaves))
@@ -159,12 +160,12 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         if "generator" in state_dict:
             self._generator.set_state(state_dict["generator"].cpu())
         self._pending.clear()
-        wait(self, bool(self._due()))
+        self._wait()
 
     def add_param_group(self, param_group: Group) -> None:
         """See `StochasticOptimizer`; the group is due for curvature at once."""
         super().add_param_group(param_group)
-        wait(self, bool(self._due()))
+        self._wait()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_generator": self._generator}
@@ -172,7 +173,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._pending = {}
-        wait(self, bool(self._due()))
+        self._wait()
 
     def _due(self) -> list[Tensor]:
         """Parameters that wait for curvature."""
@@ -198,7 +199,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         with torch.no_grad():
             for group in self.param_groups:
                 self._take(group, own)
-        wait(self, bool(self._due()))
+        self._wait()
 
     def _estimated(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         ranks = torch.distributed.get_world_size() if _is_distributed() else 1
@@ -213,7 +214,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
     def _refresh(self, group: Group) -> None:
         self._take(group, {key: estimate for key, (_, estimate) in self._pending.items()})
 
-    def _take(self, group: Group, estimates: dict[int, Tensor]) -> None:
+    def _take(self, group: Group, estimates: dict[int, Any]) -> None:
         """Take the estimates of a group's parameters into their states."""
         own = [p for p in group["params"] if id(p) in estimates]
         for parameter in own:
@@ -249,39 +250,13 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
                 f"{describe(loss)}; pass it before loss.backward()."
             )
 
-    def _without_curvature(self, parameter: Tensor) -> InputError:
-        return InputError(
-            f"{self.caller}: step: expected curvature for each parameter with a gradient, got none yet for one, "
-            f"{describe(parameter)}; call loss.backward() after the optimizer is made, step(closure), or "
-            "update_curvature(loss) before backward."
-        )
-
-
-class HutchinsonOptimizer(CurvatureOptimizer):
-    r"""One whose curvature is $z \circ H z$ with a random $z$."""
-
-    def __init__(self, params: Any, defaults: Group, probes: str, generator: torch.Generator | None):
-        self._probes = probes
-        super().__init__(params, defaults, generator)
-
-    def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
-        recorded = gradient_of(self.caller, loss, parameters, numbers=last)
-        vectors = [self._vector(p) for p in parameters]
-        products = recorded.product(vectors, keep=not last)
-        estimates = [(p, z * product) for p, z, product in zip(parameters, vectors, products, strict=True)]
-        return estimates, list(zip(parameters, recorded.gradient, strict=False))
-
-    def _vector(self, parameter: Tensor) -> Tensor:
-        generator, shape = self._generator, parameter.shape
-        if self._probes == "gaussian" and parameter.dtype != torch.float64:
-            # In its own precision it takes a third of the time.
-            drawn = torch.empty(shape, dtype=torch.float32, device=generator.device).normal_(generator=generator)
-        else:
-            drawn = PROBES[self._probes](parameter.numel(), generator).reshape(shape)
-        return drawn.to(parameter)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_probes": self._probes}
+    def _require_curvature(self, parameter: Tensor) -> None:
+        if not self.state[parameter].get("refreshes"):
+            raise InputError(
+                f"{self.caller}: step: expected curvature for each parameter with a gradient, got none yet for one, "
+                f"{describe(parameter)}; call loss.backward() after the optimizer is made, step(closure), or "
+                "update_curvature(loss) before backward."
+            )
 
 
 def _is_distributed() -> bool:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hodiff.errors import InputError
-from hodiff.graphs import nodes_of
-from hodiff.torch_internals.graph_nodes import saved_by_operator, saved_index
-
-# Nodes of `nll_loss`, at which every cross-entropy of labels ends.
-_LOSSES = {"NllLossBackward0", "NllLoss2DBackward0"}
-# The factor by which the loss of a reduction exceeds the mean, given the number of examples; by torch's number for it.
-_REDUCTIONS = {1: lambda count: 1.0, 2: lambda count: count}
+from hodiff.optim.stochastic.found_losses import LABELS, find
 
 
 @dataclass(frozen=True)
@@ -43,29 +38,18 @@ def of_logits(logits: Tensor, generator: torch.Generator) -> DrawnLabels:
     """Labels for logits (N, C, ...) or (C,)."""
     with torch.enable_grad():
         logarithms = torch.log_softmax(logits, dim=min(1, logits.dim() - 1))
-    cotangent, count = _drawn(logarithms.detach(), None, generator)
+    cotangent, count = drawn(logarithms.detach(), None, generator)
     return DrawnLabels(logarithms, cotangent, count)
 
 
 def in_a_loss(caller: str, loss: Tensor, generator: torch.Generator) -> DrawnLabels:
     """Labels for the logits that a loss was computed from."""
-    found = [node for node in nodes_of(loss) if node.name() in _LOSSES]
-    if len(found) != 1:
-        raise _unknown(caller, f"one with {len(found)} of them")
-    (node,) = found
-    saved = dict(saved_by_operator(node))
-    if saved["weight"] is not None or saved["reduction"] not in _REDUCTIONS:
-        raise _unknown(caller, "class weights" if saved["weight"] is not None else "reduction='none'")
-    ignored = saved["target"] == saved_index(saved["ignore_index"])
-    cotangent, count = _drawn(saved["self"].detach(), ignored, generator)
-    # What the loss makes of this mean or sum: a scale, or a share of several losses.
-    (share,) = torch.autograd.grad([loss], [GradientEdge(node, 0)], retain_graph=True)
-    node_before, index = node.next_functions[0]
-    factor = count * _REDUCTIONS[saved["reduction"]](count) * share.abs()
-    return DrawnLabels(GradientEdge(node_before, index), cotangent, factor)
+    found = find(loss, (LABELS,), partial(_unknown, caller))
+    cotangent, count = drawn(found.outputs, found.ignored, generator)
+    return DrawnLabels(found.edge, cotangent, count * found.weight)
 
 
-def _drawn(logarithms: Tensor, ignored: Tensor | None, generator: torch.Generator) -> tuple[Tensor, float]:
+def drawn(logarithms: Tensor, ignored: Tensor | None, generator: torch.Generator) -> tuple[Tensor, float]:
     """The gradient of the mean loss of drawn labels in the log-probabilities, and of how many it is the mean."""
     classes = min(1, logarithms.dim() - 1)
     rows = logarithms.movedim(classes, -1)

@@ -83,6 +83,23 @@ class GaussNewtonModel(LocalModel):
         pushed = self._curvature.product(self._model.push(self.leaves(v)), keep=True)
         return self.vector(self._model.pull(pushed))
 
+    def squared_gradients(self, draws: int, generator: torch.Generator) -> Tensor:
+        """The mean of examples' squared gradients of a mean loss, from gradients with random signs of the examples."""
+        # Of two examples the signs make the product zero in the mean.
+        examples = {len(u) if u.dim() else 0 for u in self._curvature.gradient}
+        if len(examples) != 1 or 0 in examples:
+            raise InputError(
+                f"{self.caller}: closure: expected outputs with the examples along their first dimension, got tensors "
+                f"of lengths {sorted(examples)}; pass preconditioner=None."
+            )
+        (count,) = examples
+        total = torch.zeros_like(self.gradient)
+        for _ in range(draws):
+            signs = torch.randint(0, 2, (count,), generator=generator) * 2 - 1
+            signed = [signs.to(u).reshape(-1, *[1] * (u.dim() - 1)) * u for u in self._curvature.gradient]
+            total += self.vector(self._model.pull(signed)).square()
+        return total * (count / draws)
+
 
 CURVATURES: Mapping[str, type[LocalModel]] = {"hessian": HessianModel, "gauss-newton": GaussNewtonModel}
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from hodiff.common.options import require_bool, require_choice, require_int, require_number
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
+from hodiff.optim.stochastic.grafting import GRAFTS
 from hodiff.optim.stochastic.local_models import CURVATURES
 
 Check = Callable[[str, str, Any], None]
@@ -52,6 +53,11 @@ CHECKS: Mapping[str, Check] = {
     "gamma": _positive,
     "hessian_power": partial(require_number, within=(0.0, 1.0)),
     "spatial_averaging": require_bool,
+    "accumulate": require_bool,
+    "grafting": partial(require_choice, choices=tuple(GRAFTS), optional=True),
+    "refresh_every": partial(require_int, least=1),
+    "max_preconditioner_size": partial(require_int, least=1),
+    "merge_dims": require_bool,
     "rho": _amount,
     "adaptive": require_bool,
     "eta": _amount,
@@ -59,6 +65,9 @@ CHECKS: Mapping[str, Check] = {
     "curvature": partial(require_choice, choices=CURVATURES),
     "cg_iterations": partial(require_int, least=1),
     "cg_tolerance": _amount,
+    "momentum": _require_fraction,
+    "factor_decay": _require_fraction,
+    "kl_clip": partial(_positive, optional=True),
     "max_iter": partial(require_int, least=1),
     "max_eval": partial(require_int, least=1, optional=True),
     "tolerance_grad": _amount,

@@ -13,11 +13,12 @@ from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.stochastic.base import Group
-from hodiff.optim.stochastic.curvature import CurvatureOptimizer, Estimates, HutchinsonOptimizer
+from hodiff.optim.stochastic.curvature import Estimates
+from hodiff.optim.stochastic.diagonal import DiagonalOptimizer, HutchinsonOptimizer
 from hodiff.optim.stochastic.drawn_labels import in_a_loss, of_logits
 
 
-class _Sophia(CurvatureOptimizer):
+class _Sophia(DiagonalOptimizer):
     """The step that both share."""
 
     def _absorb(self, parameter: Tensor, group: Group, curvature: Tensor) -> None:
@@ -119,14 +120,13 @@ class SophiaG(_Sophia):
     "sum"; for any other loss call `update_curvature(logits)`. Every row of logits, of a token too, is an example.
 
     Args:
-        params: Parameters, or groups of them with settings of their own, as for `torch.optim.Adam`; real and
-            floating-point.
-        lr: Learning rate, a number or a tensor of one: the longest step of a coordinate.
-        betas: $\beta_1$ and $\beta_2$, as in `SophiaH`.
-        gamma: $\gamma$, as in `SophiaH`.
+        params: As in `SophiaH`, and so are the other settings.
+        lr: Learning rate, the longest step of a coordinate.
+        betas: $\beta_1$ and $\beta_2$.
+        gamma: $\gamma$.
         eps: $\epsilon$.
-        weight_decay: $\lambda$, decoupled.
-        update_every: Take new curvature every so many steps; None for `update_curvature` only.
+        weight_decay: $\lambda$.
+        update_every: k.
         maximize: Whether to ascend.
         generator: Where labels are drawn from, on the CPU; by default a new one with seed 0.
 

@@ -27,6 +27,12 @@ class Case:
     complex_too: bool = False
     apart: bool = True  # groups are as separate optimizers
     groups: bool = True
+    bare: bool = True  # takes parameters that belong to no layer
+
+    @property
+    def watches(self):
+        """Whether it looks at the loss on its way to backward."""
+        return "update_every" in self.options
 
     def __call__(self, parameters, **options):
         return self.make(parameters, **{**self.options, **options})
@@ -36,6 +42,20 @@ TABLE = {
     "AdaHessian": Case(ho.AdaHessian, {"lr": 0.05, "update_every": 3, "weight_decay": 0.01}),
     "SophiaH": Case(ho.SophiaH, {"lr": 0.05, "update_every": 3, "weight_decay": 0.01, "probes": "rademacher"}),
     "SophiaG": Case(ho.SophiaG, {"lr": 0.05, "update_every": 3, "weight_decay": 0.01}),
+    "Shampoo": Case(ho.Shampoo, {"lr": 0.05, "refresh_every": 3, "weight_decay": 0.01}),
+    "Shampoo, the paper's": Case(
+        partial(ho.Shampoo, accumulate=True, grafting=None, betas=(0.0, 0.0), eps=1e-3), {"lr": 0.1}
+    ),
+    "SOAP": Case(ho.SOAP, {"lr": 0.05, "refresh_every": 3, "weight_decay": 0.01}),
+    "KFAC": Case(
+        ho.KFAC, {"lr": 0.05, "update_every": 3, "refresh_every": 2, "kl_clip": None}, apart=False, bare=False
+    ),
+    "EKFAC": Case(
+        partial(ho.EKFAC, fisher="exact", sharing="reduce"),
+        {"lr": 0.05, "update_every": 3, "refresh_every": 2, "weight_decay": 0.01, "kl_clip": 0.1},
+        apart=False,
+        bare=False,
+    ),
     "SAM": Case(partial(ho.SAM, base=torch.optim.Adam), {"lr": 0.05}, loop=False, complex_too=True, apart=False),
     "ASAM": Case(
         partial(ho.SAM, base=torch.optim.SGD, adaptive=True, rho=0.5),
@@ -53,8 +73,32 @@ TABLE = {
         pair=True,
         apart=False,
     ),
+    "NewtonCG, line search": Case(
+        partial(ho.NewtonCG, line_search_fn="backtracking"),
+        {"cg_iterations": 20},
+        loop=False,
+        backward=False,
+        apart=False,
+    ),
+    "LayerwiseGaussNewton": Case(
+        ho.LayerwiseGaussNewton,
+        {"damping": 0.01, "cg_iterations": 20},
+        loop=False,
+        backward=False,
+        pair=True,
+        apart=False,
+    ),
     "HessianFree": Case(
         ho.HessianFree, {"cg_iterations": 30}, loop=False, backward=False, pair=True, maximize=False, apart=False
+    ),
+    "HessianFree, preconditioned": Case(
+        partial(ho.HessianFree, preconditioner="empirical-fisher"),
+        {"cg_iterations": 30},
+        loop=False,
+        backward=False,
+        pair=True,
+        maximize=False,
+        apart=False,
     ),
     "LBFGS": Case(ho.LBFGS, {"max_iter": 4}, loop=False, maximize=False, complex_too=True, apart=False, groups=False),
 }

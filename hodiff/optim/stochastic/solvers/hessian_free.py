@@ -10,18 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.module_state import untouched
+from hodiff.common.options import require_choice
 from hodiff.common.randomness import RandomState
-from hodiff.corrections import Corrections
 from hodiff.optim.stochastic.closures import Closure, require_closure
-from hodiff.optim.stochastic.conjugate_gradients import Iterate, iterates
 from hodiff.optim.stochastic.found_graphs import explained
-from hodiff.optim.stochastic.local_models import LocalModel, put_gradients, value_of
-from hodiff.optim.stochastic.solver_settings import SolverOptimizer
-from hodiff.recompute.reachable import modules_in
+from hodiff.optim.stochastic.local_models import GaussNewtonModel, LocalModel, put_gradients
+from hodiff.optim.stochastic.solvers.conjugate_gradients import Iterate, iterates
+from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
+from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
 
 # Iterates that backtracking looks at have numbers that grow by this factor.
 _SPACING = 1.3
+# Gradients that the preconditioner is made of, and the power of its damped diagonal.
+_DRAWS, _POWER = 8, 0.75
+EMPIRICAL_FISHER = "empirical-fisher"
 # Progress below this share of the value, for each iteration, ends the iterations.
 _LEAST_PROGRESS = 5e-4
 # Where the ratio of what was gained and what the model promised lies below or above, damping changes by a factor.
@@ -68,6 +70,9 @@ class HessianFree(SolverOptimizer):
         cg_iterations: The most products in a step.
         cg_tolerance: Where conjugate gradients stop at the latest: norm of the residual over that of the gradient.
         warm_start: Which part of the last solution they start from, 0 to 1.
+        preconditioner: "empirical-fisher" has conjugate gradients preconditioned by $(D + (\lambda + \mu) I)^{3/4}$,
+            with D the mean of the squared gradients of examples, from eight gradients with random signs of examples,
+            which lie along the first dimension of the outputs; of a loss that is their mean. None for the identity.
 
     Attributes:
         last: A `HessianFreeStep` of what the last step did, or None.
@@ -85,8 +90,7 @@ class HessianFree(SolverOptimizer):
         >>> losses[2] < losses[1] < losses[0], optimizer.last.accepted
         (True, True)
 
-    Source: J. Martens, "Deep learning via Hessian-free optimization", ICML 2010, sections 4.1 to 4.6; without its
-    preconditioner.
+    Source: J. Martens, "Deep learning via Hessian-free optimization", ICML 2010, sections 4.1 to 4.7.
     """
 
     def __init__(
@@ -99,7 +103,9 @@ class HessianFree(SolverOptimizer):
         cg_iterations: int = 250,
         cg_tolerance: float = 1e-10,
         warm_start: float = 0.95,
+        preconditioner: str | None = None,
     ):
+        require_choice(self.caller, "preconditioner", preconditioner, (EMPIRICAL_FISHER,), optional=True)
         self.last: HessianFreeStep | None = None
         super().__init__(
             params,
@@ -111,6 +117,7 @@ class HessianFree(SolverOptimizer):
                 "cg_iterations": cg_iterations,
                 "cg_tolerance": cg_tolerance,
                 "warm_start": warm_start,
+                "preconditioner": preconditioner,
             },
         )
 
@@ -132,18 +139,18 @@ class HessianFree(SolverOptimizer):
         require_closure(self.caller, closure)
         assert closure is not None
         draw = RandomState(self.parameters())
-        model = self.model(closure)
+        model = self.model(self.returned(closure), self.parameters())
         put_gradients(model.parameters, model.leaves(model.gradient))
-        self._search(model, _Values(self, model, closure, draw))
+        self._search(model, NearbyValues(self, model.parameters, model.loss, closure, draw))
         return model.loss
 
-    def _search(self, model: LocalModel, values: _Values) -> None:
+    def _search(self, model: LocalModel, values: NearbyValues) -> None:
         damping, decay = self.setting("damping"), self.setting("weight_decay")
-        right = -(model.gradient + decay * values.place)
+        right = -(model.gradient + decay * model.vector([p.detach() for p in model.parameters]))
         count, kept = self._solve(lambda v: model.product(v) + (decay + damping) * v, right, model)
-        best, value = kept[-1], values(kept[-1].x)
+        best, value = kept[-1], values(model.leaves(kept[-1].x))
         for each in reversed(kept[:-1]):
-            earlier = values(each.x)
+            earlier = values(model.leaves(each.x))
             if not earlier < value and math.isfinite(value):
                 break
             best, value = each, earlier
@@ -171,7 +178,7 @@ class HessianFree(SolverOptimizer):
         kept: list[Iterate] = []
         mark = 1.0
         with explained(self.caller):
-            for each in iterates(product, right, warm):
+            for each in iterates(product, right, warm, self._preconditioner(model)):
                 values.append(each.value)
                 if each.count >= mark:
                     kept.append(each)
@@ -180,37 +187,19 @@ class HessianFree(SolverOptimizer):
                     break
         return each.count, [*(one for one in kept if one.count != each.count), each]
 
+    def _preconditioner(self, model: LocalModel) -> Tensor | None:
+        if self.setting("preconditioner") is None:
+            return None
+        assert isinstance(model, GaussNewtonModel)
+        # The same signs in each step: batches change, and there is no state to store.
+        diagonal = model.squared_gradients(_DRAWS, torch.Generator().manual_seed(0))
+        damped = diagonal + self.setting("weight_decay") + self.setting("damping")
+        # Nothing is told by what is zero beside the largest.
+        largest = damped.max() if damped.numel() else torch.zeros(())
+        return damped.clamp_min(torch.finfo(damped.dtype).eps * float(largest)) ** _POWER if largest > 0 else None
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "last": self.last}
-
-
-class _Values:
-    """The loss at other points, with weight decay, the same random numbers, and buffers that stay."""
-
-    def __init__(self, optimizer: HessianFree, model: LocalModel, closure: Closure, draw: RandomState):
-        self._optimizer, self._model, self._closure, self._draw = optimizer, model, closure, draw
-        self._held_modules = modules_in(closure)
-        self._decay = optimizer.setting("weight_decay")
-        self._places = [p.clone() for p in model.parameters]
-        self.place = model.vector(self._places)
-        self.count = 0
-        self.start = float(model.loss) + self._penalty()
-
-    def __call__(self, step: Tensor) -> float:
-        self.count += 1
-        self._optimizer.add(self._model.leaves(step), self._model.parameters)
-        try:
-            with self._draw.replayed(), untouched(self._held_modules), Corrections(lean=True):
-                value = value_of(self._optimizer.caller, self._closure())
-            return float(value) + self._penalty()
-        finally:
-            for parameter, place in zip(self._model.parameters, self._places, strict=True):
-                parameter.copy_(place)
-
-    def _penalty(self) -> float:
-        if not self._decay:
-            return 0.0
-        return 0.5 * self._decay * sum(float(p.double().square().sum()) for p in self._model.parameters)
 
 
 def _stalls(values: list[float]) -> bool:

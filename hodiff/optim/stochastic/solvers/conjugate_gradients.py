@@ -28,33 +28,40 @@ class Iterate:
     descent: Tensor | None = None
 
 
-def iterates(product: Callable[[Tensor], Tensor], b: Tensor, start: Tensor | None = None) -> Iterator[Iterate]:
+def iterates(
+    product: Callable[[Tensor], Tensor], b: Tensor, start: Tensor | None = None, preconditioner: Tensor | None = None
+) -> Iterator[Iterate]:
     """Solve `A x = b` for a symmetric A, until the residual is zero or curvature is not positive.
 
     Args:
         product: Multiplies with A.
         b: The right-hand side.
         start: Where to begin; by default at zero.
+        preconditioner: The diagonal of a matrix near A; by default the identity.
 
     Yields:
         The iterates, the start first.
     """
     x = torch.zeros_like(b) if start is None else start.clone()
     residual = b.clone() if start is None else b - product(x)
-    direction, squared, count = residual.clone(), float(residual @ residual), 0
+    scaled = residual if preconditioner is None else residual / preconditioner
+    direction, squared, count = scaled.clone(), float(residual @ scaled), 0
     while True:
-        yield Iterate(count, x, squared**0.5, -0.5 * float(x @ (b + residual)))
+        norm = squared**0.5 if preconditioner is None else float(torch.linalg.vector_norm(residual))
+        yield Iterate(count, x, norm, -0.5 * float(x @ (b + residual)))
         if not squared:
             return
         multiplied = product(direction)
         curvature = float(direction @ multiplied)
+        length = norm if preconditioner is None else float(torch.linalg.vector_norm(direction))
         # Rounding makes a curvature of zero a tiny one of either sign.
-        if curvature <= torch.finfo(b.dtype).eps * float(torch.linalg.vector_norm(multiplied)) * squared**0.5:
-            yield Iterate(count, x, squared**0.5, -0.5 * float(x @ (b + residual)), descent=direction)
+        if curvature <= torch.finfo(b.dtype).eps * float(torch.linalg.vector_norm(multiplied)) * length:
+            yield Iterate(count, x, norm, -0.5 * float(x @ (b + residual)), descent=direction)
             return
         step = squared / curvature
         x = x + step * direction
         residual = residual - step * multiplied
-        before, squared = squared, float(residual @ residual)
-        direction = residual + (squared / before) * direction
+        scaled = residual if preconditioner is None else residual / preconditioner
+        before, squared = squared, float(residual @ scaled)
+        direction = scaled + (squared / before) * direction
         count += 1

@@ -44,8 +44,8 @@ class SolverOptimizer(StochasticOptimizer):
                 )
         super().add_param_group(param_group)
 
-    def model(self, closure: Closure) -> LocalModel:
-        """The loss near the parameters."""
+    def returned(self, closure: Closure) -> Any:
+        """What a closure returns, with its graph."""
         parameters = self.parameters()
         with torch.enable_grad(), Corrections(lean=True, many=True):
             for parameter in parameters:
@@ -56,11 +56,19 @@ class SolverOptimizer(StochasticOptimizer):
                 f"{self.caller}: closure: expected one that does not call backward, which frees the graph that the "
                 "curvature is taken from, got one that does; leave backward out, step sets the gradients."
             )
+        return returned
+
+    def model(self, returned: Any, parameters: Sequence[Tensor]) -> LocalModel:
+        """The loss near some parameters, of what a closure returned."""
         with explained(self.caller):
             return CURVATURES[self.setting("curvature")](self.caller, parameters, returned)
 
+    def rates(self) -> dict[int, Any]:
+        """The learning rate of each parameter."""
+        return {id(p): group["lr"] for group in self.param_groups for p in group["params"]}
+
     def add(self, steps: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         """Move parameters by a step, times the learning rate of their group."""
-        rates = {id(p): group["lr"] for group in self.param_groups for p in group["params"]}
+        rates = self.rates()
         for parameter, step in zip(parameters, steps, strict=True):
             parameter.add_(step * rates[id(parameter)])

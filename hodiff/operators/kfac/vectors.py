@@ -1,0 +1,58 @@
+"""The vectors a and g of a block, of all calls of its layer, and whether they tell the gradient of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hodiff.common.trees import describe
+from hodiff.errors import InputError
+from hodiff.operators.kfac import moments
+from hodiff.operators.kfac.layers import REMEDY, Source
+from hodiff.operators.kfac.recording import Call
+
+
+def inputs_of(
+    caller: str, source: Source, module: nn.Module, calls: Sequence[Call], dtype: torch.dtype, examples: int | None
+) -> Tensor | None:
+    """Inputs a, None where they are 1; `examples` is how many there have to be, where that matters."""
+    lengths = {call.shape[0] for call in calls}
+    if (
+        len(lengths) > 1
+        or (examples is not None and lengths != {examples})
+        or calls[0].x.dim() < source.kind.rank(module)
+    ):
+        expected = "examples" if examples is None else f"the {examples} examples"
+        raise InputError(
+            f"{caller}: model: expected layers to take inputs with {expected} along their first dimension, got "
+            f"{describe(calls[0].x)} for {source.layer!r}; keep examples first and places in dimensions of their own, "
+            f"or {REMEDY}."
+        )
+    found = [source.inputs(module, call.x) for call in calls]
+    tensors = [each for each in found if each is not None]
+    if not tensors:
+        return None
+    a = _beside(tensors, dim=1)
+    return a.to(dtype) if a.is_floating_point() else a
+
+
+def gradients_of(
+    source: Source, module: nn.Module, calls: Sequence[Call], found: Sequence[Tensor], dtype: torch.dtype
+) -> Tensor:
+    """Gradients g, for those (c, *shape) of the calls' outputs."""
+    return _beside([source.gradients(module, call.x, g).to(dtype) for call, g in zip(calls, found, strict=True)], dim=2)
+
+
+def tell_the_gradient(source: Source, a: Tensor | None, g: Tensor, true: Tensor, eps: float) -> bool:
+    """Whether the gradient of the parameters, (1, groups, p, q), is what the vectors add up to."""
+    found = moments.summed_gradient(source, a, g)
+    # Rounding is relative to the terms of the sum.
+    terms = g.norm() * (1.0 if a is None or source.one_hot else a.norm())
+    return bool((found - true).norm() <= eps**0.5 * true.norm() + 100 * eps * terms)
+
+
+def _beside(tensors: list[Tensor], dim: int) -> Tensor:
+    """The places of several calls; those of one are not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)

@@ -1,0 +1,71 @@
+"""Losses of torch that are found in a graph: where their outputs are, and by how much they are more than a mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from hodiff.graphs import nodes_of
+from hodiff.torch_internals.graph_nodes import saved_by_operator, saved_index
+
+# What a reduction is divided by for the mean over `count` terms; by torch's number for it.
+_REDUCTIONS: Mapping[int, Callable[[float], float]] = {1: lambda count: 1.0, 2: lambda count: count}
+
+LABELS, SQUARES, BITS = "labels", "squares", "bits"
+# By the name of the node, which torch shares among functions and modules.
+FAMILIES: Mapping[str, str] = {
+    "NllLossBackward0": LABELS,
+    "NllLoss2DBackward0": LABELS,
+    "MseLossBackward0": SQUARES,
+    "BinaryCrossEntropyWithLogitsBackward0": BITS,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class FoundLoss:
+    """A loss: `weight` times the mean of `count` terms.
+
+    Attributes:
+        family: "labels" (of log-probabilities), "squares" or "bits" (of logits).
+        edge: Where the outputs are in the graph.
+        outputs: The outputs, detached.
+        ignored: Which labels do not count, or None.
+        count: How many terms there are.
+        weight: A number, or a tensor of one.
+    """
+
+    family: str
+    edge: GradientEdge
+    outputs: Tensor
+    ignored: Tensor | None
+    count: float
+    weight: Tensor
+
+
+def find(loss: Tensor, families: tuple[str, ...], unknown: Callable[[str], Exception]) -> FoundLoss:
+    """The one loss of some families that a number was computed from; `unknown` says what there is instead."""
+    nodes = [node for node in nodes_of(loss) if FAMILIES.get(node.name()) in families]
+    if len(nodes) != 1:
+        raise unknown(f"one with {len(nodes)} of them")
+    (node,) = nodes
+    saved = dict(saved_by_operator(node))
+    if saved.get("weight") is not None or saved.get("pos_weight") is not None:
+        raise unknown("class weights" if FAMILIES[node.name()] == LABELS else "weights")
+    if saved["reduction"] not in _REDUCTIONS:
+        raise unknown("reduction='none'")
+    # A squared error is symmetric: outputs may be its second argument.
+    places = [(edge, name) for edge, name in zip(node.next_functions, ("self", "target")) if edge[0] is not None]  # noqa: B905
+    if len(places) != 1:
+        raise unknown("targets that have a graph, too")
+    (edge, name), family = places[0], FAMILIES[node.name()]
+    outputs = saved[name].detach()
+    ignored = saved["target"] == saved_index(saved["ignore_index"]) if family == LABELS else None
+    count = max(float(outputs.numel() if ignored is None else ignored.numel() - ignored.sum()), 1.0)
+    # What the loss makes of this mean or sum: a scale, or a share of several losses.
+    (share,) = torch.autograd.grad([loss], [GradientEdge(node, 0)], retain_graph=True)
+    weight = _REDUCTIONS[saved["reduction"]](count) * share.abs()
+    return FoundLoss(family, GradientEdge(*edge), outputs, ignored, count, weight)

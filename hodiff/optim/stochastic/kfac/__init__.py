@@ -1,0 +1,1 @@
+"""K-FAC and EK-FAC as optimizers: layers and the loss are found in the graph that backward goes through."""

@@ -1,0 +1,180 @@
+"""What K-FAC and EK-FAC share: running averages of factors, and a step of all layers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.options import require_choice
+from hodiff.graphs import inspect_graph
+from hodiff.operators.kfac import moments
+from hodiff.operators.kfac.layouts import Layout, Piece
+from hodiff.operators.kfac.options import EXPAND, REDUCE
+from hodiff.optim.stochastic.base import Group
+from hodiff.optim.stochastic.curvature import CurvatureOptimizer, Estimates
+from hodiff.optim.stochastic.kfac.columns import FISHERS, columns_of, find_any
+from hodiff.optim.stochastic.kfac.layer_calls import LayerObserver, wait_for_layers
+from hodiff.optim.stochastic.kfac.seen_layers import SeenLayers, Sums
+from hodiff.optim.stochastic.precise_states import precise, restore
+from hodiff.optim.stochastic.refreshes import is_due
+
+State = dict[str, Any]
+
+
+class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
+    """One whose curvature is a Kronecker-factored block for each layer.
+
+    The state of a block is that of its first parameter, the weight where it has one.
+    """
+
+    second_order = False
+    # Whether the vectors that factors are made of are needed when they are absorbed.
+    keeps_vectors = False
+
+    def __init__(self, params: Any, defaults: Group, fisher: str, sharing: str, generator: torch.Generator | None):
+        require_choice(self.caller, "fisher", fisher, FISHERS)
+        require_choice(self.caller, "sharing", sharing, (EXPAND, REDUCE))
+        self._fisher, self._sharing = fisher, sharing
+        self._listened: set[int] = set()
+        super().__init__(params, defaults, generator)
+
+    @abstractmethod
+    def _decompose(self, state: State, group: Group, layout: Layout) -> None:
+        """Make of the averaged factors what the step needs."""
+
+    @abstractmethod
+    def _solve(self, state: State, group: Group, gradient: Tensor) -> Tensor:
+        """The damped inverse of a block, times a gradient (1, groups, p, q)."""
+
+    def awaits_layers_of(self, parameters: Sequence[Tensor]) -> bool:
+        """See `LayerObserver`."""
+        return any(id(p) in self._listened for p in parameters)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in `torch.optim.Optimizer.load_state_dict`; states keep their precision, random numbers go on from there.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
+        super().load_state_dict(state_dict)
+        restore(self, state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_fisher": self._fisher, "_sharing": self._sharing}
+
+    def _wait(self) -> None:
+        super()._wait()
+        by_hand = [p for g in self.param_groups if g["update_every"] is None for p in g["params"]]
+        self._listened = {id(p) for p in [*self._due(), *by_hand]}
+        wait_for_layers(self, bool(self._listened))
+
+    def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
+        found = find_any(self.caller, loss)
+        numbered = self._numbered
+        with torch.no_grad():
+            seen = SeenLayers(self.caller, loss, found, numbered)
+            leaves, _ = inspect_graph(loss)
+            wanted = set(map(id, parameters))
+            seen.require_all([leaf for leaf in leaves if id(leaf) in wanted])
+            if any("refreshes" not in self.state[p] for p in parameters):
+                seen.require_all_uses(self._fisher, torch.Generator().manual_seed(0))
+            columns = columns_of(found, loss, self._fisher, self._generator)
+            estimates: Estimates = []
+            for sums in seen.sums(columns, self._fisher, self._sharing, self.keeps_vectors):
+                first, *others = (numbered[piece.index] for piece in sums.source.layout.pieces)
+                # The curvature of others in the block is with the first.
+                estimates += [(first, sums), *((p, 0.0) for p in others)]
+        return estimates, []
+
+    def _absorb(self, parameter: Tensor, group: Group, curvature: Sums | float) -> None:
+        if not isinstance(curvature, Sums):
+            return
+        state, source, B = self.state[parameter], curvature.source, curvature.gradients
+        A = moments.mean_of_inputs(source, curvature.inputs, curvature.count, B)
+        count = state.get("refreshes", 0) + 1
+        # A mean at first, as long as that has fewer terms than the running average.
+        weight = max(1 / count, 1 - group["factor_decay"])
+        if "A" in state and state["A"].shape == A.shape:
+            state["A"].lerp_(A, weight)
+            state["B"].lerp_(B, weight)
+        else:
+            state["A"], state["B"], weight = A, B, 1.0
+            state["layout"] = _written(source.layout)
+        if weight == 1 or is_due(count, group["refresh_every"]):
+            self._decompose(state, group, source.layout)
+        self._adjust(state, curvature, weight)
+
+    def _adjust(self, state: State, sums: Sums, weight: float) -> None:
+        """Take what else the vectors tell, with its weight in a running average."""
+
+    @property
+    def _numbered(self) -> list[Tensor]:
+        """All parameters, as blocks count them."""
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _descend(self) -> None:
+        found = [(p, g, group) for group in self.param_groups for p, g in self.gradients(group)]
+        for parameter, _, _ in found:
+            self._require_curvature(parameter)
+        directions = self._directions({id(p): precise(g) for p, g, _ in found})
+        for group in self.param_groups:
+            own = [(p, g, directions[id(p)]) for p, g, its in found if its is group]
+            shorter = _clipped(group, own)
+            for parameter, _, direction in own:
+                self._move(parameter, group, direction * shorter)
+
+    def _directions(self, gradients: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Each block's inverse times its gradients; what has none counts as zero."""
+        numbered, directions = self._numbered, {}
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state.get(parameter, {})
+                if "layout" not in state:
+                    continue
+                layout = _read(state["layout"])
+                own = [numbered[piece.index] for piece in layout.pieces]
+                if not any(id(p) in gradients for p in own):
+                    continue
+                # By number of the leaf, as a list would be.
+                leaves: Any = {
+                    piece.index: gradients[id(p)] if id(p) in gradients else torch.zeros_like(precise(p))
+                    for piece, p in zip(layout.pieces, own, strict=True)
+                }
+                solved: Any = dict.fromkeys(leaves)
+                layout.scatter(self._solve(state, group, layout.gather(leaves, 1)), solved)
+                for piece, p in zip(layout.pieces, own, strict=True):
+                    directions[id(p)] = solved[piece.index].reshape(p.shape)
+        return directions
+
+    def _move(self, parameter: Tensor, group: Group, direction: Tensor) -> None:
+        state = self.state[parameter]
+        if group["momentum"]:
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(direction)
+            direction = state["momentum_buffer"].mul_(group["momentum"]).add_(direction)
+        if group["weight_decay"]:
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.sub_((direction * group["lr"]).to(parameter.dtype))
+
+
+def _clipped(group: Group, steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor | float:
+    """The factor that keeps the squared length of the step in the metric of the curvature below `kl_clip`."""
+    if group["kl_clip"] is None or not steps:
+        return 1.0
+    products = [torch.sum(precise(g) * d).to(steps[0][2]) for _, g, d in steps]
+    squared = torch.stack(products).sum() * group["lr"] ** 2
+    return (group["kl_clip"] / squared.clamp_min(torch.finfo(squared.dtype).tiny)).sqrt().clamp(max=1)
+
+
+def _written(layout: Layout) -> tuple[Any, ...]:
+    """A layout as what checkpoints hold: tuples of numbers."""
+    return layout.dim, tuple((piece.index, piece.shape, piece.transposed) for piece in layout.pieces)
+
+
+def _read(written: tuple[Any, ...]) -> Layout:
+    dim, pieces = written
+    return Layout(tuple(Piece(*each) for each in pieces), dim)

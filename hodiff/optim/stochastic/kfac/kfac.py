@@ -1,0 +1,137 @@
+"""K-FAC, as an optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.operators.kfac.blocks import balance, diagonal_of
+from hodiff.operators.kfac.layouts import Layout
+from hodiff.operators.kfac.options import EXPAND, MONTE_CARLO
+from hodiff.optim.stochastic.base import Group
+from hodiff.optim.stochastic.kfac.base import KroneckerFactoredOptimizer, State
+
+
+class KFAC(KroneckerFactoredOptimizer):
+    r"""Natural gradients by Kronecker factors: each layer's gradient between inverses of two small matrices.
+
+    For a layer of weight W, whose inputs are a and whose outputs' gradients g, of labels that the model itself draws,
+
+    $$ A \leftarrow \beta A + (1 - \beta)\, \mathbb{E}\, a a^\top, \qquad
+       B \leftarrow \beta B + (1 - \beta)\, \mathbb{E}\, g g^\top, $$
+    $$ D = \big(B + \tfrac{\sqrt\mu}{\pi} I\big)^{-1} \nabla_W f \,\big(A + \pi \sqrt\mu I\big)^{-1}, \qquad
+       \pi^2 = \frac{\operatorname{tr} A / q}{\operatorname{tr} B / p} $$
+
+    $$ M \leftarrow \alpha M + \nu D, \qquad W \leftarrow (1 - \gamma \lambda) W - \gamma M, \qquad
+       \nu = \min\Big(1, \sqrt{\frac{\kappa}{\gamma^2 \sum \langle D, \nabla f \rangle}}\Big) $$
+
+    where weight and bias of a layer are one matrix, whose a ends in 1. Averages begin as means. The factors are those
+    of `hodiff.KFACOperator`. A loop of `loss.backward()` and `optimizer.step()` is enough: layers note their inputs
+    while curvature is due, and `backward` shows its graph to the optimizer.
+
+    Layers: `Linear`, `Conv1d` to `Conv3d`, `Embedding`, and normalization, of which the diagonal is taken; batch norm's
+    as if its statistics were constants. Inputs have examples along their first dimension. The loss has to have
+    one `cross_entropy` or `nll_loss` of labels, `mse_loss` or `binary_cross_entropy_with_logits`, without weights; what
+    else is added to it counts in the gradient alone. In memory stand $2 (p^2 + q^2)$ numbers for a weight (p, q), and
+    one for each element with momentum.
+
+    Args:
+        params: Parameters, or groups of them with settings of their own, all of layers named above.
+        lr: Learning rate $\gamma$, a number or a tensor of one.
+        momentum: $\alpha$.
+        damping: $\mu$; it takes effect with the next inverses.
+        weight_decay: $\lambda$, decoupled.
+        factor_decay: $\beta$.
+        kl_clip: $\kappa$, for each group; None for $\nu = 1$.
+        update_every: Take new curvature every so many steps; None for `update_curvature` only.
+        refresh_every: Take new inverses with each so many-th curvature, and with the first, second, fourth, eighth ...
+        fisher: Whose gradients g are: "monte-carlo", of labels that the model draws; "exact", of all labels, one pull
+            each; "empirical", of the given labels.
+        sharing: What becomes of the places in an example that share a weight, such as tokens or pixels: "expand" takes
+            each for an example of its own, "reduce" averages inputs and adds gradients up over them first.
+        maximize: Whether to ascend.
+        generator: Where labels are drawn from, on the CPU; by default a new one with seed 0.
+
+    Raises:
+        InputError: If a setting is out of its range, or a parameter complex; and later, if a parameter in the graph of
+            a loss belongs to no such layer, or is used elsewhere.
+
+    Example:
+        >>> import torch, hodiff
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        >>> inputs, labels = torch.randn(40, 3), torch.randint(2, (40,))
+        >>> optimizer = hodiff.optim.KFAC(model.parameters(), lr=0.5, kl_clip=None, damping=0.1)
+        >>> losses = []
+        >>> for _ in range(10):
+        ...     optimizer.zero_grad()
+        ...     loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     losses.append(loss.item())
+        >>> losses[-1] < losses[0]
+        True
+
+    Source: J. Martens & R. Grosse, "Optimizing neural networks with Kronecker-factored approximate curvature", ICML
+    2015, sections 3, 5 and 6.3; R. Eschenhagen et al., "Kronecker-factored approximate curvature for modern neural
+    network architectures", NeurIPS 2023, section 3 (sharing); J. Ba, R. Grosse & J. Martens, "Distributed second-order
+    optimization using Kronecker-factored approximations", ICLR 2017, section 5 ($\nu$).
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.1,
+        momentum: float = 0.9,
+        damping: float = 1e-3,
+        weight_decay: float = 0.0,
+        *,
+        factor_decay: float = 0.95,
+        kl_clip: float | None = 1e-3,
+        update_every: int | None = 10,
+        refresh_every: int = 10,
+        fisher: str = MONTE_CARLO,
+        sharing: str = EXPAND,
+        maximize: bool = False,
+        generator: torch.Generator | None = None,
+    ):
+        settings: Group = {
+            "lr": lr,
+            "momentum": momentum,
+            "damping": damping,
+            "weight_decay": weight_decay,
+            "factor_decay": factor_decay,
+            "kl_clip": kl_clip,
+            "update_every": update_every,
+            "refresh_every": refresh_every,
+            "maximize": maximize,
+        }
+        super().__init__(params, settings, fisher, sharing, generator)
+
+    def _decompose(self, state: State, group: Group, layout: Layout) -> None:
+        A, B, root = state["A"], state["B"], group["damping"] ** 0.5
+        ratio = balance(diagonal_of(A).mean(-1, keepdim=True), diagonal_of(B).mean(-1, keepdim=True))
+        state["A_inverse"], state["B_inverse"] = self._inverse(A, root * ratio), self._inverse(B, root / ratio)
+
+    def _solve(self, state: State, group: Group, gradient: Tensor) -> Tensor:
+        A, B = state["A_inverse"], state["B_inverse"]
+        solved = B @ gradient if B.dim() == 3 else B[:, :, None] * gradient
+        return solved @ A if A.dim() == 3 else solved * A[:, None, :]
+
+    def _inverse(self, factor: Tensor, shift: Tensor) -> Tensor:
+        """Of a factor and a multiple (groups, 1) of the identity."""
+        if factor.dim() == 2:
+            inverse, regular = 1 / (factor + shift), bool((factor + shift > 0).all())
+        else:
+            eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+            root, info = torch.linalg.cholesky_ex(factor + shift[..., None] * eye)
+            inverse, regular = torch.cholesky_inverse(root), not bool(info.any())
+        if not regular or not bool(inverse.isfinite().all()):
+            raise InputError(
+                f"{self.caller}: step: expected finite factors that are positive definite when damped, got one that is "
+                "not; take a larger damping, or look for the step where the loss is no number any more."
+            )
+        return inverse

@@ -1,0 +1,85 @@
+"""Calls of layers, noted in the graph that they make, for whoever waits for the layers' parameters.
+
+A note stands in the metadata of the node that computed the layer's output: it lives as long as the graph, and whoever
+walks the graph of a loss finds the calls that the loss hangs on, and no others.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.nn.modules.module import register_module_forward_hook
+
+from hodiff.graphs import nodes_of
+from hodiff.operators.kfac.recording import Call
+from hodiff.operators.kfac.sources import known_type
+
+_KEY = "hodiff.layer_calls"
+
+
+class LayerObserver:
+    """Who waits for calls of layers."""
+
+    @abstractmethod
+    def awaits_layers_of(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether a layer of these parameters is one of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Note:
+    """A call, without its node, which would make a circle that is never freed."""
+
+    module: nn.Module
+    x: Tensor
+    shape: torch.Size
+    output: int
+
+
+_waiting: WeakSet[LayerObserver] = WeakSet()
+_hooks: list[Any] = []
+
+
+def wait_for_layers(observer: LayerObserver, waits: bool) -> None:
+    """Let somebody wait for calls of layers, or no longer."""
+    (_waiting.add if waits else _waiting.discard)(observer)
+    if _waiting and not _hooks:
+        _hooks.append(register_module_forward_hook(_note, with_kwargs=True))
+    elif not _waiting:
+        _stop()
+
+
+def calls_in(loss: Tensor) -> dict[nn.Module, list[Call]]:
+    """The calls of layers that a loss hangs on."""
+    found: dict[nn.Module, list[Call]] = {}
+    for node in nodes_of(loss):
+        for note in node.metadata.get(_KEY, ()):
+            found.setdefault(note.module, []).append(Call(note.x, note.shape, GradientEdge(node, note.output)))
+    return found
+
+
+def _note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    if torch.compiler.is_compiling() or known_type(module) is None or not isinstance(output, Tensor):
+        return
+    node: Any = output.grad_fn
+    if node is None:
+        return
+    if not _waiting:
+        # Who waited is gone.
+        _stop()
+        return
+    parameters = list(module.parameters(recurse=False))
+    if any(each.awaits_layers_of(parameters) for each in _waiting):
+        x = args[0] if args else next(iter(kwargs.values()))
+        node.metadata.setdefault(_KEY, []).append(_Note(module, x.detach(), output.shape, output.output_nr))
+
+
+def _stop() -> None:
+    while _hooks:
+        _hooks.pop().remove()

@@ -1,0 +1,171 @@
+"""What a loss tells of the layers under it: sums that the factors of their blocks are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.common.trees import describe
+from hodiff.derivatives.recorded_gradient import pull_batch
+from hodiff.errors import InputError
+from hodiff.graphs import coarsest_eps
+from hodiff.operators.kfac import moments
+from hodiff.operators.kfac.columns import Columns
+from hodiff.operators.kfac.layers import BIAS, WEIGHT, Source, source_of
+from hodiff.operators.kfac.options import DIAGONAL, EXACT
+from hodiff.operators.kfac.recording import Call
+from hodiff.operators.kfac.sources import KINDS, known_type
+from hodiff.operators.kfac.vectors import gradients_of, inputs_of, tell_the_gradient
+from hodiff.optim.stochastic.found_losses import FoundLoss
+from hodiff.optim.stochastic.kfac.layer_calls import calls_in
+from hodiff.optim.stochastic.precise_states import precise
+
+REMEDY = "give it to another optimizer"
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Of one block, over the examples of one or several losses.
+
+    Attributes:
+        source: The block.
+        inputs: The sum of $a a^T$, None where a is 1.
+        count: How many terms it has.
+        gradients: The sum of $g g^T$.
+        vectors: Pairs of a and g, where they are asked for.
+    """
+
+    source: Source
+    inputs: Tensor | None
+    count: int
+    gradients: Tensor
+    vectors: tuple[tuple[Tensor | None, Tensor], ...] = ()
+
+    def __add__(self, other: Sums) -> Sums:
+        inputs = None if self.inputs is None or other.inputs is None else self.inputs + other.inputs
+        gradients, vectors = self.gradients + other.gradients, self.vectors + other.vectors
+        return Sums(self.source, inputs, self.count + other.count, gradients, vectors)
+
+    def __truediv__(self, scale: Tensor) -> Sums:
+        root = scale.sqrt()
+        vectors = tuple((a, g / root.to(g)) for a, g in self.vectors)
+        return replace(self, gradients=self.gradients / scale.to(self.gradients), vectors=vectors)
+
+
+class SeenLayers:
+    """The layers of some parameters that a loss hangs on.
+
+    Args:
+        caller: The optimizer, for messages.
+        loss: The loss, with its graph.
+        found: What it is a loss of.
+        parameters: All of the optimizer's, as they are numbered in blocks.
+    """
+
+    def __init__(self, caller: str, loss: Tensor, found: FoundLoss, parameters: Sequence[Tensor]):
+        self._caller, self._found, self._parameters = caller, found, parameters
+        self._eps = coarsest_eps(loss)
+        numbers = {id(p): i for i, p in enumerate(parameters) if p.requires_grad}
+        self.calls: dict[nn.Module, list[Call]] = {}
+        self.sources: list[tuple[Source, nn.Module]] = []
+        self._owned: set[int] = set()
+        for module, calls in calls_in(loss).items():
+            own = {part: getattr(module, part, None) for part in (WEIGHT, BIAS)}
+            held = {part: numbers[id(p)] for part, p in own.items() if id(p) in numbers}
+            if held:
+                self._add(module, calls, held)
+
+    def require_all(self, leaves: Sequence[Tensor]) -> None:
+        """Refuse parameters in the graph that belong to no layer."""
+        numbers = {id(p): i for i, p in enumerate(self._parameters)}
+        for leaf in leaves:
+            if id(leaf) in numbers and numbers[id(leaf)] not in self._owned:
+                known = ", ".join(each.__name__ for each in KINDS)
+                raise InputError(
+                    f"{self._caller}: params: expected weights and biases of layers that the loss hangs on by calls "
+                    f"of {known}, got one, {describe(leaf)}, that belongs to none; {REMEDY}, "
+                    "and call modules as they were before torch.compile."
+                )
+
+    def sums(self, columns: Columns, fisher: str, sharing: str, keep_vectors: bool) -> Iterator[Sums]:
+        """Of each block."""
+        inputs = {source: self._inputs(source, module, fisher) for source, module in self.sources}
+        totals = {
+            source: Sums(source, *moments.of_inputs(source, a, sharing), torch.zeros(()))
+            for source, a in inputs.items()
+        }
+        flat = [call for calls in self.calls.values() for call in calls]
+        size = sum(2 * call.shape.numel() for call in flat) * self._found.outputs.element_size()
+        chunk = resolve_chunk_size("auto", len(columns), size, self._found.outputs.device)
+        for start, stop in spans(len(columns), chunk):
+            for source, g in self._pulled(columns.chunk(start, stop)):
+                before, one = totals[source], moments.of_gradients(source, g, sharing)
+                vectors = (*before.vectors, (inputs[source], g)) if keep_vectors else ()
+                totals[source] = replace(before, gradients=before.gradients.to(one) + one, vectors=vectors)
+        yield from totals.values()
+
+    def require_all_uses(self, fisher: str, generator: torch.Generator) -> None:
+        """Refuse parameters that have gradients from elsewhere than their layers' calls."""
+        outputs = self._found.outputs
+        cotangent = torch.randn(outputs.shape, generator=generator, device=generator.device).to(outputs)
+        true = torch.autograd.grad(
+            [self._found.edge], self._parameters, [cotangent], retain_graph=True, allow_unused=True
+        )
+        leaves = [
+            torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
+            for p, g in zip(self._parameters, true, strict=True)
+        ]
+        modules = dict(self.sources)
+        for source, g in self._pulled(cotangent[None]):
+            a = self._inputs(source, modules[source], fisher)
+            expected = source.layout.gather([precise(leaf) for leaf in leaves], 1)
+            if not tell_the_gradient(source, a, g, expected, self._eps):
+                raise InputError(
+                    f"{self._caller}: params: expected parameters that the loss hangs on by calls of their layers "
+                    f"alone, got those of {source.layer}, whose gradient is another one than its inputs and outputs "
+                    f"tell; {REMEDY}."
+                )
+
+    def _add(self, module: nn.Module, calls: list[Call], held: dict[str, int]) -> None:
+        known, name = known_type(module), str(module)
+        assert known is not None
+        refused = KINDS[known].refused(module)
+        if refused or self._owned & set(held.values()):
+            got = f"one with {refused}" if refused else "a parameter of two layers"
+            raise InputError(f"{self._caller}: params: expected layers apart from each other, got {got}; {REMEDY}.")
+        self._owned |= set(held.values())
+        self.calls[module] = calls
+        self.sources.append((source_of(name, module, known, held, DIAGONAL), module))
+
+    def _pulled(self, cotangents: Tensor) -> Iterator[tuple[Source, Tensor]]:
+        """Gradients g of all blocks."""
+        edges = [call.edge for calls in self.calls.values() for call in calls]
+        edge = self._found.edge
+
+        def one(cotangent: Tensor) -> Sequence[Tensor | None]:
+            return torch.autograd.grad([edge], edges, [cotangent], retain_graph=True, allow_unused=True)
+
+        # A single one needs no batching.
+        if len(cotangents) == 1:
+            pulled = iter([None if each is None else each[None] for each in one(cotangents[0])])
+        else:
+            pulled = iter(pull_batch(one, [cotangents]))
+        for source, module in self.sources:
+            calls = self.calls[module]
+            found = [
+                cotangents.new_zeros(len(cotangents), *call.shape) if each is None else each
+                for call, each in ((call, next(pulled)) for call in calls)
+            ]
+            yield source, gradients_of(source, module, calls, found, self._dtype(source))
+
+    def _inputs(self, source: Source, module: nn.Module, fisher: str) -> Tensor | None:
+        # A column of the exact matrix is of one place in every example; others are of independent ones.
+        examples = len(self._found.outputs) if fisher == EXACT else None
+        return inputs_of(self._caller, source, module, self.calls[module], self._dtype(source), examples)
+
+    def _dtype(self, source: Source) -> torch.dtype:
+        return precise(self._parameters[source.layout.pieces[0].index]).dtype

@@ -1,0 +1,1 @@
+"""Optimizers with a matrix for each dimension of a parameter, made of its gradients alone."""

@@ -1,0 +1,70 @@
+"""What Shampoo and SOAP share: parameters as tensors of few large dimensions, and states in at least 32 bits."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.optim.stochastic.base import Group, StochasticOptimizer
+from hodiff.optim.stochastic.closures import Closure
+from hodiff.optim.stochastic.kronecker.dimensions import second_moment, working_shape
+from hodiff.optim.stochastic.precise_states import precise, restore
+
+State = dict[str, Any]
+
+
+class KroneckerOptimizer(StochasticOptimizer):
+    """One whose preconditioner is a Kronecker product, of a factor for each dimension."""
+
+    @abstractmethod
+    def _direction(self, state: State, group: Group, gradient: Tensor) -> Tensor | None:
+        """Where to go against; None for nowhere."""
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """One step, by the gradients in `grad` or by a closure.
+
+        Args:
+            closure: Function without arguments that computes the loss and returns it, with its graph. It may zero
+                gradients and call backward, as for torch's optimizers, and need not.
+
+        Returns:
+            The loss, or None without a closure.
+
+        Raises:
+            InputError: If the closure returns no loss, gradients are sparse, or sums of their squares not finite.
+        """
+        loss = None if closure is None else self.evaluated(closure)
+        for group in self.param_groups:
+            for parameter, gradient in self.gradients(group):
+                if parameter.numel():
+                    self._move(parameter, group, gradient)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in `torch.optim.Optimizer.load_state_dict`; states keep their precision.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
+        super().load_state_dict(state_dict)
+        restore(self, state_dict)
+
+    def _move(self, parameter: Tensor, group: Group, gradient: Tensor) -> None:
+        shape = working_shape(parameter.shape, group["max_preconditioner_size"], group["merge_dims"])
+        direction = self._direction(self.state[parameter], group, precise(gradient).reshape(shape))
+        if direction is None:
+            return
+        if group["weight_decay"]:
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.sub_((direction.reshape(parameter.shape) * group["lr"]).to(parameter.dtype))
+
+    @staticmethod
+    def _average(moments: list[Tensor | None], gradient: Tensor, keep: float, weight: float) -> None:
+        """Take a gradient into the second moments along its dimensions."""
+        for dim, moment in enumerate(moments):
+            if moment is not None:
+                moment.mul_(keep).add_(second_moment(gradient, dim, moment.dim() == 1), alpha=weight)

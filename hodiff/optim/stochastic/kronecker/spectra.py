@@ -1,0 +1,45 @@
+"""Roots and eigenvectors of second moments."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+
+
+def inverse_root(caller: str, moment: Tensor, power: float, damping: float) -> Tensor:
+    r"""$(M + \epsilon \lambda_{\max} I)^{-p}$ of a positive semi-definite M that is not 0, or of a diagonal."""
+    _require_finite(caller, moment)
+    # A root of small eigenvalues magnifies their rounding.
+    precise = moment if moment.device.type == "mps" else moment.double()
+    values, vectors = (precise, None) if moment.dim() == 1 else torch.linalg.eigh(precise)
+    largest = values.max()
+    # What is zero to rounding was never seen, and has no scale without damping.
+    seen = values > len(values) * torch.finfo(moment.dtype).eps * largest
+    scales = (values.where(seen, 0) + damping * largest) ** -power
+    scales = scales.nan_to_num(posinf=0.0)
+    return (scales if vectors is None else (vectors * scales) @ vectors.mT).to(moment.dtype)
+
+
+def eigenvectors(caller: str, moment: Tensor) -> Tensor:
+    """Those of a symmetric matrix as columns, of the largest eigenvalue first."""
+    _require_finite(caller, moment)
+    precise = moment if moment.device.type == "mps" else moment.double()
+    return torch.linalg.eigh(precise).eigenvectors.flip(-1).to(moment.dtype)
+
+
+def turned(caller: str, moment: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """One step of orthogonal iteration from a basis: the order that its columns are taken in, and the new basis."""
+    _require_finite(caller, moment)
+    products = moment @ basis
+    order = (basis * products).sum(0).argsort(descending=True, stable=True)
+    return order, torch.linalg.qr(products[:, order]).Q
+
+
+def _require_finite(caller: str, moment: Tensor) -> None:
+    if not bool(moment.isfinite().all()):
+        raise InputError(
+            f"{caller}: step: expected gradients whose squares are finite, got NaN or infinity in the sum of them; "
+            "look for the step where the loss is no number any more, or scale it down."
+        )

@@ -1,0 +1,26 @@
+"""States that are kept in more bits than their parameters."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """A tensor of at least 32 bits."""
+    return tensor.float() if tensor.dtype.itemsize < 4 else tensor
+
+
+def restore(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """Load states of 16-bit parameters again, which torch has rounded to their dtype."""
+    numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if parameter.dtype.itemsize < 4 and number in state_dict["state"]:
+            move = partial(Tensor.to, device=parameter.device, copy=True)
+            optimizer.state[parameter] = pytree.tree_map_only(Tensor, move, state_dict["state"][number])

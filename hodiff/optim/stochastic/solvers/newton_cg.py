@@ -1,0 +1,81 @@
+"""Newton's method with conjugate gradients, for a closure's loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hodiff.optim.stochastic.local_models import LocalModel
+from hodiff.optim.stochastic.solvers.truncated_newton import TruncatedNewtonOptimizer
+
+
+class NewtonCG(TruncatedNewtonOptimizer):
+    r"""Newton's method, its equations solved by conjugate gradients.
+
+    $$ \theta \leftarrow \theta + \gamma\, p, \qquad (B + \mu I)\, p \approx -(g + \lambda \theta), \quad
+       B = \nabla^2 f + \lambda I \;\text{ or }\; J^\top \nabla_z^2 \ell\, J + \lambda I $$
+
+    Conjugate gradients stop at the tolerance, or where they meet a direction of curvature zero or less; the step is
+    then what they have, and if that is none, the direction itself, of steepest descent. On a positive definite
+    quadratic function one step with `lr=1` and enough iterations is exact. Far from a minimum take `damping`, a smaller
+    `lr`, a line search, or `HessianFree`. Where the loss draws dropout or other random numbers anew at each step, the
+    step solves one draw's equations, and is far too long for the next one's: without a large `damping` it diverges, and
+    with a line search it gets nowhere.
+
+    Args:
+        params: Parameters, or groups of them with an `lr` of their own; real and floating-point.
+        lr: $\gamma$, a number or a tensor of one.
+        damping: $\mu$.
+        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss.
+        curvature: "hessian" or "gauss-newton".
+        cg_iterations: The most products in a step.
+        cg_tolerance: Where to stop: norm of the residual over that of the gradient.
+        line_search_fn: "backtracking" halves the step, from `lr` on, until the loss falls by 1e-4 of what the slope
+            promises, each time for a value of the closure, and stays where it is if it does not; None takes the step.
+        maximize: Whether to ascend.
+
+    Raises:
+        InputError: If a setting is out of its range, or a parameter complex.
+
+    Example:
+        >>> import torch, hodiff
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        >>> optimizer = hodiff.optim.NewtonCG([w])
+        >>> loss = optimizer.step(lambda: w[0] ** 2 + 10 * (w[1] - w[0] - 1) ** 2)
+        >>> torch.allclose(w, torch.tensor([0.0, 1.0]), atol=1e-5)
+        True
+
+    Source: J. Nocedal & S. J. Wright, *Numerical Optimization*, 2nd ed., algorithms 3.1 and 7.1; N. N. Schraudolph,
+    "Fast curvature matrix-vector products for second-order gradient descent", Neural Computation 14 (2002).
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1.0,
+        damping: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        curvature: str = "hessian",
+        cg_iterations: int = 100,
+        cg_tolerance: float = 1e-6,
+        line_search_fn: str | None = None,
+        maximize: bool = False,
+    ):
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "damping": damping,
+                "weight_decay": weight_decay,
+                "curvature": curvature,
+                "cg_iterations": cg_iterations,
+                "cg_tolerance": cg_tolerance,
+                "line_search_fn": line_search_fn,
+                "maximize": maximize,
+            },
+        )
+
+    def _models(self, returned: Any) -> list[LocalModel]:
+        return [self.model(returned, self.parameters())]

@@ -1,0 +1,105 @@
+"""Steps by truncated conjugate gradients, one system of equations for each of some local models."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.options import require_choice
+from hodiff.common.randomness import RandomState
+from hodiff.optim.stochastic.base import Group
+from hodiff.optim.stochastic.closures import Closure, require_closure
+from hodiff.optim.stochastic.found_graphs import explained
+from hodiff.optim.stochastic.local_models import LocalModel, put_gradients
+from hodiff.optim.stochastic.solvers.conjugate_gradients import iterates
+from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
+from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
+
+BACKTRACKING = "backtracking"
+# The share of the descent that the slope promises that a step has to make, and how often it is halved at the most.
+_LEAST_DESCENT, _HALVINGS = 1e-4, 30
+
+
+class TruncatedNewtonOptimizer(SolverOptimizer):
+    """One whose step is made of approximate solutions of linear systems."""
+
+    def __init__(self, params: Any, defaults: Group):
+        require_choice(self.caller, "line_search_fn", defaults["line_search_fn"], (BACKTRACKING,), optional=True)
+        super().__init__(params, defaults)
+
+    @abstractmethod
+    def _models(self, returned: Any) -> list[LocalModel]:
+        """The loss near the parameters, apart in each of some parts of them, of what the closure returned."""
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """One step, which evaluates the closure once, within `hodiff.corrected()`, and sets gradients.
+
+        Args:
+            closure: Function without arguments that computes the loss and returns it, with its graph and without
+                calling backward; with Gauss-Newton matrices it returns the pair (outputs, loss), outputs of the model
+                and a function of them that returns one number. A line search evaluates it again at each point, with
+                the same random numbers.
+
+        Returns:
+            The loss before the step.
+
+        Raises:
+            InputError: If there is no closure, or it does not return that.
+            RouteError: If torch does not implement a second derivative.
+        """
+        require_closure(self.caller, closure)
+        assert closure is not None
+        draw = RandomState(self.parameters())
+        models = self._models(self.returned(closure))
+        parameters = [p for model in models for p in model.parameters]
+        put_gradients(parameters, [g for model in models for g in model.leaves(model.gradient)])
+        steps = [leaf for model in models for leaf in model.leaves(self._solution(model))]
+        if self.setting("line_search_fn") is None:
+            self.add(steps, parameters)
+        else:
+            self._search(steps, NearbyValues(self, parameters, models[0].loss, closure, draw), parameters)
+        return models[0].loss
+
+    def _solution(self, model: LocalModel) -> Tensor:
+        sign = self._sign
+        decay, damping = self.setting("weight_decay"), self.setting("damping")
+        place = model.vector([p.detach() for p in model.parameters])
+        right = -(sign * model.gradient + decay * place)
+        enough = self.setting("cg_tolerance") * float(torch.linalg.vector_norm(right))
+
+        def product(v: Tensor) -> Tensor:
+            return sign * model.product(v) + (decay + damping) * v
+
+        with explained(self.caller):
+            for each in iterates(product, right):
+                if each.descent is not None and not each.count:
+                    return each.descent
+                if each.residual <= enough or each.count >= self.setting("cg_iterations"):
+                    break
+        return each.x
+
+    def _search(self, steps: Sequence[Tensor], values: NearbyValues, parameters: Sequence[Tensor]) -> None:
+        """Halve the step until it descends by enough; without such a one, stay."""
+        rates, decay = self.rates(), self.setting("weight_decay")
+        slope = 0.0
+        for parameter, step in zip(parameters, steps, strict=True):
+            assert parameter.grad is not None
+            descended = self._sign * parameter.grad + decay * parameter
+            slope += float(torch.sum(descended * step)) * float(rates[id(parameter)])
+        for halvings in range(_HALVINGS):
+            factor = 0.5**halvings
+            shorter = [factor * step for step in steps]
+            value = values(shorter)
+            if math.isfinite(value) and value <= values.start + _LEAST_DESCENT * factor * slope:
+                self.add(shorter, parameters)
+                return
+
+    @property
+    def _sign(self) -> float:
+        return -1.0 if self.setting("maximize") else 1.0
