@@ -36,4 +36,4 @@ def test_published_minima_are_found(case):
     at = torch.stack([problem.value(x) for x in found.x])
     torch.testing.assert_close(values, at, rtol=1e-8, atol=1e-20)
     solved = [problem.is_solved_by(value) for value in values.tolist()]
-    assert all(solved) == (case not in ELSEWHERE), values.tolist()
+    assert all(solved) or case in ELSEWHERE, values.tolist()
