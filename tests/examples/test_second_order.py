@@ -31,18 +31,33 @@ def influence(example: ModuleType) -> str:
     return example.check(torch.zeros(65, 10, dtype=torch.float64), example.load_images(100, 0)[0], 0.01)
 
 
+def laplace(example: ModuleType) -> str:
+    torch.manual_seed(0)
+    network = torch.nn.Linear(64, example.SHOWN).double()
+    return example.check(network, example.load_images(80, 0)[0])
+
+
+def through_training(example: ModuleType) -> str:
+    return example.check(example.prepare(example.parse_options(["--quick"])))
+
+
 # The check of an example by itself: one line, or several.
 CHECKS: dict[str, Callable[[ModuleType], str | list[str]]] = {
     "constrained": lambda example: example.check_first(example.make_problems(40, 0)),
+    "constrained_design": lambda example: [example.check(problem) for problem in example.make_problems()],
     "data_cleaning_digits": lambda example: example.check_losses(
         example.load(example.parse_options(["--quick"]))[0], 0
     ),
     "distillation_digits": lambda example: example.check(example.load()[0], 0),
     "few_shot_digits": few_shot,
     "imaml_memory": lambda example: example.check(0),
+    "influence": through_training,
     "influence_digits": influence,
+    "laplace": laplace,
     "maml_sinusoid": lambda example: example.check_second_order(5, 0),
     "natural_gradient": natural,
+    "newton_in_two_dimensions": lambda example: example.check(),
+    "ode_parameters": lambda example: example.check(example.exact(example.TRUTH)),
     "pruning_digits": lambda example: example.check(4, 0.0),
     "ridge_hyperparameters": ridge,
 }
