@@ -41,6 +41,7 @@ def test_through_training_predicts_training_again(tmp_path: Path, capsys: pytest
     EXAMPLE["main"](["--quick", "--output", str(figure)])
     text = capsys.readouterr().out
     assert figure.read_bytes().startswith(b"\x89PNG")
+    assert "gradcheck passes, gradgradcheck passes" in text
     scores = {}
     for name in EXAMPLE["WAYS"]:
         scores[name] = [float(each) for each in re.search(rf"^{name} +(.*)$", text, re.MULTILINE)[1].split()[:-1]]

@@ -20,6 +20,7 @@ def test_errors_are_the_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str
     EXAMPLE["main"](["--repeats", "15", "--output", str(figure)])
     text = capsys.readouterr().out
     assert figure.read_bytes().startswith(b"\x89PNG")
+    assert "gradcheck passes, gradgradcheck passes" in text
     rows = re.findall(r"^(\w+) +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+) +(-?[\d.]+)$", text, re.MULTILINE)
     assert [name for name, *_ in rows] == list(EXAMPLE["TRUTH"])
     for _, *numbers in rows:

@@ -37,33 +37,33 @@ def laplace(example: ModuleType) -> str:
     return example.check(network, example.load_images(80, 0)[0])
 
 
-def through_training(example: ModuleType) -> str:
-    return example.check(example.prepare(example.parse_options(["--quick"])))
-
-
 # The check of an example by itself: one line, or several.
 CHECKS: dict[str, Callable[[ModuleType], str | list[str]]] = {
     "constrained": lambda example: example.check_first(example.make_problems(40, 0)),
-    "constrained_design": lambda example: [example.check(problem) for problem in example.make_problems()],
     "data_cleaning_digits": lambda example: example.check_losses(
         example.load(example.parse_options(["--quick"]))[0], 0
     ),
     "distillation_digits": lambda example: example.check(example.load()[0], 0),
     "few_shot_digits": few_shot,
     "imaml_memory": lambda example: example.check(0),
-    "influence": through_training,
     "influence_digits": influence,
     "laplace": laplace,
     "maml_sinusoid": lambda example: example.check_second_order(5, 0),
     "natural_gradient": natural,
     "newton_in_two_dimensions": lambda example: example.check(),
-    "ode_parameters": lambda example: example.check(example.exact(example.TRUTH)),
     "pruning_digits": lambda example: example.check(4, 0.0),
     "ridge_hyperparameters": ridge,
 }
 SLOW = {"constrained", "distillation_digits", "few_shot_digits", "imaml_memory", "maml_sinusoid"}
 # These check within their run, which the slow tests of theirs read.
-IN_THEIR_RUN = {"digits_hessian", "distributed_hessian", "edge_of_stability"}
+IN_THEIR_RUN = {
+    "constrained_design",
+    "digits_hessian",
+    "distributed_hessian",
+    "edge_of_stability",
+    "influence",
+    "ode_parameters",
+}
 WITHOUT = {"quantized_digits": "its derivatives are those of a surrogate"}
 
 
