@@ -2,6 +2,8 @@
 
     python examples/newton_in_two_dimensions.py
 
+The picture of docs/optimizers.md is its figure.
+
 Rosenbrock's function has a narrow valley that bends, Himmelblau's four minima with saddles between them. Gradient
 descent goes straight down and needs hundreds of steps in the valley. Newton's method goes to the stationary point of
 the quadratic model: in a few steps, uphill if it must, and on Himmelblau's function to a saddle. "trust-ncg" minimises
@@ -166,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
         draw(axes, problem, descents)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.output, dpi=88)
+    figure.savefig(options.output, dpi=72)
     plt.close(figure)
     print(f"Contours, iterates and trust regions: {options.output}")
     if not options.quick:

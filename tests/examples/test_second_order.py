@@ -59,6 +59,7 @@ SLOW = {"constrained", "distillation_digits", "few_shot_digits", "imaml_memory",
 IN_THEIR_RUN = {
     "constrained_design",
     "digits_hessian",
+    "digits_optimizers",
     "distributed_hessian",
     "edge_of_stability",
     "influence",
