@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from operator import is_
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from hodiff.recompute.closed_over import Slot, filled_in, referenced
-from hodiff.recompute.contents import Contents, Reader, constant_form, content_of
+from hodiff.recompute.contents import Contents, Reader, constant_form, content_of, elements, kind_of
 from hodiff.recompute.reachable import places
 
 Form = tuple[Any, ...]
@@ -60,7 +59,7 @@ class Dependencies:
             Nothing.
         """
         held = [slot.get() for slot in self._slots]
-        before = [copy(each) for each in self._containers]
+        before = list(map(_copied, self._containers))
         try:
             for slot in self._slots:
                 slot.set(filled_in(slot.content, tensors))
@@ -105,15 +104,31 @@ class Dependencies:
             stack.extend(reversed(parts))
 
 
+def _copied(container: Any) -> Any:
+    return dict(dict.items(container)) if isinstance(container, dict) else kind_of(container)(elements(container))
+
+
 def _refill(container: Any, content: Any) -> bool:
     """Give a container the elements back that it had, and say whether they were others."""
-    now = (*container, *container.values()) if isinstance(container, dict) else tuple(container)
-    then = (*content, *content.values()) if isinstance(container, dict) else tuple(content)
+    now, then = elements(container), elements(content)
+    if isinstance(container, (set, frozenset)):  # a copy has another order
+        now, then = sorted(now, key=id), sorted(then, key=id)
     if len(now) == len(then) and all(map(is_, now, then)):
         return False
+    changed = not _alike(now, then)
     container.clear()
     getattr(container, "update" if hasattr(container, "update") else "extend")(content)
-    return True
+    return changed
+
+
+def _alike(one: Any, other: Any, depth: int = 3) -> bool:
+    """Whether two objects are one, or lists, tuples or dicts of the same objects, as layers of torch make them anew."""
+    if one is other:
+        return True
+    if not depth or type(one) is not type(other) or type(one) not in (list, tuple, dict):
+        return False
+    now, then = elements(one), elements(other)
+    return len(now) == len(then) and all(_alike(a, b, depth - 1) for a, b in zip(now, then, strict=True))
 
 
 def form_of(tensor: Tensor) -> Form:

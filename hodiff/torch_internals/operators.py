@@ -108,6 +108,11 @@ def schema_of(operator: Any) -> Any:
     return operator._schema
 
 
+def writes(operator: Any) -> bool:
+    """Whether an operator writes to what it is given."""
+    return isinstance(operator, OpOverload) and bool(operator._schema.is_mutable)
+
+
 def has_onednn_products() -> bool:
     """Whether this torch has oneDNN's matrix products."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
