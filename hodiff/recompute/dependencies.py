@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from hodiff.recompute.closed_over import Slot, filled_in, referenced
 from hodiff.recompute.contents import Contents, Reader, constant_form, content_of, elements, kind_of
 from hodiff.recompute.reachable import places
+from hodiff.torch_internals.modules import MADE_OF_PARAMETERS
 
 Form = tuple[Any, ...]
 
@@ -110,25 +110,30 @@ def _copied(container: Any) -> Any:
 
 def _refill(container: Any, content: Any) -> bool:
     """Give a container the elements back that it had, and say whether they were others."""
-    now, then = elements(container), elements(content)
-    if isinstance(container, (set, frozenset)):  # a copy has another order
-        now, then = sorted(now, key=id), sorted(then, key=id)
-    if len(now) == len(then) and all(map(is_, now, then)):
+    if _alike(container, content):
         return False
-    changed = not _alike(now, then)
+    changed = not _alike(_read_by_others(container), _read_by_others(content), depth=3)
     container.clear()
     getattr(container, "update" if hasattr(container, "update") else "extend")(content)
     return changed
 
 
-def _alike(one: Any, other: Any, depth: int = 3) -> bool:
-    """Whether two objects are one, or lists, tuples or dicts of the same objects, as layers of torch make them anew."""
-    if one is other:
-        return True
-    if not depth or type(one) is not type(other) or type(one) not in (list, tuple, dict):
-        return False
+def _read_by_others(container: Any) -> Any:
+    """A container without what is made anew before it is read."""
+    if isinstance(container, dict):
+        return {name: dict.get(container, name) for name in dict.keys(container) if name not in MADE_OF_PARAMETERS}
+    return container
+
+
+def _alike(one: Any, other: Any, depth: int = 1) -> bool:
+    """Whether two containers hold the same objects, or down to a depth containers of the same."""
     now, then = elements(one), elements(other)
-    return len(now) == len(then) and all(_alike(a, b, depth - 1) for a, b in zip(now, then, strict=True))
+    if isinstance(one, (set, frozenset)):  # a copy has another order
+        now, then = sorted(now, key=id), sorted(then, key=id)
+    return len(now) == len(then) and all(
+        a is b or (depth > 1 and type(a) is type(b) in (list, tuple, dict) and _alike(a, b, depth - 1))
+        for a, b in zip(now, then, strict=True)
+    )
 
 
 def form_of(tensor: Tensor) -> Form:

@@ -76,7 +76,7 @@ class CompiledLinearizations:
     ) -> Graphs | None:
         try:
             constants = tuple(each.detach() for each in constants)
-            halves = capture(product, constants, tuple(v[0] for v in vector))
+            halves = capture(product, constants, tuple(v[0].clone() for v in vector))
             graphs = Graphs(self.caller, halves)
             found = graphs.uncompiled(graphs.residuals(constants), vector)
         except HodiffError:
