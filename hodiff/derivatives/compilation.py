@@ -28,9 +28,7 @@ PATIENCE = 2.0
 Compiled = Callable[..., Sequence[Tensor]]
 
 
-def compile_graph(
-    graph: fx.GraphModule, inputs: Sequence[Tensor], *, caller: str, relayout: bool = True
-) -> Compiled:
+def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], *, caller: str, relayout: bool = True) -> Compiled:
     """Compile a graph that nothing differentiates any more, for inputs of this form; the graph is changed."""
     exchange_products(graph)
     operators = sum(node.op == "call_function" for node in graph.graph.nodes)
@@ -45,7 +43,7 @@ def said_if_long(what: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    timer = threading.Timer(PATIENCE, lambda: print(what, file=sys.stderr, flush=True))
+    timer = threading.Timer(PATIENCE, sys.stderr.write, [f"{what}\n"])
     timer.daemon = True
     timer.start()
     try:

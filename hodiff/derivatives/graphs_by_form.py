@@ -32,7 +32,7 @@ MOST_FLOATS = 2
 
 @dataclass
 class _Branches(Generic[G]):
-    """The graphs of one form, each of other branches, the one that was used last in front; and whether more are made."""
+    """The graphs of one form, each of other branches, the last used in front, and whether more are made."""
 
     graphs: list[G] = field(default_factory=list)
     closed: bool = False
@@ -170,9 +170,7 @@ class GraphsByForm(Generic[G]):
         return None
 
     def _stays_eager(self, why: str, remedy: str) -> None:
-        warnings.warn(
-            f"{self.caller} {why}; it stays eager, slower and right. {remedy}", HodiffWarning, stacklevel=2
-        )
+        warnings.warn(f"{self.caller} {why}; it stays eager, slower and right. {remedy}", HodiffWarning, stacklevel=2)
 
 
 def _without(graphs: list[G], tried: list[G]) -> list[G]:

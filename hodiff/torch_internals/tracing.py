@@ -14,15 +14,13 @@ from torch.utils import _python_dispatch as dispatch
 
 def graph_so_far() -> tuple[fx.Graph, Any]:
     """The graph that is being made, and the module that holds its constants."""
-    mode = get_proxy_mode()
-    assert mode is not None
+    mode: Any = get_proxy_mode()
     return mode.tracer.graph, mode.tracer.root
 
 
 def node_of(tensor: Tensor) -> tuple[fx.Node | None, bool]:
     """The node that computes a tensor, None where there is none, and whether the tracer knows its number anyway."""
-    mode = get_proxy_mode()
-    assert mode is not None
+    mode: Any = get_proxy_mode()
     found: Any = get_proxy_slot(tensor, mode.tracer, None)
     return (None, False) if found is None else (found.proxy.node, found.constant is not None)
 

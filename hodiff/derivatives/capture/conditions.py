@@ -46,7 +46,9 @@ _LIBRARY.impl("require", lambda x, number, where: None, "Meta")
 _LIBRARY.define("indices(Tensor mask, int count, str where) -> Tensor")
 _LIBRARY.impl("indices", _indices, "CompositeExplicitAutograd")
 _LIBRARY.impl(
-    "indices", lambda mask, count, where: mask.new_empty_strided((count, mask.dim()), (1, count), dtype=torch.int64), "Meta"
+    "indices",
+    lambda mask, count, where: mask.new_empty_strided((count, mask.dim()), (1, count), dtype=torch.int64),
+    "Meta",
 )
 
 # `require(x, number, where)` goes on only where the one element of x is that number.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ _BETWEEN = {"torch", "hodiff"} | sys.stdlib_module_names
 
 def line_now() -> str:
     """The innermost line outside of torch and hodiff that is running; empty where there is none."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if _is_users(frame):
             return _told(frame, frame.f_lineno)

@@ -12,6 +12,7 @@ from hodiff.derivatives.capture.conditions import indices, require
 from hodiff.derivatives.capture.origin import line_now
 from hodiff.derivatives.capture.refusals import HiddenTensorError, RandomNumbersError
 from hodiff.torch_internals.interception import EagerDispatchMode
+from hodiff.torch_internals.operators import number as number_of
 from hodiff.torch_internals.tracing import graph_so_far, node_of, outside_of_trace
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ class Reads(EagerDispatchMode):
         """The one element of a tensor."""
         node, constant = node_of(x)
         if constant:
-            return aten._local_scalar_dense.default(x)
+            return number_of(x)
         number = self._known.asked(x, node, Tensor.item)
         require(x, number, line_now())
         return number
@@ -72,7 +73,7 @@ class Reads(EagerDispatchMode):
         whole: list[Tensor | None] = []
         for each in index:
             masks = each is not None and each.dim() and each.dtype in (torch.bool, torch.uint8)
-            whole += self.places(each).unbind(1) if masks else [each]  # type: ignore[arg-type,union-attr]
+            whole += self.places(each).unbind(1) if masks else [each]  # type: ignore[arg-type]
         return aten.index.Tensor(x, whole)
 
     def selected(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ class Reads(EagerDispatchMode):
 
 # What is asked of numbers, and who answers.
 _ANSWERS: dict[Any, Callable[..., Any]] = {
-    aten._local_scalar_dense.default: Reads.number,
+    number_of: Reads.number,
     aten.is_nonzero.default: Reads.truth,
     aten.equal.default: Reads.same,
     aten.nonzero.default: Reads.places,
@@ -99,7 +100,7 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
 
 
 class _Computed:
-    """The numbers of a graph that is being made, each operator of which runs once, in order, when some are asked for."""
+    """The numbers of a graph that is being made, each operator of which runs once, in order, when one is asked."""
 
     def __init__(self, inputs: Sequence[Tensor]):
         self._inputs = iter(inputs)

@@ -38,7 +38,15 @@ def capture(product: Callable[..., Sequence[Tensor]], constants: Leaves, tangent
 def split(traced: fx.GraphModule, constants: int) -> SplitGraph:
     """Cut a graph along the edges from what depends on its first inputs alone to what depends on the others.
 
-    What the function read is compared by the first half.
+    Args:
+        traced: The graph.
+        constants: How many of its inputs are the first ones.
+
+    Returns:
+        Both halves, the first of which compares what the function read.
+
+    Raises:
+        VectorReadError: If it read numbers that depend on the others.
     """
     nodes = list(traced.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
