@@ -36,6 +36,8 @@ def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -
         with Reads(inputs):
             return function(*tensors)
 
+    # One that is given twice would be one input.
+    inputs = [each.detach() for each in inputs]
     # Tensors without data stand for the real ones, so that what looks at numbers unasked fails, and is not captured.
     traced = make_fx(reading, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     _refuse_hidden(traced)
