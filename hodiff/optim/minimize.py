@@ -108,7 +108,7 @@ def minimize(
 
     | option | of | default | what it is |
     |---|---|---|---|
-    | `maxiter` | all | 200 n; 15000 for batched "l-bfgs-b" | most iterations |
+    | `maxiter` | all | 200 n | most iterations |
     | `gtol` | all | 1e-5, "newton-krylov" 1e-4 | the norm of the gradient at which it ends; `tol` sets it |
     | `norm` | "ss..." | inf | the order of that norm; 2 for "newton-krylov" |
     | `xrtol` | "ss..." | 0 | ends where a step is shorter, by the length of x |
@@ -119,6 +119,10 @@ def minimize(
     | `forcing` | "newton-krylov" | "superlinear" | how far systems are solved; "eisenstat-walker" ignores units |
     | `preconditioner` | "newton-krylov" | None | nearly the inverse Hessian: a diagonal (n,) or a function of (n,) |
     | `inner_maxiter` | "newton-krylov" | 20 n | most products in an iteration |
+
+    With `batched`, options have the names and defaults of SciPy's: `maxiter`, `gtol`, `initial_trust_radius`,
+    `max_trust_radius` and `eta` of "trust-exact"; `maxiter`, `gtol`, `c1` and `c2` of "bfgs" and "l-bfgs-b", both of
+    which take `ftol`, by which the value is still to fall in a step, and the latter `maxcor`, how many steps it keeps.
 
     Raises:
         InputError: If an argument is not what it should be, or `f` does not return one real number or does not depend

@@ -36,17 +36,19 @@ class BatchedMethod:
         options: The dataclass of its options.
         bounds: Whether it takes bounds.
         constraints: Whether it takes constraints.
+        tolerances: The options that `tol` sets, as SciPy's does.
     """
 
     begin: Callable[[Problems, Any, Box | None], Course]
     options: type
     bounds: bool = False
     constraints: bool = False
+    tolerances: tuple[str, ...] = ("gtol",)
 
 
 METHODS = {
     "bfgs": BatchedMethod(bfgs, BfgsOptions),
-    "l-bfgs-b": BatchedMethod(l_bfgs_b, LbfgsbOptions, bounds=True),
+    "l-bfgs-b": BatchedMethod(l_bfgs_b, LbfgsbOptions, bounds=True, tolerances=("ftol", "gtol")),
     "trust-exact": BatchedMethod(trust_exact, TrustExactOptions),
 }
 # Which is taken where none is named.
@@ -67,7 +69,8 @@ def minimize_all(
 ) -> scipy.optimize.OptimizeResult:
     """Minimise many problems at once, by a method of the table."""
     takes = METHODS[method]
-    chosen: Any = options_of(takes.options, method, options, tol)
+    by_tol = {} if tol is None else dict.fromkeys(takes.tolerances, tol)
+    chosen: Any = options_of(takes.options, method, by_tol | dict(options), None)
     batch = Batch("minimize", x0)
     box = box_of("minimize", bounds, batch)
     problems = Problems("minimize", f, batch, args, in_dims)

@@ -214,6 +214,15 @@ def test_float32_ends_where_its_digits_do():
         torch.testing.assert_close(beyond.x, torch.ones(3, 3), atol=2e-2, rtol=0)
 
 
+def test_tol_sets_what_scipy_has_it_set():
+    """Of "l-bfgs-b" both tolerances, or the change of the value would end it at 2e-9."""
+    given = {"method": "l-bfgs-b", "batched": True}
+    by_tol = minimize(rosenbrock, starts(3), tol=1e-14, **given)
+    by_name = minimize(rosenbrock, starts(3), options={"gtol": 1e-14, "ftol": 1e-14}, **given)
+    assert by_tol.nfev.tolist() == by_name.nfev.tolist()
+    assert (by_tol.nfev > minimize(rosenbrock, starts(3), options={"gtol": 1e-14}, **given).nfev).any()
+
+
 def test_iterations_used_up_are_said():
     found = minimize(rosenbrock, starts(3), options={"maxiter": 2}, batched=True)
     assert found.status.tolist() == [1, 1, 1]
