@@ -12,6 +12,7 @@ from benchmarks.memory import TITLE, Peak, dense_peaks
 from benchmarks.problems import Problem
 from benchmarks.workloads import (
     authoring,
+    batched,
     checks,
     corrections,
     dense,
@@ -101,6 +102,13 @@ WORKLOADS = {
         rounds=10,
         unit="SciPy's run with derivatives by hand",
         reference="the value that SciPy reaches",
+    ),
+    "batched": Workload(
+        "many small minimisations at once, float64",
+        batched.problems,
+        rounds=5,
+        unit="the loop over a fiftieth of the problems, so that 1 is fifty times as fast",
+        reference="the loop's minimisers",
     ),
     "checks": Workload("checks of Functions, and the defects that they see", checks.problems, rounds=10),
 }

@@ -86,6 +86,10 @@ class BoundFunction:
     def scalar(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[Tensor, PyTree]:
         """Evaluate a function that must return one real number."""
         value, aux = self(leaves, mode)
+        return self.one_number(value), aux
+
+    def one_number(self, value: Any) -> Tensor:
+        """What the function returned, refused if it is not one real number."""
         if not isinstance(value, Tensor):
             advice = "pass has_aux=True if it returns (value, aux)" if self.offers_aux else "return the value alone"
             hint = f"; {advice}" if isinstance(value, tuple) else ""
@@ -102,7 +106,7 @@ class BoundFunction:
                 f"{self.caller}: the function must return one real number, a tensor of shape (), "
                 f"got {describe(value)}; {remedy}."
             )
-        return value, aux
+        return value
 
     def constants(self) -> list[Tensor]:
         """Tensors among the arguments that are not differentiated."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from hodiff.derivatives.capture.refusals import explained
 from hodiff.errors import HodiffWarning
 from hodiff.kernels.matrix_products import exchange_products
 from hodiff.torch_internals.compilation import compile_captured
@@ -18,14 +22,34 @@ from hodiff.torch_internals.compilation import compile_captured
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 LOOSE = 5e-2
 
+# Seconds after which somebody who waits is told for what.
+PATIENCE = 2.0
+
 Compiled = Callable[..., Sequence[Tensor]]
 
 
-def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], *, relayout: bool = True) -> Compiled:
+def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], *, caller: str, relayout: bool = True) -> Compiled:
     """Compile a graph that nothing differentiates any more, for inputs of this form; the graph is changed."""
-    # `relayout` lets the compiler lay images out with their channels last for the sake of convolutions.
     exchange_products(graph)
-    return compile_captured(graph, inputs, None if relayout else {"layout_optimization": False})
+    operators = sum(node.op == "call_function" for node in graph.graph.nodes)
+    with said_if_long(f"{caller}: compiling {operators} operators, once for arguments of this form ..."):
+        # `relayout` lets the compiler lay images out with their channels last for the sake of convolutions.
+        return compile_captured(graph, inputs, None if relayout else {"layout_optimization": False})
+
+
+@contextmanager
+def said_if_long(what: str) -> Iterator[None]:
+    """Tell on a terminal what takes long."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(PATIENCE, sys.stderr.write, [f"{what}\n"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Arguments:
@@ -61,8 +85,7 @@ def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[bool, fl
 def warn_of_failure(caller: str, problem: Exception | float) -> None:
     """Say that something stays eager, for what the compiler said or for how far its result was off."""
     if isinstance(problem, Exception):
-        line = str(problem).strip().split("\n")[0][:200]
-        what = f"could not be compiled ({type(problem).__name__}: {line})"
+        what = f"could not be compiled: {explained(problem)}"
     else:
         what = f"disagreed with eager by {problem:.1e} when compiled"
     warnings.warn(f"{caller} {what}; it stays eager, slower and right.", HodiffWarning, stacklevel=2)

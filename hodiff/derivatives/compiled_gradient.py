@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import Tensor, fx
 
 from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
-from hodiff.derivatives.compilation import Arguments, Compiled, agree, compile_graph, warn_of_failure
-from hodiff.derivatives.graphs_by_form import GraphsByForm, drop_unused, refuse_hidden
+from hodiff.derivatives.capture.trace import drop_unused, take_conditions, trace
+from hodiff.derivatives.compilation import Arguments, agree, compile_graph, warn_of_failure
+from hodiff.derivatives.graphs_by_form import GraphsByForm
 from hodiff.errors import HodiffError, InputError
 from hodiff.recompute.dependencies import Dependencies
 from hodiff.torch_internals.differentiation import only_reverse_mode
@@ -58,7 +58,7 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
     """
     if not callable(f):
         raise InputError(f"compile_gradient: f must be callable, got {describe(f)}.")
-    graphs: GraphsByForm[Compiled] = GraphsByForm("compile_gradient: f")
+    graphs: GraphsByForm[_Graph] = GraphsByForm("compile_gradient: f")
 
     @functools.wraps(f, assigned=("__module__", "__doc__"), updated=())
     @leave_inference_mode
@@ -84,7 +84,7 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
         def eager() -> Sequence[Tensor]:
             return of_leaves(function.leaves, args)
 
-        def capture(dependencies: Dependencies, expected: Sequence[Tensor]) -> Compiled | None:
+        def capture(dependencies: Dependencies, expected: Sequence[Tensor]) -> _Graph | None:
             count = len(arguments.tensors)
 
             def of_tensors(*tensors: Tensor) -> Sequence[Tensor]:
@@ -94,9 +94,12 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
 
             return _compiled(of_tensors, (*arguments.tensors, *dependencies.tensors), expected)
 
+        def use(graph: _Graph, inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
+            return graph(tuple(each.detach() for each in inputs))
+
         with torch.no_grad():
-            run, inputs = graphs.find((f,), arguments, eager, capture)
-            *leaves, y = eager() if run is None else run(*(tensor.detach() for tensor in inputs))
+            found = graphs.run((f,), arguments, eager, capture, use)
+            *leaves, y = eager() if found is None else found
         *leaves, y = ordinary((*leaves, y), arguments.tensors)
         result = function.unflatten(leaves)
         return (result, y) if value else result
@@ -104,16 +107,33 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
     return gradient
 
 
+class _Graph:
+    """A compiled gradient, and what compares the numbers that it branches on.
+
+    Args:
+        traced: The gradient as it was traced.
+        tensors: Its inputs.
+    """
+
+    def __init__(self, traced: fx.GraphModule, tensors: Sequence[Tensor]):
+        self._conditions = take_conditions(traced)
+        self._used = drop_unused(traced)
+        self._run = compile_graph(traced, [tensors[i] for i in self._used], caller="compile_gradient")
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The gradient, or `OtherBranchError`."""
+        if self._conditions is not None:
+            self._conditions(*tensors)
+        return self._run(*(tensors[i] for i in self._used))
+
+
 def _compiled(
     gradient: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], expected: Sequence[Tensor]
-) -> Compiled | None:
+) -> _Graph | None:
     tensors = [each.detach() for each in tensors]
     try:
-        graph = make_fx(gradient, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
-        refuse_hidden(graph)
-        used = drop_unused(graph)
-        compiled = compile_graph(graph, [tensors[i] for i in used])
-        found = compiled(*(tensors[i] for i in used))
+        graph = _Graph(trace(gradient, tensors), tensors)
+        found = graph(tensors)
     except HodiffError:
         raise
     except Exception as error:
@@ -124,4 +144,4 @@ def _compiled(
     if not same:
         warn_of_failure("compile_gradient: the gradient", gap)
         return None
-    return lambda *tensors: compiled(*(tensors[i] for i in used))
+    return graph

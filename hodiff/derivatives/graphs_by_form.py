@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from operator import is_
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor, fx
+from torch import Tensor
 
 from hodiff.common.module_state import untouched_buffers
+from hodiff.derivatives.capture.conditions import OtherBranchError
 from hodiff.derivatives.compilation import Arguments
 from hodiff.errors import HodiffWarning
 from hodiff.recompute.dependencies import Dependencies
@@ -19,13 +21,21 @@ from hodiff.torch_internals.threads import one_thread_at_a_time
 
 E = TypeVar("E")
 G = TypeVar("G")
+R = TypeVar("R")
 
 # How many graphs are made for arguments of one form: state that takes ever new values is not worth compiling for.
 MOST = 16
+# How many where the function branches on numbers of tensors; and where it takes a float, which hardly comes again.
+MOST_BRANCHES = 8
+MOST_FLOATS = 2
 
 
-class HiddenTensorError(Exception):
-    """A graph reads a tensor that is no input of it."""
+@dataclass
+class _Branches(Generic[G]):
+    """The graphs of one form, each of other branches, the last used in front, and whether more are made."""
+
+    graphs: list[G] = field(default_factory=list)
+    closed: bool = False
 
 
 class GraphsByForm(Generic[G]):
@@ -37,45 +47,60 @@ class GraphsByForm(Generic[G]):
 
     def __init__(self, caller: str):
         self.caller = caller
-        self._graphs: dict[Any, G | None] = {}
+        self._graphs: dict[Any, _Branches[G]] = {}
         self._made: Counter[Any] = Counter()
         self._roots: tuple[Any, ...] = ()
         self._last: Dependencies | None = None
         self._numbers: dict[Any, int] = {}
 
-    def find(
+    def run(
         self,
         roots: tuple[Any, ...],
         arguments: Arguments,
         eager: Callable[[], E],
         capture: Callable[[Dependencies, E], G | None],
-    ) -> tuple[G | None, tuple[Tensor, ...]]:
-        """The graph, or None where there is none, and its inputs: tensors of the arguments, then those closed over.
+        use: Callable[[G, tuple[Tensor, ...]], R],
+    ) -> R | None:
+        """What the graph gives, or None where there is none.
 
         Args:
             roots: The functions that the graph is made of.
             arguments: Their arguments.
             eager: Computes without a graph what the graph is compared with.
             capture: Makes the graph of the tensors of the arguments and of those that the functions close over.
+            use: Runs a graph on its inputs: tensors of the arguments, then those closed over. It raises
+                `OtherBranchError` where the graph is one of other branches.
 
         Returns:
-            The graph and its inputs.
+            What `use` returned.
         """
-        # While a graph is captured, others would find its placeholders in what the functions close over.
-        with one_thread_at_a_time():
-            dependencies = self._current(roots)
-            form = self._form(arguments)
-            if form not in self._graphs and self._may_make(arguments):
-                with untouched_buffers(dependencies.modules):
-                    # A first run may set up what later ones find.
-                    expected = eager()
-                    self._current(roots)
-                    settled = self._form(arguments)
-                    if settled not in self._graphs:
-                        self._graphs[settled] = self._capture(roots, arguments, expected, capture)
-                dependencies = self._current(roots)
-                form = self._form(arguments)
-            return self._graphs.get(form), (*arguments.tensors, *dependencies.tensors)
+        tried: list[G] = []
+        other: OtherBranchError | None = None
+        while True:
+            # While a graph is captured, others would find its placeholders in what the functions close over.
+            with one_thread_at_a_time():
+                branches, inputs = self._find(roots, arguments)
+                left = _without(branches.graphs, tried)
+                if not left and not branches.closed:
+                    branches, inputs = self._make(roots, arguments, eager, capture, other)
+                    left = _without(branches.graphs, tried)
+            if not left:
+                return None
+            for graph in left:
+                try:
+                    result = use(graph, inputs)
+                except OtherBranchError as error:
+                    tried.append(graph)
+                    other = error
+                    continue
+                if branches.graphs[0] is not graph:
+                    branches.graphs.sort(key=lambda each: each is not graph)
+                return result
+
+    def _find(self, roots: tuple[Any, ...], arguments: Arguments) -> tuple[_Branches[G], tuple[Tensor, ...]]:
+        dependencies = self._current(roots)
+        form = arguments.form, self._number, settings(arguments.tensors)
+        return self._graphs.setdefault(form, _Branches()), (*arguments.tensors, *dependencies.tensors)
 
     def _current(self, roots: tuple[Any, ...]) -> Dependencies:
         if self._last is None or not all(map(is_, self._roots, roots)) or not self._last.hold():
@@ -84,14 +109,50 @@ class GraphsByForm(Generic[G]):
             self._number = self._numbers.setdefault(self._last.form, len(self._numbers))
         return self._last
 
-    def _form(self, arguments: Arguments) -> Any:
-        return arguments.form, self._number, settings(arguments.tensors)
+    def _make(
+        self,
+        roots: tuple[Any, ...],
+        arguments: Arguments,
+        eager: Callable[[], E],
+        capture: Callable[[Dependencies, E], G | None],
+        other: OtherBranchError | None,
+    ) -> tuple[_Branches[G], tuple[Tensor, ...]]:
+        branches, inputs = self._find(roots, arguments)
+        if not (self._may_make(arguments) if other is None else self._may_branch(len(branches.graphs), other)):
+            branches.closed = True
+            return branches, inputs
+        with untouched_buffers(self._current(roots).modules):
+            # A first run may set up what later ones find.
+            expected = eager()
+            settled, _ = self._find(roots, arguments)
+            if settled is branches or not (settled.graphs or settled.closed):
+                graph = self._capture(roots, arguments, expected, capture)
+                if graph is None:
+                    settled.closed = True
+                else:
+                    settled.graphs.insert(0, graph)
+        return self._find(roots, arguments)
 
     def _may_make(self, arguments: Arguments) -> bool:
         self._made[arguments.form] += 1
         if self._made[arguments.form] == MOST + 1:
-            self._stays_eager(f"closes over what has changed {MOST} times, each of which takes another graph")
+            self._stays_eager(
+                f"closes over what has changed {MOST} times, each of which takes another graph",
+                "Pass what changes as an argument.",
+            )
         return self._made[arguments.form] <= MOST
+
+    def _may_branch(self, made: int, other: OtherBranchError) -> bool:
+        most = MOST_FLOATS if isinstance(other.known, (float, complex)) else MOST_BRANCHES
+        if made < most:
+            return True
+        self._stays_eager(
+            f"has taken {made} ways, each of which takes another graph, as it reads numbers of tensors at "
+            f"{other.where}, where {other.known!r} became {other.found!r}",
+            "It is eager on other ways. Keep the number a tensor, as by torch.where, or compare tensors rather than "
+            "floats, of which each is another number.",
+        )
+        return False
 
     def _capture(
         self, roots: tuple[Any, ...], arguments: Arguments, expected: E, capture: Callable[[Dependencies, E], G | None]
@@ -101,35 +162,16 @@ class GraphsByForm(Generic[G]):
         if not dependencies.changed and self._current(roots).form == dependencies.form:
             return graph
         if graph is not None:
-            self._stays_eager("changes what it reads, as a counter or a cache, which a graph would not")
+            self._stays_eager(
+                "changes what it reads, as a counter or a cache, which a graph would not",
+                "Pass what changes as an argument.",
+            )
         self._made[arguments.form] = MOST + 1
         return None
 
-    def _stays_eager(self, why: str) -> None:
-        warnings.warn(
-            f"{self.caller} {why}; it stays eager, slower and right. Pass what changes as an argument.",
-            HodiffWarning,
-            stacklevel=2,
-        )
+    def _stays_eager(self, why: str, remedy: str) -> None:
+        warnings.warn(f"{self.caller} {why}; it stays eager, slower and right. {remedy}", HodiffWarning, stacklevel=2)
 
 
-def refuse_hidden(graph: fx.GraphModule) -> None:
-    """Refuse a graph with a tensor that came from somewhere else than its inputs and its own constants."""
-    for node in graph.graph.nodes:
-        if node.op == "get_attr" and not all("lift_fresh" in str(user.target) for user in node.users):
-            value = getattr(graph, node.target, None)
-            if isinstance(value, Tensor):
-                raise HiddenTensorError(
-                    f"it reads a tensor of shape {tuple(value.shape)} that is neither an argument nor found in what it "
-                    "closes over, so that a change would go unseen; pass it as an argument"
-                )
-
-
-def drop_unused(graph: fx.GraphModule) -> list[int]:
-    """Take the inputs that nothing is made of out of a graph, and say which are left."""
-    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    for node in inputs:
-        if not node.users:
-            graph.graph.erase_node(node)
-    graph.recompile()
-    return [i for i, node in enumerate(inputs) if node.users]
+def _without(graphs: list[G], tried: list[G]) -> list[G]:
+    return [each for each in graphs if not any(each is one for one in tried)]

@@ -42,6 +42,13 @@ _EXPLAINED = {
     "which torch compiles before it is run; use plain Python instead, `if` and `for`, or scaled_dot_product_attention",
 }
 
+# What these mean inside of a transform; elsewhere they are the user's own errors.
+_UNRECORDED = (Wording.NO_GRAPH, Wording.NOT_IN_GRAPH)
+_WHY_UNRECORDED = (
+    "the function takes a gradient by a tensor that it closes over, of which transforms record nothing; pass that "
+    "tensor as an argument, or use the route 'reverse-over-reverse'"
+)
+
 
 def unavailable(error: Exception) -> bool:
     """Whether an exception says that torch lacks the derivative on this route; the user's own never does."""
@@ -54,7 +61,13 @@ def unavailable(error: Exception) -> bool:
     )
 
 
+def _unrecorded(error: Exception, route: str) -> bool:
+    return route != ROUTES[0] and isinstance(error, RuntimeError) and says(error, *_UNRECORDED)
+
+
 def _reason(error: Exception) -> str:
+    if says(error, *_UNRECORDED):
+        return _WHY_UNRECORDED
     for words, explanation in _EXPLAINED.items():
         if says(error, words):
             return explanation
@@ -85,7 +98,7 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
         try:
             result = attempt(name)
         except Exception as error:
-            if not unavailable(error):
+            if not unavailable(error) and not _unrecorded(error, name):
                 raise
             said[name] = error
             continue

@@ -7,18 +7,21 @@ from typing import Any
 
 import numpy as np
 import scipy
-import torch
 from torch import Tensor
 
-from hodiff.common.options import is_number, require_callable, require_choice, require_int, require_number
+from hodiff.common.options import require_bool, require_callable, require_choice, require_int, require_number
 from hodiff.common.trees import PyTree, flatten_primals
 from hodiff.derivatives import jacobian
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.operators import JacobianOperator
 from hodiff.operators.constants import require_constant
+from hodiff.optim.batched.arguments import InDims
+from hodiff.optim.batched.levenberg_marquardt import Limits
+from hodiff.optim.batched.methods import least_squares_of_all
 from hodiff.optim.bounds import bounds_of
 from hodiff.optim.geodesic import Problem, Rules, geodesic_least_squares
+from hodiff.optim.scales import scale_vector, scales_of
 from hodiff.optim.variables import Variables
 from hodiff.optim.vector_function import numbers_of, vector_function
 from hodiff.rules.any_order import outside_graphs
@@ -40,17 +43,19 @@ def least_squares(
     f: Callable[..., Any],
     x0: PyTree,
     *args: Any,
-    method: str = "trf",
+    method: str | None = None,
     bounds: Any = None,
     ftol: float | None = 1e-8,
     xtol: float | None = 1e-8,
     gtol: float | None = 1e-8,
-    x_scale: float | str | PyTree = 1.0,
+    x_scale: float | str | PyTree | None = None,
     loss: str = "linear",
     f_scale: float = 1.0,
     tr_solver: str | None = None,
     max_nfev: int | None = None,
     acceleration: float = 0.75,
+    batched: bool = False,
+    in_dims: InDims = 0,
 ) -> scipy.optimize.OptimizeResult:
     r"""Minimise a sum of squares of residuals, with exact Jacobians.
 
@@ -63,28 +68,35 @@ def least_squares(
         f: Function `f(x, *args)` that returns the residuals: a tensor or a pytree of tensors, m numbers in all.
         x0: Where to begin: a tensor or a pytree of floating-point tensors, n numbers in all. Complex ones count as two.
         *args: Further arguments of `f`, taken as constants.
-        method: "trf", "dogbox", "lm" (Levenberg-Marquardt by MINPACK, without bounds, for m of n or more) or
-            "lm-geodesic" (our own, on the device of `x0`, without bounds, for any m): each step bends as the residuals
-            do, by their exact second derivative along it, which costs a few evaluations and saves Jacobians in narrow
-            curved canyons.
+        method: "trf", for which None stands, "dogbox", "lm" (Levenberg-Marquardt by MINPACK, without bounds, for m of n
+            or more) or "lm-geodesic" (our own, on the device of `x0`, without bounds, for any m): each step bends as
+            the residuals do, by their exact second derivative along it, which costs a few evaluations and saves
+            Jacobians in narrow curved canyons.
         bounds: As in `hodiff.optim.minimize`.
         ftol: As for SciPy: ends where the cost changes by less than this part; None never.
         xtol: The same of a step's length against that of x.
         gtol: The same of the gradient's largest element.
         x_scale: Characteristic sizes of the unknowns: a number, a pytree like `x0`, or "jac" for those of the
-            Jacobian's columns.
+            Jacobian's columns. None is the installed SciPy's default, which in 1.17 is "jac" for "lm" and 1 for
+            others; 1 for "lm-geodesic", and "jac" with `batched`.
         loss: $\rho$: "linear", "soft_l1", "huber", "cauchy" or "arctan", which bound what outliers do.
         f_scale: The residual from which one counts as an outlier.
         tr_solver: "exact" for the Jacobian as a matrix, "lsmr" for its products alone, or None for "exact".
         max_nfev: Most evaluations; None for SciPy's limit, 100 n for "lm-geodesic".
         acceleration: For "lm-geodesic", how long the acceleration may be for what the velocity is, the paper's
             $\alpha$; 0 for steps without it.
+        batched: Whether `x0` holds the starts of many problems, leaves (B, ...), of which `f` is the function of one,
+            as in `hodiff.optim.minimize`. They are solved at once, each on its own, by Levenberg and Marquardt's
+            method with projections to the bounds, "lm".
+        in_dims: With `batched`, which dimension of each of `args` is that of the problems, as in
+            `hodiff.optim.minimize`.
 
     Returns:
         SciPy's `OptimizeResult`: `x` and `grad` in the structure, dtypes and devices of `x0`; `cost`, a float; `fun`,
         the residuals (m,), and `jac` at x, a tensor (m, n) or with "lsmr" a `hodiff.JacobianOperator`; `active_mask`
         like `x0`; `optimality`, `status`, `message`, `success`, `nfev`, `njev`, and with "lm-geodesic" `naev`, how
-        many second derivatives were computed.
+        many second derivatives were computed. With `batched` all have a row for each problem, and `message` is a list;
+        a start whose residuals are not finite has status -1.
 
     Raises:
         InputError: If an argument is not what it should be, or `f` does not depend on `x0`.
@@ -98,10 +110,20 @@ def least_squares(
         >>> found = hodiff.optim.least_squares(lambda p: p["height"] * torch.exp(-p["rate"] * t) - data, start)
         >>> found.x["height"], found.x["rate"]
         (tensor(2.5000, dtype=torch.float64), tensor(1.3000, dtype=torch.float64))
+        >>> x0, a = torch.ones(2, 1, dtype=torch.float64), torch.tensor([4.0, 9.0], dtype=torch.float64)
+        >>> hodiff.optim.least_squares(lambda x, a: x * x - a, x0, a, batched=True).x[:, 0]
+        tensor([2.0000, 3.0000], dtype=torch.float64)
 
     Source: `scipy.optimize.least_squares`; M. Branch, T. Coleman & Y. Li, SIAM J. Sci. Comput. 21 (1999) for "trf";
-    M. Transtrum & J. Sethna, arXiv:1201.5885, for "lm-geodesic".
+    M. Transtrum & J. Sethna, arXiv:1201.5885, for "lm-geodesic"; K. Madsen, H. Nielsen & O. Tingleff, *Methods for
+    Non-Linear Least Squares Problems*, 2nd ed. (2004), for `batched`.
     """
+    require_bool("least_squares", "batched", batched)
+    if in_dims != 0 and not batched:
+        raise InputError(
+            f"least_squares: in_dims: expected 0 without batched=True, got {in_dims!r}; pass batched=True."
+        )
+    method = method or ("lm" if batched else "trf")
     require_choice("least_squares", "method", method, METHODS)
     require_choice("least_squares", "loss", loss, LOSSES)
     require_choice("least_squares", "tr_solver", tr_solver, SOLVERS, optional=True)
@@ -110,7 +132,12 @@ def least_squares(
     require_number("least_squares", "f_scale", f_scale, positive=True)
     require_int("least_squares", "max_nfev", max_nfev, 1, optional=True)
     require_number("least_squares", "acceleration", acceleration, nonnegative=True)
-    if method in PLAIN and (bounds is not None or loss != "linear" or tr_solver == "lsmr"):
+    if batched and (method != "lm" or loss != "linear" or tr_solver is not None):
+        raise InputError(
+            f"least_squares: batched: expected method='lm', loss='linear' and no tr_solver with batched=True, got "
+            f"method={method!r}, loss={loss!r} and tr_solver={tr_solver!r}."
+        )
+    if not batched and method in PLAIN and (bounds is not None or loss != "linear" or tr_solver == "lsmr"):
         raise InputError(
             f"least_squares: method: {method!r} takes no bounds, no other loss than 'linear' and no tr_solver='lsmr'; "
             "pass method='trf'."
@@ -118,6 +145,9 @@ def least_squares(
     flatten_primals(x0, "least_squares", "x0", complex_too=True)
     require_callable("least_squares", f=f)
     require_constant("least_squares", x0, f, args, advice=DIFFERENTIABLE)
+    if batched:
+        limits = Limits(ftol, xtol, gtol, max_nfev)
+        return least_squares_of_all(f, x0, args, in_dims, bounds, x_scale, limits)
     variables = Variables(x0)
     residuals = vector_function("least_squares", "f", f, args, variables)
 
@@ -138,7 +168,7 @@ def least_squares(
     if method == "lm-geodesic":
         rules = Rules(ftol, xtol, gtol, max_nfev or 100 * variables.space.size, acceleration)
         found = geodesic_least_squares(
-            Problem(residuals, variables), variables.origin, _scale_vector(x_scale, variables), rules
+            Problem(residuals, variables), variables.origin, scale_vector(x_scale, variables), rules
         )
         return _in_own_structure(found, variables, residuals)
     if method == "lm" and len(first) < variables.space.size:
@@ -147,6 +177,9 @@ def least_squares(
             f"{len(first)}; pass method='trf'."
         )
     given: dict[str, Any] = {}
+    # What none means depends on SciPy's version and on the method.
+    if x_scale is not None:
+        given["x_scale"] = scales_of(x_scale, variables)
     if bounds is not None:
         given["bounds"] = bounds_of("least_squares", bounds, variables)
     with np.errstate(all="ignore"):
@@ -158,7 +191,6 @@ def least_squares(
             ftol=ftol,
             xtol=xtol,
             gtol=gtol,
-            x_scale=_scales(x_scale, variables),
             loss=loss,
             f_scale=f_scale,
             tr_solver=tr_solver,
@@ -166,25 +198,6 @@ def least_squares(
             **given,
         )
     return _in_own_structure(found, variables, residuals)
-
-
-def _scales(x_scale: Any, variables: Variables) -> Any:
-    if is_number(x_scale) or (isinstance(x_scale, str) and x_scale == "jac"):
-        return x_scale
-    if isinstance(x_scale, str):
-        raise InputError(f"least_squares: x_scale: expected a number, 'jac' or a pytree like x0, got {x_scale!r}.")
-    return variables.array(variables.space.flatten(x_scale, "least_squares: x_scale"))
-
-
-def _scale_vector(x_scale: Any, variables: Variables) -> Tensor | None:
-    """Scales for our own method; None for those of the Jacobian's columns."""
-    scales = _scales(x_scale, variables)
-    if isinstance(scales, str):
-        return None
-    vector = torch.as_tensor(scales).to(variables.origin).expand(variables.space.size)
-    if not bool((vector > 0).all()):
-        raise InputError(f"least_squares: x_scale: expected positive numbers, got {float(vector.min()):g} among them.")
-    return vector
 
 
 def _in_own_structure(

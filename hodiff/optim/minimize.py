@@ -16,6 +16,9 @@ from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.operators.constants import require_constant
+from hodiff.optim.batched.arguments import InDims
+from hodiff.optim.batched.methods import DEFAULT, minimize_all
+from hodiff.optim.batched.methods import METHODS as BATCHED
 from hodiff.optim.bounds import bounds_of, constraints_of
 from hodiff.optim.methods import METHODS, Method
 from hodiff.optim.objective import Objective
@@ -37,13 +40,15 @@ def minimize(
     f: Callable[..., Any],
     x0: PyTree,
     *args: Any,
-    method: str = "trust-ncg",
+    method: str | None = None,
     bounds: Any = None,
     constraints: Any = (),
     tol: float | None = None,
     options: Mapping[str, Any] | None = None,
     callback: Callable[[scipy.optimize.OptimizeResult], Any] | None = None,
     progress: bool = False,
+    batched: bool = False,
+    in_dims: InDims = 0,
 ) -> scipy.optimize.OptimizeResult:
     r"""Minimise a scalar function, with exact gradients, Hessian-vector products or Hessians, as the method takes them.
 
@@ -65,13 +70,18 @@ def minimize(
     | "slsqp" | gradients | yes | yes |
     | "trust-constr" | products with the Hessian, and with those of the constraints | yes | yes |
 
+    With `batched=True` many small problems are solved at once, by "trust-exact", "bfgs" or "l-bfgs-b" of our own. `f`
+    is still the function of one problem, and `torch.func.vmap` maps it over the first dimension of all leaves of `x0`;
+    each problem takes steps of its own, and ends on its own.
+
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape ().
         x0: Where to begin: a tensor or a pytree of floating-point tensors, n numbers in all. Complex ones count as two.
         *args: Further arguments of `f`, taken as constants.
-        method: One of the table.
+        method: One of the table; None for "trust-ncg", and with `batched` for "trust-exact", or "l-bfgs-b" with bounds.
         bounds: `(lower, upper)`, each None, a number or a pytree like `x0`; or as for SciPy, a pair for each element
-            of x in pytree order, or `scipy.optimize.Bounds`.
+            of x in pytree order, or `scipy.optimize.Bounds`. With `batched` those of one problem, for all, or pytrees
+            of the shapes of `x0`, for each.
         constraints: As for SciPy, one or a list of `scipy.optimize.NonlinearConstraint(fun, lb, ub)` or
             `{"type": "eq" or "ineq", "fun": fun}`, with `fun(x)` made of torch's functions, which returns a tensor or a
             pytree of them; Jacobians and Hessians are hodiff's. `scipy.optimize.LinearConstraint` is for x in pytree
@@ -80,14 +90,19 @@ def minimize(
         options: As for SciPy, further options of the method, such as `{"maxiter": 100}`; those of our own methods are
             listed below.
         callback: Called after each iteration with a `scipy.optimize.OptimizeResult` of `x`, in the structure of `x0`,
-            and `fun`; it may raise `StopIteration` to end.
-        progress: Whether to show a progress bar with value and norm of the gradient.
+            and `fun`; it may raise `StopIteration` to end. Not with `batched`.
+        progress: Whether to show a progress bar with value and norm of the gradient, or with `batched` with the number
+            of problems that ended.
+        batched: Whether `x0` holds the starts of many problems: leaves (B, ...).
+        in_dims: With `batched`, which dimension of the tensors in each of `args` is that of the problems, as for
+            `torch.func.vmap`: an int, or None for what all problems share; one for all of `args`, or a tuple.
 
     Returns:
         SciPy's `OptimizeResult`: `x` and `jac`, the gradient, in the structure, dtypes and devices of `x0`; `fun`, a
         float; `success`, `status`, `message`; `nit` iterations; `nfev`, `njev`, `nhvp` and `nhev`, how many values,
         gradients, products with the Hessian and Hessians were computed; and what else the method tells. Ctrl-C ends
-        with the best point so far.
+        with the best point so far. With `batched` all have a row for each problem: `fun`, `success`, `status` and the
+        counts are tensors (B,), "trust-exact" tells `hess` and "bfgs" `hess_inv`, (B, n, n), and `message` is a list.
 
     Options of our own methods, with SciPy's names where it has them:
 
@@ -105,6 +120,10 @@ def minimize(
     | `preconditioner` | "newton-krylov" | None | nearly the inverse Hessian: a diagonal (n,) or a function of (n,) |
     | `inner_maxiter` | "newton-krylov" | 20 n | most products in an iteration |
 
+    With `batched`, options have the names and defaults of SciPy's: `maxiter`, `gtol`, `initial_trust_radius`,
+    `max_trust_radius` and `eta` of "trust-exact"; `maxiter`, `gtol`, `c1` and `c2` of "bfgs" and "l-bfgs-b", both of
+    which take `ftol`, by which the value is still to fall in a step, and the latter `maxcor`, how many steps it keeps.
+
     Raises:
         InputError: If an argument is not what it should be, or `f` does not return one real number or does not depend
             on `x0`.
@@ -116,13 +135,19 @@ def minimize(
         >>> found = hodiff.optim.minimize(rosenbrock, torch.zeros(3, dtype=torch.float64))
         >>> found.x, found.success
         (tensor([1.0000, 1.0000, 1.0000], dtype=torch.float64), True)
+        >>> starts, roots = torch.ones(2, dtype=torch.float64), torch.tensor([2.0, 9.0], dtype=torch.float64)
+        >>> hodiff.optim.minimize(lambda x, p: (x * x - p) ** 2, starts, roots, batched=True).x
+        tensor([1.4142, 3.0000], dtype=torch.float64)
 
     Source: `scipy.optimize.minimize`; J. Nocedal & S. J. Wright, *Numerical Optimization*, 2nd ed., chapters 4 to 7,
     16 and 18. Of our own, M. Al-Baali, E. Spedicato & F. Maggioni, Optim. Methods Softw. 29 (2014), and J. Urbán,
     P. Stefanou & J. Pons, J. Comput. Phys. 523 (2025), for "ssbfgs" and "ssbroyden", with the line search of W. Hager &
     H. Zhang, ACM Trans. Math. Softw. 32 (2006); T. Steihaug, SIAM J. Numer. Anal. 20 (1983), for "newton-krylov".
     """
-    name = _require_method(method, bounds, constraints)
+    require_bool("minimize", "batched", batched)
+    if in_dims != 0 and not batched:
+        raise InputError(f"minimize: in_dims: expected 0 without batched=True, got {in_dims!r}; pass batched=True.")
+    name = _require_method(method, bounds, constraints, batched=batched)
     require_number("minimize", "tol", tol, nonnegative=True, optional=True)
     require_bool("minimize", "progress", progress)
     if callback is not None:
@@ -130,6 +155,10 @@ def minimize(
     if options is not None and not isinstance(options, Mapping):
         raise InputError(f"minimize: options: expected a dict or None, got {describe(options)}.")
     require_constant("minimize", x0, f, args, constraints, advice=DIFFERENTIABLE)
+    if batched:
+        if callback is not None:
+            raise InputError("minimize: callback: expected None with batched=True, whose problems end one by one.")
+        return minimize_all(f, x0, args, in_dims, name, bounds, tol, options or {}, progress=progress)
     takes = METHODS[name]
     objective = Objective("minimize", f, x0, args, curved=takes.curvature == "products")
     with tqdm(unit=" iterations", disable=not progress) as bar:
@@ -223,12 +252,16 @@ def _is_empty(constraints: Any) -> bool:
     return isinstance(constraints, (tuple, list)) and not constraints
 
 
-def _require_method(method: Any, bounds: Any, constraints: Any) -> str:
+def _require_method(method: Any, bounds: Any, constraints: Any, *, batched: bool) -> str:
+    methods: Mapping[str, Any] = BATCHED if batched else METHODS
+    if method is None:
+        method = "trust-ncg" if not batched else DEFAULT if bounds is None else "l-bfgs-b"
     name = method.lower() if isinstance(method, str) else method
-    require_choice("minimize", "method", name, METHODS)
+    require_choice("minimize", "method", name, methods)
     asked = {"bounds": bounds is not None, "constraints": not _is_empty(constraints)}
     for argument, wanted in asked.items():
-        if wanted and not getattr(METHODS[name], argument):
-            able = " or ".join(repr(each) for each, method in METHODS.items() if getattr(method, argument))
-            raise InputError(f"minimize: {argument}: expected none, as method={name!r} takes none; pass method={able}.")
+        if wanted and not getattr(methods[name], argument):
+            able = " or ".join(repr(each) for each, method in methods.items() if getattr(method, argument))
+            remedy = f"pass method={able}" if able else "minimise the problems one by one"
+            raise InputError(f"minimize: {argument}: expected none, as method={name!r} takes none; {remedy}.")
     return str(name)

@@ -18,6 +18,7 @@ T = TypeVar("T")
 Validator = Callable[[str, str, Any], None]
 
 COUNT: Validator = partial(require_int, least=0, optional=True)
+PAIRS: Validator = partial(require_int, least=1)
 TOLERANCE: Validator = partial(require_number, nonnegative=True)
 POSITIVE: Validator = partial(require_number, positive=True)
 FRACTION: Validator = partial(require_number, within=(0.0, 1.0))

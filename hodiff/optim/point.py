@@ -93,13 +93,12 @@ class Point:
 
     def _by_route(self, route: str) -> tuple[Leaves, Callable[[Leaves], Leaves]]:
         function = self._function
-        zeros = tuple(map(torch.zeros_like, function.leaves))
         # A product that raises does so here, so that another route is tried.
         if route != ROUTES[0]:
-            PRODUCTS[route](function, function.leaves, zeros)
+            PRODUCTS[route](function, function.leaves, tuple(map(torch.zeros_like, function.leaves)))
             return self._plain_gradient(), lambda v: PRODUCTS[route](function, function.leaves, v)[0]
         with torch.no_grad():
             recorded = RecordedGradient(function, numbers=True, recording=self._recording)
             if lacks_derivatives(*recorded.live_edges):
-                recorded.product(zeros, keep=True)
+                recorded.product(tuple(map(torch.zeros_like, function.leaves)), keep=True)
         return recorded.gradient, lambda v: recorded.product(v, keep=True)

@@ -24,7 +24,8 @@ def in_own_structure(found: scipy.optimize.OptimizeResult, objective: Objective)
     variables, counts = objective.variables, objective.counts
     found.x = variables.tree(found.x)
     for name in ("jac", "grad"):
-        if (slope := found.get(name)) is not None and np.shape(slope) == (variables.space.size,):
+        # Under "jac" a method with constraints lists their Jacobians.
+        if isinstance(slope := found.get(name), np.ndarray) and slope.shape == (variables.space.size,):
             found[name] = variables.tree(slope)
     _count(found, nfev=counts.values, njev=counts.gradients, nhvp=counts.products, nhev=counts.hessians)
     return found

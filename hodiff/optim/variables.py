@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.common.trees import PyTree
+from hodiff.common.trees import PyTree, strided
 from hodiff.derivatives.products_by_route import Leaves
 from hodiff.operators.spaces import Space
 
@@ -17,6 +17,8 @@ class Variables:
     def __init__(self, x0: PyTree):
         self.space = Space.of(x0)
         self.start = self.array(self.space.flatten(x0))
+        # One real tensor, in whose dtype vectors are: it is the vector itself, in another shape, without a copy.
+        self._plain = self.space.dtypes == (self.space.dtype,) and not self.space.joined[0]
 
     def vector(self, x: np.ndarray) -> Tensor:
         """A vector of NumPy as one of the space."""
@@ -33,6 +35,8 @@ class Variables:
 
     def split(self, x: Tensor) -> Leaves:
         """A vector of torch as real leaves."""
+        if self._plain:
+            return (x.reshape(self.space.shapes[0]).to(self.space.device, self.space.dtype),)
         return tuple(leaf[0] for leaf in self.space.split(x[:, None]))
 
     def join(self, leaves: Leaves) -> Tensor:
@@ -44,7 +48,9 @@ class Variables:
         return self.space.tree_of([leaf.clone() for leaf in self.leaves(x)])
 
     def flat(self, leaves: Leaves) -> np.ndarray:
-        """Real leaves as a vector."""
+        """Real leaves as a vector, numbers of its own."""
+        if self._plain:
+            return np.array(self.array(strided(leaves[0])).reshape(-1))
         return self.array(self.space.join([leaf[None] for leaf in leaves], 1)[:, 0])
 
     @staticmethod

@@ -24,20 +24,25 @@ def vector_function(
     def values(x: Tensor) -> Tensor:
         with Corrections():
             found = function(variables.space.unflatten(x), *args)
-        tensors = tensors_in(found)
-        if not tensors or len(tensors) != len(pytree.tree_leaves(found)):
-            raise InputError(
-                f"{caller}: {argument}: expected a function that returns a tensor or a pytree of tensors, got "
-                f"{describe(found)}."
-            )
-        if any(each.is_complex() for each in tensors):
-            raise InputError(
-                f"{caller}: {argument}: expected a function that returns real numbers, got complex ones; return "
-                "torch.view_as_real(...) of them."
-            )
-        return torch.cat([each.reshape(-1).to(x) for each in tensors])
+        return vector_of(caller, argument, found, x)
 
     return values
+
+
+def vector_of(caller: str, argument: str, found: Any, like: Tensor) -> Tensor:
+    """What a function returned as one vector; refused if it is no pytree of real tensors."""
+    tensors = tensors_in(found)
+    if not tensors or len(tensors) != len(pytree.tree_leaves(found)):
+        raise InputError(
+            f"{caller}: {argument}: expected a function that returns a tensor or a pytree of tensors, got "
+            f"{describe(found)}."
+        )
+    if any(each.is_complex() for each in tensors):
+        raise InputError(
+            f"{caller}: {argument}: expected a function that returns real numbers, got complex ones; return "
+            "torch.view_as_real(...) of them."
+        )
+    return torch.cat([each.reshape(-1).to(like) for each in tensors])
 
 
 def numbers_of(values: Callable[[Tensor], Tensor], x: np.ndarray, variables: Variables) -> np.ndarray:

@@ -24,6 +24,7 @@ _SINGLE = (Enum, ModuleType, BuiltinFunctionType, CodeType, torch.Generator, OpO
 # Objects of these modules have state that says nothing of a computation, and changes all the time.
 _OPAQUE = {"logging", "threading", "_thread", "_weakref", "weakref", "typing", "io", "_io", "tqdm"}
 _MISSING = object()
+CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 Reader = Callable[[], Iterable[Any]]
 
@@ -56,16 +57,17 @@ class Contents:
         self, containers: Sequence[Any], readers: Sequence[Reader], arrays: Sequence[np.ndarray[Any, Any]] = ()
     ):
         # Asked at each call of what was compiled, so without a loop of Python's over the many dicts of modules.
-        self._dicts = [each for each in containers if isinstance(each, dict) and each]
-        self._lists = [each for each in containers if not isinstance(each, dict) and each]
-        self._empty = [each for each in containers if not each]
+        filled = [each for each in containers if elements(each)]
+        self._dicts = [each for each in filled if isinstance(each, dict)]
+        self._lists = [(kind_of(each), each) for each in filled if not isinstance(each, dict)]
+        self._empty = [(kind_of(each), each) for each in containers if not elements(each)]
         self._readers = readers
         self._seen = self._read()
         self._arrays = [(each, _numbers(each)) for each in arrays]
 
     def hold(self) -> bool:
         """Whether the same objects are still there."""
-        if any(self._empty):
+        if any(kind.__len__(each) for kind, each in self._empty):
             return False
         now = self._read()
         return (
@@ -76,11 +78,23 @@ class Contents:
 
     def _read(self) -> list[Any]:
         return [
-            *chain.from_iterable(self._dicts),
+            *chain.from_iterable(map(dict.keys, self._dicts)),
             *chain.from_iterable(map(dict.values, self._dicts)),
-            *chain.from_iterable(self._lists),
+            *chain.from_iterable(kind.__iter__(each) for kind, each in self._lists),
             *chain.from_iterable(read() for read in self._readers),
         ]
+
+
+def kind_of(container: Any) -> Any:
+    """Which of Python's containers it is, or a subclass of."""
+    return next(kind for kind in CONTAINERS if isinstance(container, kind))
+
+
+def elements(container: Any) -> list[Any]:
+    """What a container holds; not as a subclass shows it, which may make it anew, or import a module for it."""
+    if isinstance(container, dict):
+        return [*dict.keys(container), *dict.values(container)]
+    return [*kind_of(container).__iter__(container)]
 
 
 def constant_form(value: Any) -> Any:
@@ -107,7 +121,7 @@ def content_of(value: Any) -> tuple[Any, list[Any], list[Reader], list[Any]]:
     if isinstance(value, MethodType):
         return "method", [], [], [value.__func__, value.__self__]
     if isinstance(value, (tuple, frozenset)) and not hasattr(value, "__dict__"):
-        return Same(type(value)), [], [], list(value)
+        return Same(type(value)), [], [], elements(value)
     if type(value).__module__.partition(".")[0] in _OPAQUE:
         return Same(value), [], [], []
     return _object(value)
@@ -117,12 +131,9 @@ def _object(value: Any) -> tuple[Any, list[Any], list[Reader], list[Any]]:
     containers: list[Any] = []
     readers: list[Reader] = []
     parts: list[Any] = []
-    if isinstance(value, dict):
+    if isinstance(value, CONTAINERS):
         containers.append(value)
-        parts += [*value, *value.values()]
-    elif isinstance(value, (list, tuple, set, frozenset, deque)):
-        containers.append(value)
-        parts += value
+        parts += elements(value)
     elif isinstance(value, partial):
         readers.append(lambda: (value.func, value.args, value.keywords))
         parts += readers[-1]()

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
-from operator import is_
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from hodiff.recompute.closed_over import Slot, filled_in, referenced
-from hodiff.recompute.contents import Contents, Reader, constant_form, content_of
+from hodiff.recompute.contents import Contents, Reader, constant_form, content_of, elements, kind_of
 from hodiff.recompute.reachable import places
+from hodiff.torch_internals.modules import MADE_OF_PARAMETERS
 
 Form = tuple[Any, ...]
 
@@ -60,7 +59,7 @@ class Dependencies:
             Nothing.
         """
         held = [slot.get() for slot in self._slots]
-        before = [copy(each) for each in self._containers]
+        before = list(map(_copied, self._containers))
         try:
             for slot in self._slots:
                 slot.set(filled_in(slot.content, tensors))
@@ -105,15 +104,36 @@ class Dependencies:
             stack.extend(reversed(parts))
 
 
+def _copied(container: Any) -> Any:
+    return dict(dict.items(container)) if isinstance(container, dict) else kind_of(container)(elements(container))
+
+
 def _refill(container: Any, content: Any) -> bool:
     """Give a container the elements back that it had, and say whether they were others."""
-    now = (*container, *container.values()) if isinstance(container, dict) else tuple(container)
-    then = (*content, *content.values()) if isinstance(container, dict) else tuple(content)
-    if len(now) == len(then) and all(map(is_, now, then)):
+    if _alike(container, content):
         return False
+    changed = not _alike(_read_by_others(container), _read_by_others(content), depth=3)
     container.clear()
     getattr(container, "update" if hasattr(container, "update") else "extend")(content)
-    return True
+    return changed
+
+
+def _read_by_others(container: Any) -> Any:
+    """A container without what is made anew before it is read."""
+    if isinstance(container, dict):
+        return {name: dict.get(container, name) for name in dict.keys(container) if name not in MADE_OF_PARAMETERS}
+    return container
+
+
+def _alike(one: Any, other: Any, depth: int = 1) -> bool:
+    """Whether two containers hold the same objects, or down to a depth containers of the same."""
+    now, then = elements(one), elements(other)
+    if isinstance(one, (set, frozenset)):  # a copy has another order
+        now, then = sorted(now, key=id), sorted(then, key=id)
+    return len(now) == len(then) and all(
+        a is b or (depth > 1 and type(a) is type(b) in (list, tuple, dict) and _alike(a, b, depth - 1))
+        for a, b in zip(now, then, strict=True)
+    )
 
 
 def form_of(tensor: Tensor) -> Form:

@@ -33,6 +33,7 @@ _ATOMS = (
     torch.device,
     torch.Size,
 )
+_INSTALLED = {"site-packages", "dist-packages"}
 _EMPTY = CellType()
 # How to read what is in a place, how to put something there, and whether it is to be kept whatever it holds: a
 # closure's cell may be bound anew by a loop.
@@ -132,7 +133,8 @@ def places(value: Any) -> Iterator[Place]:
     elif isinstance(value, partial):
         yield (lambda: value.args), partial(_set_partial_arguments, value), False
     elif isinstance(value, dict):
-        yield from _entries(value, list(value))
+        # Not as a subclass looks them up, which may import a module for each.
+        yield from _entries(value, list(dict.keys(value)))
     elif isinstance(value, list):
         yield from _entries(value, range(len(value)))
     else:
@@ -155,7 +157,11 @@ def is_users(module: str) -> bool:
         return False
     file = getattr(sys.modules.get(root), "__file__", None)
     installed = (sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-    return file is None or not any(Path(file).is_relative_to(folder) for folder in installed)
+    return file is None or not (
+        any(Path(file).is_relative_to(folder) for folder in installed)
+        # Those of the system, of the user and of other environments on the path.
+        or _INSTALLED & set(Path(file).parts)
+    )
 
 
 def _is_library(namespace: dict[str, Any]) -> bool:
@@ -164,10 +170,11 @@ def _is_library(namespace: dict[str, Any]) -> bool:
 
 
 def _entries(container: Any, keys: Sequence[Any]) -> Iterator[Place]:
+    get = partial(dict.__getitem__, container) if isinstance(container, dict) else container.__getitem__
     for key in keys:
-        kind: Any = type(container[key])
+        kind: Any = type(get(key))
         if not is_atom(kind):
-            yield partial(container.__getitem__, key), partial(container.__setitem__, key), False
+            yield partial(get, key), partial(container.__setitem__, key), False
 
 
 def _parts(value: Any) -> Iterator[Any]:

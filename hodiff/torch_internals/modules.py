@@ -16,6 +16,8 @@ from hodiff.torch_internals.dynamo import is_compiled
 # The base of all norms with running statistics, and of all dropouts.
 RunningNorm = _NormBase
 Dropout = _DropoutNd
+# Attributes that a recurrent layer makes anew whenever one of its parameters is set, and reads no others of.
+MADE_OF_PARAMETERS = {"_flat_weights", "_flat_weight_refs"}
 
 
 def buffers_by_name(module: nn.Module) -> dict[str, Tensor | None]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 NAMES = (
     "torch.Tensor._is_view",
     "torch.Tensor._is_zerotensor",
+    "torch._C.DisableTorchFunction",
     "torch._C.ScriptFunction",
     "torch._C.ScriptMethod",
     "torch._C._are_functorch_transforms_active",
@@ -143,6 +144,7 @@ NAMES = (
     "torch.nn.utils.parametrize._cache_enabled",
     "torch.ops.aten._batch_norm_with_update",
     "torch.ops.aten._cdist_backward",
+    "torch.ops.aten._local_scalar_dense.default",
     "torch.ops.aten._log_softmax_backward_data.default",
     "torch.ops.aten._native_batch_norm_legit.default",
     "torch.ops.aten._softmax_backward_data.default",
@@ -154,6 +156,7 @@ NAMES = (
     "torch.testing._internal.common_methods_invocations.wrapper_set_seed",
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo",
+    "torch.utils._python_dispatch._disable_current_modes",
 )
 
 # Those that came late, and the version that brought them; without them hodiff does less.

@@ -25,6 +25,9 @@ distances_gradient: Kernel = torch.ops.aten._cdist_backward
 distances: Kernel = torch._VF.cdist  # type: ignore[attr-defined]
 normalized_by_batches: Kernel = torch.ops.aten._native_batch_norm_legit.default
 
+# What reads the one number of a tensor.
+number: Kernel = torch.ops.aten._local_scalar_dense.default
+
 # What public functions call, which a mode that corrects operators has to know.
 native_batch_norm: Kernel = torch._native_batch_norm_legit
 batch_norm_with_update: Kernel = torch.ops.aten._batch_norm_with_update
@@ -106,6 +109,11 @@ def foreach_by_name() -> dict[str, Kernel]:
 def schema_of(operator: Any) -> Any:
     """The name and the arguments of an operator, with those that it writes to."""
     return operator._schema
+
+
+def writes(operator: Any) -> bool:
+    """Whether an operator writes to what it is given."""
+    return isinstance(operator, OpOverload) and bool(operator._schema.is_mutable)
 
 
 def has_onednn_products() -> bool:

@@ -18,6 +18,7 @@ class Wording(Enum):
     FORWARD_MODE = (r"forward[- ](mode )?AD", "it is forward mode that fails, for whatever reason")
 
     NO_GRAPH = (r"element \d+ of tensors does not require grad", "a gradient is taken where none is recorded")
+    NOT_IN_GRAPH = (r"not have been used in the graph", "a gradient is taken by a tensor that the graph does not have")
 
     HIGHER_ORDER = (
         r"higher order operator doesn't work|TransformType\.|Expected FakeTensor, got",
@@ -48,7 +49,10 @@ class Wording(Enum):
     )
     INFERENCE_TENSOR = (r"Inference tensors cannot be saved", "a tensor made in inference mode is part of the graph")
     CHANGES_CAPTURED = (r"mutate a captured Tensor", "torch.func refuses to change what it has not been given")
-    NO_NUMBERS = (r"Cannot access data pointer|Can't call numpy", "a transform or a graph hides the numbers")
+    NO_NUMBERS = (
+        r"Cannot access data pointer|Can't call numpy|numpy\(\) is not supported",
+        "a transform or a graph hides the numbers",
+    )
     CHANGED_IN_PLACE = (r"modified by an inplace operation", "what a graph keeps is not any more what it was")
     CHANGES_ZERO = (r"ZeroTensors are immutable", "an operator in place meets a tangent that is zero, without memory")
     OTHER_DEVICE = (r"same device|expected device", "tensors of two devices meet")

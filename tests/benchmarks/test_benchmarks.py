@@ -42,6 +42,7 @@ def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "functions",
         "meta",
         "minimize",
+        "batched",
         "checks",
         "standard_problems",
     ]

@@ -33,7 +33,7 @@ def uncompiled(monkeypatch):
     """Graphs that would be compiled, which run as they were traced."""
     graphs = []
 
-    def keep(graph, inputs):
+    def keep(graph, inputs, **_):
         graphs.append(graph)
         return graph
 
@@ -95,22 +95,35 @@ def test_a_leaf_that_is_ignored_has_zeros(uncompiled):
     assert torch.equal(found["b"], torch.zeros(3, dtype=D))
 
 
-def test_branches_stay_eager():
-    def absolute(x):
-        return x.sum() if x.sum() > 0 else -x.sum()
+def test_each_branch_has_a_graph(uncompiled):
+    """The gradient of |x| for sums of one sign, and of a sum over what is positive."""
 
-    gradient = hodiff.compile_gradient(absolute)
-    with pytest.warns(hodiff.HodiffWarning, match="could not be compiled"):
-        assert torch.equal(gradient(torch.ones(2)), torch.ones(2))
-    # The form is known to fail, and both branches are right.
-    assert torch.equal(gradient(-torch.ones(2)), -torch.ones(2))
+    def absolute(x):
+        return (x if x.sum() > 0 else -x).sum() + (x[x > 0] ** 2).sum()
+
+    gradient, x = hodiff.compile_gradient(absolute), torch.tensor([2.0, 1.0, -1.0], dtype=D)
+    for point in (x, -x, x + 0.5, -x - 0.5, 3 * x):
+        assert torch.equal(gradient(point), point.sum().sign() + 2 * point.clamp(min=0))
+    # Signs of the sum, numbers of positive elements.
+    assert len(uncompiled) == 2
+
+
+def test_numbers_that_never_come_again_stay_eager(uncompiled):
+    gradient = hodiff.compile_gradient(lambda x: (float(x.detach().sum()) * x).sum())
+    for size in (1.0, 2.0):
+        assert torch.equal(gradient(size * torch.ones(3)), 3 * size * torch.ones(3))
+    with pytest.warns(hodiff.HodiffWarning, match=r"test_compiled_gradient.py:\d+, in .*float.*3.0 became 9.0"):
+        assert torch.equal(gradient(3 * torch.ones(3)), 9 * torch.ones(3))
+    assert torch.equal(gradient(4 * torch.ones(3)), 12 * torch.ones(3))
+    assert torch.equal(gradient(torch.ones(3)), 3 * torch.ones(3))
+    assert len(uncompiled) == 2
 
 
 def test_disagreement_stays_eager(monkeypatch):
     monkeypatch.setattr(
         compiled_gradient,
         "compile_graph",
-        lambda graph, inputs: lambda *tensors: [2 * each for each in graph(*tensors)],
+        lambda graph, inputs, **_: lambda *tensors: [2 * each for each in graph(*tensors)],
     )
     gradient = hodiff.compile_gradient(lambda x: (x**2).sum())
     with pytest.warns(hodiff.HodiffWarning, match="disagreed with eager by 1"):

@@ -429,3 +429,20 @@ def test_containers_of_parameters_are_refused_with_the_pytree_to_pass(kind):
 def test_a_module_is_refused_with_its_parameters_to_pass():
     with pytest.raises(InputError, match=r"got Linear .*; pass dict\(module.named_parameters\(\)\)"):
         hvp(torch.sum, nn.Linear(1, 1), None)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_gradient_by_what_is_closed_over(route):
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    x = torch.tensor([0.5, 2.0], dtype=torch.float64)
+
+    def f(x):
+        (g,) = torch.autograd.grad(((w * x) ** 2).sum(), w, create_graph=True)
+        return g.square().sum()
+
+    if route == ROUTES[0]:
+        torch.testing.assert_close(hvp(f, x, torch.ones_like(x), route=route), 48 * x**2)
+        return
+    for derive in (hvp, lambda f, x, v, route: hessian_matrix(f, x, route=route)):
+        with pytest.raises(RouteError, match="by a tensor that it closes over"):
+            derive(f, x, torch.ones_like(x), route=route)

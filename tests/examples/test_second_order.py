@@ -31,6 +31,12 @@ def influence(example: ModuleType) -> str:
     return example.check(torch.zeros(65, 10, dtype=torch.float64), example.load_images(100, 0)[0], 0.01)
 
 
+def laplace(example: ModuleType) -> str:
+    torch.manual_seed(0)
+    network = torch.nn.Linear(64, example.SHOWN).double()
+    return example.check(network, example.load_images(80, 0)[0])
+
+
 # The check of an example by itself: one line, or several.
 CHECKS: dict[str, Callable[[ModuleType], str | list[str]]] = {
     "constrained": lambda example: example.check_first(example.make_problems(40, 0)),
@@ -41,14 +47,24 @@ CHECKS: dict[str, Callable[[ModuleType], str | list[str]]] = {
     "few_shot_digits": few_shot,
     "imaml_memory": lambda example: example.check(0),
     "influence_digits": influence,
+    "laplace": laplace,
     "maml_sinusoid": lambda example: example.check_second_order(5, 0),
     "natural_gradient": natural,
+    "newton_in_two_dimensions": lambda example: example.check(),
     "pruning_digits": lambda example: example.check(4, 0.0),
     "ridge_hyperparameters": ridge,
 }
 SLOW = {"constrained", "distillation_digits", "few_shot_digits", "imaml_memory", "maml_sinusoid"}
 # These check within their run, which the slow tests of theirs read.
-IN_THEIR_RUN = {"digits_hessian", "distributed_hessian", "edge_of_stability"}
+IN_THEIR_RUN = {
+    "constrained_design",
+    "digits_hessian",
+    "digits_optimizers",
+    "distributed_hessian",
+    "edge_of_stability",
+    "influence",
+    "ode_parameters",
+}
 WITHOUT = {"quantized_digits": "its derivatives are those of a surrogate"}
 
 

@@ -73,6 +73,24 @@ def test_scales_like_the_unknowns():
         np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-9)
 
 
+@pytest.mark.parametrize("method", ["trf", "dogbox", "lm"])
+def test_scales_are_by_default_those_of_the_installed_scipy(method):
+    """Of unknowns of different sizes, on which they have their effect."""
+
+    def by_hand(p):
+        return p[0] * np.exp(-1e-3 * p[1] * T.numpy()) - DATA.numpy()
+
+    def slopes(p):
+        shape = np.exp(-1e-3 * p[1] * T.numpy())
+        return np.stack([shape, -1e-3 * T.numpy() * p[0] * shape], 1)
+
+    x0 = torch.tensor([1.0, 50.0], dtype=D)
+    ours = least_squares(lambda p: p[0] * torch.exp(-1e-3 * p[1] * T) - DATA, x0, method=method)
+    theirs = so.least_squares(by_hand, x0.numpy(), slopes, method=method)
+    assert (ours.nfev, ours.njev) == (theirs.nfev, theirs.njev)
+    np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

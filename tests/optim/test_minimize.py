@@ -117,6 +117,20 @@ def test_constraints(method, constraint):
     np.testing.assert_allclose(found.x["p"].numpy(), expected.x, atol=1e-4)
 
 
+@pytest.mark.parametrize("method", ["slsqp", "trust-constr"])
+def test_constraints_and_bounds_together(method):
+    """On the circle, (0.6, 0.8) is out of bounds: x = 0.5 is nearest. SciPy lists Jacobians of unequal shapes."""
+    target = torch.tensor([3.0, 4.0], dtype=D)
+    found = minimize(
+        lambda x: (x - target).square().sum(),
+        torch.tensor([0.3, 0.7], dtype=D),
+        method=method,
+        bounds=(0, torch.tensor([0.5, 2.0], dtype=D)),
+        constraints=so.NonlinearConstraint(lambda x: x @ x, 1, 1),
+    )
+    torch.testing.assert_close(found.x, torch.tensor([0.5, 0.75**0.5], dtype=D), atol=1e-5, rtol=0)
+
+
 def test_constraints_have_exact_hessians():
     """trust-constr takes as few steps as with derivatives by hand."""
     x0 = torch.tensor([0.5, 0.0], dtype=D)

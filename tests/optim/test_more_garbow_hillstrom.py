@@ -6,8 +6,9 @@ import torch
 from at_once import some_at_once
 from optim import by_torch_func
 from optim.problems.elsewhere import MORE_GARBOW_HILLSTROM as ELSEWHERE
+from optim.problems.elsewhere import OWN
 from optim.problems.more_garbow_hillstrom import PROBLEMS
-from optim.problems.settings import LEAST_SQUARES, MINIMIZE
+from optim.problems.settings import LEAST_SQUARES, MINIMIZE, OWN_LEAST_SQUARES, OWN_MINIMIZE
 from scipy.differentiate import jacobian
 
 from hodiff import grad_and_hvp, hessian_matrix
@@ -132,3 +133,22 @@ def test_published_minimum_is_found(name, method):
     assert problem.minima[0] < found <= problem.value(problem.start).item() * (1 + 1e-12)
     # Not for want of right derivatives: so it ends with those of torch.func, too.
     assert (name, method) in ELSEWHERE or not problem.is_solved_by(of_scipy(problem, method))
+
+
+@pytest.mark.parametrize(
+    "case",
+    some_at_once(
+        [(name, method) for name in PROBLEMS for method in [*OWN_LEAST_SQUARES, *OWN_MINIMIZE]],
+        lambda case: case[0] in {"rosenbrock", "beale"},
+        " ".join,
+    ),
+)
+def test_our_own_methods_find_it(case):
+    name, method = case
+    problem = PROBLEMS[name]
+    if method in OWN_LEAST_SQUARES:
+        found = 2 * least_squares(problem.residuals, problem.start, method=method, **OWN_LEAST_SQUARES[method]).cost
+    else:
+        found = minimize(problem.value, problem.start, method=method, options=OWN_MINIMIZE[method]).fun
+    # As above, rounding decides where they may end elsewhere.
+    assert problem.is_solved_by(found) or case in OWN, found

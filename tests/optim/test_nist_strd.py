@@ -9,13 +9,14 @@ from hodiff import jacobian
 from hodiff.optim import least_squares
 
 SOON = ("lower", 2, "trf")
-# From the far start these may end elsewhere or nowhere, with any exact Jacobian.
+# From the far start these may end elsewhere or nowhere, with any exact Jacobian; they are in the benchmark.
 ASTRAY = {("MGH10", 1, "lm"), ("MGH09", 1, "dogbox"), ("MGH17", 1, "dogbox"), ("Rat43", 1, "dogbox")}
 CASES = [
     pytest.param(name, number, method, marks=[] if (set_.level, number, method) == SOON else pytest.mark.slow)
     for name, set_ in REGRESSIONS.items()
     for number in (2, 1)
     for method in LEAST_SQUARES
+    if (name, number, method) not in ASTRAY
 ]
 
 
@@ -43,8 +44,5 @@ def test_certified_parameters_are_found(name, number, method):
     set_ = REGRESSIONS[name]
     start = set_.starts[number - 1]
     found = least_squares(set_.residuals, start, method=method, **LEAST_SQUARES[method])
-    if (name, number, method) in ASTRAY and not set_.is_solved_by(2 * found.cost):
-        assert set_.squares < 2 * found.cost <= set_.residuals(start).square().sum().item()
-        return
     assert set_.is_solved_by(2 * found.cost)
     assert set_.digits(found.x) >= 6

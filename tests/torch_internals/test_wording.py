@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function, grad, gradcheck
 from torch.func import grad as gradient
 from torch.func import jvp, vmap
@@ -118,6 +119,11 @@ def _of_inference_mode() -> Any:
     return _x() * constant
 
 
+def _without_data() -> Any:
+    with FakeTensorMode():
+        return torch.ones(2).numpy()
+
+
 def _with_hooks(x: Tensor) -> Tensor:
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
         return x.sin().sum()
@@ -174,6 +180,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: vmap(lambda x: torch.equal(x, x))(_rows()),
         lambda: vmap(lambda x: F.rrelu(x, training=True), randomness="same")(_rows()),
     ),
+    Wording.NOT_IN_GRAPH: (lambda: grad(torch.ones((), requires_grad=True) * 2, torch.ones((), requires_grad=True)),),
     Wording.NO_GRAPH: (lambda: torch.autograd.grad(torch.ones(()), torch.ones(())),),
     Wording.CHANGES_UNBATCHED: (
         lambda: vmap(lambda x: torch.ones(3).mul_(x))(_rows()),
@@ -197,6 +204,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: vmap(lambda x: torch.from_numpy(x.numpy()))(_rows()),
         lambda: vmap(lambda x: x.data_ptr())(_rows()),
         lambda: _x().numpy(),
+        _without_data,
     ),
     Wording.CHANGED_IN_PLACE: (_changed_in_place,),
     Wording.CHANGES_ZERO: (_zero_in_place,),

@@ -12,7 +12,9 @@ from torch.func import functionalize, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.graphs_by_form import refuse_hidden
+from hodiff.derivatives.capture.conditions import CONDITIONS
+from hodiff.derivatives.capture.refusals import VectorReadError
+from hodiff.derivatives.capture.trace import trace
 from hodiff.kernels.narrow import NARROW
 
 Leaves = tuple[Tensor, ...]
@@ -29,15 +31,23 @@ class SplitGraph:
 
 def capture(product: Callable[..., Sequence[Tensor]], constants: Leaves, tangents: Leaves) -> SplitGraph:
     """Trace a product of (constants, tangents), linear in the latter, and split it."""
-    # Tensors without data stand for the real ones: what branches on values is not captured, the rest holds everywhere.
-    traced = make_fx(product, tracing_mode="fake", _allow_non_fake_inputs=True)(constants, tangents)
-    refuse_hidden(traced)
-    return split(traced, len(constants))
+    count = len(constants)
+    return split(trace(lambda *all_: product(all_[:count], all_[count:]), (*constants, *tangents)), count)
 
 
 def split(traced: fx.GraphModule, constants: int) -> SplitGraph:
-    """Cut a graph along the edges from what depends on its first inputs alone to what depends on the others."""
-    traced.graph.eliminate_dead_code()
+    """Cut a graph along the edges from what depends on its first inputs alone to what depends on the others.
+
+    Args:
+        traced: The graph.
+        constants: How many of its inputs are the first ones.
+
+    Returns:
+        Both halves, the first of which compares what the function read.
+
+    Raises:
+        VectorReadError: If it read numbers that depend on the others.
+    """
     nodes = list(traced.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
     outputs = pytree.tree_leaves(next(node for node in nodes if node.op == "output").args)
@@ -45,6 +55,8 @@ def split(traced: fx.GraphModule, constants: int) -> SplitGraph:
     for node in nodes:
         if node.op == "call_function" and not moving.isdisjoint(node.all_input_nodes):
             moving.add(node)
+            if node.target in CONDITIONS:
+                raise VectorReadError(str(node.args[-1]))
     computed = [node for node in nodes if node in moving and node.op != "placeholder"]
     edge = dict.fromkeys(
         source for node in computed for source in node.all_input_nodes if source not in moving

@@ -102,3 +102,29 @@ SCALABLE = {
     ("trigonometric", 10000, "newton-cg"),
     ("trigonometric", 10000, "l-bfgs-b"),
 }
+# Where our own methods may not end at a published minimum; "lm-geodesic" always does, but that a start next to that of Beale's
+# leads to infinity.
+OWN = {
+    ("beale", "lm-geodesic"),
+    ("brown badly scaled", "newton-krylov"),
+    ("meyer", "newton-krylov"),
+    ("meyer", "ssbfgs"),
+    ("meyer", "ssbroyden"),
+    ("penalty 2 4", "ssbfgs"),
+    ("penalty 2 4", "ssbroyden"),
+    ("watson 12", "newton-krylov"),
+}
+# Where many starts at once do not all end at a published minimum: after as many iterations as they may take, but for
+# Beale's, where Levenberg and Marquardt's method with scales of the columns goes to infinity from next to the standard
+# start, as SciPy's does.
+BATCHED = {
+    ("beale", "lm"),
+    ("biggs exp6", "trust-exact"),
+    ("brown badly scaled", "trust-exact"),
+    ("meyer", "bfgs"),
+    ("meyer", "l-bfgs-b"),
+    ("penalty 2 4", "bfgs"),
+    ("penalty 2 4", "l-bfgs-b"),
+    ("watson 12", "bfgs"),
+    ("watson 12", "l-bfgs-b"),
+}

@@ -1,0 +1,49 @@
+"""The user's line at which something happened."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+# What runs between a user's line and torch.
+_BETWEEN = {"torch", "hodiff"} | sys.stdlib_module_names
+
+
+def line_now() -> str:
+    """The innermost line outside of torch and hodiff that is running; empty where there is none."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if _is_users(frame):
+            return _told(frame, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost such line that an exception came through."""
+    lines = [_told(frame, number) for frame, number in _passed(error) if _is_users(frame)]
+    return lines[-1] if lines else ""
+
+
+def _passed(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    step = error.__traceback__
+    while step is not None:
+        yield step.tb_frame, step.tb_lineno
+        step = step.tb_next
+
+
+def _is_users(frame: FrameType) -> bool:
+    # What is run as a script has the name of a module of Python's.
+    name = str(frame.f_globals.get("__name__", ""))
+    return name == "__main__" or name.partition(".")[0] not in _BETWEEN
+
+
+def _told(frame: FrameType, number: int) -> str:
+    file = frame.f_code.co_filename
+    source = linecache.getline(file, number, frame.f_globals).strip()
+    place = f"{Path(file).name}:{number}, in {frame.f_code.co_name}"
+    return f"{place}, `{source}`" if source else place

@@ -1,0 +1,126 @@
+"""Numbers that a function reads while it is traced: answered from what was traced so far, and kept as conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx
+
+from hodiff.derivatives.capture.conditions import indices, require
+from hodiff.derivatives.capture.origin import line_now
+from hodiff.derivatives.capture.refusals import HiddenTensorError, RandomNumbersError
+from hodiff.torch_internals.interception import EagerDispatchMode
+from hodiff.torch_internals.operators import number as number_of
+from hodiff.torch_internals.tracing import graph_so_far, node_of, outside_of_trace
+
+T = TypeVar("T")
+
+aten = torch.ops.aten
+
+
+class Reads(EagerDispatchMode):
+    """Lets a traced function read numbers, and writes into the graph that they have to be the same again.
+
+    Args:
+        inputs: The real tensors that stand behind those without data.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, inputs: Sequence[Tensor]):
+        super().__init__()
+        self._known = _Computed(inputs)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer what asks for numbers, and pass all else on to the tracer."""
+        kwargs = kwargs or {}
+        answer = _ANSWERS.get(func)
+        if answer is not None:
+            return answer(self, *args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            raise RandomNumbersError(str(func))
+        if getattr(kwargs.get("device"), "type", "") == "meta" and isinstance(args[0], Tensor):
+            # Where torch's formulas ask a tensor without data for its device in C++, it tells this one.
+            kwargs = kwargs | {"device": args[0].device}
+        return func(*args, **kwargs)
+
+    def number(self, x: Tensor) -> Any:
+        """The one element of a tensor."""
+        node, constant = node_of(x)
+        if constant:
+            return number_of(x)
+        number = self._known.asked(x, node, Tensor.item)
+        require(x, number, line_now())
+        return number
+
+    def truth(self, x: Tensor) -> bool:
+        """Whether the one element of a tensor is not zero."""
+        return bool(self.number(aten.ne.Scalar(x, 0)))
+
+    def same(self, x: Tensor, y: Tensor) -> bool:
+        """Whether two tensors are equal."""
+        return x.shape == y.shape and bool(self.number(aten.all.default(aten.eq.Tensor(x, y))))
+
+    def places(self, mask: Tensor) -> Tensor:
+        """Where a tensor is not zero; the graph finds that anew, and requires as many."""
+        node, _ = node_of(mask)
+        return indices(mask, self._known.asked(mask, node, lambda real: int(real.count_nonzero())), line_now())
+
+    def picked(self, x: Tensor, index: Sequence[Tensor | None]) -> Tensor:
+        """`x[index]`, where masks are among the index."""
+        whole: list[Tensor | None] = []
+        for each in index:
+            masks = each is not None and each.dim() and each.dtype in (torch.bool, torch.uint8)
+            whole += self.places(each).unbind(1) if masks else [each]  # type: ignore[arg-type]
+        return aten.index.Tensor(x, whole)
+
+    def selected(self, x: Tensor, mask: Tensor) -> Tensor:
+        """`x.masked_select(mask)`."""
+        x, mask = torch.broadcast_tensors(x, mask)
+        return self.picked(x, [mask])
+
+    def repeated(self, repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+        """Each place as many times as `repeats` says there."""
+        size = int(self.number(repeats.sum())) if output_size is None else output_size
+        return aten.repeat_interleave.Tensor(repeats, output_size=size)
+
+
+# What is asked of numbers, and who answers.
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    number_of: Reads.number,
+    aten.is_nonzero.default: Reads.truth,
+    aten.equal.default: Reads.same,
+    aten.nonzero.default: Reads.places,
+    aten.index.Tensor: Reads.picked,
+    aten.masked_select.default: Reads.selected,
+    aten.repeat_interleave.Tensor: Reads.repeated,
+}
+
+
+class _Computed:
+    """The numbers of a graph that is being made, each operator of which runs once, in order, when one is asked."""
+
+    def __init__(self, inputs: Sequence[Tensor]):
+        self._inputs = iter(inputs)
+        self._values: dict[fx.Node, Any] = {}
+
+    def asked(self, x: Tensor, node: fx.Node | None, question: Callable[[Tensor], T]) -> T:
+        """What is asked of the numbers of a tensor."""
+        if node is None:
+            raise HiddenTensorError(x)
+        graph, root = graph_so_far()
+        with outside_of_trace():
+            # All there are, in order: some write into what others made.
+            for each in list(graph.nodes)[len(self._values) :]:
+                self._values[each] = self._value(each, root)
+            return question(self._values[node])
+
+    def _value(self, node: fx.Node, root: Any) -> Any:
+        if node.op == "placeholder":
+            return next(self._inputs)
+        if node.op == "get_attr":
+            return getattr(root, str(node.target))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        return node.target(*args, **kwargs)  # type: ignore[operator]

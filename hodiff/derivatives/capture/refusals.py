@@ -1,0 +1,66 @@
+"""Why a function cannot be captured as a graph, in words."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hodiff.derivatives.capture.origin import line_of
+from hodiff.torch_internals.wording import Wording, says
+
+
+class CaptureError(Exception):
+    """A function that a graph would not be right for; the message says why and what to do."""
+
+
+class HiddenTensorError(CaptureError):
+    """A graph reads a tensor that is no input of it."""
+
+    def __init__(self, tensor: Tensor):
+        super().__init__(
+            f"it reads a tensor of shape {tuple(tensor.shape)} that is neither an argument nor found in what it "
+            "closes over, so that a change would go unseen; pass it as an argument"
+        )
+
+
+class RandomNumbersError(CaptureError):
+    """A function draws random numbers, which a graph would draw otherwise."""
+
+    def __init__(self, operator: str):
+        super().__init__(
+            f"it draws random numbers ({operator}), which a graph would not draw from the same generator; draw them "
+            "before and pass them as an argument, or call model.eval()"
+        )
+
+
+class VectorReadError(CaptureError):
+    """A product branches on the vector, in which it is then not linear."""
+
+    def __init__(self, where: str):
+        super().__init__(f"{where} reads numbers of what depends on the vector, which is another one in each product")
+
+
+# What torch says of a trace that went wrong, what that means, and the remedy.
+_MEANINGS = (
+    (
+        lambda error: type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"),
+        "the size or the number that {said} returns is known with the numbers of a tensor alone; use an operator whose "
+        "result has one shape, such as torch.where or a product with a mask",
+    ),
+    (
+        lambda error: says(error, Wording.NO_NUMBERS),
+        "it takes numbers out of torch, as NumPy does, so that what becomes of them is in no graph; compute it with "
+        "torch, or pass it as an argument",
+    ),
+)
+
+
+def explained(error: Exception) -> str:
+    """Why a capture failed, at which line of the user's, and what to do."""
+    said = (str(error).strip().splitlines() or [""])[0][:200]
+    if isinstance(error, CaptureError):
+        cause = str(error)
+    else:
+        meanings = (words.format(said=said) for fits, words in _MEANINGS if fits(error))
+        cause = next(meanings, f"torch cannot trace or compile it ({type(error).__name__}: {said})")
+    where = line_of(error)
+    return f"{cause} (at {where})" if where else cause

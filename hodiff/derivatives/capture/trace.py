@@ -1,0 +1,95 @@
+"""One trace of a function of tensors, as a graph of operators that change nothing in place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from hodiff.derivatives.capture.conditions import CONDITIONS, require
+from hodiff.derivatives.capture.reads import Reads
+from hodiff.derivatives.capture.refusals import HiddenTensorError
+from hodiff.torch_internals.operators import writes
+
+
+def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> fx.GraphModule:
+    """The graph of a function at its inputs, for all inputs of this form that take it the same way.
+
+    Args:
+        function: Function of tensors.
+        inputs: Real ones, whose numbers are looked at where the function reads some.
+
+    Returns:
+        The graph; where it reads numbers that are others, it raises `OtherBranchError`.
+
+    Raises:
+        CaptureError: If a graph would not be right.
+        Exception: Whatever torch raises where it cannot trace.
+    """
+
+    def reading(*tensors: Tensor) -> Sequence[Tensor]:
+        with Reads(inputs):
+            return function(*tensors)
+
+    # One that is given twice would be one input.
+    inputs = [each.detach() for each in inputs]
+    # Tensors without data stand for the real ones, so that what looks at numbers unasked fails, and is not captured.
+    traced = make_fx(reading, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    _refuse_hidden(traced)
+    traced.graph.eliminate_dead_code()
+    if any(writes(node.target) for node in traced.graph.nodes):
+        # What is written through a view is no edge of the graph.
+        traced = make_fx(functionalize(traced), tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        traced.graph.eliminate_dead_code()
+    for node in traced.graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            # Strides of a kernel's result may be others than were foreseen.
+            node.target = torch.ops.aten.reshape.default
+    traced.recompile()
+    return traced
+
+
+def take_conditions(traced: fx.GraphModule) -> fx.GraphModule | None:
+    """Move what compares the numbers that a function read into a graph of its own; None where it read none."""
+    conditions = [node for node in traced.graph.nodes if node.target in CONDITIONS]
+    if not conditions:
+        return None
+    alone = fx.GraphModule(traced, copy.deepcopy(traced.graph))
+    alone.graph.output_node().args = ((),)
+    alone.graph.eliminate_dead_code()
+    alone.recompile()
+    for node in conditions:
+        if node.target is require:
+            traced.graph.erase_node(node)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return alone
+
+
+def drop_unused(graph: fx.GraphModule) -> list[int]:
+    """Take the inputs that nothing is made of out of a graph, and say which are left."""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node in inputs:
+        if not node.users:
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return [i for i, node in enumerate(inputs) if node.users]
+
+
+def _refuse_hidden(graph: fx.GraphModule) -> None:
+    """Refuse a graph with a tensor that came from somewhere else than its inputs and its own constants."""
+    for value in _constants(graph):
+        raise HiddenTensorError(value)
+
+
+def _constants(graph: fx.GraphModule) -> Iterator[Tensor]:
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and not all("lift_fresh" in str(user.target) for user in node.users):
+            value: Any = getattr(graph, node.target, None)
+            if isinstance(value, Tensor):
+                yield value

@@ -1,0 +1,119 @@
+"""The graphs of one captured product: the half that depends on the point, and the linear half, compiled for blocks."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from hodiff.derivatives.compilation import Compiled, agree, compile_graph, warn_of_failure
+from hodiff.operators.compiled.linear_graphs import Leaves, SplitGraph, widen
+from hodiff.torch_internals.threads import one_thread_at_a_time
+
+# Vectors go one after the other where that takes less than this part of the time of all together.
+CLEARLY = 0.9
+# By how much compiling the graph of one vector may shorten it.
+GAIN = 3.0
+
+_NUMBERS = itertools.count()
+
+Way = Callable[[Leaves, Leaves], Sequence[Tensor]]
+
+
+class Graphs:
+    """The halves of a product, of which the linear one is compiled for each width of a block when that is asked for.
+
+    Args:
+        caller: The operator, for warnings.
+        halves: The captured product.
+
+    Attributes:
+        number: Another one for each capture.
+    """
+
+    def __init__(self, caller: str, halves: SplitGraph):
+        self.caller = caller
+        self._halves = halves
+        self._ways: dict[int, Way] = {}
+        self.number = next(_NUMBERS)
+
+    def residuals(self, constants: Leaves) -> Leaves:
+        """Run the half that depends on the point; `OtherBranchError` where it belongs to other branches."""
+        return tuple(self._halves.point(*constants))
+
+    def run(self, residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
+        """Run the compiled linear half for all vectors of a group, leaves (width, *shape)."""
+        width = group[0].shape[0]
+        if width not in self._ways:
+            with one_thread_at_a_time():
+                self._ways[width] = self._narrow(residuals, group) if width == 1 else self._wide(residuals, group)
+        return self._ways[width](residuals, group)
+
+    def uncompiled(self, residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
+        """Run the linear half as it was captured, for one vector after the other."""
+        rows = [self._halves.linear(*residuals, *(v[i] for v in group)) for i in range(group[0].shape[0])]
+        return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+    def _narrow(self, residuals: Leaves, group: Leaves) -> Way:
+        def compiled() -> Way:
+            # Compiling changes a graph, and others are made from this one: a copy is compiled.
+            graph = fx.GraphModule({}, copy.deepcopy(self._halves.linear.graph))
+            run = self._compile(graph, [*residuals, *(v[0] for v in group)])
+            return lambda residuals, group: [each[None] for each in run(*residuals, *(v[0] for v in group))]
+
+        return self._verified(compiled, residuals, group, "the product")[0] or self.uncompiled
+
+    def _wide(self, residuals: Leaves, group: Leaves) -> Way:
+        """The graph for a group, or that for one vector after the other, where this is faster or all that works."""
+
+        def compiled() -> Way:
+            run = self._compile(widen(self._halves.linear, residuals, group), [*residuals, *group])
+            return lambda residuals, group: run(*residuals, *group)
+
+        way, apart = self._verified(compiled, residuals, group, "the product with a block")
+        if way is None:
+            return self._one_by_one
+        # On a CPU convolutions of many vectors may take longer than those of one after the other.
+        if group[0].device.type != "cpu":
+            return way
+        together = _timed(way, residuals, group)[0]
+        if apart > GAIN * together:
+            return way
+        self._one_by_one(residuals, group)  # compiles
+        return self._one_by_one if _timed(self._one_by_one, residuals, group)[0] < CLEARLY * together else way
+
+    def _one_by_one(self, residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
+        rows = [self.run(residuals, tuple(v[i : i + 1] for v in group)) for i in range(group[0].shape[0])]
+        return [torch.cat(column) for column in zip(*rows, strict=True)]
+
+    def _verified(
+        self, make: Callable[[], Way], residuals: Leaves, group: Leaves, what: str
+    ) -> tuple[Way | None, float]:
+        """A compiled way, None where it failed or differs from what was captured; and the time of the latter."""
+        try:
+            way = make()
+            found = way(residuals, group)
+        except Exception as error:
+            # What was captured runs, whatever the compiler could not do.
+            warn_of_failure(f"{self.caller}: {what}", error)
+            return None, 0.0
+        seconds, expected = _timed(self.uncompiled, residuals, group)
+        same, gap = agree(found, expected)
+        if not same:
+            warn_of_failure(f"{self.caller}: {what}", gap)
+            return None, 0.0
+        return way, seconds
+
+    def _compile(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Compiled:
+        # On a CPU residuals would be laid out anew by each product, which takes longer than convolutions win by it.
+        return compile_graph(graph, inputs, caller=self.caller, relayout=inputs[-1].device.type != "cpu")
+
+
+def _timed(way: Way, residuals: Leaves, group: Leaves) -> tuple[float, Sequence[Tensor]]:
+    start = time.perf_counter()
+    found = way(residuals, group)
+    return time.perf_counter() - start, found

@@ -1,0 +1,210 @@
+r"""Levenberg and Marquardt's method for many problems at once, within bounds.
+
+$$ (J^T J + \lambda D^2)\, p = -J^T r, \qquad x_+ = P(x + p) $$
+
+The system is that of the unknowns which are not held at a bound by their gradient. The damping follows the quotient of
+what the cost and its model fall by.
+
+Source: K. Madsen, H. Nielsen & O. Tingleff, *Methods for Non-Linear Least Squares Problems*, 2nd ed. (2004), section
+3.2, for the damping; J. Moré, "The Levenberg-Marquardt algorithm", LNM 630 (1978), for the scales; C. Kanzow,
+N. Yamashita & M. Fukushima, J. Comput. Appl. Math. 172 (2004), for the projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.module_state import attributes_put_back
+from hodiff.corrections import Corrections
+from hodiff.derivatives import jacobian
+from hodiff.optim.batched.arguments import InDims
+from hodiff.optim.batched.batch import Batch, Mapped
+from hodiff.optim.batched.bounds import Box
+from hodiff.optim.batched.rows import RUNNING, Rows, Written, chosen, inner, length, times
+from hodiff.optim.vector_function import vector_of
+from hodiff.recompute.reachable import named_modules
+
+CALLER = "least_squares"
+# The first damping, by the largest squared column; by what it grows at the first refusal; the least part of the model's
+# fall that is a step; and how many units in the last place are rounding.
+FIRST, GROWTH, LEAST, ROUNDING = 1e-3, 2.0, 1e-4, 4
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When it ends: SciPy's tolerances, None for never, and the most evaluations, None for 100 n."""
+
+    ftol: float | None
+    xtol: float | None
+    gtol: float | None
+    most: int | None
+
+
+class Residuals:
+    """Residuals and Jacobians of the problems that still run, by rows of float64.
+
+    Attributes:
+        start: Where they begin, (B, n).
+        eps: Machine epsilon of the dtype in which they come.
+    """
+
+    def __init__(self, f: Callable[..., Any], batch: Batch, args: tuple[Any, ...], in_dims: InDims):
+        self.start, self.eps = batch.start, torch.finfo(batch.space.dtype).eps
+        self._mapped, self._dtype = Mapped(CALLER, f, batch, args, in_dims), batch.space.dtype
+        self._f = f
+
+    def retain(self, keep: Tensor) -> None:
+        """Forget the others."""
+        self._mapped.retain(keep)
+
+    def at(self, x: Tensor) -> Tensor:
+        """(b, m)."""
+        return self._over(x, _vector)
+
+    def jacobians(self, x: Tensor) -> Tensor:
+        """(b, m, n)."""
+        return self._over(x, lambda f: jacobian(_vector(f)))
+
+    def _over(self, x: Tensor, transform: Callable[..., Any]) -> Tensor:
+        with torch.no_grad(), attributes_put_back(list(named_modules(self._f))), Corrections():
+            found: Tensor = self._mapped.over(x.to(self._dtype), transform)
+        return found.detach().to(torch.float64)
+
+
+def _vector(f: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    return lambda x: vector_of(CALLER, "f", f(x), x)
+
+
+@dataclass
+class LevenbergMarquardt(Rows):
+    """Where the problems that still run are."""
+
+    problems: Residuals
+    limits: Limits
+    box: Box | None
+    # The scales of the unknowns, (b, n), and whether they follow the columns of the Jacobian.
+    scales: Tensor
+    by_columns: bool
+    index: Tensor
+    status: Tensor
+    x: Tensor
+    residuals: Tensor
+    cost: Tensor
+    jacobian: Tensor
+    gradient: Tensor
+    damping: Tensor
+    growth: Tensor
+    nit: Tensor
+    nfev: Tensor
+    njev: Tensor
+
+    @classmethod
+    def begin(cls, problems: Residuals, limits: Limits, box: Box | None, scales: Tensor | None) -> LevenbergMarquardt:
+        """At the starts; scales of None are those of the Jacobian's columns."""
+        x = problems.start if box is None else box.project(problems.start)
+        residuals, matrix = problems.at(x), problems.jacobians(x)
+        gradient, index = times(matrix.mT, residuals), torch.arange(len(x), device=x.device)
+        ones = torch.ones_like(index)
+        start = cls(
+            problems,
+            limits,
+            box,
+            torch.zeros_like(x) if scales is None else scales,
+            scales is None,
+            index,
+            ones,
+            x,
+            residuals,
+            inner(residuals, residuals) / 2,
+            matrix,
+            gradient,
+            torch.ones_like(x[:, 0]),
+            torch.full_like(x[:, 0], GROWTH),
+            0 * ones,
+            ones,
+            ones,
+        )
+        start.status = start.verdict(torch.full_like(index, RUNNING))
+        start._scale()
+        columns = matrix / start.scales[:, None, :]
+        start.damping = FIRST * columns.square().sum(1).amax(-1).clamp_min(torch.finfo(x.dtype).tiny)
+        return start
+
+    def advance(self) -> None:
+        """One step of each problem."""
+        limits, box = self.limits, self.box
+        step, solved = self._step()
+        # Functions that raise at NaN would do so for all.
+        x = self.x + torch.where(solved[:, None] & torch.isfinite(step), step, 0.0)
+        x = x if box is None else box.project(x)
+        step = x - self.x
+        residuals = self.problems.at(x)
+        cost = inner(residuals, residuals) / 2
+        actual = self.cost - cost
+        predicted = self.cost - (self.residuals + times(self.jacobian, step)).square().sum(-1) / 2
+        quotient = torch.where(predicted > 0, actual / predicted, -torch.inf)
+        # NaN is no progress.
+        taken = (actual > 0) & (quotient > LEAST)
+        matrix = chosen(taken, self.problems.jacobians(x), self.jacobian) if bool(taken.any()) else self.jacobian
+        eased = (1 - (2 * quotient - 1) ** 3).clamp(1 / 3, 1)
+        self.damping = torch.where(taken, self.damping * eased, self.damping * self.growth)
+        self.growth = torch.where(taken, GROWTH, 2 * self.growth)
+        small = short = torch.zeros_like(taken)
+        # What is rounding cannot be less, whatever the tolerance.
+        if limits.ftol is not None:
+            least = max(limits.ftol, ROUNDING * self.problems.eps) * self.cost
+            small = (actual.abs() < least) & (predicted < least)
+        if limits.xtol is not None:
+            xtol = max(limits.xtol, self.problems.eps)
+            short = length(step) < xtol * (xtol + length(self.x))
+        status = torch.full_like(self.index, RUNNING)
+        status[self.nfev + 1 >= (limits.most or 100 * self.x.shape[1])] = 0
+        still = solved & (length(step) == 0)
+        status[small & solved], status[(short & solved) | still], status[small & short & solved] = 2, 3, 4
+        self.x = chosen(taken, x, self.x)
+        self.residuals = chosen(taken, residuals, self.residuals)
+        self.cost = torch.where(taken, cost, self.cost)
+        self.jacobian, self.gradient = matrix, times(matrix.mT, self.residuals)
+        self.nit, self.nfev, self.njev = self.nit + taken, self.nfev + 1, self.njev + taken
+        self.status = self.verdict(status)
+        self._scale()
+
+    def written(self) -> Written:
+        """What a result tells of each problem."""
+        still = self._free_gradient().abs().amax(-1)
+        active = torch.zeros_like(self.x) if self.box is None else self.box.active(self.x)
+        found = {"x": self.x, "cost": self.cost, "fun": self.residuals, "jac": self.jacobian, "grad": self.gradient}
+        counts = {"nit": self.nit, "nfev": self.nfev, "njev": self.njev}
+        return {**found, "optimality": still, "active_mask": active, **counts}
+
+    def _step(self) -> tuple[Tensor, Tensor]:
+        """Of the damped normal equations in scaled unknowns, and where these are positive definite."""
+        free = torch.ones_like(self.x) if self.box is None else (~self.box.holds(self.x, -self.gradient)).to(self.x)
+        unit = free / self.scales
+        columns = self.jacobian * unit[:, None, :]
+        diagonal = self.damping[:, None] * free + (1 - free)
+        factor, fault = torch.linalg.cholesky_ex(columns.mT @ columns + torch.diag_embed(diagonal))
+        scaled = -torch.cholesky_solve((unit * self.gradient)[..., None], factor)[..., 0]
+        return unit * scaled, fault == 0
+
+    def _scale(self) -> None:
+        """As MINPACK has them: what was steep stays so, and columns of zeros count as one."""
+        if self.by_columns:
+            grown = self.scales.maximum(torch.linalg.vector_norm(self.jacobian, dim=1))
+            self.scales = torch.where(grown > 0, grown, 1.0)
+
+    def _free_gradient(self) -> Tensor:
+        if self.box is None:
+            return self.gradient
+        return torch.where(self.box.holds(self.x, -self.gradient), 0.0, self.gradient)
+
+    def verdict(self, status: Tensor) -> Tensor:
+        if self.limits.gtol is not None:
+            status[self._free_gradient().abs().amax(-1) < self.limits.gtol] = 1
+        status[~(torch.isfinite(self.cost) & torch.isfinite(self.jacobian).all(-1).all(-1))] = -1
+        return status

@@ -1,0 +1,116 @@
+"""The methods for many problems at once, by what they take and how they begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import scipy
+import torch
+from torch import Tensor
+
+from hodiff.common.trees import PyTree
+from hodiff.errors import InputError
+from hodiff.optim.batched.arguments import InDims
+from hodiff.optim.batched.batch import Batch
+from hodiff.optim.batched.bounds import Box, box_of
+from hodiff.optim.batched.descent import ENDS, BfgsOptions, LbfgsbOptions, bfgs, l_bfgs_b
+from hodiff.optim.batched.levenberg_marquardt import LevenbergMarquardt, Limits, Residuals
+from hodiff.optim.batched.problems import Problems
+from hodiff.optim.batched.rounds import Course, rounds
+from hodiff.optim.batched.trust_exact import TrustExactOptions, trust_exact
+from hodiff.optim.ends import End
+from hodiff.optim.geodesic import MESSAGES
+from hodiff.optim.own_options import options_of
+from hodiff.optim.scales import scales_of
+from hodiff.optim.variables import Variables
+
+
+@dataclass(frozen=True)
+class BatchedMethod:
+    """A method by what it is given.
+
+    Attributes:
+        begin: Of problems, options and bounds, to where it is with them.
+        options: The dataclass of its options.
+        bounds: Whether it takes bounds.
+        constraints: Whether it takes constraints.
+        tolerances: The options that `tol` sets, as SciPy's does.
+    """
+
+    begin: Callable[[Problems, Any, Box | None], Course]
+    options: type
+    bounds: bool = False
+    constraints: bool = False
+    tolerances: tuple[str, ...] = ("gtol",)
+
+
+METHODS = {
+    "bfgs": BatchedMethod(bfgs, BfgsOptions),
+    "l-bfgs-b": BatchedMethod(l_bfgs_b, LbfgsbOptions, bounds=True, tolerances=("ftol", "gtol")),
+    "trust-exact": BatchedMethod(trust_exact, TrustExactOptions),
+}
+# Which is taken where none is named.
+DEFAULT = "trust-exact"
+
+
+def minimize_all(
+    f: Callable[..., Any],
+    x0: PyTree,
+    args: tuple[Any, ...],
+    in_dims: InDims,
+    method: str,
+    bounds: Any,
+    tol: float | None,
+    options: Mapping[str, Any],
+    *,
+    progress: bool,
+) -> scipy.optimize.OptimizeResult:
+    """Minimise many problems at once, by a method of the table."""
+    takes = METHODS[method]
+    by_tol = {} if tol is None else dict.fromkeys(takes.tolerances, tol)
+    chosen: Any = options_of(takes.options, method, by_tol | dict(options), None)
+    batch = Batch("minimize", x0)
+    box = box_of("minimize", bounds, batch)
+    problems = Problems("minimize", f, batch, args, in_dims)
+    with torch.no_grad():
+        found = rounds(takes.begin(problems, chosen, box), batch, ENDS, ("x", "jac"), progress=progress)
+    found.success = found.status == 0
+    return found
+
+
+def least_squares_of_all(
+    f: Callable[..., Any],
+    x0: PyTree,
+    args: tuple[Any, ...],
+    in_dims: InDims,
+    bounds: Any,
+    x_scale: Any,
+    limits: Limits,
+) -> scipy.optimize.OptimizeResult:
+    """Least squares of many problems at once."""
+    batch = Batch("least_squares", x0)
+    box = box_of("least_squares", bounds, batch)
+    problems = Residuals(f, batch, args, in_dims)
+    with torch.no_grad():
+        course = LevenbergMarquardt.begin(problems, limits, box, _scales(x_scale, batch))
+        ends = {number: End(number, message) for number, message in MESSAGES.items()}
+        found = rounds(course, batch, ends, ("x", "grad", "active_mask"), progress=False)
+    found.success = found.status > 0
+    return found
+
+
+def _scales(x_scale: Any, batch: Batch) -> Tensor | None:
+    """The scales of the unknowns; None for those of the Jacobian's columns."""
+    if x_scale is None or (isinstance(x_scale, str) and x_scale == "jac"):
+        return None
+    if batch.is_like(x_scale):
+        sizes = batch.vectors(x_scale)
+    else:
+        variables = Variables(batch.first)
+        sizes = torch.as_tensor(scales_of(x_scale, variables)).to(batch.start).expand_as(batch.start)
+    if not bool((sizes > 0).all()):
+        raise InputError(f"least_squares: x_scale: expected positive numbers, got {float(sizes.min()):g} among them.")
+    # Those of the columns of the Jacobian, which are its inverses.
+    return 1 / sizes

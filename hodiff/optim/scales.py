@@ -1,0 +1,34 @@
+"""Characteristic sizes of unknowns, as `least_squares` takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.options import is_number
+from hodiff.errors import InputError
+from hodiff.optim.variables import Variables
+
+
+def scales_of(x_scale: Any, variables: Variables) -> Any:
+    """As SciPy takes them."""
+    if is_number(x_scale) or (isinstance(x_scale, str) and x_scale == "jac"):
+        return x_scale
+    if isinstance(x_scale, str):
+        raise InputError(
+            f"least_squares: x_scale: expected a number, 'jac', a pytree like x0 or None, got {x_scale!r}."
+        )
+    return variables.array(variables.space.flatten(x_scale, "least_squares: x_scale"))
+
+
+def scale_vector(x_scale: Any, variables: Variables) -> Tensor | None:
+    """Scales for our own method, by default 1; None for those of the Jacobian's columns."""
+    scales = scales_of(1.0 if x_scale is None else x_scale, variables)
+    if isinstance(scales, str):
+        return None
+    vector = torch.as_tensor(scales).to(variables.origin).expand(variables.space.size)
+    if not bool((vector > 0).all()):
+        raise InputError(f"least_squares: x_scale: expected positive numbers, got {float(vector.min()):g} among them.")
+    return vector

@@ -1,0 +1,32 @@
+"""What `make_fx` has written down, while it traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.utils import _python_dispatch as dispatch
+
+
+def graph_so_far() -> tuple[fx.Graph, Any]:
+    """The graph that is being made, and the module that holds its constants."""
+    mode: Any = get_proxy_mode()
+    return mode.tracer.graph, mode.tracer.root
+
+
+def node_of(tensor: Tensor) -> tuple[fx.Node | None, bool]:
+    """The node that computes a tensor, None where there is none, and whether the tracer knows its number anyway."""
+    mode: Any = get_proxy_mode()
+    found: Any = get_proxy_slot(tensor, mode.tracer, None)
+    return (None, False) if found is None else (found.proxy.node, found.constant is not None)
+
+
+@contextmanager
+def outside_of_trace() -> Iterator[None]:
+    """Compute with real tensors for a while."""
+    with dispatch._disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        yield

@@ -1,0 +1,230 @@
+"""Functions that read numbers on their way: a graph for each way, never used on another, or a reason for none."""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import hodiff
+from hodiff.checks.torch_warnings import silence_torch_warnings
+from hodiff.derivatives import compilation
+from hodiff.operators import HessianOperator
+from hodiff.operators.compiled import graphs as compiled_graphs
+from hodiff.operators.compiled.linear_graphs import capture
+
+D = torch.float64
+X = torch.tensor([2.0, 1.0, -1.5, 0.5], dtype=D)
+# Other signs, other numbers of positive ones, another order.
+POINTS = (X, -X, 0.7 * X, X.flip(0), X.abs(), -X.abs(), X)
+
+
+@pytest.fixture(autouse=True)
+def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fx.GraphModule]]:
+    """Graphs that would be compiled, which run as they are; and whatever is not captured is an error."""
+    graphs: list[fx.GraphModule] = []
+
+    def keep(graph: fx.GraphModule, inputs: Any, **_: Any) -> fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(compiled_graphs, "compile_graph", keep)
+    with silence_torch_warnings(), warnings.catch_warnings():
+        warnings.simplefilter("error", hodiff.HodiffWarning)
+        yield graphs
+
+
+def on_one_side(x: Tensor) -> Tensor:
+    return (x**3).sum() if x.sum() > 0 else (x**4).sum()
+
+
+def as_often_as_positive(x: Tensor) -> Tensor:
+    for _ in range(int((x > 0).sum())):
+        x = 2 * x
+    return (x**2).sum()
+
+
+def of_the_positive(x: Tensor) -> Tensor:
+    return (x[x > 0] ** 3).sum()
+
+
+def where_positive(x: Tensor) -> Tensor:
+    (places,) = (x > 0).nonzero(as_tuple=True)
+    return len(places) * (x[places] ** 2).sum()
+
+
+def selected(x: Tensor) -> Tensor:
+    return (torch.masked_select(x, x > 0) ** 3).sum()
+
+
+def if_equal(x: Tensor) -> Tensor:
+    return (x**3).sum() if torch.equal(x, x.abs()) else (x**2).sum()
+
+
+def by_a_list(x: Tensor) -> Tensor:
+    return sum(x[i] ** (3 if positive else 2) for i, positive in enumerate((x > 0).tolist()))
+
+
+def repeated(x: Tensor) -> Tensor:
+    return (x.repeat_interleave((x.detach() > 0).long() + 1) ** 3).sum()
+
+
+# The diagonal of each Hessian by hand.
+DIAGONALS: dict[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] = {
+    on_one_side: lambda x: 6 * x if x.sum() > 0 else 12 * x**2,
+    as_often_as_positive: lambda x: 2 * 4.0 ** int((x > 0).sum()) * torch.ones_like(x),
+    of_the_positive: lambda x: 6 * x.clamp(min=0),
+    where_positive: lambda x: 2.0 * (x > 0).sum() * (x > 0),
+    selected: lambda x: 6 * x.clamp(min=0),
+    if_equal: lambda x: 6 * x if bool((x >= 0).all()) else torch.full_like(x, 2.0),
+    by_a_list: lambda x: torch.where(x > 0, 6 * x, 2.0),
+    repeated: lambda x: 6 * x * (1 + (x > 0)),
+}
+
+
+@pytest.mark.parametrize("f", DIAGONALS, ids=lambda f: f.__name__)
+def test_each_way_has_its_graph(f: Callable[[Tensor], Tensor]) -> None:
+    A = HessianOperator(f, X, compile=True)
+    v = torch.linspace(1, 2, 4, dtype=D)
+    for x in POINTS:
+        torch.testing.assert_close(A.at(x) @ v, (DIAGONALS[f](x) * v).to(D))
+    ways = [len(branches.graphs) for branches in A._compiled._graphs._graphs.values()]  # type: ignore[union-attr]
+    # Points on one way share a graph.
+    assert sum(ways) < len(POINTS)
+
+
+def test_too_many_ways_stay_eager() -> None:
+    """Each number of positive elements is another way."""
+    points = [torch.cat([torch.ones(count), -torch.ones(10 - count)]).to(D) for count in range(10)]
+    A = HessianOperator(as_often_as_positive, points[0], compile=True)
+
+    def agrees(x: Tensor) -> None:
+        torch.testing.assert_close(A.at(x) @ x, DIAGONALS[as_often_as_positive](x) * x)
+
+    for x in points[:8]:
+        agrees(x)
+    with pytest.warns(hodiff.HodiffWarning, match=r"taken 8 ways.* in as_often_as_positive, .* became 8"):
+        agrees(points[8])
+    # It is told once, and ways that have a graph go on by it.
+    for x in reversed(points):
+        agrees(x)
+
+
+def with_numpy(x: Tensor) -> Tensor:
+    return (x**2).sum() * float(x.detach().numpy()[0])
+
+
+def with_noise(x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return (x**2 * torch.rand_like(x)).sum()
+
+
+class OnTheSignOfItsCotangent(torch.autograd.Function):
+    """A rule that is not linear, which a graph would not see."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return (2 if cotangent.sum() > 0 else 2.0) * x * cotangent
+
+
+REASONS = {
+    with_numpy: r"takes numbers out of torch.*test_compiled_branches.py:\d+, in with_numpy, `return",
+    with_noise: r"draws random numbers \(aten.rand_like.*call model.eval\(\) \(at .* in with_noise, `return",
+    lambda x: OnTheSignOfItsCotangent.apply(x).prod(): r"in backward, .* reads numbers of what depends on the vector",
+}
+
+
+@pytest.mark.parametrize("f", REASONS)
+def test_what_stays_eager_is_told_by_its_line(f: Callable[[Tensor], Tensor]) -> None:
+    A, v = HessianOperator(f, X, compile=True), torch.ones(4, dtype=D)
+    with pytest.warns(hodiff.HodiffWarning, match=REASONS[f]):
+        product = A @ v
+    torch.testing.assert_close(product, HessianOperator(f, X) @ v)
+    torch.testing.assert_close(A.at(-X) @ v, HessianOperator(f, -X) @ v)
+
+
+def test_writes_through_views_are_edges() -> None:
+    """Else the second product would find what the first one has written."""
+
+    def product(constants: Any, tangents: Any) -> tuple[Tensor]:
+        total = 2 * constants[0]
+        total[0].add_(tangents[0][0])
+        return (total - 2 * constants[0],)
+
+    v = torch.tensor([3.0, 4.0], dtype=D)
+    halves = capture(product, (v,), (v,))
+    residuals = halves.point(v)
+    for scale in (1.0, 2.0):
+        (found,) = halves.linear(*residuals, scale * v)
+        assert found.tolist() == [3.0 * scale, 0.0]
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_recurrent_layers(kind: Any, compilations: list[fx.GraphModule]) -> None:
+    torch.manual_seed(0)
+    layer, inputs = kind(2, 2).double(), torch.randn(2, 1, 2, dtype=D)
+    x = {name: each.detach() for name, each in layer.named_parameters()}
+
+    def f(x: Any) -> Tensor:
+        return torch.func.functional_call(layer, x, (inputs,))[0].square().sum()
+
+    v = {name: torch.randn_like(each) for name, each in x.items()}
+    found, expected = (HessianOperator(f, x, compile=compile) @ v for compile in (True, False))
+    torch.testing.assert_close(found, expected)
+    assert compilations
+
+
+class Lazy(dict[str, Any]):
+    """Makes what it holds when it is asked, as registries of models do."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Any:
+        raise NotImplementedError
+
+
+class Sized(tuple[int, ...]):
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_containers_are_not_asked(compilations: list[fx.GraphModule]) -> None:
+    registry, sizes, names = Lazy(a=1), Sized((1, 2)), {"a", "b", "c"}
+
+    def f(x: Tensor) -> Tensor:
+        return (x**3).sum() * (1 if registry is not None and sizes is not None and names else 2)
+
+    torch.testing.assert_close(HessianOperator(f, X, compile=True) @ X, 6 * X * X)
+    assert compilations
+
+
+def test_who_waits_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(compilation, "PATIENCE", 0.01)
+    for terminal in (True, False):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        for wait in (0.0, 0.2):
+            with compilation.said_if_long("compiling"):
+                time.sleep(wait)
+            assert capsys.readouterr().err == ("compiling\n" if terminal and wait else "")
+
+
+def test_numbers_that_are_no_numbers() -> None:
+    """NaN is the same again, and another one than a number."""
+    A = HessianOperator(lambda x: (x**2).sum() * (1 if math.isnan(float(x[0].detach().log())) else 3), X, compile=True)
+    for x, factor in ((-X, 2.0), (-2 * X, 2.0), (X, 6.0)):
+        torch.testing.assert_close(A.at(x) @ X, factor * X)
