@@ -27,6 +27,7 @@ class Case:
     complex_too: bool = False
     apart: bool = True  # groups are as separate optimizers
     groups: bool = True
+    systems: int = 1  # systems of equations, and so graphs, in a step
     bare: bool = True  # takes parameters that belong to no layer
 
     @property
@@ -87,6 +88,7 @@ TABLE = {
         backward=False,
         pair=True,
         apart=False,
+        systems=4,
     ),
     "HessianFree": Case(
         ho.HessianFree, {"cg_iterations": 30}, loop=False, backward=False, pair=True, maximize=False, apart=False

@@ -318,3 +318,42 @@ def test_nothing_is_noted_when_nobody_waits():
     model(torch.ones(3, 2))
     assert not layer_calls._hooks
     del optimizer
+
+
+def twins():
+    torch.manual_seed(0)
+    one, two = (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double() for _ in range(2))
+    two.load_state_dict(one.state_dict())
+    return one, two, torch.randn(6, 3, dtype=D), torch.tensor([0, 1, 1, 0, 1, 1])
+
+
+@pytest.mark.parametrize("fisher", ["monte-carlo", "empirical", "exact"])
+def test_maximize_is_to_minimise_the_negative(fisher):
+    down, up, x, y = twins()
+    options = {**PLAIN, "fisher": fisher, "lr": 0.1, "damping": 0.1, "kl_clip": 0.01}
+    for _ in range(2):
+        ours = step_of(EKFAC(down.parameters(), **options), down, lambda: F.cross_entropy(down(x), y))
+        theirs = step_of(EKFAC(up.parameters(), **options, maximize=True), up, lambda: -F.cross_entropy(up(x), y))
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+        assert ours[0].norm() > 1e-4
+
+
+def test_weights_and_biases_in_groups_of_their_own_are_still_one_block():
+    whole, parts, x, y = twins()
+    options = {**PLAIN, "damping": 0.1}
+    expected = step_of(KFAC(whole.parameters(), **options), whole, lambda: F.cross_entropy(whole(x), y))
+    weights, biases = list(parts.parameters())[::2], list(parts.parameters())[1::2]
+    groups = [{"params": weights}, {"params": biases, "lr": 0.25}]
+    ours = step_of(KFAC(groups, **options), parts, lambda: F.cross_entropy(parts(x), y))
+    for our, true, rate in zip(ours, expected, [1.0, 0.25] * 2, strict=True):
+        torch.testing.assert_close(our, rate * true, rtol=1e-10, atol=1e-14)
+
+
+def test_frozen_biases_are_in_no_block():
+    model, _, x, y = twins()
+    model[0].bias.requires_grad_(False)
+    optimizer = KFAC(model.parameters(), **PLAIN, damping=0.1)
+    ours = step_of(optimizer, model, lambda: F.cross_entropy(model(x), y))
+    torch.testing.assert_close(optimizer.state[model[0].weight]["A"][0], x.T @ x / 6)
+    assert ours[0].norm() > 0
+    assert not ours[1].any()

@@ -46,7 +46,8 @@ class KFAC(KroneckerFactoredOptimizer):
         weight_decay: $\lambda$, decoupled.
         factor_decay: $\beta$.
         kl_clip: $\kappa$, for each group; None for $\nu = 1$.
-        update_every: Take new curvature every so many steps; None for `update_curvature` only.
+        update_every: Take new curvature every so many steps; None for `update_curvature` only, for which layers note
+            their inputs in every step.
         refresh_every: Take new inverses with each so many-th curvature, and with the first, second, fourth, eighth ...
         fisher: Whose gradients g are: "monte-carlo", of labels that the model draws; "exact", of all labels, one pull
             each; "empirical", of the given labels.

@@ -112,17 +112,14 @@ class SeenLayers:
         """Refuse parameters that have gradients from elsewhere than their layers' calls."""
         outputs = self._found.outputs
         cotangent = torch.randn(outputs.shape, generator=generator, device=generator.device).to(outputs)
-        true = torch.autograd.grad(
-            [self._found.edge], self._parameters, [cotangent], retain_graph=True, allow_unused=True
-        )
-        leaves = [
-            torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
-            for p, g in zip(self._parameters, true, strict=True)
-        ]
+        trained = [p for p in self._parameters if p.requires_grad]
+        true = torch.autograd.grad([self._found.edge], trained, [cotangent], retain_graph=True, allow_unused=True)
+        by_id = {id(p): g.to_dense() if g.is_sparse else g for p, g in zip(trained, true, strict=True) if g is not None}
+        leaves = [precise(by_id.get(id(p), torch.zeros_like(p))) for p in self._parameters]
         modules = dict(self.sources)
         for source, g in self._pulled(cotangent[None]):
             a = self._inputs(source, modules[source], fisher)
-            expected = source.layout.gather([precise(leaf) for leaf in leaves], 1)
+            expected = source.layout.gather(leaves, 1)
             if not tell_the_gradient(source, a, g, expected, self._eps):
                 raise InputError(
                     f"{self._caller}: params: expected parameters that the loss hangs on by calls of their layers "

@@ -92,11 +92,13 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
             assert parameter.grad is not None
             descended = self._sign * parameter.grad + decay * parameter
             slope += float(torch.sum(descended * step)) * float(rates[id(parameter)])
+        # Near a minimum what a step gains is less than rounding.
+        tolerance = torch.finfo(parameters[0].dtype).eps * abs(values.start)
         for halvings in range(_HALVINGS):
             factor = 0.5**halvings
             shorter = [factor * step for step in steps]
             value = values(shorter)
-            if math.isfinite(value) and value <= values.start + _LEAST_DESCENT * factor * slope:
+            if math.isfinite(value) and value <= values.start + _LEAST_DESCENT * factor * slope + tolerance:
                 self.add(shorter, parameters)
                 return
 
