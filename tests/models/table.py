@@ -39,8 +39,8 @@ has no forward mode.
 CAPTURED = """\
 ## Compiled operators
 
-Errors of products by `HessianOperator(..., compile=True)`, with the graphs that are captured, which torch is not asked to
-compile here, and the time to capture them; or what the operator says when it stays eager.
+Errors of products by `HessianOperator(..., compile=True)`, with the graphs that are captured, which torch is not asked
+to compile here, and the time to capture them; or what the operator says when it stays eager.
 `python tests/models/table.py --captured` writes this section alone.
 
 """

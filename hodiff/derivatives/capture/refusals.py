@@ -43,8 +43,8 @@ class VectorReadError(CaptureError):
 _MEANINGS = (
     (
         lambda error: type(error).__name__ == "FakeTensorDeviceMismatchError" and "meta" in str(error),
-        "torch cannot trace forward mode inside of what is differentiated once more, as torch.func.hessian, jacfwd and jvp "
-        "take it; use torch.func.grad and jacrev there, which are traced",
+        "torch cannot trace forward mode inside of what is differentiated once more, as by torch.func.hessian, jacfwd "
+        "and jvp; use torch.func.grad and jacrev there, which are traced",
     ),
     (
         lambda error: type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"),
