@@ -80,8 +80,8 @@ class Descent(Rows):
         start = cls(
             problems, options, box, memory, index, count, x, found.values, gradient, x, search, count, count + 1
         )
-        start.status = start._status(torch.full_like(found.values, torch.inf))
-        start._set_out(torch.ones_like(index, dtype=torch.bool))
+        start.status = start.status_now(torch.full_like(found.values, torch.inf))
+        start.set_out(torch.ones_like(index, dtype=torch.bool))
         return start
 
     def advance(self) -> None:
@@ -103,11 +103,11 @@ class Descent(Rows):
         self.value = torch.where(taken, value, self.value)
         self.gradient = chosen(taken, gradient, self.gradient)
         self.nit, self.nfev = self.nit + taken, self.nfev + 1
-        status = self._status(torch.where(taken, fall, torch.inf))
+        status = self.status_now(torch.where(taken, fall, torch.inf))
         # A search that found nothing along its direction looks along the gradient before it gives up.
         self.status = torch.where(stuck & self.memory.fresh & (status == RUNNING), PRECISION.status, status)
         self.memory.forget(stuck)
-        self._set_out(taken | stuck)
+        self.set_out(taken | stuck)
 
     def written(self) -> Written:
         """What a result tells of each problem."""
@@ -116,7 +116,7 @@ class Descent(Rows):
             found["hess_inv"] = self.memory.matrix
         return {**found, "nit": self.nit, "nfev": self.nfev, "njev": self.nfev}
 
-    def _set_out(self, which: Tensor) -> None:
+    def set_out(self, which: Tensor) -> None:
         """New directions and searches for some problems."""
         if not bool(which.any()):
             return
@@ -137,7 +137,8 @@ class Descent(Rows):
         self.direction = chosen(which, direction, self.direction)
         self.search.anew(which, self.value, slope, first)
 
-    def _status(self, fall: Tensor) -> Tensor:
+    def status_now(self, fall: Tensor) -> Tensor:
+        """The numbers of the ends of problems that end here."""
         most = self.options.maxiter if self.options.maxiter is not None else 200 * self.x.shape[1]
         slope = self.gradient
         if self.box is not None:
