@@ -80,7 +80,7 @@ class Descent(Rows):
         start = cls(
             problems, options, box, memory, index, count, x, found.values, gradient, x, search, count, count + 1
         )
-        start.status = start.verdict(torch.full_like(found.values, torch.inf))
+        start.status = start.status_now(torch.full_like(found.values, torch.inf))
         start.set_out(torch.ones_like(index, dtype=torch.bool))
         return start
 
@@ -103,7 +103,7 @@ class Descent(Rows):
         self.value = torch.where(taken, value, self.value)
         self.gradient = chosen(taken, gradient, self.gradient)
         self.nit, self.nfev = self.nit + taken, self.nfev + 1
-        status = self.verdict(torch.where(taken, fall, torch.inf))
+        status = self.status_now(torch.where(taken, fall, torch.inf))
         # A search that found nothing along its direction looks along the gradient before it gives up.
         self.status = torch.where(stuck & self.memory.fresh & (status == RUNNING), PRECISION.status, status)
         self.memory.forget(stuck)
@@ -137,8 +137,8 @@ class Descent(Rows):
         self.direction = chosen(which, direction, self.direction)
         self.search.anew(which, self.value, slope, first)
 
-    def verdict(self, fall: Tensor) -> Tensor:
-        """The number of the end of each, or `RUNNING`."""
+    def status_now(self, fall: Tensor) -> Tensor:
+        """The numbers of the ends of problems that end here."""
         most = self.options.maxiter if self.options.maxiter is not None else 200 * self.x.shape[1]
         slope = self.gradient
         if self.box is not None:

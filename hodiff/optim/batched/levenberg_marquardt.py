@@ -129,7 +129,7 @@ class LevenbergMarquardt(Rows):
             ones,
             ones,
         )
-        start.status = start.verdict(torch.full_like(index, RUNNING))
+        start.status = start.status_now(torch.full_like(index, RUNNING))
         start.rescale()
         columns = matrix / start.scales[:, None, :]
         start.damping = FIRST * columns.square().sum(1).amax(-1).clamp_min(torch.finfo(x.dtype).tiny)
@@ -171,7 +171,7 @@ class LevenbergMarquardt(Rows):
         self.cost = torch.where(taken, cost, self.cost)
         self.jacobian, self.gradient = matrix, times(matrix.mT, self.residuals)
         self.nit, self.nfev, self.njev = self.nit + taken, self.nfev + 1, self.njev + taken
-        self.status = self.verdict(status)
+        self.status = self.status_now(status)
         self.rescale()
 
     def written(self) -> Written:
@@ -203,8 +203,8 @@ class LevenbergMarquardt(Rows):
             return self.gradient
         return torch.where(self.box.holds(self.x, -self.gradient), 0.0, self.gradient)
 
-    def verdict(self, status: Tensor) -> Tensor:
-        """The number of the end of each, or `RUNNING`."""
+    def status_now(self, status: Tensor) -> Tensor:
+        """The numbers of the ends of problems that end here."""
         if self.limits.gtol is not None:
             status[self._free_gradient().abs().amax(-1) < self.limits.gtol] = 1
         status[~(torch.isfinite(self.cost) & torch.isfinite(self.jacobian).all(-1).all(-1))] = -1

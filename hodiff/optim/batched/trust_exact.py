@@ -59,7 +59,7 @@ class TrustExact(Rows):
         start = cls(
             problems, options, index, ones, x, found.values, gradient, hessian, radius, 0 * ones, ones, ones.clone()
         )
-        start.status = start.verdict()
+        start.status = start.status_now()
         return start
 
     def advance(self) -> None:
@@ -87,7 +87,7 @@ class TrustExact(Rows):
         self.gradient = chosen(taken, gradient, self.gradient)
         self.hessian = chosen(taken, hessian, self.hessian)
         self.nit, self.nfev, self.njev = self.nit + 1, self.nfev + 1, self.njev + 1
-        self.status = torch.where(stuck, PRECISION.status, self.verdict())
+        self.status = torch.where(stuck, PRECISION.status, self.status_now())
 
     def written(self) -> Written:
         """What a result tells of each problem."""
@@ -101,8 +101,8 @@ class TrustExact(Rows):
         told = (-change > noise) | (length(gradient) < length(self.gradient))
         return torch.where(told & (change < 0), quotient, -torch.inf)
 
-    def verdict(self) -> Tensor:
-        """The number of the end of each, or `RUNNING`."""
+    def status_now(self) -> Tensor:
+        """The numbers of the ends of problems that end here."""
         most = self.options.maxiter if self.options.maxiter is not None else 200 * self.x.shape[1]
         status = torch.full_like(self.nit, RUNNING)
         status[self.nit >= most] = ITERATIONS.status
