@@ -7,6 +7,12 @@ from three seeds, and medians count. The loss is that of all training images, an
 seconds are those of the processor, so that a busy machine changes little. SGD, Adam, AdaHessian and SophiaG see
 batches, the others all images in every step.
 
+In the saved run (benchmarks/results/digits_optimizers.md) a step of HessianFree costs fifty of Adam's, and is worth
+fewer at first and more in the end: it is last after a fifth of a second, and first after two. LBFGS, for which all
+images are one batch here, is first after a fifth of a second and soon at its tolerance. SophiaG ends below Adam, and is
+behind until then. AdaHessian takes a product with the Hessian in every step, so that it makes a fifth of Adam's steps
+in the same time, and is behind it throughout.
+
 `OPTIMIZERS` is a table: another one is one more row of it.
 """
 

@@ -21,6 +21,13 @@ with this prior, and with its p the predictions are likelier than the network's 
 accuracy, log likelihood, expected calibration error (how far confidence is from the share of right answers, over ten
 bins), and the entropy of predictions, also on digits that were never shown, the 8 and 9.
 
+A run with the defaults:
+
+                             test, %  likelihood  calibration  entropy  never shown
+    one network                 78.9      -1.538       0.1520    0.171        0.497
+    p by evidence, 0.18         79.0      -0.949       0.2297    1.383        1.718
+    p by validation, 0.56       78.9      -0.847       0.0897    0.930        1.414
+
 Source: D. MacKay, "The evidence framework applied to classification networks", Neural Computation 4 (1992), for the
 evidence and the mean of softmaxes; H. Ritter, A. Botev & D. Barber, "A scalable Laplace approximation for neural
 networks", ICLR 2018; E. Daxberger et al., "Laplace redux", NeurIPS 2021, for last layers; C. Guo, G. Pleiss, Y. Sun &

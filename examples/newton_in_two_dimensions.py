@@ -5,10 +5,10 @@
 The picture of docs/optimizers.md is its figure.
 
 Rosenbrock's function has a narrow valley that bends, Himmelblau's four minima with saddles between them. Gradient
-descent goes straight down and needs hundreds of steps in the valley. Newton's method goes to the stationary point of
-the quadratic model: in a few steps, uphill if it must, and on Himmelblau's function to a saddle. "trust-ncg" minimises
-the same model in a ball, the trust region, and so goes down only; "bfgs" learns the curvature from gradients. The last
-column is told by the eigenvalues of the Hessian at the end.
+descent goes straight down, and is still in the valley after 5,000 steps. Newton's method goes to the stationary point
+of the quadratic model: in a few steps, uphill if it must, and on Himmelblau's function to a saddle. "trust-ncg"
+minimises the same model in a ball, the trust region, and so goes down only; "bfgs" learns the curvature from gradients.
+The last column is told by the eigenvalues of the Hessian at the end.
 
 SciPy does not tell the radii of the balls. They follow from the iterates by its rule: a quarter where the value fell by
 less than a quarter of what the model predicted, twice where it fell by more than three quarters and the step was as

@@ -28,8 +28,12 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
     The gradient is traced through autograd, so that forward and backward are fused together, and its matrix products
     run on whichever of torch's CPU libraries is faster on this processor. A graph is made for each form of the
     arguments (shapes, dtypes, values of what is no tensor), which takes seconds, and its first result is compared with
-    the eager gradient. Where they disagree, or the function cannot be traced because it branches on values, a warning
-    says so and that form stays eager. The result carries no graph.
+    the eager gradient. Where they disagree, or the function cannot be traced, a warning says so and that form stays
+    eager. The result carries no graph.
+
+    Numbers of tensors that the function reads, as in `if x.sum() > 0` or `x[mask]`, are compared in each call before
+    its graph runs; another way has a graph of its own. There are at most 8, or 2 where a float was read; further ways
+    are eager, with a warning.
 
     What `f` reads besides its arguments (closures, globals, attributes of objects and modules, containers) is looked
     at in each call: tensors are inputs of the graph, and other numbers, flags or functions have a graph of their own.

@@ -170,7 +170,7 @@ def _is_library(namespace: dict[str, Any]) -> bool:
 
 
 def _entries(container: Any, keys: Sequence[Any]) -> Iterator[Place]:
-    get = partial(dict.__getitem__, container) if isinstance(container, dict) else container.__getitem__
+    get = dict.__getitem__.__get__(container) if isinstance(container, dict) else container.__getitem__
     for key in keys:
         kind: Any = type(get(key))
         if not is_atom(kind):

@@ -262,6 +262,19 @@ def test_running_statistics_are_updated_once_a_call(uncompiled):
         assert torch.allclose(modules[0].get_buffer(name), buffer)
 
 
+def test_running_statistics_are_updated_once_where_numbers_are_read(uncompiled):
+    modules = [torch.nn.BatchNorm1d(3, dtype=D) for _ in range(2)]
+    x = draw(4, 3)
+    gradient = hodiff.compile_gradient(lambda x: modules[0](x).pow(3).sum() * (1 if modules[0](x).sum() < 1 else 2))
+    for _ in range(2):
+        gradient(x)
+        for _ in range(2):
+            modules[1](x)
+    for name, buffer in modules[1].named_buffers():
+        assert torch.allclose(modules[0].get_buffer(name), buffer), name
+    assert len(uncompiled) == 1
+
+
 def test_refuses():
     with pytest.raises(hodiff.InputError, match="f must be callable"):
         hodiff.compile_gradient(3)

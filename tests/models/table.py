@@ -1,6 +1,6 @@
 """Write the table of what hodiff does with models into the documentation.
 
-python tests/models/table.py [--compiled]
+python tests/models/table.py [--captured]
 """
 
 import argparse
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "models.md"
-FEATURES = ("products", "operator", "compiled operator", "Gauss-Newton", "top eigenvalue")
+FEATURES = ("products", "operator", "Gauss-Newton", "top eigenvalue")
 INTRODUCTION = """\
 # Models that people have
 
@@ -36,6 +36,16 @@ has no forward mode.
 
 """
 
+CAPTURED = """\
+## Compiled operators
+
+Errors of products by `HessianOperator(..., compile=True)`, with the graphs that are captured, which torch is not asked
+to compile here, and the time to capture them; or what the operator says when it stays eager.
+`python tests/models/table.py --captured` writes this section alone.
+
+"""
+AFTER = "\nWith "
+
 
 def cell(measure: "Measure | None") -> str:
     """An error or a text, and the seconds."""
@@ -49,16 +59,22 @@ def line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def page(rows: Iterable[tuple["Architecture", list["Measure"]]], features: tuple[str, ...]) -> str:
-    """The text: what is said, then what is measured."""
+def captured(rows: Iterable[tuple["Architecture", "Measure"]]) -> str:
+    """The section on compiled operators."""
+    lines = [line(architecture.name, cell(measure)) for architecture, measure in rows]
+    return CAPTURED + "\n".join([line("model", "compiled operator"), line("---", "---"), *lines, ""])
+
+
+def page(rows: Iterable[tuple["Architecture", list["Measure"]]], section: str) -> str:
+    """The text: what is said, then what is measured, with the section on compiled operators."""
     rows = list(rows)
     said = [line("model", "`check`", "`preflight`"), line("---", "---", "---")]
-    measured = [line("model", *features), line("---", *["---"] * len(features))]
+    measured = [line("model", *FEATURES), line("---", *["---"] * len(FEATURES))]
     for architecture, measures in rows:
         by_feature = {each.feature: each for each in measures}
         said.append(line(architecture.name, cell(by_feature["check"]), cell(by_feature["preflight"])))
         if architecture.measured:
-            measured.append(line(architecture.name, *(cell(by_feature.get(each)) for each in features)))
+            measured.append(line(architecture.name, *(cell(by_feature.get(each)) for each in FEATURES)))
     packages = sorted({architecture.needs for architecture, _ in rows if architecture.needs} | {"torch"})
     versions = ", ".join(f"{each} {importlib.metadata.version(each)}" for each in packages)
     return INTRODUCTION + "\n".join([
@@ -68,6 +84,7 @@ def page(rows: Iterable[tuple["Architecture", list["Measure"]]], features: tuple
         "",
         *measured,
         "",
+        section,
         f"With {versions}.",
         "",
     ])
@@ -75,17 +92,22 @@ def page(rows: Iterable[tuple["Architecture", list["Measure"]]], features: tuple
 
 def main() -> None:
     import torch
-    from models.measures import measures
+    from models.measures import measured_captured, measures
     from models.specimen import architectures
     from tqdm import tqdm
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--compiled", action="store_true", help="compile operators as well, which takes minutes")
-    compiled = parser.parse_args().compiled
+    parser.add_argument("--captured", action="store_true", help="write the section on compiled operators alone")
+    alone = parser.parse_args().captured
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    rows = [(one, list(measures(one, compiled=compiled))) for one in tqdm(architectures(), unit=" models")]
-    text = page(rows, tuple(each for each in FEATURES if compiled or not each.startswith("compiled")))
+    every = architectures()
+    section = captured((one, measured_captured(one)) for one in tqdm(every, unit=" models") if one.measured)
+    if alone:
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(CAPTURED.partition("\n")[0])
+        text = before + section + AFTER + rest.rpartition(AFTER)[2]
+    else:
+        text = page([(one, list(measures(one))) for one in tqdm(every, unit=" models")], section)
     PAGE.write_text(text, encoding="utf-8")
     sys.stdout.write(text)
 

@@ -37,8 +37,8 @@ def _passed(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def _is_users(frame: FrameType) -> bool:
-    # What is run as a script has the name of a module of Python's.
-    name = str(frame.f_globals.get("__name__", ""))
+    # What torch makes of text is in no module, and what is run as a script has the name of one of Python's.
+    name = str(frame.f_globals.get("__name__", "torch"))
     return name == "__main__" or name.partition(".")[0] not in _BETWEEN
 
 

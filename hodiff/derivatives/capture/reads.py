@@ -41,9 +41,6 @@ class Reads(EagerDispatchMode):
             return answer(self, *args, **kwargs)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             raise RandomNumbersError(str(func))
-        if getattr(kwargs.get("device"), "type", "") == "meta" and isinstance(args[0], Tensor):
-            # Where torch's formulas ask a tensor without data for its device in C++, it tells this one.
-            kwargs = kwargs | {"device": args[0].device}
         return func(*args, **kwargs)
 
     def number(self, x: Tensor) -> Any:

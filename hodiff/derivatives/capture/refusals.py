@@ -42,6 +42,11 @@ class VectorReadError(CaptureError):
 # What torch says of a trace that went wrong, what that means, and the remedy.
 _MEANINGS = (
     (
+        lambda error: type(error).__name__ == "FakeTensorDeviceMismatchError" and "meta" in str(error),
+        "torch cannot trace forward mode inside of what is differentiated once more, as by torch.func.hessian, jacfwd "
+        "and jvp; use torch.func.grad and jacrev there, which are traced",
+    ),
+    (
         lambda error: type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"),
         "the size or the number that {said} returns is known with the numbers of a tensor alone; use an operator whose "
         "result has one shape, such as torch.where or a product with a mask",

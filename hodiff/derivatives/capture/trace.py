@@ -61,6 +61,9 @@ def take_conditions(traced: fx.GraphModule) -> fx.GraphModule | None:
         return None
     alone = fx.GraphModule(traced, copy.deepcopy(traced.graph))
     alone.graph.output_node().args = ((),)
+    for node in reversed(alone.graph.nodes):
+        if writes(node.target) and not node.users:  # to buffers, which are updated once
+            alone.graph.erase_node(node)
     alone.graph.eliminate_dead_code()
     alone.recompile()
     for node in conditions:

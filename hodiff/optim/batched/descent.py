@@ -81,7 +81,7 @@ class Descent(Rows):
             problems, options, box, memory, index, count, x, found.values, gradient, x, search, count, count + 1
         )
         start.status = start.verdict(torch.full_like(found.values, torch.inf))
-        start._set_out(torch.ones_like(index, dtype=torch.bool))
+        start.set_out(torch.ones_like(index, dtype=torch.bool))
         return start
 
     def advance(self) -> None:
@@ -107,7 +107,7 @@ class Descent(Rows):
         # A search that found nothing along its direction looks along the gradient before it gives up.
         self.status = torch.where(stuck & self.memory.fresh & (status == RUNNING), PRECISION.status, status)
         self.memory.forget(stuck)
-        self._set_out(taken | stuck)
+        self.set_out(taken | stuck)
 
     def written(self) -> Written:
         """What a result tells of each problem."""
@@ -116,7 +116,7 @@ class Descent(Rows):
             found["hess_inv"] = self.memory.matrix
         return {**found, "nit": self.nit, "nfev": self.nfev, "njev": self.nfev}
 
-    def _set_out(self, which: Tensor) -> None:
+    def set_out(self, which: Tensor) -> None:
         """New directions and searches for some problems."""
         if not bool(which.any()):
             return
@@ -138,6 +138,7 @@ class Descent(Rows):
         self.search.anew(which, self.value, slope, first)
 
     def verdict(self, fall: Tensor) -> Tensor:
+        """The number of the end of each, or `RUNNING`."""
         most = self.options.maxiter if self.options.maxiter is not None else 200 * self.x.shape[1]
         slope = self.gradient
         if self.box is not None:

@@ -130,7 +130,7 @@ class LevenbergMarquardt(Rows):
             ones,
         )
         start.status = start.verdict(torch.full_like(index, RUNNING))
-        start._scale()
+        start.rescale()
         columns = matrix / start.scales[:, None, :]
         start.damping = FIRST * columns.square().sum(1).amax(-1).clamp_min(torch.finfo(x.dtype).tiny)
         return start
@@ -172,7 +172,7 @@ class LevenbergMarquardt(Rows):
         self.jacobian, self.gradient = matrix, times(matrix.mT, self.residuals)
         self.nit, self.nfev, self.njev = self.nit + taken, self.nfev + 1, self.njev + taken
         self.status = self.verdict(status)
-        self._scale()
+        self.rescale()
 
     def written(self) -> Written:
         """What a result tells of each problem."""
@@ -192,7 +192,7 @@ class LevenbergMarquardt(Rows):
         scaled = -torch.cholesky_solve((unit * self.gradient)[..., None], factor)[..., 0]
         return unit * scaled, fault == 0
 
-    def _scale(self) -> None:
+    def rescale(self) -> None:
         """As MINPACK has them: what was steep stays so, and columns of zeros count as one."""
         if self.by_columns:
             grown = self.scales.maximum(torch.linalg.vector_norm(self.jacobian, dim=1))
@@ -204,6 +204,7 @@ class LevenbergMarquardt(Rows):
         return torch.where(self.box.holds(self.x, -self.gradient), 0.0, self.gradient)
 
     def verdict(self, status: Tensor) -> Tensor:
+        """The number of the end of each, or `RUNNING`."""
         if self.limits.gtol is not None:
             status[self._free_gradient().abs().amax(-1) < self.limits.gtol] = 1
         status[~(torch.isfinite(self.cost) & torch.isfinite(self.jacobian).all(-1).all(-1))] = -1

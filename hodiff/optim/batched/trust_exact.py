@@ -102,6 +102,7 @@ class TrustExact(Rows):
         return torch.where(told & (change < 0), quotient, -torch.inf)
 
     def verdict(self) -> Tensor:
+        """The number of the end of each, or `RUNNING`."""
         most = self.options.maxiter if self.options.maxiter is not None else 200 * self.x.shape[1]
         status = torch.full_like(self.nit, RUNNING)
         status[self.nit >= most] = ITERATIONS.status

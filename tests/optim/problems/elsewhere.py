@@ -102,8 +102,8 @@ SCALABLE = {
     ("trigonometric", 10000, "newton-cg"),
     ("trigonometric", 10000, "l-bfgs-b"),
 }
-# Where our own methods may not end at a published minimum; "lm-geodesic" always does, but that a start next to that of Beale's
-# leads to infinity.
+# Where our own methods may not end at a published minimum; "lm-geodesic" always does, but that a start next to that of
+# Beale's function leads to infinity.
 OWN = {
     ("beale", "lm-geodesic"),
     ("brown badly scaled", "newton-krylov"),
