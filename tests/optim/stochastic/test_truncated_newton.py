@@ -149,8 +149,8 @@ def test_squared_gradients_of_examples():
     true = 6 * ((excess[:, :, None] * x[:, None, :]) ** 2).sum(0).reshape(-1)
     targets = torch.from_numpy(y)
     model = GaussNewtonModel("test", [w], (torch.from_numpy(x) @ w.T, lambda z: F.mse_loss(z, targets)))
-    drawn = model.squared_gradients(4000, torch.Generator().manual_seed(0))
-    np.testing.assert_allclose(drawn, true, rtol=0.12)
+    drawn = model.squared_gradients(1500, torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(drawn, true, rtol=0.15)
 
 
 def test_preconditioned_hessian_free_finds_the_minimum_by_fewer_products():
