@@ -42,6 +42,12 @@ def on_one_side(x: Tensor) -> Tensor:
     return (x**3).sum() if x.sum() > 0 else (x**4).sum()
 
 
+def in_inference_mode(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        positive = (x.detach().sum() > 0).item()
+    return (x**3).sum() if positive else (x**4).sum()
+
+
 def as_often_as_positive(x: Tensor) -> Tensor:
     for _ in range(int((x > 0).sum())):
         x = 2 * x
@@ -76,6 +82,7 @@ def repeated(x: Tensor) -> Tensor:
 # The diagonal of each Hessian by hand.
 DIAGONALS: dict[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] = {
     on_one_side: lambda x: 6 * x if x.sum() > 0 else 12 * x**2,
+    in_inference_mode: lambda x: 6 * x if x.sum() > 0 else 12 * x**2,
     as_often_as_positive: lambda x: 2 * 4.0 ** int((x > 0).sum()) * torch.ones_like(x),
     of_the_positive: lambda x: 6 * x.clamp(min=0),
     where_positive: lambda x: 2.0 * (x > 0).sum() * (x > 0),
