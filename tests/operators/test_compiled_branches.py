@@ -1,9 +1,13 @@
 """Functions that read numbers on their way: a graph for each way, never used on another, or a reason for none."""
 
 import math
+import sys
+import sysconfig
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -218,6 +222,25 @@ def test_containers_are_not_asked(compilations: list[fx.GraphModule]) -> None:
 
     torch.testing.assert_close(HessianOperator(f, X, compile=True) @ X, 6 * X * X)
     assert compilations
+
+
+@pytest.mark.parametrize("kind", [tuple, dict])
+def test_constants_of_packages(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method's coefficients are in its graph; what a package keeps in a dict may be the user's."""
+    coefficients = torch.arange(4, dtype=D)
+    package = types.ModuleType(f"a_package_of_{kind.__name__}s")
+    package.__file__ = f"{sysconfig.get_path('purelib')}/{package.__name__}.py"
+    package.__dict__["TABLE"] = (coefficients,) if kind is tuple else {"a": coefficients}
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    A = HessianOperator(lambda x: (coefficients_of(package) * x**2).sum(), X, compile=True)
+    with nullcontext() if kind is tuple else pytest.warns(hodiff.HodiffWarning, match="reads a tensor of shape"):
+        torch.testing.assert_close(A @ X, 2 * coefficients * X)
+
+
+def coefficients_of(package: types.ModuleType) -> Tensor:
+    table = sys.modules[package.__name__].__dict__["TABLE"]
+    found: Tensor = next(iter(table.values() if isinstance(table, dict) else table))
+    return found
 
 
 def test_who_waits_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
