@@ -93,8 +93,9 @@ class GraphsByForm(Generic[G]):
                     tried.append(graph)
                     other = error
                     continue
-                if branches.graphs[0] is not graph:
-                    branches.graphs.sort(key=lambda each: each is not graph)
+                if tried:
+                    with one_thread_at_a_time():
+                        branches.graphs.sort(key=lambda each: each is not graph)
                 return result
 
     def _find(self, roots: tuple[Any, ...], arguments: Arguments) -> tuple[_Branches[G], tuple[Tensor, ...]]:

@@ -1,9 +1,13 @@
 """Functions that read numbers on their way: a graph for each way, never used on another, or a reason for none."""
 
 import math
+import sys
+import sysconfig
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -42,6 +46,12 @@ def on_one_side(x: Tensor) -> Tensor:
     return (x**3).sum() if x.sum() > 0 else (x**4).sum()
 
 
+def in_inference_mode(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        positive = (x.detach().sum() > 0).item()
+    return (x**3).sum() if positive else (x**4).sum()
+
+
 def as_often_as_positive(x: Tensor) -> Tensor:
     for _ in range(int((x > 0).sum())):
         x = 2 * x
@@ -76,6 +86,7 @@ def repeated(x: Tensor) -> Tensor:
 # The diagonal of each Hessian by hand.
 DIAGONALS: dict[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] = {
     on_one_side: lambda x: 6 * x if x.sum() > 0 else 12 * x**2,
+    in_inference_mode: lambda x: 6 * x if x.sum() > 0 else 12 * x**2,
     as_often_as_positive: lambda x: 2 * 4.0 ** int((x > 0).sum()) * torch.ones_like(x),
     of_the_positive: lambda x: 6 * x.clamp(min=0),
     where_positive: lambda x: 2.0 * (x > 0).sum() * (x > 0),
@@ -211,6 +222,25 @@ def test_containers_are_not_asked(compilations: list[fx.GraphModule]) -> None:
 
     torch.testing.assert_close(HessianOperator(f, X, compile=True) @ X, 6 * X * X)
     assert compilations
+
+
+@pytest.mark.parametrize("kind", [tuple, dict])
+def test_constants_of_packages(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method's coefficients are in its graph; what a package keeps in a dict may be the user's."""
+    coefficients = torch.arange(4, dtype=D)
+    package = types.ModuleType(f"a_package_of_{kind.__name__}s")
+    package.__file__ = f"{sysconfig.get_path('purelib')}/{package.__name__}.py"
+    package.__dict__["TABLE"] = (coefficients,) if kind is tuple else {"a": coefficients}
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    A = HessianOperator(lambda x: (coefficients_of(package) * x**2).sum(), X, compile=True)
+    with nullcontext() if kind is tuple else pytest.warns(hodiff.HodiffWarning, match="reads a tensor of shape"):
+        torch.testing.assert_close(A @ X, 2 * coefficients * X)
+
+
+def coefficients_of(package: types.ModuleType) -> Tensor:
+    table = sys.modules[package.__name__].__dict__["TABLE"]
+    found: Tensor = next(iter(table.values() if isinstance(table, dict) else table))
+    return found
 
 
 def test_who_waits_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

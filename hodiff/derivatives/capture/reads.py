@@ -87,6 +87,7 @@ class Reads(EagerDispatchMode):
 # What is asked of numbers, and who answers.
 _ANSWERS: dict[Any, Callable[..., Any]] = {
     number_of: Reads.number,
+    aten.item.default: Reads.number,  # in inference mode
     aten.is_nonzero.default: Reads.truth,
     aten.equal.default: Reads.same,
     aten.nonzero.default: Reads.places,

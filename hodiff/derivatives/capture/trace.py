@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from hodiff.derivatives.capture.conditions import CONDITIONS, require
 from hodiff.derivatives.capture.reads import Reads
 from hodiff.derivatives.capture.refusals import HiddenTensorError
+from hodiff.recompute.library_constants import is_library_constant
 from hodiff.torch_internals.operators import writes
 
 
@@ -87,7 +88,9 @@ def drop_unused(graph: fx.GraphModule) -> list[int]:
 def _refuse_hidden(graph: fx.GraphModule) -> None:
     """Refuse a graph with a tensor that came from somewhere else than its inputs and its own constants."""
     for value in _constants(graph):
-        raise HiddenTensorError(value)
+        # Globals of packages are taken for constants.
+        if not is_library_constant(value):
+            raise HiddenTensorError(value)
 
 
 def _constants(graph: fx.GraphModule) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.derivatives.capture.refusals import CaptureError
 from hodiff.derivatives.compilation import Arguments, agree, warn_of_failure
 from hodiff.derivatives.graphs_by_form import GraphsByForm
 from hodiff.errors import HodiffError
@@ -78,7 +79,10 @@ class CompiledLinearizations:
             constants = tuple(each.detach() for each in constants)
             halves = capture(product, constants, tuple(v[0].clone() for v in vector))
             graphs = Graphs(self.caller, halves)
-            found = graphs.uncompiled(graphs.residuals(constants), vector)
+            residuals = graphs.residuals(constants)
+            if not all(isinstance(each, Tensor) for each in residuals):
+                raise CaptureError("it computes with a number that it reads from a tensor; keep it a tensor")
+            found = graphs.uncompiled(residuals, vector)
         except HodiffError:
             raise
         except Exception as error:
