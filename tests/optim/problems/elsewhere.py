@@ -114,8 +114,8 @@ OWN = {
     ("penalty 2 4", "ssbroyden"),
     ("watson 12", "newton-krylov"),
 }
-# Where many starts at once may not all end at a published minimum. Beale's: from next to the standard start Levenberg and
-# Marquardt's method with scales of the columns goes to infinity, as SciPy's does.
+# Where many starts at once may not all end at a published minimum. Beale's: from next to the standard start Levenberg
+# and Marquardt's method with scales of the columns goes to infinity, as SciPy's does.
 BATCHED = {
     ("beale", "lm"),
     ("biggs exp6", "trust-exact"),
