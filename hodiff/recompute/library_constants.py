@@ -11,7 +11,7 @@ from hodiff.recompute.reachable import LIBRARIES, is_users
 
 
 def is_library_constant(tensor: Tensor) -> bool:
-    """Whether a package has a tensor among its globals, itself or in a tuple with its lists; dicts may hold a user's."""
+    """Whether a package holds a tensor in its globals, alone or in a tuple with its lists; dicts may hold a user's."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in LIBRARIES or name == "__main__" or is_users(name):
             continue
