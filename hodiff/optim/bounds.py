@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import scipy
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hodiff.common.options import is_number
 from hodiff.common.trees import PyTree, describe
@@ -22,28 +23,33 @@ DENSE = 256
 _KINDS = {"eq": (0.0, 0.0), "ineq": (0.0, np.inf)}
 
 
-def bounds_of(caller: str, bounds: Any, variables: Variables) -> Any:
-    """SciPy's bounds, from its own forms or a pair of pytrees."""
+def bounds_of(caller: str, bounds: Any, variables: Variables, *, in_pairs: bool = True) -> Any:
+    """SciPy's bounds, from its own forms or a pair of pytrees; pairs of numbers are those of `minimize` alone."""
     if bounds is None:
         return None
     n = variables.space.size
     if isinstance(bounds, scipy.optimize.Bounds):
         lower, upper = bounds.lb, bounds.ub
-    elif isinstance(bounds, tuple) and len(bounds) == 2 and not any(map(_is_pair, bounds)):
+    elif _are_sides(bounds, in_pairs):
         lower, upper = (
             _limits(caller, each, empty, variables) for each, empty in zip(bounds, (-np.inf, np.inf), strict=True)
         )
-    elif isinstance(bounds, Iterable) and all(map(_is_pair, bounds := list(bounds))) and len(bounds) == n:
+    elif in_pairs and isinstance(bounds, Iterable) and all(map(_is_pair, pairs := list(bounds))) and len(pairs) == n:
+        if n == 2 and pytree.tree_structure(pairs[0]) == variables.space.spec:
+            raise InputError(
+                f"{caller}: bounds: expected scipy.optimize.Bounds(lower, upper), or two pytrees of tensors, got two "
+                "pairs of numbers, which may be those of each element, or lower and upper bounds in the structure of x0."
+            )
         lower, upper = (
-            np.array([empty if each[i] is None else each[i] for each in bounds], float)
+            np.array([empty if each[i] is None else each[i] for each in pairs], float)
             for i, empty in ((0, -np.inf), (1, np.inf))
         )
     else:
-        raise _refused(caller, bounds, n)
+        raise _refused(caller, bounds, n, in_pairs)
     try:
         lower, upper = (np.broadcast_to(np.asarray(each, float), (n,)) for each in (lower, upper))
     except ValueError:
-        raise _refused(caller, bounds, n) from None
+        raise _refused(caller, bounds, n, in_pairs) from None
     if (crossed := lower > upper).any():
         i = int(crossed.argmax())
         raise InputError(
@@ -51,6 +57,13 @@ def bounds_of(caller: str, bounds: Any, variables: Variables) -> Any:
             f"{upper[i]:g} for element {i} of x0 in pytree order."
         )
     return scipy.optimize.Bounds(lower, upper)
+
+
+def _are_sides(bounds: Any, in_pairs: bool) -> bool:
+    """Whether they are lower and upper bounds."""
+    if in_pairs:
+        return isinstance(bounds, tuple) and len(bounds) == 2 and not any(map(_is_pair, bounds))
+    return isinstance(bounds, (tuple, list)) and len(bounds) == 2
 
 
 def _is_pair(value: Any) -> bool:
@@ -67,13 +80,16 @@ def _limits(caller: str, tree: PyTree, empty: float, variables: Variables) -> An
         return tree
     if isinstance(tree, Tensor) and not tree.dim():
         return tree.item()
+    if isinstance(tree, (tuple, list)) and tree and all(map(is_number, tree)):
+        return np.array(tree, float)
     return variables.array(variables.space.flatten(tree, f"{caller}: bounds"))
 
 
-def _refused(caller: str, bounds: Any, n: int) -> InputError:
+def _refused(caller: str, bounds: Any, n: int, in_pairs: bool) -> InputError:
+    pairs = f" or {n} pairs of numbers," if in_pairs else ""
     return InputError(
-        f"{caller}: bounds: expected (lower, upper), each None, a number or a pytree like x0, or {n} pairs of numbers "
-        f"in pytree order, or scipy.optimize.Bounds, got {describe(bounds)}."
+        f"{caller}: bounds: expected (lower, upper), each None, a number, {n} numbers or a pytree like x0,{pairs} or "
+        f"scipy.optimize.Bounds, got {describe(bounds)}."
     )
 
 

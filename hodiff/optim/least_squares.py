@@ -72,7 +72,7 @@ def least_squares(
             or more) or "lm-geodesic" (our own, on the device of `x0`, without bounds, for any m): each step bends as
             the residuals do, by their exact second derivative along it, which costs a few evaluations and saves
             Jacobians in narrow curved canyons.
-        bounds: As in `hodiff.optim.minimize`.
+        bounds: `(lower, upper)`, each None, a number, n numbers or a pytree like `x0`; or `scipy.optimize.Bounds`.
         ftol: As for SciPy: ends where the cost changes by less than this part; None never.
         xtol: The same of a step's length against that of x.
         gtol: The same of the gradient's largest element.
@@ -181,7 +181,7 @@ def least_squares(
     if x_scale is not None:
         given["x_scale"] = scales_of(x_scale, variables)
     if bounds is not None:
-        given["bounds"] = bounds_of("least_squares", bounds, variables)
+        given["bounds"] = bounds_of("least_squares", bounds, variables, in_pairs=False)
     with np.errstate(all="ignore"):
         found = scipy.optimize.least_squares(
             value,

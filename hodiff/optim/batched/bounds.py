@@ -35,7 +35,7 @@ class Box(Rows):
         return (x >= self.upper).to(x.dtype) - (x <= self.lower).to(x.dtype)
 
 
-def box_of(caller: str, bounds: Any, batch: Batch) -> Box | None:
+def box_of(caller: str, bounds: Any, batch: Batch, *, in_pairs: bool = True) -> Box | None:
     """Bounds in any form of `minimize`, for one problem or with a row for each; None where there are none."""
     if bounds is None:
         return None
@@ -45,7 +45,7 @@ def box_of(caller: str, bounds: Any, batch: Batch) -> Box | None:
     shared: Any = bounds
     if any(row is not None for row in rows):
         shared = tuple(None if row is not None else side for row, side in zip(rows, sides, strict=True))
-    found = bounds_of(caller, shared, Variables(batch.first))
+    found = bounds_of(caller, shared, Variables(batch.first), in_pairs=in_pairs)
     lower, upper = (
         row if row is not None else torch.as_tensor(side.copy()).to(batch.start).expand_as(batch.start)
         for row, side in zip(rows, (found.lb, found.ub), strict=True)

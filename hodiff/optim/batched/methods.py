@@ -91,7 +91,7 @@ def least_squares_of_all(
 ) -> scipy.optimize.OptimizeResult:
     """Least squares of many problems at once."""
     batch = Batch("least_squares", x0)
-    box = box_of("least_squares", bounds, batch)
+    box = box_of("least_squares", bounds, batch, in_pairs=False)
     problems = Residuals(f, batch, args, in_dims)
     with torch.no_grad():
         course = LevenbergMarquardt.begin(problems, limits, box, _scales(x_scale, batch))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +71,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         loss = None if closure is None else self._evaluated(closure)
         if getattr(self, "found_inf", None) is not None and not self._unscale():
             return loss
+        self._forget_without_gradients(_has_none)
         for group in self.param_groups:
             self._refresh(group)
         self._descend()
@@ -134,6 +135,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
 
     def _remember(self, loss: Tensor, parameters: Sequence[Tensor], *, last: bool) -> None:
         """Add the curvature of a loss to what the step will take, and if its graph was spent on it, set gradients."""
+        self._forget_without_gradients(_has_none_or_zeros)
         estimates, gradients = self._estimated(loss, parameters, last)
         for parameter, estimate in estimates:
             _, before = self._pending.get(id(parameter), (parameter, None))
@@ -141,6 +143,11 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         if gradients:
             # Not by setting `grad`: hooks run as they do in any backward pass.
             torch.autograd.backward([p for p, _ in gradients], [g for _, g in gradients])
+
+    def _forget_without_gradients(self, is_without: Callable[[Tensor], bool]) -> None:
+        """Forget the curvature of backward passes whose gradients somebody else forgot, as by `model.zero_grad()`."""
+        if all(is_without(parameter) for parameter, _ in self._pending.values()):
+            self._pending.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """As in `torch.optim.Optimizer.state_dict`, with the state of the generator.
@@ -257,6 +264,14 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
                 f"{describe(parameter)}; call loss.backward() after the optimizer is made, step(closure), or "
                 "update_curvature(loss) before backward."
             )
+
+
+def _has_none(parameter: Tensor) -> bool:
+    return parameter.grad is None
+
+
+def _has_none_or_zeros(parameter: Tensor) -> bool:
+    return parameter.grad is None or not bool(parameter.grad.any())
 
 
 def _is_distributed() -> bool:
