@@ -38,7 +38,7 @@ def bounds_of(caller: str, bounds: Any, variables: Variables, *, in_pairs: bool 
         if n == 2 and pytree.tree_structure(pairs[0]) == variables.space.spec:
             raise InputError(
                 f"{caller}: bounds: expected scipy.optimize.Bounds(lower, upper), or two pytrees of tensors, got two "
-                "pairs of numbers, which may be those of each element, or lower and upper bounds in the structure of x0."
+                "pairs of numbers, which may be those of each element, or lower and upper bounds in x0's structure."
             )
         lower, upper = (
             np.array([empty if each[i] is None else each[i] for each in pairs], float)

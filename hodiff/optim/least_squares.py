@@ -22,7 +22,7 @@ from hodiff.optim.batched.methods import least_squares_of_all
 from hodiff.optim.bounds import bounds_of
 from hodiff.optim.geodesic import Problem, Rules, geodesic_least_squares
 from hodiff.optim.scales import scale_vector, scales_of
-from hodiff.optim.variables import Variables
+from hodiff.optim.variables import Variables, require_some
 from hodiff.optim.vector_function import numbers_of, vector_function
 from hodiff.rules.any_order import outside_graphs
 
@@ -149,6 +149,7 @@ def least_squares(
         limits = Limits(ftol, xtol, gtol, max_nfev)
         return least_squares_of_all(f, x0, args, in_dims, bounds, x_scale, limits)
     variables = Variables(x0)
+    require_some("least_squares", variables.space)
     residuals = vector_function("least_squares", "f", f, args, variables)
 
     def value(x: np.ndarray) -> np.ndarray:

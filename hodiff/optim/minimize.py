@@ -207,6 +207,9 @@ def _run(
             return run()
     except KeyboardInterrupt:
         return iterations.ended("Interrupted")
+    except StopIteration:
+        # Of a callback; some of SciPy's methods do not take it.
+        return iterations.ended("`callback` raised `StopIteration`")
     except (ValueError, np.linalg.LinAlgError):
         # SciPy's linear algebra refuses what is not finite, and some methods do not look before.
         if not objective.strayed:

@@ -13,7 +13,7 @@ from hodiff.derivatives import hessian_matrix
 from hodiff.derivatives.bound_function import bind
 from hodiff.derivatives.products_by_route import Leaves
 from hodiff.optim.point import Counts, Point
-from hodiff.optim.variables import Variables
+from hodiff.optim.variables import Variables, require_some
 
 
 class Objective:
@@ -35,6 +35,7 @@ class Objective:
     def __init__(self, caller: str, f: Callable[..., Any], x0: PyTree, args: tuple[Any, ...], *, curved: bool):
         self.function = bind(caller, f, (x0, *args), name="x0", complex_too=True)
         self.variables = Variables(x0)
+        require_some(caller, self.variables.space)
         self.counts = Counts()
         self.best: tuple[float, Any] | None = None
         self.strayed = False

@@ -8,7 +8,14 @@ from torch import Tensor
 
 from hodiff.common.trees import PyTree, strided
 from hodiff.derivatives.products_by_route import Leaves
+from hodiff.errors import InputError
 from hodiff.operators.spaces import Space
+
+
+def require_some(caller: str, space: Space) -> None:
+    """Refuse a start without numbers."""
+    if not space.size:
+        raise InputError(f"{caller}: x0: expected at least one number to move, got none.")
 
 
 class Variables:

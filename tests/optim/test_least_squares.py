@@ -115,3 +115,16 @@ def test_residuals_that_are_none():
         least_squares(lambda p: decay(p).log(), START)
     with pytest.raises(hodiff.InputError, match="as many residuals as unknowns"):
         least_squares(lambda p: p[:1], START, method="lm")
+
+
+@pytest.mark.parametrize(
+    "form", [tuple, list, lambda sides: tuple(map(np.array, sides)), lambda sides: so.Bounds(*sides)]
+)
+def test_bounds_are_lower_and_upper_as_for_scipy(form):
+    """Of two unknowns as well, where two pairs of `minimize` would look the same."""
+    start, target = np.array([0.5, 2.5]), np.array([5.0, -5.0])
+    expected = so.least_squares(lambda x: x - target, start, bounds=([0, 1], [2, 3])).x
+    found = least_squares(
+        lambda x: x - torch.from_numpy(target), torch.from_numpy(start), bounds=form(([0, 1], [2, 3]))
+    )
+    torch.testing.assert_close(found.x, torch.from_numpy(expected))

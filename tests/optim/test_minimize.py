@@ -304,3 +304,31 @@ def test_a_module_that_keeps_what_it_computed():
     found = minimize(lambda p: torch.func.functional_call(module, p, ()), {"w": torch.zeros(3, dtype=D)}, tol=1e-8)
     assert found.success
     torch.testing.assert_close(found.x["w"], torch.full((3,), 2.0, dtype=D).log(), atol=1e-6, rtol=0)
+
+
+def test_bounds_that_may_mean_two_things_are_refused():
+    pair = [torch.tensor(0.5, dtype=D), torch.tensor(2.5, dtype=D)]
+    f = lambda p: (p[0] - 5) ** 2 + (p[1] + 5) ** 2  # noqa: E731
+    with pytest.raises(hodiff.InputError, match="got two pairs of numbers, which may be"):
+        minimize(f, pair, method="l-bfgs-b", bounds=([0, 1], [2, 3]))
+    joined = torch.stack(pair)
+    expected = so.minimize(lambda x: (x[0] - 5) ** 2 + (x[1] + 5) ** 2, [0.5, 2.5], bounds=([0, 1], [2, 3])).x
+    found = minimize(f, joined, method="l-bfgs-b", bounds=([0, 1], [2, 3])).x
+    torch.testing.assert_close(found, torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("method", [*METHODS, "batched"])
+def test_a_start_of_no_elements_is_refused(method):
+    options = {"batched": True} if method == "batched" else {"method": method}
+    with pytest.raises(hodiff.InputError, match="minimize: x0: expected at least one number"):
+        minimize(lambda x: x.sum(), torch.zeros(4, 0, dtype=D), **options)
+
+
+@pytest.mark.parametrize("method", ["tnc", "l-bfgs-b", "newton-krylov"])
+def test_a_callback_ends_a_run(method):
+    def stop(result):
+        raise StopIteration
+
+    found = minimize(bowl, START, torch.zeros(5, dtype=D), method=method, callback=stop)
+    assert not found.success
+    assert "StopIteration" in found.message

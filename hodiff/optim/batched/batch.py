@@ -15,6 +15,7 @@ from hodiff.common.trees import PyTree, describe, flatten_primals, recordable, u
 from hodiff.errors import InputError
 from hodiff.operators.spaces import Space
 from hodiff.optim.batched.arguments import Arguments, InDims
+from hodiff.optim.variables import require_some
 
 
 class Batch:
@@ -37,6 +38,7 @@ class Batch:
         self.count = len(leaves[0])
         self._x0 = unflatten([recordable(leaf).detach() for leaf in leaves], spec)
         self.space = Space.of(self.first)
+        require_some(caller, self.space)
         self.start = self.vectors(self._x0)
 
     @property

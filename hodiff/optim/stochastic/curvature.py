@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         require_generator(self.caller, "generator", generator)
         self._generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._pending: dict[int, tuple[Tensor, Any]] = {}
+        self._aside: set[int] = set()
         super().__init__(params, {**defaults, "taken": 0, "refresh_at": 0})
         self._wait()
 
@@ -73,8 +74,14 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             return loss
         self._forget_without_gradients(_has_none)
         for group in self.param_groups:
+            # Refuses sparse ones before anything has changed.
+            list(self.gradients(group))
+        others = [group for group in self.param_groups if not _is_due(group)]
+        for group in self.param_groups:
             self._refresh(group)
+        self._aside = {id(p) for group in others for p in self._newcomers(group)}
         self._descend()
+        self._aside = set()
         for group in self.param_groups:
             group["taken"] += 1
         self._pending.clear()
@@ -135,6 +142,9 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
 
     def _remember(self, loss: Tensor, parameters: Sequence[Tensor], *, last: bool) -> None:
         """Add the curvature of a loss to what the step will take, and if its graph was spent on it, set gradients."""
+        if not bool(loss.isfinite()):
+            # Scripts leave such a batch out; the next one has curvature.
+            return
         self._forget_without_gradients(_has_none_or_zeros)
         estimates, gradients = self._estimated(loss, parameters, last)
         for parameter, estimate in estimates:
@@ -179,18 +189,25 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._pending = {}
+        self._pending, self._aside = {}, set()
         self._wait()
 
     def _due(self) -> list[Tensor]:
         """Parameters that wait for curvature."""
-        return [
-            p
-            for group in self.param_groups
-            if group["update_every"] is not None and group["taken"] >= group["refresh_at"]
-            for p in group["params"]
-            if p.requires_grad
-        ]
+        return [p for group in self.param_groups if _is_due(group) for p in group["params"] if p.requires_grad]
+
+    def _newcomers(self, group: Group) -> list[Tensor]:
+        """Parameters that have their first gradient where no curvature is due, which then is at the next step."""
+        if group["update_every"] is None:
+            return []
+        found = [p for p, _ in self.gradients(group) if not self.state[p].get("refreshes")]
+        if found:
+            group["refresh_at"] = group["taken"] + 1
+        return found
+
+    def gradients(self, group: Group) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `StochasticOptimizer`; newcomers wait for their curvature."""
+        return (pair for pair in super().gradients(group) if id(pair[0]) not in self._aside)
 
     def _evaluated(self, closure: Closure) -> Tensor:
         self._pending.clear()
@@ -264,6 +281,10 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
                 f"{describe(parameter)}; call loss.backward() after the optimizer is made, step(closure), or "
                 "update_curvature(loss) before backward."
             )
+
+
+def _is_due(group: Group) -> bool:
+    return group["update_every"] is not None and group["taken"] >= group["refresh_at"]
 
 
 def _has_none(parameter: Tensor) -> bool:

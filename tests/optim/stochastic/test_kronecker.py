@@ -229,3 +229,21 @@ def test_gradients_that_are_no_numbers(make):
     w.grad = torch.full((3, 2), torch.nan)
     with pytest.raises(hodiff.InputError, match="expected gradients whose squares are finite"):
         make([w]).step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_is_no_direction(dtype):
+    """Four inputs span four directions, and a step of gradient descent goes nowhere else."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 64, generator=generator, dtype=dtype)
+    # The first gradient has all four already: later ones would be turned with the basis only.
+    start = torch.randn(8, 64, generator=generator, dtype=dtype) / 8
+    w = start.clone().requires_grad_()
+    optimizer = SOAP([w], lr=1e-2)
+    for _ in range(30):
+        optimizer.zero_grad()
+        (100 * torch.nn.functional.cross_entropy(x @ w.T, torch.tensor([0, 1, 2, 0]))).backward()
+        optimizer.step()
+    moved = w.detach() - start
+    within = moved @ torch.linalg.pinv(x) @ x
+    assert (moved - within).norm() < 1e-5 * within.norm()

@@ -364,3 +364,86 @@ def test_memory_is_flat_over_a_thousand_steps(case):
     assert after <= before
     # What torch holds outside of Python, such as graphs, of which a thousand would be more.
     assert resident_bytes() < resident + 4 * 2**20
+
+
+def trained(optimizer_class, forget, data):
+    """A linear model in a script that leaves out the batches whose loss is not finite."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4)
+    optimizer = optimizer_class(model.parameters(), lr=0.01)
+    for inputs, labels in data:
+        forget(model, optimizer)
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        if loss.isfinite():
+            optimizer.step()
+    return model.weight.detach()
+
+
+def forget_in_vain(model, _):
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+FORGETTING = {
+    "optimizer": lambda _, optimizer: optimizer.zero_grad(),
+    "model": lambda model, _: model.zero_grad(),
+    "zeros": lambda model, _: model.zero_grad(set_to_none=False),
+    "by hand": forget_in_vain,
+}
+WITH_CURVATURE = ["SophiaH", "SophiaG", "AdaHessian", "KFAC", "EKFAC"]
+
+
+@pytest.mark.parametrize("name", WITH_CURVATURE)
+def test_curvature_goes_with_forgotten_gradients(name):
+    """However gradients are forgotten, and whether the batch that is left out is infinite or merely left out."""
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(8, 3, generator=generator), torch.arange(8) % 4) for _ in range(4)]
+    bad = [(factor * data[0][0], data[0][1]) for factor in (torch.inf, torch.nan)]
+    make = getattr(hodiff.optim, name)
+    expected = trained(make, FORGETTING["optimizer"], data)
+    for forget in FORGETTING.values():
+        assert torch.equal(trained(make, forget, [*bad[:1], data[0], *bad[1:], *data[1:]]), expected)
+    # One whose backward pass was seen, and whose gradients nobody wanted.
+    for forget in FORGETTING.values():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 4)
+        optimizer = make(model.parameters(), lr=0.01)
+        if name == "AdaHessian":  # no draws of the batch that is left out
+            optimizer._generator.set_state(torch.Generator().manual_seed(0).get_state())
+        nn.functional.cross_entropy(model(50 * data[1][0]), data[1][1]).backward()
+        forget(model, optimizer)
+        nn.functional.cross_entropy(model(data[0][0]), data[0][1]).backward()
+        pending = [h for _, h in optimizer._pending.values()]
+        assert all(one.count == 8 for one in pending if hasattr(one, "count"))
+        assert all(float(one.abs().max()) < 5 for one in pending if isinstance(one, torch.Tensor))
+
+
+@pytest.mark.parametrize("name", WITH_CURVATURE)
+def test_a_parameter_that_thaws_waits_for_its_curvature(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
+    model[0].requires_grad_(False)
+    optimizer = getattr(hodiff.optim, name)(model.parameters(), update_every=4)
+    inputs, labels = torch.randn(8, 3), torch.arange(8) % 4
+    moved = []
+    for step in range(6):
+        if step == 2:
+            model[0].requires_grad_(True)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        moved.append([not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)])
+    assert [each[0] for each in moved] == [False, False, False, True, True, True]
+    assert all(each[2] for each in moved)
+
+
+@pytest.mark.parametrize("name", WITH_CURVATURE)
+def test_sparse_gradients_are_refused_before_anything_changes(name):
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 5))
+    optimizer = getattr(hodiff.optim, name)(model.parameters())
+    nn.functional.cross_entropy(model(torch.arange(5)), torch.arange(5)).backward()
+    with pytest.raises(hodiff.InputError, match="expected dense gradients"):
+        optimizer.step()
+    assert not any(optimizer.state.values())

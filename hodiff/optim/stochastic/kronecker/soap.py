@@ -12,6 +12,9 @@ from hodiff.optim.stochastic.kronecker.base import KroneckerOptimizer, State
 from hodiff.optim.stochastic.kronecker.dimensions import multiplied
 from hodiff.optim.stochastic.kronecker.spectra import eigenvectors, turned
 
+# How many roundings of the longest direction are no direction.
+ROUNDINGS = 4
+
 
 class SOAP(KroneckerOptimizer):
     r"""Adam, in a basis that slowly turns towards the eigenvectors of the gradients' second moments.
@@ -100,8 +103,11 @@ class SOAP(KroneckerOptimizer):
         # In the basis, as the paper's M' is: one product less, and turned where the basis is.
         mean = state["exp_avg"].lerp_(projected, 1 - beta1) / (1 - beta1 ** state["step"])
         squares = state["exp_avg_sq"].mul_(beta2).addcmul_(projected, projected, value=1 - beta2)
-        scale = (squares / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
-        direction = multiplied(mean / scale, state["bases"])
+        scale = (squares / (1 - beta2 ** state["step"])).sqrt_()
+        # Where gradients have nothing, the change of basis leaves its rounding, which is no direction.
+        rounding = ROUNDINGS * torch.finfo(scale.dtype).eps * torch.linalg.vector_norm(scale)
+        steps = torch.where(scale > rounding, mean / (scale + group["eps"]), 0.0)
+        direction = multiplied(steps, state["bases"])
         self._average(state["moments"], gradient, beta2, 1 - beta2)
         if state["step"] % group["refresh_every"] == 0:
             self._turn(state)
