@@ -207,6 +207,12 @@ def _run(
             return run()
     except KeyboardInterrupt:
         return iterations.ended("Interrupted")
+    except TypeError as error:
+        # Other methods of SciPy's warn.
+        if "_minimize_" not in str(error):
+            raise
+        said = str(error).partition("() ")[2]
+        raise InputError(f"minimize: options: expected those of SciPy's method, which {said}.") from None
     except StopIteration:
         # Of a callback; some of SciPy's methods do not take it.
         return iterations.ended("`callback` raised `StopIteration`")

@@ -332,3 +332,8 @@ def test_a_callback_ends_a_run(method):
     found = minimize(bowl, START, torch.zeros(5, dtype=D), method=method, callback=stop)
     assert not found.success
     assert "StopIteration" in found.message
+
+
+def test_options_that_scipy_refuses():
+    with pytest.raises(hodiff.InputError, match="minimize: options: .* got an unexpected keyword argument 'max_iter'"):
+        minimize(bowl, START, torch.zeros(5, dtype=D), method="trust-constr", options={"max_iter": 1})

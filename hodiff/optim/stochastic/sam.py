@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -63,6 +64,8 @@ class SAM(StochasticOptimizer):
                 f"SAM: base: expected a class such as torch.optim.SGD, got {base!r}; pass its options here."
             )
         super().__init__(params, {"rho": rho, "adaptive": adaptive, "eta": eta, **options})
+        if inspect.signature(base.step).parameters["closure"].default is inspect.Parameter.empty:
+            raise InputError(f"SAM: base: expected one that steps without a closure, got {base.__name__}.")
         self.base = base(self.param_groups, **options)
         self.defaults = {**self.base.defaults, **self.defaults}
 

@@ -332,3 +332,8 @@ def test_closures_are_corrected():
     H = hodiff.hessian_matrix(by_primitives, at) + 0.3 * torch.eye(6)
     expected = at.reshape(-1) - torch.linalg.solve(H, torch.func.grad(by_primitives)(at).reshape(-1))
     torch.testing.assert_close(w.detach().reshape(-1), expected)
+
+
+def test_sam_refuses_a_base_that_asks_for_closures():
+    with pytest.raises(hodiff.InputError, match="SAM: base: expected one that steps without a closure, got LBFGS"):
+        hodiff.optim.SAM([torch.ones(2, requires_grad=True)], torch.optim.LBFGS)
