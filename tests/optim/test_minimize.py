@@ -335,5 +335,5 @@ def test_a_callback_ends_a_run(method):
 
 
 def test_options_that_scipy_refuses():
-    with pytest.raises(hodiff.InputError, match="minimize: options: .* got an unexpected keyword argument 'max_iter'"):
+    with pytest.raises(hodiff.InputError, match="got an unexpected keyword argument 'max_iter'"):
         minimize(bowl, START, torch.zeros(5, dtype=D), method="trust-constr", options={"max_iter": 1})
