@@ -74,7 +74,7 @@ def unet():
 
 ARCHITECTURES = [
     Architecture("ViT", vit, "transformers", warnings=MENDED),
-    Architecture("ResNet", resnet, "transformers", quick=True),
+    Architecture("ResNet", resnet, "transformers"),
     Architecture("ConvNeXt", convnext, "transformers", warnings=MENDED),
     Architecture("EfficientNet", efficientnet, "transformers"),
     Architecture("Swin", swin, "transformers", warnings=MENDED),
