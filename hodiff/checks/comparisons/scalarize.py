@@ -74,8 +74,9 @@ class ScalarProblem:
     @property
     def step(self) -> float:
         """Largest step in t for differences."""
-        finite = torch.cat([leaf.detach().double().cpu()[leaf.isfinite().cpu()] for leaf in self.leaves])
-        return 0.1 * self.reach * max(1.0, float(finite.square().mean().nan_to_num() ** 0.5))
+        count = sum(leaf.numel() for leaf in self.leaves)
+        square = sum(float(leaf.double().square().sum()) for leaf in self.leaves)
+        return 0.1 * self.reach * max(1.0, (square / count) ** 0.5)
 
     @property
     def dtypes(self) -> str:

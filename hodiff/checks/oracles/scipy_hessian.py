@@ -49,8 +49,8 @@ def scipy_hessian(
     .. math:: H_{ij} = \frac{\partial^2 f}{\partial x_i \, \partial x_j}
 
     ``f`` is called on one float64 point at a time under ``torch.no_grad()``, so it may detach, use NumPy, or
-    call code that has no derivative at all. Each of the n (n + 1) / 2 elements takes about 100 points, of which those
-    that several elements have are evaluated once.
+    call code that has no derivative at all. Each of the n (n + 1) / 2 elements takes about 100 points, and some hundreds
+    where the tolerances are out of reach; those that several elements have are evaluated once.
 
     Args:
         f: Maps ``x`` to a float64 scalar: a tensor of one element, a NumPy scalar or a Python float.
@@ -88,7 +88,10 @@ def scipy_hessian(
     flat = torch.cat([leaf.detach().to("cpu", torch.float64).reshape(-1) for leaf in leaves]).numpy()
     rows, columns = np.tril_indices(len(flat))
     known: dict[tuple[tuple[int, float], ...], float] = {}
-    options: Any = {"initial_step": initial_step, "order": order, "maxiter": maxiter, "tolerances": tolerances}
+    options: Any = {"initial_step": initial_step, "order": order, "maxiter": maxiter}
+    outer = {"rtol": np.finfo(float).eps ** 0.5, **(tolerances or {})}
+    # So that the slopes' errors do not count.
+    inner = {**outer, "rtol": outer["rtol"] / 100}
 
     def value(step: float, other: float, element: int) -> float:
         offsets = {rows[element]: step}
@@ -108,11 +111,17 @@ def scipy_hessian(
 
     def slope(other: np.ndarray, element: np.ndarray) -> np.ndarray:
         other, element = np.broadcast_arrays(other, element)
-        found = derivative(np.vectorize(value, otypes=[float]), np.zeros(other.shape), args=(other, element), **options)
+        found = derivative(
+            np.vectorize(value, otypes=[float]),
+            np.zeros(other.shape),
+            args=(other, element),
+            tolerances=inner,
+            **options,
+        )
         return np.asarray(found.df)
 
     with torch.no_grad(), np.errstate(all="ignore"), tqdm(total=POINTS * len(rows), disable=not progress) as bar:
-        found = derivative(slope, np.zeros(len(rows)), args=(np.arange(len(rows)),), **options)
+        found = derivative(slope, np.zeros(len(rows)), args=(np.arange(len(rows)),), tolerances=outer, **options)
     matrix, error = np.empty((2, len(flat), len(flat)))
     matrix[rows, columns] = matrix[columns, rows] = found.df
     error[rows, columns] = error[columns, rows] = found.error
