@@ -49,8 +49,8 @@ def scipy_hessian(
     .. math:: H_{ij} = \frac{\partial^2 f}{\partial x_i \, \partial x_j}
 
     ``f`` is called on one float64 point at a time under ``torch.no_grad()``, so it may detach, use NumPy, or
-    call code that has no derivative at all. Each of the n (n + 1) / 2 elements takes about 100 points, and some hundreds
-    where the tolerances are out of reach; those that several elements have are evaluated once.
+    call code that has no derivative at all. Each of the n (n + 1) / 2 elements takes about 100 points, and some
+    hundreds where the tolerances are out of reach; those that several elements have are evaluated once.
 
     Args:
         f: Maps ``x`` to a float64 scalar: a tensor of one element, a NumPy scalar or a Python float.
