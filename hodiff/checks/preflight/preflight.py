@@ -128,9 +128,10 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         listener = CallListener(correct, corrections)
         with stored_instead(), remarks, corrections, listener:
             outputs = _run(model, inputs, options)
+        own = leaves_made_inside(
+            pytree.tree_leaves(outputs), lambda: pytree.tree_leaves(_run(model, inputs, options)), known=held
+        )
         # A model may take another way where its inputs need no gradient, as in training.
-        again = lambda: pytree.tree_leaves(_run(model, inputs, options))  # noqa: E731
-        own = leaves_made_inside(pytree.tree_leaves(outputs), again, known=held)
         if modules:
             still, named = pytree.tree_map_only(Tensor, Tensor.detach, (inputs, options))
             outputs = (outputs, _run(model, still, named))

@@ -70,9 +70,9 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             RouteError: If torch does not implement a second derivative.
         """
         loss = None if closure is None else self._evaluated(closure)
+        self._forget_without_gradients(_has_none)
         if getattr(self, "found_inf", None) is not None and not self._unscale():
             return loss
-        self._forget_without_gradients(_has_none)
         for group in self.param_groups:
             # Refuses sparse ones before anything has changed.
             list(self.gradients(group))
@@ -80,8 +80,10 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         for group in self.param_groups:
             self._refresh(group)
         self._aside = {id(p) for group in others for p in self._newcomers(group)}
-        self._descend()
-        self._aside = set()
+        try:
+            self._descend()
+        finally:
+            self._aside = set()
         for group in self.param_groups:
             group["taken"] += 1
         self._pending.clear()
