@@ -55,7 +55,7 @@ class SophiaH(_Sophia, HutchinsonOptimizer):
 
     with a random u. No coordinate moves by more than the learning rate, and those of negative curvature by all of it.
     In a script, `torch.optim.Adam(model.parameters())` becomes `hodiff.optim.SophiaH(model.parameters())`, and nothing
-    else changes: every k steps `loss.backward()` shows its graph to the optimizer. See docs/optimizers.md for that and
+    else changes: every k steps `loss.backward()` shows its graph to the optimizer. See docs/guides/optimizers.md for that and
     for what it costs.
 
     Args:
