@@ -95,9 +95,8 @@ def test_what_does_not_exist_is_seen():
         "hodiff.meta.nothing",
     ]
     assert missing_links(page, "[a](docs/nowhere.md), [b](docs/explanations/routes.md#routes)") == ["docs/nowhere.md"]
-    assert missing_sections(page, "[a](docs/explanations/routes.md#routes), [b](docs/explanations/routes.md#detours)") == [
-        "docs/explanations/routes.md#detours"
-    ]
+    links = "[a](docs/explanations/routes.md#routes), [b](docs/explanations/routes.md#detours)"
+    assert missing_sections(page, links) == ["docs/explanations/routes.md#detours"]
 
 
 def test_architecture_names_files_and_functions_as_they_are():

@@ -1,4 +1,4 @@
-"""The reference: a page for each public room, made of signatures and docstrings, which griffe reads without importing."""
+"""The reference: a page for each public room, of signatures and docstrings, which griffe reads without importing."""
 
 from __future__ import annotations
 
@@ -110,7 +110,11 @@ def _entry(each: Documented, name: str) -> str:
 
 
 def _methods(each: griffe.Class) -> list[griffe.Function]:
-    return [m for m in each.members.values() if isinstance(m, griffe.Function) and m.docstring and not m.name.startswith("_")]
+    return [
+        m
+        for m in each.members.values()
+        if isinstance(m, griffe.Function) and m.docstring and not m.name.startswith("_")
+    ]
 
 
 def _method(method: griffe.Function) -> str:
@@ -123,7 +127,9 @@ def _method(method: griffe.Function) -> str:
 def _of_dataclass(each: griffe.Class) -> str:
     if not any("dataclass" in str(decorator.value) for decorator in each.decorators):
         return ""
-    fields = [f"{a.name}{f': {a.annotation}' if a.annotation else ''}" for a in each.attributes.values() if a.annotation]
+    fields = [
+        f"{a.name}{f': {a.annotation}' if a.annotation else ''}" for a in each.attributes.values() if a.annotation
+    ]
     return f"({', '.join(fields)})"
 
 
@@ -161,7 +167,9 @@ def _section(section: griffe.DocstringSection) -> str:
     if kind is griffe.DocstringSectionKind.text:
         return str(value)
     if kind is griffe.DocstringSectionKind.admonition:
-        return _example(value.contents) if value.kind.startswith("example") else f"**{section.title}**\n\n{value.contents}"
+        return (
+            _example(value.contents) if value.kind.startswith("example") else f"**{section.title}**\n\n{value.contents}"
+        )
     if kind is griffe.DocstringSectionKind.examples:
         return "\n\n".join(_example(text) for _, text in value)
     return _fields(kind, value)

@@ -41,15 +41,18 @@ def _version(path: object) -> tuple[int, ...]:
 
 
 def _of(entry: dict[str, dict[str, dict[str, object]]] | None, routes: list[str]) -> list[object] | None:
-    """For each run a word of letters, one a route; then the errors and messages of what is not right, by run and route."""
+    """For each run a word of letters, one a route; then, by run and route, errors of what is wrong and messages."""
     if entry is None:
         return None
     words = ["".join(LETTERS[str(entry[run][route]["status"])] for route in routes) for run in RUNS]
-    more: dict[str, object] = {}
+    more: dict[str, list[str]] = {}
     for run_index, run in enumerate(RUNS):
         for route_index, route in enumerate(routes):
             verdict = entry[run][route]
             if verdict["status"] in {"wrong", "raises", "non-finite", "timed out"}:
-                detail = verdict["detail"] or (f"error {verdict['error']:.0e}" if verdict["error"] is not None else "")
-                more[f"{run_index}{route_index}"] = str(detail)[:160]
+                shown = verdict["status"] == "wrong" and verdict["error"] is not None
+                more[f"{run_index}{route_index}"] = [
+                    f"{verdict['error']:.0e}" if shown else "",
+                    str(verdict["detail"])[:160],
+                ]
     return [*words, more]

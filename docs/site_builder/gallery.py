@@ -16,13 +16,17 @@ from site_builder.scripts import write_script
 INDEX = "examples/index.md"
 LESSONS = "examples/functions/"
 # Where a script's picture stands, if it has one.
-PICTURES = ("docs/images/{name}.png", "examples/functions/pictures/{name}.png", "examples/functions/pictures/{name}.svg")
+PICTURES = (
+    "docs/images/{name}.png",
+    "examples/functions/pictures/{name}.png",
+    "examples/functions/pictures/{name}.svg",
+)
 
 _INTRODUCTION = """\
 # Notebooks, lessons and examples
 
-Everything here runs: `python examples/digits_hessian.py`, or `jupyter lab examples/notebooks`. Papers that were reproduced
-have [pages of their own](../papers/index.md).
+Everything here runs: `python examples/digits_hessian.py`, or `jupyter lab examples/notebooks`. Papers that were
+reproduced have [pages of their own](../papers/index.md).
 """
 
 
@@ -59,7 +63,7 @@ def lesson_pages() -> list[str]:
 
 def _script(source: str, tree: Tree) -> Card:
     docstring = ast.get_docstring(ast.parse((ROOT / source).read_text(encoding="utf-8"))) or source
-    title, _, rest = docstring.partition("\n")
+    title = docstring.partition("\n")[0]
     name = PurePosixPath(source).stem
     names = (name, name.replace("_", "-"))
     pictures = [p for pattern in PICTURES for each in names if (ROOT / (p := pattern.format(name=each))).exists()]
@@ -103,7 +107,11 @@ def _first_picture(notebook: dict[str, list[dict[str, list[dict[str, dict[str, s
 def _grid(cards: list[Card]) -> str:
     lines = ["::::{grid} 1 2 3 3", ":gutter: 3", ""]
     for card in cards:
-        lines += [f":::{{grid-item-card}} {card.title}", f":link: {relative(card.page, INDEX).rsplit('.', 1)[0]}", ":link-type: doc"]
+        lines += [
+            f":::{{grid-item-card}} {card.title}",
+            f":link: {relative(card.page, INDEX).rsplit('.', 1)[0]}",
+            ":link-type: doc",
+        ]
         lines += [f":img-top: {relative(card.picture, INDEX)}"] if card.picture else []
         lines += ["", card.text, ":::", ""]
     return "\n".join([*lines, "::::"])

@@ -86,6 +86,11 @@ class Tree:
         """A page; two that claim one place are an error."""
         self.write_bytes(page, text.encode())
 
+    def append(self, page: str, text: str) -> None:
+        """More of a page that is written."""
+        with (self.folder / page).open("a", encoding="utf-8") as stream:
+            stream.write(f"\n{text}\n")
+
     def write_bytes(self, page: str, content: bytes) -> None:
         """A file of any kind."""
         if page in self.written:

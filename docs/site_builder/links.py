@@ -9,13 +9,15 @@ from pathlib import PurePosixPath
 from site_builder.layout import ASSETS, FINDINGS, ROOT, SiteError, Tree, page_of, relative
 
 _FENCE = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.MULTILINE | re.DOTALL)
+_LAST_LINE = re.compile(r"\n(?=\n *```$)")
 _LINK = re.compile(r"(!?)(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)")
 _FINDING = re.compile(r"hd\d{3}")
 
 
 def relinked(text: str, source: str, page: str, tree: Tree) -> str:
-    """The text of a file of the repository as it is to stand on a page; blocks of code stay as they are."""
+    """The text as it is to stand on a page; of blocks of code only the empty line that ends a doctest goes."""
     parts = _FENCE.split(text)
+    parts[1::2] = [_LAST_LINE.sub("", part) for part in parts[1::2]]
     parts[::2] = [_LINK.sub(lambda match: _link(match, source, page, tree), part) for part in parts[::2]]
     return "".join(parts)
 

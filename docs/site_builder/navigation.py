@@ -33,11 +33,26 @@ SIDE_BAR = {
     "Project": ("project/architecture.md", "project/contributing.md", "project/changelog.md"),
 }
 
+# Where a page of a folder stands that nobody entered above: at the end.
+OTHERS = {
+    "": "Guides",
+    "guides": "Guides",
+    "explanations": "Explanations",
+    "reference": "Reference",
+    "project": "Project",
+}
+
 
 def contents(pages: list[str], page: str, caption: str = "", depth: int = 1) -> str:
-    """A hidden table of contents."""
+    """A hidden table of contents; scripts go by their names, as their titles are sentences."""
     lines = [":::{toctree}", ":hidden:", f":maxdepth: {depth}", *([f":caption: {caption}"] if caption else []), ""]
-    return "\n".join([*lines, *(relative(each, page).rsplit(".", 1)[0] for each in pages), ":::"])
+    return "\n".join([*lines, *(_line(each, page) for each in pages), ":::"])
+
+
+def _line(each: str, page: str) -> str:
+    document = relative(each, page).rsplit(".", 1)[0]
+    is_script = each.startswith("examples/") and each.count("/") == 1
+    return f"{document} <{document}>" if is_script and document != "index" else document
 
 
 def side_bar(written: dict[str, None]) -> str:
@@ -45,11 +60,9 @@ def side_bar(written: dict[str, None]) -> str:
     listed = {page for pages in SIDE_BAR.values() for page in pages}
     if missing := listed - set(written):
         raise SiteError(f"The side bar names pages that are not there: {', '.join(sorted(missing))}.")
-    # A page of a room that nobody entered here stands at the end of its room.
-    rooms = {pages[-1].rpartition("/")[0]: caption for caption, pages in SIDE_BAR.items() if caption != "Start"}
     tables = {caption: list(pages) for caption, pages in SIDE_BAR.items()}
     for page in written:
-        room = page.rpartition("/")[0]
-        if room in {"guides", "explanations"} and page not in listed and page.endswith(".md"):
-            tables[rooms[room]].append(page)
+        room, _, name = page.rpartition("/")
+        if room in OTHERS and name.endswith(".md") and page not in {*listed, FRONT}:
+            tables[OTHERS[room]].append(page)
     return "\n\n".join(contents(pages, FRONT, caption, depth=2) for caption, pages in tables.items())

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
+from importlib import resources
 from pathlib import Path
 
-from site_builder.api import FOLDER as API
-from site_builder.api import write_api
+from site_builder.api import FOLDER, ROOMS, write_api
 from site_builder.audit import audit_script
 from site_builder.findings import SOURCE as FINDINGS_SOURCE
 from site_builder.findings import write_findings
@@ -20,12 +18,14 @@ from site_builder.scripts import write_sources
 
 STATIC, CONFIGURATION = (Path(__file__).resolve().parent / name for name in ("static", "sphinx"))
 FILTER = "reference/is_your_torch_wrong.md"
+API_INDEX = f"{FOLDER}/index.md"
 LESSONS = "examples/functions/index.md"
 
-_API_INDEX = """\
+_API_INTRODUCTION = """\
 # Reference of the interface
 
 What each room exports, from its docstrings. `hodiff.hvp` and its relatives stand in the first.
+
 """
 
 
@@ -41,19 +41,13 @@ def lay_out(folder: Path) -> Tree:
         room = index.removesuffix("index.md")
         below[index] = [page for page in texts if page.startswith(room) and page != index]
     for page, path in texts.items():
-        text = relinked((ROOT / path).read_text(encoding="utf-8"), path, page, tree)
-        if page == FILTER:
-            text += f"\n{(STATIC / 'audit.html').read_text(encoding='utf-8')}"
-        if page != FRONT:
-            tree.write(page, text + (f"\n{contents(below.pop(page), page)}\n" if page in below else ""))
-            continue
-        front = text
-    rooms = "\n".join(f"- [{page.removesuffix('.md').rpartition('/')[2]}]({page.removeprefix(f'{API}/')})" for page in api)
-    tree.write(f"{API}/index.md", f"{_API_INDEX}\n{rooms}\n\n{contents(api, f'{API}/index.md')}\n")
+        tree.write(page, relinked((ROOT / path).read_text(encoding="utf-8"), path, page, tree))
+    tree.append(FILTER, (STATIC / "audit.html").read_text(encoding="utf-8"))
+    tree.write(API_INDEX, _API_INTRODUCTION + "".join(f"- [{room}]({room}.md)\n" for room in ROOMS))
+    below[API_INDEX] = api
     for page, pages in below.items():
-        with (folder / page).open("a", encoding="utf-8") as stream:
-            stream.write(f"\n{contents(pages, page)}\n")
-    tree.write(FRONT, f"{front}\n{side_bar({**tree.written, FRONT: None})}\n")
+        tree.append(page, contents(pages, page))
+    tree.append(FRONT, side_bar(tree.written))
     write_sources(tree)
     _static(tree)
     return tree
@@ -66,7 +60,5 @@ def _static(tree: Tree) -> None:
     for path in sorted(STATIC.glob("*.[cj]s*")):
         tree.write_bytes(f"_static/{path.name}", path.read_bytes())
     tree.write("_static/audit_data.js", audit_script())
-    package = importlib.util.find_spec("ziamath")
-    assert package is not None and package.submodule_search_locations is not None
-    (fonts,) = package.submodule_search_locations
-    shutil.copy(Path(fonts) / "fonts" / "STIXTwoMath-Regular.ttf", tree.folder / "_static")
+    font = resources.files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf"
+    tree.write_bytes("_static/STIXTwoMath-Regular.ttf", font.read_bytes())

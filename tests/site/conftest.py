@@ -74,7 +74,9 @@ def page(browser, address):
     wrong = []
     page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    page.on("request", lambda sent: None if sent.url.startswith((address, "data:", "file:")) else wrong.append(sent.url))
+    page.on(
+        "request", lambda sent: None if sent.url.startswith((address, "data:", "file:")) else wrong.append(sent.url)
+    )
     yield page
     context.close()
     assert not wrong, wrong

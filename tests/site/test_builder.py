@@ -1,4 +1,4 @@
-"""How the site is laid out, before Sphinx sees it: links by hand, findings and the audit against the files they come from."""
+"""How the site is laid out, before Sphinx sees it: links by hand, findings and the audit against their files."""
 
 import json
 import re
@@ -51,6 +51,7 @@ def test_where_a_file_stands(path, page):
         ("[a](https://example.org)", "[a](https://example.org)"),
         ("[a](#data)", "[a](#data)"),
         ("```python\nx = [f](y)\n```", "```python\nx = [f](y)\n```"),
+        ("```python\n>>> 1\n1\n\n```\n\nText", "```python\n>>> 1\n1\n```\n\nText"),
     ],
 )
 def test_links_of_the_repository_become_those_of_the_site(tree, written, expected):
@@ -64,7 +65,9 @@ def test_a_link_that_leads_nowhere_stops_the_build(tree, target):
 
 
 def test_code_that_is_linked_to_gets_a_page(tree):
-    links.relinked("[a](../../hodiff/errors.py), [b](../../tests/models)", "docs/guides/meta.md", "guides/meta.md", tree)
+    links.relinked(
+        "[a](../../hodiff/errors.py), [b](../../tests/models)", "docs/guides/meta.md", "guides/meta.md", tree
+    )
     scripts.write_sources(tree)
     code = (tree.folder / "source/hodiff/errors.py.md").read_text()
     assert (layout.ROOT / "hodiff/errors.py").read_text().strip() in code
@@ -108,7 +111,8 @@ def test_a_side_bar_that_names_what_is_not_there_stops_the_build():
         navigation.side_bar({})
 
 
-def test_a_new_guide_is_in_the_side_bar():
+@pytest.mark.parametrize("new", ["guides/new", "new", "explanations/new"])
+def test_a_new_page_is_in_the_side_bar(new):
     written = {page: None for pages in navigation.SIDE_BAR.values() for page in pages}
-    assert "guides/new" not in navigation.side_bar(written)
-    assert "guides/new" in navigation.side_bar({**written, "guides/new.md": None})
+    assert new not in navigation.side_bar(written).splitlines()
+    assert new in navigation.side_bar({**written, f"{new}.md": None}).splitlines()

@@ -1,4 +1,4 @@
-"""The site in Chromium, held against the repository: search, formulas, the audit's filters, pictures, a narrow screen."""
+"""The site in Chromium, against the repository: search, formulas, the audit's filters, pictures, a narrow screen."""
 
 import pytest
 
@@ -28,7 +28,9 @@ def search(page, address, words):
     page.goto(f"{address}/search.html?q={words.replace(' ', '+')}")
     page.wait_for_selector("#search-results ul.search li a")
     page.wait_for_function("document.querySelector('#search-results p')?.innerText.includes('found')")
-    return page.eval_on_selector_all("#search-results ul.search li > a", "links => links.map(a => a.getAttribute('href'))")
+    return page.eval_on_selector_all(
+        "#search-results ul.search li > a", "links => links.map(a => a.getAttribute('href'))"
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,9 @@ def test_search_finds_the_page(page, address, words, expected):
 
 def test_formulas_are_drawn(page, address):
     page.goto(f"{address}/guides/operators.html")
-    sizes = page.eval_on_selector_all("math", "all => all.map(m => [m.getBoundingClientRect().width, m.getBoundingClientRect().height])")
+    sizes = page.eval_on_selector_all(
+        "math", "all => all.map(m => [m.getBoundingClientRect().width, m.getBoundingClientRect().height])"
+    )
     assert len(sizes) > 20
     assert all(width > 3 and height > 3 for width, height in sizes)
     # A fraction is drawn as one: its numerator stands above its denominator.

@@ -1,4 +1,4 @@
-"""The built pages as they are: links and anchors lead somewhere, nothing comes from another machine, formulas are MathML."""
+"""The built pages: links and anchors lead somewhere, nothing comes from another machine, formulas are MathML."""
 
 import re
 from functools import cache
@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import hodiff
 from hodiff.checks.findings.codes import CODES
 
 pytestmark = pytest.mark.slow
@@ -96,8 +97,6 @@ def test_every_finding_has_a_page_with_its_two_examples(pages, site):
 
 
 def test_what_the_interface_exports_is_documented(pages, site):
-    import hodiff  # noqa: PLC0415
-
     anchors = set().union(*(reader.anchors for path, reader in pages.items() if path.parent.name == "api"))
     for room in ("estimators", "operators", "optim", "meta", "implicit", "functions", "nn", "checks", "plot"):
         module = getattr(hodiff, room)

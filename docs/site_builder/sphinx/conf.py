@@ -8,7 +8,7 @@ sys.path.insert(0, str(HERE))
 
 project = "hodiff"
 author = "The hodiff developers"
-copyright = author  # noqa: A001
+copyright = author
 html_title = "hodiff"
 
 extensions = ["myst_nb", "sphinx_design", "sphinx_copybutton", "mathml"]
@@ -22,7 +22,7 @@ highlight_language = "none"
 
 # Notebooks are shown as they were committed.
 nb_execution_mode = "off"
-nb_ipywidgets_js = {}
+nb_ipywidgets_js: dict[str, object] = {}
 
 html_theme = "furo"
 html_static_path = ["_static"]

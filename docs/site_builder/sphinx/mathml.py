@@ -22,7 +22,9 @@ def _mathml(writer: Any, node: nodes.math | nodes.math_block, display: bool) -> 
 
 
 def _inline(writer: Any, node: nodes.math) -> None:
-    writer.body.append(f'<span class="math" title="{escape(node.astext())}">{_mathml(writer, node, display=False)}</span>')
+    writer.body.append(
+        f'<span class="math" title="{escape(node.astext())}">{_mathml(writer, node, display=False)}</span>'
+    )
     raise nodes.SkipNode
 
 

@@ -48,10 +48,10 @@
   function verdictCell(entry, run, route) {
     if (!entry) return cell("td", "not there");
     const letter = entry[run][route];
-    const detail = entry[2][`${run}${route}`] || "";
+    const [error, detail] = entry[2][`${run}${route}`] ?? ["", ""];
     const made = cell("td", AUDIT.verdicts[letter], detail);
     made.className = `verdict verdict-${letter === "-" ? "none" : letter}`;
-    if (detail && letter === "w") made.append(cell("small", ` ${detail.replace("error ", "")}`));
+    if (error) made.append(cell("small", ` ${error}`));
     return made;
   }
 
