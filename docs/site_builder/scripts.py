@@ -18,7 +18,7 @@ def write_script(source: str, tree: Tree) -> None:
     text = (ROOT / source).read_text(encoding="utf-8")
     docstring = ast.get_docstring(ast.parse(text)) or ""
     title, _, rest = docstring.partition("\n")
-    body = "\n\n".join([f"# {title.rstrip('.')}", rest.strip(), f"`{source}`", _fenced(_without(text), "python")])
+    body = "\n\n".join([f"# {title.rstrip('.')}", rest.strip("\n"), _fenced(_without(text), "python")])
     tree.write(page, relinked(f"{body}\n", source, page, tree))
 
 
