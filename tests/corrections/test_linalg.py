@@ -147,6 +147,7 @@ WRONG = (
 
 
 # One of each; the others, which differ in arguments, take longer than one wants to wait.
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", some_at_once(ALL, WRONG[::2]))
 def test_every_route(name):
     f, inputs = ALL[name]
@@ -167,6 +168,7 @@ def test_every_route_batched_and_compiled(name):
 RIGHT_SINCE = dict.fromkeys(("solve", "solve_ex", "tensorsolve", "det", "slogdet", "logdet"), "2.15")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_torch_fails_here(name):
     """Else nothing above proves anything, and a rule that stands aside would be missed."""

@@ -267,6 +267,7 @@ def seeded(f):
     return again
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ALPHA)
 def test_alpha_dropout_by_every_route(name):
     f, shape = ALPHA[name]

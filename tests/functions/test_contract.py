@@ -84,12 +84,14 @@ SECOND = [case for case in EXACT if case not in FIRST[::3]]
 SECOND_SOON = [case for case in SECOND if case in FIRST or case in SECOND[::5]]
 
 
+@pytest.mark.one_in(3)
 @others_slow([case for case in SECOND if case in SECOND_SOON or case.order == 2], soon=SECOND_SOON)
 def test_every_route_to_second_order(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=2, vmap=case.vmap, **case.check_options)
 
 
 # A third of the families at once: of all of them it takes a third of a minute.
+@pytest.mark.one_in(2)
 @others_slow([case for case in EXACT if case.order > 2], soon=FIRST[::3])
 def test_every_route_to_third_order(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=case.order, vmap=case.vmap, **case.check_options)
@@ -113,6 +115,7 @@ def test_compiled(case):
     assert not failed, failed
 
 
+@pytest.mark.one_in(3)
 @others_slow(
     [case for case in CASES if case.compile],
     soon=first_of_each_family([case for case in CASES if case.compile]),
@@ -153,6 +156,7 @@ def test_second_derivative_against_scipy(case):
     assert bool((gap <= allowed).all()), f"{float((gap - allowed).max()):.2e} beyond SciPy's own error"
 
 
+@pytest.mark.one_in(3)
 @each(APPROXIMATE)
 def test_derivatives_are_the_surrogates(case):
     """Values of one function, derivatives of every order and route of another."""

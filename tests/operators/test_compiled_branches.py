@@ -97,6 +97,7 @@ DIAGONALS: dict[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("f", DIAGONALS, ids=lambda f: f.__name__)
 def test_each_way_has_its_graph(f: Callable[[Tensor], Tensor]) -> None:
     A = HessianOperator(f, X, compile=True)
