@@ -97,12 +97,11 @@ def test_every_route_to_third_order(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=case.order, vmap=case.vmap, **case.check_options)
 
 
-COMPILED = [case for case in EXACT if case.compile]
-# One of each way in which a rule is made: of numbers, of several tensors, of rows.
-COMPILED_SOON = {"log_sigmoid"}
+# Seconds each: the first of each family; training steps below compile all of them.
+COMPILED = first_of_each_family([case for case in EXACT if case.compile])
 
 
-@others_slow(COMPILED, soon=[case for case in COMPILED if case.name in COMPILED_SOON])
+@others_slow(COMPILED, soon=[case for case in COMPILED if case.name == "log_sigmoid"])
 def test_compiled(case):
     def of_intermediates(*inputs):
         # Dynamo treats a Function of a graph's own inputs otherwise than one of what was computed from them.

@@ -22,6 +22,7 @@ PUBLISHED = (1_000, 2_000, 5_000)
 # The sixteen of the DIXMAAN family differ in factors and powers.
 ALIKE = {name for name in PROBLEMS if name.startswith("dixmaan")} - {"dixmaan b", "dixmaan l"}
 TRIED = {*in_turn(PROBLEMS, SMALL, by=3), *((name, "trust-ncg") for name in PROBLEMS if name not in ALIKE)}
+THOUSANDS_OF_STEPS = {("nondquar", "l-bfgs-b"), ("dixmaan l", "l-bfgs-b")}
 # More than a hundred milliseconds.
 LONG = {"arwhead", "chained rosenbrock", "discrete boundary value", "extended wood", "fletchcr", "nondquar"}
 
@@ -69,6 +70,8 @@ def cases():
                 continue
             for method in SMALL if n == 100 else LARGE:
                 if (name, method) not in TRIED or (n > 100 and (name, n, method) in ELSEWHERE):
+                    continue
+                if n > 100 and (name, method) in THOUSANDS_OF_STEPS:
                     continue
                 soon = (
                     n == 100
