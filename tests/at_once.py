@@ -18,3 +18,8 @@ def in_turn(rows: Iterable[Any], columns: Iterable[Any], by: int) -> list[tuple[
     """Of all pairs one in `by`; neighbouring rows meet other columns, and neighbouring columns other rows."""
     chosen = list(columns)
     return [(row, column) for i, row in enumerate(rows) for j, column in enumerate(chosen) if (i + j) % by == 0]
+
+
+def backend_of(case: Any, cases: Iterable[Any]) -> str | bool:
+    """What `check` compiles a case with: to compile takes far longer than all else, so that a third of them is."""
+    return "aot_eager" if case in list(cases)[::3] else False

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from at_once import some_at_once
+from at_once import backend_of, some_at_once
 from torch.linalg import eigh
 
 import hodiff
@@ -159,7 +159,7 @@ def test_every_route(name):
 def test_every_route_batched_and_compiled(name):
     f, inputs = ALL[name]
     # Dynamo fails, and says so, on the reshaped result of tensorsolve in a gradient of a tangent.
-    compile = "aot_eager" if name in CASES and not name.startswith("tensorsolve") else False
+    compile = backend_of(name, [each for each in CASES if not each.startswith("tensorsolve")])
     # Third order was the test above; compiled, there is none.
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, compile=compile, scipy=False)
 
