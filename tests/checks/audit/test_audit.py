@@ -323,7 +323,7 @@ def test_tables_on_file_have_both_runs_of_every_operator(version):
 
 def test_the_page_shows_the_tables_on_file(committed):
     versions = [audit_on_file(version) for version in versions_on_file()]
-    assert (ROOT / "docs" / "audit.md").read_text(encoding="utf-8") == markdown_page(
+    assert (ROOT / "docs" / "reference" / "audit.md").read_text(encoding="utf-8") == markdown_page(
         committed, versions, mutated_on_file()
     )
 

@@ -409,7 +409,7 @@ def test_help_lists_every_constructor(capsys):
     assert all(name in text for name in (*CALLS, *METHODS))
 
 
-GUIDE = ROOT / "docs" / "checking.md"
+GUIDE = ROOT / "docs" / "guides" / "checking.md"
 
 
 @pytest.mark.one_in(2)
