@@ -199,8 +199,11 @@ def test_first_and_second_derivative_are_the_references(case):
     ours, point = contracted(case, inputs)
     theirs, _ = contracted(case, inputs, case.reference)
     v = direction(point, 3)
-    assert_close(torch.func.grad(ours)(point), torch.func.grad(theirs)(point))
-    assert_close(hodiff.hvp(ours, point, v), hodiff.hvp(theirs, point, v, route="reverse-over-reverse"), 1e-9)
+    gradient, product = hodiff.grad_and_hvp(theirs, point, v, route="reverse-over-reverse")
+    assert_close(torch.func.grad(ours)(point), gradient)
+    assert_close(torch.func.jvp(ours, (point,), (v,))[1], gradient @ v)
+    for route in hodiff.ROUTES:
+        assert_close(hodiff.hvp(ours, point, v, route=route), product, 1e-9)
 
 
 @each([case for case in CASES if case.vmap])
