@@ -80,18 +80,14 @@ FIRST = first_of_each_family([case for case in EXACT if case.order > 2])
 
 
 # What goes through third order goes through second order there.
-SECOND = [case for case in EXACT if case not in FIRST[::3]]
-SECOND_SOON = [case for case in SECOND if case in FIRST or case in SECOND[::5]]
+SECOND = [case for case in EXACT if case.order == 2 or case in FIRST[1::3]]
 
 
-@pytest.mark.one_in(3)
-@others_slow([case for case in SECOND if case in SECOND_SOON or case.order == 2], soon=SECOND_SOON)
+@others_slow(SECOND, soon=FIRST[1::3])
 def test_every_route_to_second_order(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=2, vmap=case.vmap, **case.check_options)
 
 
-# A third of the families at once: of all of them it takes a third of a minute.
-@pytest.mark.one_in(2)
 @others_slow([case for case in EXACT if case.order > 2], soon=FIRST[::3])
 def test_every_route_to_third_order(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=case.order, vmap=case.vmap, **case.check_options)
