@@ -11,6 +11,7 @@ from hodiff.common.options import require_choice
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.stochastic.base import Group
 from hodiff.optim.stochastic.diagonal import HutchinsonOptimizer
+from hodiff.optim.stochastic.settings import settings_in
 
 
 class AdaHessian(HutchinsonOptimizer):
@@ -54,6 +55,8 @@ class AdaHessian(HutchinsonOptimizer):
     1, eq. 9 to 11.
     """
 
+    whole_state = frozenset({"curvature_sq", "refreshes"})
+
     def __init__(
         self,
         params: Any,
@@ -70,17 +73,7 @@ class AdaHessian(HutchinsonOptimizer):
         generator: torch.Generator | None = None,
     ):
         require_choice(self.caller, "probes", probes, PROBES)
-        defaults: Group = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "hessian_power": hessian_power,
-            "spatial_averaging": spatial_averaging,
-            "update_every": update_every,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults, probes, generator)
+        super().__init__(params, settings_in(locals()), probes, generator)
 
     def _absorb(self, parameter: Tensor, group: Group, curvature: Tensor) -> None:
         if group["spatial_averaging"] and parameter.dim() > 2:

@@ -85,6 +85,9 @@ class SAM(StochasticOptimizer):
         """
         require_closure(self.caller, closure)
         assert closure is not None
+        if self.base.__module__.startswith("torch."):
+            # Others may keep states in any dtype.
+            self.require_dtypes()
         loss = self.evaluated(closure)
         places = self._climb()
         try:

@@ -16,6 +16,9 @@ from hodiff.optim.stochastic.local_models import CURVATURES
 
 Check = Callable[[str, str, Any], None]
 
+BACKTRACKING, STRONG_WOLFE = "backtracking", "strong_wolfe"
+EMPIRICAL_FISHER = "empirical-fisher"
+
 
 def _require_rate(caller: str, argument: str, value: Any) -> None:
     """Refuse what is neither a finite number, zero or more, nor a tensor of one."""
@@ -74,7 +77,14 @@ CHECKS: Mapping[str, Check] = {
     "tolerance_change": _amount,
     "history_size": partial(require_int, least=1),
     "warm_start": partial(require_number, within=(0.0, 1.0)),
+    "line_search_fn": partial(require_choice, choices=(BACKTRACKING, STRONG_WOLFE), optional=True),
+    "preconditioner": partial(require_choice, choices=(EMPIRICAL_FISHER,), optional=True),
 }
+
+
+def settings_in(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among the arguments of a constructor, which hands its `locals()` over."""
+    return {name: value for name, value in arguments.items() if name in CHECKS}
 
 
 def require_settings(caller: str, group: Mapping[str, Any]) -> None:

@@ -16,10 +16,13 @@ from hodiff.optim.stochastic.base import Group
 from hodiff.optim.stochastic.curvature import Estimates
 from hodiff.optim.stochastic.diagonal import DiagonalOptimizer, HutchinsonOptimizer
 from hodiff.optim.stochastic.drawn_labels import in_a_loss, of_logits
+from hodiff.optim.stochastic.settings import settings_in
 
 
 class _Sophia(DiagonalOptimizer):
     """The step that both share."""
+
+    whole_state = frozenset({"curvature", "refreshes"})
 
     def _absorb(self, parameter: Tensor, group: Group, curvature: Tensor) -> None:
         state, beta = self.state[parameter], group["betas"][1]
@@ -103,9 +106,7 @@ class SophiaH(_Sophia, HutchinsonOptimizer):
         generator: torch.Generator | None = None,
     ):
         require_choice(self.caller, "probes", probes, PROBES)
-        super().__init__(
-            params, _settings(lr, betas, gamma, eps, weight_decay, update_every, maximize), probes, generator
-        )
+        super().__init__(params, settings_in(locals()), probes, generator)
 
 
 class SophiaG(_Sophia):
@@ -159,7 +160,7 @@ class SophiaG(_Sophia):
         maximize: bool = False,
         generator: torch.Generator | None = None,
     ):
-        super().__init__(params, _settings(lr, betas, gamma, eps, weight_decay, update_every, maximize), generator)
+        super().__init__(params, settings_in(locals()), generator)
 
     def update_curvature(self, logits: Tensor) -> None:
         """Take the curvature of the mean cross-entropy of logits now, whether it is due or not.
@@ -186,23 +187,3 @@ class SophiaG(_Sophia):
         # A loss is a number; logits come from `update_curvature` and have a dimension of classes.
         drawn = of_logits(loss, self._generator) if loss.dim() else in_a_loss(self.caller, loss, self._generator)
         return [(p, g) for p, g in zip(parameters, drawn.curvature(parameters), strict=True) if g is not None], []
-
-
-def _settings(
-    lr: float | Tensor,
-    betas: tuple[float, float],
-    gamma: float,
-    eps: float,
-    weight_decay: float,
-    update_every: int | None,
-    maximize: bool,
-) -> Group:
-    return {
-        "lr": lr,
-        "betas": betas,
-        "gamma": gamma,
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "update_every": update_every,
-        "maximize": maximize,
-    }

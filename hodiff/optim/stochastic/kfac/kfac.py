@@ -13,6 +13,7 @@ from hodiff.operators.kfac.layouts import Layout
 from hodiff.operators.kfac.options import EXPAND, MONTE_CARLO
 from hodiff.optim.stochastic.base import Group
 from hodiff.optim.stochastic.kfac.base import KroneckerFactoredOptimizer, State
+from hodiff.optim.stochastic.settings import settings_in
 
 
 class KFAC(KroneckerFactoredOptimizer):
@@ -82,6 +83,8 @@ class KFAC(KroneckerFactoredOptimizer):
     optimization using Kronecker-factored approximations", ICLR 2017, section 5 ($\nu$).
     """
 
+    whole_state = frozenset({"A", "B", "layout", "A_inverse", "B_inverse"})
+
     def __init__(
         self,
         params: Any,
@@ -99,18 +102,7 @@ class KFAC(KroneckerFactoredOptimizer):
         maximize: bool = False,
         generator: torch.Generator | None = None,
     ):
-        settings: Group = {
-            "lr": lr,
-            "momentum": momentum,
-            "damping": damping,
-            "weight_decay": weight_decay,
-            "factor_decay": factor_decay,
-            "kl_clip": kl_clip,
-            "update_every": update_every,
-            "refresh_every": refresh_every,
-            "maximize": maximize,
-        }
-        super().__init__(params, settings, fisher, sharing, generator)
+        super().__init__(params, settings_in(locals()), fisher, sharing, generator)
 
     def _decompose(self, state: State, group: Group, layout: Layout) -> None:
         A, B, root = state["A"], state["B"], group["damping"] ** 0.5

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hodiff.optim.stochastic.local_models import LocalModel
+from hodiff.optim.stochastic.local_models import CURVATURES, LocalModel
+from hodiff.optim.stochastic.settings import settings_in
 from hodiff.optim.stochastic.solvers.truncated_newton import TruncatedNewtonOptimizer
 
 
@@ -63,19 +64,12 @@ class NewtonCG(TruncatedNewtonOptimizer):
         line_search_fn: str | None = None,
         maximize: bool = False,
     ):
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "damping": damping,
-                "weight_decay": weight_decay,
-                "curvature": curvature,
-                "cg_iterations": cg_iterations,
-                "cg_tolerance": cg_tolerance,
-                "line_search_fn": line_search_fn,
-                "maximize": maximize,
-            },
-        )
+        super().__init__(params, settings_in(locals()))
 
     def _models(self, returned: Any) -> list[LocalModel]:
-        return [self.model(returned, self.parameters())]
+        return [self.model(returned, self.reached(returned))]
+
+    @property
+    def kind(self) -> type[LocalModel]:
+        """See `SolverOptimizer`."""
+        return CURVATURES[self.setting("curvature")]
