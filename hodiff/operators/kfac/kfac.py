@@ -16,6 +16,7 @@ from hodiff.common.keyword_options import explains, shows, with_defaults
 from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree, dense, describe, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
 from hodiff.operators.batches import Batch, Batches
 from hodiff.operators.constants import require_constant
@@ -32,7 +33,6 @@ from hodiff.operators.kfac.vectors import gradients_of, inputs_of, tell_the_grad
 from hodiff.operators.likelihoods import counted_rows, divisor, likelihood_of
 from hodiff.operators.model_loss import known_size, module_call, pair, require_declared_reduction, require_parameters
 from hodiff.operators.point import Point
-from hodiff.operators.recorded_model import refused
 from hodiff.operators.spaces import Space
 
 A = TypeVar("A", bound="KFACOperator")
