@@ -357,3 +357,21 @@ def test_frozen_biases_are_in_no_block():
     torch.testing.assert_close(optimizer.state[model[0].weight]["A"][0], x.T @ x / 6)
     assert ours[0].norm() > 0
     assert not ours[1].any()
+
+
+@pytest.mark.parametrize("make", [KFAC, EKFAC])
+def test_ignored_rows_and_calls_on_chunks_take_the_steps_of_the_operators_data(make):
+    """Rows that the loss ignores, in a model that is called on chunks: the step is that of the other rows at once."""
+    whole, chunked, x, y = twins()
+    labels = y.clone()
+    labels[[1, 4]] = -100
+    options = {**PLAIN, "damping": 0.1, "sharing": "reduce"}
+    used = labels >= 0
+    ours = step_of(
+        make(chunked.parameters(), **options),
+        chunked,
+        lambda: F.cross_entropy(torch.cat([chunked(part) for part in x.split([1, 2, 3])]), labels),
+    )
+    theirs = step_of(make(whole.parameters(), **options), whole, lambda: F.cross_entropy(whole(x[used]), y[used]))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert ours[0].norm() > 1e-3
