@@ -50,8 +50,10 @@ class KFACOperator(LayeredOperator):
     Layers: `Linear`; `Conv1d`, `Conv2d` and `Conv3d`, each group of channels with factors of its own; `Embedding`,
     whose A is diagonal and taken as for "expand"; `LayerNorm`, `RMSNorm`, `GroupNorm`, `BatchNorm` (in eval mode) and
     `InstanceNorm`, of which the exact block is taken, or its diagonal. A bias of its own has A = 1. Layers are hooked,
-    so that the model has to be a module that calls them. Padded places count in A. The factors are computed on first
-    use, and stay as they are when parameters change afterwards; `at` makes new ones.
+    so that the model has to be a module that calls them. Of places whose labels the loss ignores, such as padding, only
+    those count in A that other labels' losses hang on. Calls of a layer on one chunk of the examples after the other
+    are one call; others are shares of the same examples. The factors are computed on first use, and stay as they are
+    when parameters change afterwards; `at` makes new ones.
 
     Args:
         model: An `nn.Module` of one argument, the inputs, that returns one tensor with examples along its first

@@ -80,9 +80,8 @@ def _note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outp
     parameters = list(module.parameters(recurse=False))
     if any(each.awaits_layers_of(parameters) for each in _waiting):
         x = args[0] if args else next(iter(kwargs.values()))
-        node.metadata.setdefault(_KEY, []).append(
-            _Note(next(_numbers), module, x.detach(), output.shape, output.output_nr)
-        )
+        note = _Note(next(_numbers), module, x.detach(), output.shape, output.output_nr)
+        node.metadata.setdefault(_KEY, []).append(note)
 
 
 def _stop() -> None:
