@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.operators.kfac.blocks import balance, diagonal_of
+from hodiff.operators.kfac.blocks import aligned, balance, between, diagonal_of
 from hodiff.operators.kfac.layouts import Layout
 from hodiff.operators.kfac.options import EXPAND, MONTE_CARLO
 from hodiff.optim.stochastic.base import Group
@@ -107,12 +107,11 @@ class KFAC(KroneckerFactoredOptimizer):
     def _decompose(self, state: State, group: Group, layout: Layout) -> None:
         A, B, root = state["A"], state["B"], group["damping"] ** 0.5
         ratio = balance(diagonal_of(A).mean(-1, keepdim=True), diagonal_of(B).mean(-1, keepdim=True))
-        state["A_inverse"], state["B_inverse"] = self._inverse(A, root * ratio), self._inverse(B, root / ratio)
+        state["A_inverse"] = aligned(self._inverse(A, root * ratio))
+        state["B_inverse"] = aligned(self._inverse(B, root / ratio))
 
     def _solve(self, state: State, group: Group, gradient: Tensor) -> Tensor:
-        A, B = state["A_inverse"], state["B_inverse"]
-        solved = B @ gradient if B.dim() == 3 else B[:, :, None] * gradient
-        return solved @ A if A.dim() == 3 else solved * A[:, None, :]
+        return between(state["B_inverse"], state["A_inverse"], gradient)
 
     def _inverse(self, factor: Tensor, shift: Tensor) -> Tensor:
         """Of a factor and a multiple (groups, 1) of the identity."""
