@@ -43,6 +43,12 @@ def _require_fraction(caller: str, argument: str, value: Any) -> None:
         raise InputError(f"{caller}: {argument}: expected a number below 1, got {value!r}.")
 
 
+def _require_switch(caller: str, argument: str, value: Any) -> None:
+    """Refuse what is neither None nor True nor False."""
+    if value is not None:
+        require_bool(caller, argument, value)
+
+
 _amount = partial(require_number, nonnegative=True, finite=True)
 _positive = partial(require_number, positive=True, finite=True)
 
@@ -52,6 +58,7 @@ CHECKS: Mapping[str, Check] = {
     "eps": _amount,
     "weight_decay": _amount,
     "maximize": require_bool,
+    "foreach": _require_switch,
     "update_every": partial(require_int, least=1, optional=True),
     "gamma": _positive,
     "hessian_power": partial(require_number, within=(0.0, 1.0)),

@@ -263,7 +263,35 @@ def test_closures_that_spend_their_graph(case):
         case([w]).step(closure)
 
 
+def many_parameters():
+    """Parameters of several shapes, layouts and dtypes, among them numbers."""
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(n, generator=generator, dtype=D) for n in range(5)]
+    made += [torch.randn(2, 3, 2, 2, generator=generator), torch.randn(3, 2, generator=generator).T, torch.randn(())]
+    return [each.requires_grad_() for each in made]
+
+
+@pytest.mark.parametrize("name", ["AdaHessian", "SophiaH", "SophiaG", "SAM", "ASAM"])
+def test_steps_together_are_steps_one_by_one(name):
+    case = TABLE[name]
+    ways = {}
+    for foreach in (False, True, None):
+        torch.manual_seed(0)
+        parameters = many_parameters()
+        groups = [{"params": parameters[:3]}, {"params": parameters[3:], "lr": 0.03, "maximize": True}]
+        optimizer = case(groups, foreach=foreach)
+        for step in range(5):
+            # One that has no gradient at first.
+            optimizer.step(quadratic(case, parameters[2:] if step < 2 else parameters))
+        ways[foreach] = [p.detach() for p in parameters]
+    torch.manual_seed(0)
+    assert not any(torch.equal(p, q) for p, q in zip(many_parameters(), ways[False], strict=True) if p.numel())
+    assert same(ways[False], ways[True])
+    assert same(ways[False], ways[None])
+
+
 BAD = {
+    "foreach": ["yes"],
     "lr": [-1.0, "a", float("nan"), torch.ones(2)],
     "betas": [(0.9, 1.0), 0.9, (0.9, "b")],
     "eps": [-1.0, None],
