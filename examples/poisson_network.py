@@ -167,7 +167,7 @@ def by_lbfgs(start: Weights, points: Tensor, iterations: int) -> Course:
     def closure() -> Tensor:
         optimizer.zero_grad()
         value = loss(weights, points)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
     clock, before, stalls = Clock(), math.inf, 0

@@ -33,9 +33,13 @@ def problems(quick: bool) -> Iterator[Problem]:
                 Contestant('hodiff.jacobian, "forward"', "hodiff", partial(hodiff.jacobian(f, mode="forward"), x)),
                 Contestant("hodiff.jacobian", "hodiff", partial(hodiff.jacobian(f), x)),
             ],
-            error=lambda found, expected=expected: float((found - expected).norm() / expected.norm()),
+            error=partial(_error, expected),
             tolerance=1e-10,
         )
+
+
+def _error(expected: Tensor, found: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
 
 
 def _decay(steps: int) -> tuple[str, str, Function, Tensor]:
