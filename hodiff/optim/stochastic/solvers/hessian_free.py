@@ -65,7 +65,8 @@ class HessianFree(SolverOptimizer):
         params: Parameters, or groups of them with an `lr` of their own; real and floating-point.
         lr: $\gamma$, a number or a tensor of one.
         damping: $\mu$ at the beginning; it changes in `param_groups`.
-        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss.
+        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss, for the
+            parameters that it uses.
         cg_iterations: The most products in a step.
         cg_tolerance: Where conjugate gradients stop at the latest: norm of the residual over that of the gradient.
         warm_start: Which part of the last solution they start from, 0 to 1.

@@ -29,7 +29,8 @@ class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
         params: Named parameters, parameters, or groups of them with an `lr` of their own; real and floating-point.
         lr: $\gamma$, a number or a tensor of one.
         damping: $\mu$.
-        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss.
+        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss, for the
+            parameters that it uses.
         cg_iterations: The most products in a step of a layer.
         cg_tolerance: Where to stop: norm of the residual over that of the gradient, in each layer.
         line_search_fn: "backtracking" halves the step of all layers together, from `lr` on, until the loss falls by

@@ -28,7 +28,8 @@ class NewtonCG(TruncatedNewtonOptimizer):
         params: Parameters, or groups of them with an `lr` of their own; real and floating-point.
         lr: $\gamma$, a number or a tensor of one.
         damping: $\mu$.
-        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss.
+        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss, for the
+            parameters that it uses.
         curvature: "hessian" or "gauss-newton".
         cg_iterations: The most products in a step.
         cg_tolerance: Where to stop: norm of the residual over that of the gradient.
