@@ -62,6 +62,10 @@ def dots(ax):
     return [line.get_xydata().T for line in ax.lines if line.get_marker() == "."]
 
 
+def test_a_function_is_called_by_its_class():
+    assert derivatives(OnceSine.apply, 0, 1, order=1).get_title() == "OnceSine and its derivatives"
+
+
 def test_curves_and_dots_are_the_closed_forms():
     ax = derivatives(torch.sin, -2, 3, order=4, points=50)
     exact = [np.sin, np.cos, lambda x: -np.sin(x), lambda x: -np.cos(x), np.sin]

@@ -15,6 +15,8 @@ says what to do with a batch; an elementwise function treats the batch as one mo
 `nestable_jvp` lets forward mode run inside forward mode; torch alone takes x for a constant there.
 
     python examples/functions/01_square.py
+
+Exercise: write `Sine` in the same five parts, for $\sin x$.
 """
 
 from __future__ import annotations
@@ -63,6 +65,11 @@ class Square(Function):
         """Leave the batch where it is."""
         del info
         return Square.apply(x), in_dims[0]
+
+
+def draw(figure: Any) -> None:
+    """The square and its derivatives; the dots are SciPy's differences."""
+    hodiff.plot.derivatives(Square.apply, -2, 2, order=3, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

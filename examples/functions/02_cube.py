@@ -8,6 +8,8 @@ right to every order if its formula is right and every operator in it is differe
 All rules here are torch operators, so `generate_vmap_rule` may derive the batching rule that lesson 1 wrote by hand.
 
     python examples/functions/02_cube.py
+
+Exercise: write `Quartic`, $x^4$, with a slope whose own slope you never write down.
 """
 
 from __future__ import annotations
@@ -52,6 +54,11 @@ class Cube(Function):
         """$3x^2 ẋ$."""
         (x,) = ctx.saved_tensors
         return 3 * x * x * tangent
+
+
+def draw(figure: Any) -> None:
+    """The cube and its derivatives; the dots are SciPy's differences."""
+    hodiff.plot.derivatives(Cube.apply, -1.5, 1.5, order=3, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

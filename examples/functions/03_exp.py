@@ -9,6 +9,8 @@ In forward mode it does not: while `jvp` runs, y has no tangent of an enclosing 
 input and calls the Function again.
 
     python examples/functions/03_exp.py
+
+Exercise: write `Exp2`, $2^x$, which saves its output as well.
 """
 
 from __future__ import annotations
@@ -53,6 +55,11 @@ class Exp(Function):
         """$y ẋ$."""
         (x,) = ctx.saved_tensors
         return Exp.apply(x) * tangent
+
+
+def draw(figure: Any) -> None:
+    """The exponential and its derivatives, all of which are one curve; the dots are SciPy's differences."""
+    hodiff.plot.derivatives(Exp.apply, -2, 1.5, order=3, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

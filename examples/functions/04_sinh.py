@@ -11,6 +11,9 @@ $$ \bar x = c \, \bar y + y \, \bar c, \qquad \dot y = c \, \dot x, \qquad \dot 
 A plain function in front hides the second output.
 
     python examples/functions/04_sinh.py
+
+Exercise: write `root_of_one_plus_square(x)`, $\sqrt{1 + x^2}$, by a Function that returns $1 / y$ as a second output,
+with which $\bar x = \frac{x}{y} \, \bar y$ needs no division; mind its cotangent.
 """
 
 from __future__ import annotations
@@ -61,6 +64,11 @@ class Sinh(Function):
 def sinh(x: Tensor) -> Tensor:
     """Hyperbolic sine."""
     return Sinh.apply(x)[0]
+
+
+def draw(figure: Any) -> None:
+    """The hyperbolic sine and its derivatives, of which every second is the same; the dots are SciPy's differences."""
+    hodiff.plot.derivatives(sinh, -2, 2, order=3, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

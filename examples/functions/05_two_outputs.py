@@ -11,6 +11,8 @@ The second derivatives are constants: $p_{xx} = p_{yy} = 2$ and $q_{xy} = 1$.
 loss does not use and for inputs without a tangent. An input that needs no gradient gets None, and costs nothing.
 
     python examples/functions/05_two_outputs.py
+
+Exercise: write `Cartesian`, which maps r and φ to $r \cos φ$ and $r \sin φ$.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lesson_tools import draw_matrix
 from torch import Tensor
 from torch.autograd import Function
 
@@ -59,6 +62,14 @@ class SquaresAndProduct(Function):
         """One tangent an output."""
         x, y = ctx.saved_tensors
         return 2 * (x * x_tangent + y * y_tangent), y * x_tangent + x * y_tangent
+
+
+def draw(figure: Any) -> None:
+    """The Hessians of both outputs, which are constants."""
+    x, y = (each[0] for each in INPUTS)
+    for k, name in enumerate(("x² + y²", "x y")):
+        H = hodiff.hessian_matrix(lambda xy, k=k: SquaresAndProduct.apply(xy[0], xy[1])[k], torch.stack([x, y]))
+        draw_matrix(figure.add_subplot(1, 2, k + 1), H, f"Hessian of {name}", "xy", "xy")
 
 
 def main() -> hodiff.Report:

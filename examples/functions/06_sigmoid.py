@@ -7,6 +7,9 @@ $σ(-x)$ keeps all its digits. A formula that is differentiated again has to be 
 that is right to every order is the simplest way to that. The price: it saves the input, and computes two sigmoids.
 
     python examples/functions/06_sigmoid.py
+
+Exercise: write `Softplus`, $\log(1 + e^x)$, whose derivatives keep their digits at x = -40; its slope is a Function
+that you have.
 """
 
 from __future__ import annotations
@@ -51,6 +54,18 @@ class Sigmoid(Function):
         """$σ(x) σ(-x) ẋ$."""
         (x,) = ctx.saved_tensors
         return Sigmoid.apply(x) * Sigmoid.apply(-x) * tangent
+
+
+def draw(figure: Any) -> None:
+    """The slope by this Function and by the textbook's formula, which is lost where σ rounds to 1."""
+    axes = figure.add_subplot()
+    x = torch.linspace(25, 45, 81, dtype=torch.float64)
+    y = x.sigmoid()
+    axes.semilogy(x, torch.vmap(torch.func.grad(Sigmoid.apply))(x), label="σ(x) σ(-x)")
+    axes.semilogy(x, y * (1 - y), ".", label="σ (1 - σ), until it is 0")
+    axes.set_xlabel("x")
+    axes.set_ylabel("slope")
+    axes.legend()
 
 
 def main() -> hodiff.Report:

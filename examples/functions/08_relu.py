@@ -8,6 +8,8 @@ enough. Comparing it cuts the graph, which is right this once: the slope does no
 A check at the kink cannot agree with finite differences, and `hodiff.check` says so: `non-smooth`.
 
     python examples/functions/08_relu.py
+
+Exercise: write `LeakyRelu`, x where $x > 0$ and $0.1 x$ elsewhere, which saves its output.
 """
 
 from __future__ import annotations
@@ -53,6 +55,11 @@ class Relu(Function):
         """$[x > 0] ẋ$."""
         (x,) = ctx.saved_tensors
         return (x > 0) * tangent
+
+
+def draw(figure: Any) -> None:
+    """The rectifier and its slope; the dots are SciPy's differences, of which one lies astray, at the kink."""
+    hodiff.plot.derivatives(Relu.apply, -1, 1, order=1, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

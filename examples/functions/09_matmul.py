@@ -9,6 +9,8 @@ the front, where `@` takes it, and an input without one is repeated (`expand` co
 result says where the batch of the output is.
 
     python examples/functions/09_matmul.py
+
+Exercise: write `QuadraticForm`, $x^T A x$ for x of shape (n,) and A of shape (n, n), with its batching rule by hand.
 """
 
 from __future__ import annotations
@@ -64,6 +66,15 @@ class MatMul(Function):
             for each, dim in zip(inputs, in_dims, strict=True)
         )
         return MatMul.apply(A, B), 0
+
+
+def draw(figure: Any) -> None:
+    """The Hessian of the sum of A B, each number weighted: only the mixed block is not 0."""
+    A, B = INPUTS
+    H = hodiff.HessianOperator(
+        lambda p: (MatMul.apply(p["A"], p["B"]) * torch.tensor([1.0, 2.0])).sum(), {"A": A, "B": B}
+    )
+    hodiff.plot.hessian(H, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

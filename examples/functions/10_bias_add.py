@@ -7,6 +7,8 @@ Each number of b is used in every row, so its gradient is the sum over the rows:
 summed going back. The function is linear; all second derivatives vanish, and nothing has to be saved.
 
     python examples/functions/10_bias_add.py
+
+Exercise: write `ChannelBias`, which adds b of shape (c,) to x of shape (n, c, l).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lesson_tools import draw_matrix
 from torch import Tensor
 from torch.autograd import Function
 
@@ -51,6 +54,14 @@ class BiasAdd(Function):
     def jvp(ctx: Any, X_tangent: Tensor, b_tangent: Tensor) -> Tensor:
         """The function itself, as it is linear."""
         return X_tangent + b_tangent
+
+
+def draw(figure: Any) -> None:
+    """The Jacobian: each number of b is in two of the outputs, and its gradient adds up two cotangents."""
+    X, b = INPUTS
+    by_X, by_b = (J.reshape(4, -1) for J in torch.func.jacrev(BiasAdd.apply, (0, 1))(X, b))
+    columns = ["X₀₀", "X₀₁", "X₁₀", "X₁₁", "b₀", "b₁"]
+    draw_matrix(figure.add_subplot(), torch.cat([by_X, by_b], 1), "Jacobian", ["Y₀₀", "Y₀₁", "Y₁₀", "Y₁₁"], columns)
 
 
 def main() -> hodiff.Report:

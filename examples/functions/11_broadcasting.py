@@ -9,6 +9,8 @@ sizes 1 that grow. The rule of lesson 10 holds for each of them, and `sum_to_siz
 the input had. A gradient in any other shape is an error, or worse, broadcasts once more.
 
     python examples/functions/11_broadcasting.py
+
+Exercise: write `Divide`, $x / y$ with broadcasting.
 """
 
 from __future__ import annotations
@@ -60,6 +62,13 @@ class Multiply(Function):
         """The product rule; tangents broadcast as the inputs do."""
         x, y = ctx.saved_tensors
         return x_tangent * y + x * y_tangent
+
+
+def draw(figure: Any) -> None:
+    """The Hessian of the sum of x y: only x by y, once for each pair."""
+    x, y = INPUTS
+    H = hodiff.HessianOperator(lambda p: Multiply.apply(p["x"], p["y"]).sum(), {"x": x, "y": y})
+    hodiff.plot.hessian(H, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

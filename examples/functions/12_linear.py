@@ -8,6 +8,9 @@ much as `forward`. The first layer of a network needs no $\bar X$, a frozen one 
 and None costs nothing. The bias is not saved, as no rule reads it.
 
     python examples/functions/12_linear.py
+
+Exercise: write `Bilinear`, $x^T W y$ for x of shape (m,), W of shape (m, n) and y of shape (n,), and compute no
+gradient that is not needed.
 """
 
 from __future__ import annotations
@@ -61,6 +64,13 @@ class Linear(Function):
         """The product rule."""
         X, W = ctx.saved_tensors
         return X_tangent @ W.T + X @ W_tangent.T + b_tangent
+
+
+def draw(figure: Any) -> None:
+    """The Hessian of the sum of outputs: only the mixed block of X and W is not 0, and b is in none."""
+    p = dict(zip("XWb", INPUTS, strict=True))
+    H = hodiff.HessianOperator(lambda p: Linear.apply(p["X"], p["W"], p["b"]).sum(), p)
+    hodiff.plot.hessian(H, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

@@ -6,6 +6,8 @@ Lesson 10 read backwards: what is summed going forward is repeated going back. T
 shape, which is no tensor and so may stay on `ctx` as an attribute. `expand` repeats without a copy.
 
     python examples/functions/13_sum.py
+
+Exercise: write `CumulativeSum` over the last dimension; going back, it sums from the other end.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lesson_tools import draw_matrix
 from torch import Tensor
 from torch.autograd import Function
 
@@ -47,6 +50,12 @@ class Sum(Function):
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         """The function itself, as it is linear."""
         return tangent.sum(-1)
+
+
+def draw(figure: Any) -> None:
+    """The Jacobian: what is summed has a row of ones, which going back are repetitions."""
+    J = torch.func.jacrev(Sum.apply)(INPUTS[0]).reshape(2, 4)
+    draw_matrix(figure.add_subplot(), J, "Jacobian", ["y₀", "y₁"], ["x₀₀", "x₀₁", "x₁₀", "x₁₁"])
 
 
 def main() -> hodiff.Report:

@@ -6,6 +6,9 @@ Lesson 13 divided by the count. The batching rule is one line: the Function work
 the end, so a batch dimension moved to the front is out of its way.
 
     python examples/functions/14_mean.py
+
+Exercise: write `Variance`, $\frac{1}{n} \sum_i (x_i - \bar x)^2$ over the last dimension, with $\bar x$ the mean; the
+second derivative is no constant of the position any more.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lesson_tools import draw_matrix
 from torch import Tensor
 from torch.autograd import Function
 
@@ -51,6 +55,12 @@ class Mean(Function):
         """Move the batch to the front."""
         del info
         return Mean.apply(x.movedim(in_dims[0], 0)), 0
+
+
+def draw(figure: Any) -> None:
+    """The Jacobian: that of the sum, divided by the count."""
+    J = torch.func.jacrev(Mean.apply)(INPUTS[0]).reshape(2, 4)
+    draw_matrix(figure.add_subplot(), J, "Jacobian", ["y₀", "y₁"], ["x₀₀", "x₀₁", "x₁₀", "x₁₁"])
 
 
 def main() -> hodiff.Report:

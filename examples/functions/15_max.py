@@ -7,6 +7,8 @@ gradient, by convention. The index k is an output, so that the rules can read it
 `mark_non_differentiable` says so, `backward` ignores its cotangent, and `jvp` has to return None for it.
 
     python examples/functions/15_max.py
+
+Exercise: write `Sort`, which returns the numbers of the last dimension in rising order, and where each came from.
 """
 
 from __future__ import annotations
@@ -60,6 +62,19 @@ class Max(Function):
         """Move the batch to the front."""
         del info
         return Max.apply(x.movedim(in_dims[0], 0)), (0, 0)
+
+
+def draw(figure: Any) -> None:
+    """The largest of t, 1 - t and 0.7, and where its gradient goes."""
+    axes = figure.add_subplot()
+    t = torch.linspace(0, 1, 201, dtype=torch.float64)
+    numbers = torch.stack([t, 1 - t, torch.full_like(t, 0.7)], -1)
+    axes.plot(t, Max.apply(numbers)[0], color="black", label="largest")
+    gradients = torch.vmap(torch.func.grad(lambda x: Max.apply(x)[0]))(numbers)
+    for k, name in enumerate(("t", "1 - t", "0.7")):
+        axes.plot(t, gradients[:, k], "--", label=f"gradient by {name}")
+    axes.set_xlabel("t")
+    axes.legend()
 
 
 def main() -> hodiff.Report:

@@ -10,6 +10,9 @@ transposed convolution with the same weight; that of w is a convolution of x wit
 change roles. `hodiff.functions` has the one with stride, padding, dilation and groups.
 
     python examples/functions/16_conv1d.py
+
+Exercise: write `TransposedConv1d`, `torch.nn.functional.conv_transpose1d(x, w)` for x of shape (batch, inputs, length)
+and w of shape (inputs, outputs, width), whose gradients are convolutions, too.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lesson_tools import draw_matrix
 from torch import Tensor
 from torch.autograd import Function
 
@@ -62,6 +66,13 @@ class Conv1d(Function):
         """The product rule."""
         x, w = ctx.saved_tensors
         return F.conv1d(x_tangent, w) + F.conv1d(x, w_tangent)
+
+
+def draw(figure: Any) -> None:
+    """The Jacobian by x: the same weights in each row, a step further; its transpose is the transposed convolution."""
+    x, w = INPUTS
+    J = torch.func.jacrev(Conv1d.apply)(x, w).reshape(3, 4)
+    draw_matrix(figure.add_subplot(), J, "Jacobian by x", ["y₀", "y₁", "y₂"], ["x₀", "x₁", "x₂", "x₃"])
 
 
 def main() -> hodiff.Report:

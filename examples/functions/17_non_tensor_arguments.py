@@ -7,6 +7,9 @@ call the Function with n - 1, and stop at n = 0. Written as `n * x**n / x` they 
 every derivative is right there too.
 
     python examples/functions/17_non_tensor_arguments.py
+
+Exercise: write `Polynomial.apply(x, coefficients)`, $\sum_k c_k x^k$ for a tuple of numbers, which calls itself for the
+slope.
 """
 
 from __future__ import annotations
@@ -62,6 +65,11 @@ class Power(Function):
 def slope(x: Tensor, n: int) -> Tensor:
     """$n x^{n-1}$."""
     return n * Power.apply(x, n - 1) if n else torch.zeros_like(x)
+
+
+def draw(figure: Any) -> None:
+    """The fourth power and its derivatives, which are right at 0, too; the dots are SciPy's differences."""
+    hodiff.plot.derivatives(lambda x: Power.apply(x, 4), -1.2, 1.2, order=3, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

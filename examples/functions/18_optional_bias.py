@@ -8,6 +8,8 @@ gradients, the last of them None, which `needs_input_grad` settles by itself: a 
 bias has no tangent either.
 
     python examples/functions/18_optional_bias.py
+
+Exercise: write `scale(x, w=None, b=None)`, $w x + b$, in which either may be missing, or both.
 """
 
 from __future__ import annotations
@@ -68,6 +70,16 @@ def affine(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 def with_and_without(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Both uses, to check them at once."""
     return affine(x, w, b), affine(x, w)
+
+
+def draw(figure: Any) -> None:
+    """What backward walks through with a bias and without: the missing one has no place to send a gradient to."""
+    tensors = dict(zip("xwb", INPUTS, strict=True))
+    for k, names in enumerate(("xwb", "xw")):
+        given = {name: tensors[name] for name in names}
+        axes = figure.add_subplot(1, 2, k + 1)
+        hodiff.plot.graph(lambda p: affine(**p).sum(), given, order=1).draw(axes)
+        axes.set_title("with a bias" if "b" in given else "without", fontsize="medium")
 
 
 def main() -> hodiff.Report:

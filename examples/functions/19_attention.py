@@ -12,6 +12,9 @@ which also makes the second derivative right (lesson 4 shows the other way). Tor
 derivative at all; `hodiff.functions` has one that never holds P, with masks and dropout.
 
     python examples/functions/19_attention.py
+
+Exercise: make it causal: write `CausalAttention`, in which query i attends to the keys 0 to i alone. All derivatives
+have to be finite.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lesson_tools import saved_bytes
 from torch import Tensor
 from torch.autograd import Function
 
@@ -79,6 +83,22 @@ def probabilities(Q: Tensor, K: Tensor) -> Tensor:
 def softmax_derivative(P: Tensor, Z: Tensor) -> Tensor:
     """The Jacobian of softmax, where it gives P, times Z."""
     return P * (Z - (P * Z).sum(-1, keepdim=True))
+
+
+def draw(figure: Any) -> None:
+    """What is kept for backward by the length of the sequence: by torch's operators P is among it, a square."""
+    axes = figure.add_subplot()
+    lengths = [32, 64, 128, 256, 512]
+    plain: Any = lambda Q, K, V: probabilities(Q, K) @ V  # noqa: E731
+    for name, f in {"by torch's operators": plain, "this Function": Attention.apply}.items():
+        kept = []
+        for n in lengths:
+            Q, K, V = (torch.randn(n, 16, requires_grad=True) for _ in range(3))
+            kept.append((saved_bytes(f, Q, K, V) + 3 * Q.nbytes) / 1000)
+        axes.loglog(lengths, kept, ".-", label=name)
+    axes.set_xlabel("length of the sequence")
+    axes.set_ylabel("kilobytes kept, inputs included")
+    axes.legend()
 
 
 def main() -> hodiff.Report:

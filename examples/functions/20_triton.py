@@ -11,6 +11,9 @@ Triton runs on a GPU, and on a CPU with its interpreter:
     TRITON_INTERPRET=1 python examples/functions/20_triton.py
 
 Elsewhere a torch operator takes the kernel's place, and the output says so.
+
+Exercise: write `Decay.apply(x)`, $e^{-x}$, by a kernel of your own, right at every order; where Triton cannot run, by a
+torch operator.
 """
 
 from __future__ import annotations
@@ -92,6 +95,11 @@ class Sine(Function):
         """Leave the batch where it is."""
         del info
         return Sine.apply(x, turns), in_dims[0]
+
+
+def draw(figure: Any) -> None:
+    """The sine by the kernel and its derivatives, the same kernel; the dots are SciPy's differences."""
+    hodiff.plot.derivatives(lambda x: Sine.apply(x.to(DEVICE), 0).to(x.device), -3, 3, order=2, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

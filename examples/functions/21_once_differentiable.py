@@ -9,6 +9,9 @@ says nothing. Hodiff's transforms refuse instead, with a `RouteError`. The check
 where backward calls a kernel that is not, lesson 20 is the way.
 
     python examples/functions/21_once_differentiable.py
+
+Exercise: where a second derivative cannot be had, it should be refused. Write `LoudSine`, whose backward gives the
+gradient by a Function of its own that raises a `RuntimeError` when it is differentiated, in a gradient penalty as well.
 """
 
 from __future__ import annotations
@@ -55,6 +58,11 @@ class Sine(Function):
         r"""$\cos(x) ẋ$."""
         (x,) = ctx.saved_tensors
         return x.cos() * tangent
+
+
+def draw(figure: Any) -> None:
+    """The derivatives that torch alone takes: the second is zero, and the dots, SciPy's differences, are beside it."""
+    hodiff.plot.derivatives(Sine.apply, -4, 4, order=2, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

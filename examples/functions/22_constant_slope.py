@@ -7,6 +7,8 @@ outside of the graph, so 2x has lost its x: the gradient is right, and the secon
 route. `torch.autograd.gradcheck` passes. The remedy is lesson 1 (save the input) or lesson 4 (make it an output).
 
     python examples/functions/22_constant_slope.py
+
+Exercise: mend it by lesson 4: write `square(x)`, whose Function returns $2x$ as a second output and saves that.
 """
 
 from __future__ import annotations
@@ -52,6 +54,11 @@ class Square(Function):
         """$2x ẋ$."""
         (slope,) = ctx.saved_tensors
         return slope * tangent
+
+
+def draw(figure: Any) -> None:
+    """The dots, SciPy's differences, say what the second derivative is; the curve is what torch takes it for."""
+    hodiff.plot.derivatives(Square.apply, -2, 2, order=2, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

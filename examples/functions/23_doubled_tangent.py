@@ -7,6 +7,9 @@ The cube of lesson 2, with a 6 in `jvp`. Every program that only calls `backward
 routes, so those that go through `jvp` stand out.
 
     python examples/functions/23_doubled_tangent.py
+
+Exercise: write a test that finds it with no differences and no formula: `transposed(function, x)`, True if `jvp` and
+`backward` are transposes, $\langle u, J v \rangle = \langle J^T u, v \rangle$ for random u and v.
 """
 
 from __future__ import annotations
@@ -51,6 +54,16 @@ class Cube(Function):
         """$6x^2 ẋ$, which is the defect."""
         (x,) = ctx.saved_tensors
         return 6 * x * x * tangent
+
+
+def draw(figure: Any) -> None:
+    """The slope by backward and by jvp."""
+    axes = figure.add_subplot()
+    x = torch.linspace(-1.5, 1.5, 61, dtype=torch.float64)
+    axes.plot(x, torch.vmap(torch.func.grad(Cube.apply))(x), label="slope by backward")
+    axes.plot(x, torch.func.jvp(Cube.apply, (x,), (torch.ones_like(x),))[1], "--", label="slope by jvp")
+    axes.set_xlabel("x")
+    axes.legend()
 
 
 def main() -> hodiff.Report:

@@ -6,6 +6,9 @@ The mean of lesson 14, whose `vmap` forgets to move the batch to the front. With
 put it, everything is right; with the batch last, the mean runs over the samples instead.
 
     python examples/functions/24_wrong_batching.py
+
+Exercise: mend it for a batch at any place: write `Mean` with a batching rule that does not move the batch, but takes
+the mean over the last of the *other* dimensions.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lesson_tools import draw_matrix
 from torch import Tensor
 from torch.autograd import Function
 
@@ -51,6 +55,13 @@ class Mean(Function):
         """Take the batch to be in front, which is the defect."""
         del info, in_dims
         return Mean.apply(x), 0
+
+
+def draw(figure: Any) -> None:
+    """Means of three samples that are columns: by a loop, and by the batching rule, which takes those of rows."""
+    x = torch.tensor([[1.0, 2.0, 3.0], [5.0, 6.0, 7.0], [9.0, 10.0, 14.0]], dtype=torch.float64)
+    rows = {"a loop": torch.stack([Mean.apply(each) for each in x.T]), "vmap": torch.vmap(Mean.apply, 1)(x)}
+    draw_matrix(figure.add_subplot(), torch.stack(list(rows.values())), "means", list(rows), ["0", "1", "2"])
 
 
 def main() -> hodiff.Report:

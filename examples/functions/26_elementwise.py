@@ -8,9 +8,13 @@ slope. The slope is differentiated in turn; where torch operators would be unsta
 the sigmoid of lesson 6 does. Most Functions of `hodiff.functions` are written like this.
 
     python examples/functions/26_elementwise.py
+
+Exercise: write `ScaledExp`, $x e^y$ with broadcasting, as an `ElementwiseFunction`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +38,11 @@ class Square(ElementwiseFunction):
         """$2x$, by the only input."""
         del index
         return 2 * x
+
+
+def draw(figure: Any) -> None:
+    """The same picture as that of lesson 1; the dots are SciPy's differences."""
+    hodiff.plot.derivatives(Square.apply, -2, 2, order=3, ax=figure.add_subplot())
 
 
 def main() -> hodiff.Report:

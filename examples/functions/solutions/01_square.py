@@ -1,0 +1,40 @@
+"""Solution of exercise 1: the slope of the sine is the cosine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+from hodiff.functions import nestable_jvp
+
+
+class Sine(Function):
+    r"""$\sin x$. Saves the input."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute the value."""
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Save the input."""
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        """The slope times the cotangent."""
+        (x,) = ctx.saved_tensors
+        return x.cos() * cotangent
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        """The slope times the tangent."""
+        (x,) = ctx.saved_tensors
+        return x.cos() * tangent

@@ -1,0 +1,41 @@
+"""Solution of exercise 33: σ(x) = 1 - exp(-y), which expm1 gives with all digits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from hodiff.functions import nestable_jvp
+
+
+class Softplus(Function):
+    r"""$\log(1 + e^x)$. Saves the output; forward mode saves the input."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """Compute the value."""
+        return torch.logaddexp(x, torch.zeros_like(x))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Save the output; forward mode the input."""
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        """The slope times the cotangent."""
+        (y,) = ctx.saved_tensors
+        return -(-y).expm1() * cotangent
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        """The slope times the tangent."""
+        (x,) = ctx.saved_tensors
+        return -(-Softplus.apply(x)).expm1() * tangent
