@@ -13,6 +13,7 @@ SIDE_BAR = {
         "guides/checking.md",
         "guides/corrections.md",
         "guides/functions.md",
+        "guides/writing_functions.md",
         "guides/operators.md",
         "guides/estimators.md",
         "guides/optimizers.md",

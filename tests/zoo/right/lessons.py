@@ -1,11 +1,8 @@
 """The lessons that teach right Functions."""
 
-import importlib.util
-from pathlib import Path
-
+import lesson_tools
 from zoo.specimen import Right
 
-FOLDER = Path(__file__).resolve().parents[3] / "examples" / "functions"
 # The file of a lesson, and what it checks
 LESSONS = {
     "01_square": "Square",
@@ -27,13 +24,19 @@ LESSONS = {
     "17_non_tensor_arguments": "Power",
     "18_optional_bias": "with_and_without",
     "19_attention": "Attention",
+    "27_legacy_functions": "Hypotenuse",
+    "29_gumbel_softmax": "PerturbedSoftmax",
+    "31_masks_and_memory": "leaky_relu",
+    "32_logsumexp": "LogSumExp",
+    "33_swish": "Swish",
+    "36_in_place": "leaky_relu",
+    "37_dim_and_keepdim": "root_mean_square",
+    "38_stride_and_padding": "Conv1d",
 }
 
 
 def _specimen(stem, name):
-    spec = importlib.util.spec_from_file_location(f"lesson_{stem}", FOLDER / f"{stem}.py")
-    lesson = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(lesson)
+    lesson = lesson_tools.load(lesson_tools.LESSONS[stem])
     return Right(f"lesson.{stem}", getattr(lesson, name), lesson.INPUTS)
 
 

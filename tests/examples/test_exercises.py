@@ -1,0 +1,240 @@
+"""Solutions of exercises are right by the judge, who finds answers wrong that are; the quiz answers by running."""
+
+import re
+import shutil
+import sys
+from types import SimpleNamespace
+
+import judge
+import lesson_tools
+import pytest
+import quiz
+import torch
+from torch.autograd import Function
+
+from hodiff.functions import scale_gradient
+
+EXPECTED = lesson_tools.load(lesson_tools.FOLDER / "expected.py").EXPECTED
+SOON = {"04_sinh", "30_checkpoint"}
+
+
+def slow_but(soon, stems):
+    """Parameters: those that stand for the rest run at once."""
+    return [stem if stem in soon else pytest.param(stem, marks=pytest.mark.slow) for stem in stems]
+
+
+def compiled(stem):
+    if stem == "39_cpp_operator" and shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+
+
+def test_every_lesson_has_an_exercise_and_its_solution():
+    assert list(lesson_tools.SOLUTIONS) == list(EXPECTED) == list(lesson_tools.LESSONS)
+
+
+@pytest.mark.parametrize("stem", slow_but(SOON, EXPECTED))
+def test_solution_is_right(stem):
+    compiled(stem)
+    assert EXPECTED[stem](lesson_tools.load(lesson_tools.SOLUTIONS[stem])) is None
+
+
+def outputs(change, result):
+    """The floating-point outputs, changed."""
+    if isinstance(result, tuple):
+        return tuple(change(each) if each.is_floating_point() else each for each in result)
+    return change(result)
+
+
+def cut_at_second_order(x):
+    """The identity whose gradient is a constant."""
+    return CutIdentity.apply(x)
+
+
+class CutIdentity(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent.detach()
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent.clone()
+
+
+CHANGES = {
+    "value": (lambda x: x + 1e-6, "returns"),
+    "slope": (lambda x: scale_gradient(x, 1.001), "derivative of order 1 by reverse"),
+    "graph": (cut_at_second_order, "derivative of order 2 by reverse-over-reverse"),
+}
+SAME = [stem for stem, expected in EXPECTED.items() if isinstance(expected, judge.Same)]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("stem", slow_but({"04_sinh"}, SAME))
+def test_judge_sees_a_change(stem, change):
+    """Of the value, of the first derivative by a thousandth, and of the second alone."""
+    expected, (changed, words) = EXPECTED[stem], CHANGES[change]
+    right = judge.called(lesson_tools.load(lesson_tools.SOLUTIONS[stem]), expected.name)
+    wrong = SimpleNamespace(**{expected.name: lambda *inputs: outputs(changed, right(*inputs))})
+    assert words in expected(wrong)
+
+
+class OutOfPlace(Function):
+    @staticmethod
+    def forward(x):
+        return -x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return -cotangent
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return -tangent
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return -x, in_dims[0]
+
+
+class Wasteful(lesson_tools.load(lesson_tools.SOLUTIONS["12_linear"]).Bilinear):
+    @staticmethod
+    def backward(ctx, cotangent):
+        x, W, y = ctx.saved_tensors
+        return cotangent * (W @ y), cotangent * torch.outer(x, y), cotangent * (x @ W)
+
+
+def rounded_by_one_step(w, bits):
+    highest = 2 ** (bits - 1) - 1
+    step = w.detach().abs().max() / highest
+    return w + (step * (w / step).round() - w).detach()
+
+
+def closing_over(module, x):
+    return lesson_tools.lesson(30).Checkpoint.apply(module, x)
+
+
+def at_one_size(module):
+    return torch.export.export(module, (torch.ones(2, 5, 3),))
+
+
+def softplus(x):
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+class Naive:
+    """A function where a Function is expected."""
+
+    def __init__(self, apply):
+        self.apply = apply
+
+
+# Answers that a newcomer would give, and what is said of them
+WRONG = {
+    "03_exp": ({"Exp2": Naive(lambda x: 2 * (x - 1).exp2())}, "bytes a number are kept"),
+    "07_tanh": ({"Tanh": lesson_tools.lesson(7).Tanh}, "slope at 20"),
+    "06_sigmoid": ({"Softplus": Naive(lambda x: x + (1 + (-x).exp()).log())}, "slope at -40"),
+    "12_linear": ({"Bilinear": Wasteful}, "HD501"),
+    "21_once_differentiable": ({"LoudSine": lesson_tools.lesson(21).Sine}, "the gradient is a constant"),
+    "22_constant_slope": ({"square": lesson_tools.lesson(22).Square.apply}, "derivative of order 2"),
+    "23_doubled_tangent": ({"transposed": lambda function, x: True}, "with a doubled tangent: True"),
+    "24_wrong_batching": ({"Mean": lesson_tools.lesson(24).Mean}, "torch.vmap"),
+    "25_numpy_backward": ({"Sine": lesson_tools.lesson(25).Sine}, "raises RuntimeError"),
+    "27_legacy_functions": ({"LogOfOnePlusSquare": lesson_tools.lesson(27).LegacyHypotenuse}, "returns"),
+    "28_straight_through": ({"Ternary": lesson_tools.lesson(28).ClippedSign}, "returns"),
+    "29_gumbel_softmax": ({"hard_sample": lesson_tools.lesson(29).PerturbedSoftmax.apply}, "returns"),
+    "30_checkpoint": ({"checkpoint_module": closing_over}, "parameter 0 is None"),
+    "31_masks_and_memory": ({"packed_leaky_relu": lesson_tools.lesson(31).leaky_relu}, "1 bytes a number"),
+    "32_logsumexp": ({"LogAddExp": Naive(lambda a, b: (a.exp() + b.exp()).log())}, "at -inf, -inf"),
+    "33_swish": ({"Softplus": Naive(softplus)}, "bytes a number are kept"),
+    "34_gradient_control": ({"scheduled": lambda x, strength: -strength * x}, "returns"),
+    "36_in_place": ({"InPlaceNegation": OutOfPlace}, "the result is not the input"),
+    "37_dim_and_keepdim": ({"variance": lambda x, dim, keepdim=False: x.var(dim, keepdim=keepdim)}, "returns"),
+    "40_quantization_aware_training": ({"quantize_rows": rounded_by_one_step}, "with 3 bits"),
+    "41_export": ({"export_rows": at_one_size}, "raises"),
+}
+
+
+@pytest.mark.parametrize("stem", slow_but({"30_checkpoint"}, WRONG))
+def test_judge_sees_a_wrong_answer(stem):
+    answer, words = WRONG[stem]
+    assert words in EXPECTED[stem](SimpleNamespace(**answer))
+
+
+def test_judge_misses_what_is_not_there():
+    assert EXPECTED["01_square"](SimpleNamespace()) == "Sine is missing"
+
+
+@pytest.mark.slow
+def test_judge_sees_a_rule_that_ignores_the_batch():
+    compiled("39_cpp_operator")
+    operator = lesson_tools.lesson(39).load_operator()
+    answer = SimpleNamespace(batching_rule=lambda info, in_dims, x, n: (operator(x, n), 0))
+    assert "with the batch at 1" in EXPECTED["39_cpp_operator"](answer)
+
+
+def test_judge_as_a_command(tmp_path, monkeypatch, capsys):
+    mine = tmp_path / "mine.py"
+    mine.write_text("import torch\n\n\ndef Sine(x):\n    return torch.sin(x + 1e-3)\n")
+    for more, status, words in (([], 0, "01_square.py: right\n"), ([str(mine)], 1, "mine.py: Sine returns")):
+        monkeypatch.setattr(sys, "argv", ["judge.py", "1", *more])
+        assert judge.main() == status
+        assert words in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["judge.py", "99"])
+    with pytest.raises(SystemExit):
+        judge.main()
+    assert "number: expected 1 to 41, got 99" in capsys.readouterr().err
+
+
+ANSWERS = {
+    quiz.constant_slope: "0.",
+    quiz.penalty: "A wrong number, and nothing is said.",
+    quiz.doubled_tangent: "It passes.",
+    quiz.registered_operator: "0.",
+    quiz.size_of_a_mask: "1000 bytes.",
+    quiz.cannot_save_its_output: "silu.",
+    quiz.gradient_of_a_bias: "Their sum over the rows.",
+    quiz.logarithm_of_a_sigmoid: "nan.",
+    quiz.closed_over_weight: "None: to autograd the output does not depend on it.",
+    quiz.unmarked: "1.",
+    quiz.hooked_tangent: "1.",
+    quiz.exported_rule: "0.",
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("question", quiz.QUESTIONS, ids=lambda question: question.run.__name__)
+def test_quiz_answers_by_running(question):
+    assert question.run() == ANSWERS[question.run]
+    assert ANSWERS[question.run] in question.choices
+    number = int(re.search(r"Lesson (\d+)\.$", question.why)[1])
+    assert any(int(stem[:2]) == number for stem in lesson_tools.LESSONS)
+
+
+def test_quiz_prints_its_answers(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["quiz.py", "--answers"])
+    monkeypatch.setattr(quiz, "QUESTIONS", quiz.QUESTIONS[4:6])
+    quiz.main()
+    out = capsys.readouterr().out
+    assert "2. Which one cannot save its output" in out
+    assert "Run, it gives: silu." in out
+
+
+def test_quiz_asks(monkeypatch):
+    for letter, right in (("b", True), ("a", False)):
+        replies = iter(["", "x", letter])
+        monkeypatch.setattr("builtins.input", lambda prompt, replies=replies: next(replies))
+        assert quiz.ask(quiz.QUESTIONS[4]) is right
