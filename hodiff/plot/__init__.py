@@ -1,6 +1,7 @@
 """Pictures: derivatives and their graphs, spectra, Hessians and loss landscapes."""
 
 from hodiff.plot.derivatives import derivatives as derivatives
+from hodiff.plot.gradient_flow import gradient_flow as gradient_flow
 from hodiff.plot.graph import COLOURS as COLOURS
 from hodiff.plot.graph import RAISES as RAISES
 from hodiff.plot.graph import graph as graph

@@ -120,6 +120,10 @@ class BackwardGraph:
 
     def _write(self, target: Path | io.StringIO, kind: str | None) -> None:
         figure: Any = self.draw().figure
-        figure.savefig(target, format=kind)
+        matplotlib = require_package("matplotlib", "graph", 'pip install "hodiff[plot]"')
+        # Equal graphs are equal files: without the date, and names of marks do not count on from those before.
+        vector = kind == "svg" or (isinstance(target, Path) and target.suffix == ".svg")
+        with matplotlib.rc_context({"svg.hashsalt": self.title}):
+            figure.savefig(target, format=kind, metadata={"Date": None} if vector else None)
         # A notebook would show it a second time.
         require_package("matplotlib.pyplot", "graph", 'pip install "hodiff[plot]"').close(figure)

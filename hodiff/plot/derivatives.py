@@ -12,9 +12,9 @@ import torch
 from scipy.differentiate import derivative
 from torch import Tensor
 
+from hodiff.common.naming import name_of
 from hodiff.common.options import is_number, require_int
 from hodiff.errors import InputError
-from hodiff.plot.labels import name_of
 from hodiff.plot.shared import axes_or_new, one_number
 
 if TYPE_CHECKING:
