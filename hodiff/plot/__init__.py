@@ -7,5 +7,8 @@ from hodiff.plot.graph import RAISES as RAISES
 from hodiff.plot.graph import graph as graph
 from hodiff.plot.landscape import loss_landscape as loss_landscape
 from hodiff.plot.matrices import hessian as hessian
+from hodiff.plot.routes import routes as routes
 from hodiff.plot.spectra import eigenvalues as eigenvalues
 from hodiff.plot.spectra import spectral_density as spectral_density
+from hodiff.plot.straight_through import straight_through as straight_through
+from hodiff.plot.typed_rules import typed_function as typed_function
