@@ -143,8 +143,8 @@ assert "HD103" in report.codes
 report
 
 # %% [markdown]
-# The report names the line. `backward` has to compute $e^x$ from what was saved of the *inputs*. The warning is
-# mended on the way: work for a gradient that nobody asked for is spared.
+# The report names the line, counted within its cell. `backward` has to compute $e^x$ from what was saved of the
+# *inputs*. The warning is mended on the way: work for a gradient that nobody asked for is spared.
 
 
 # %%
@@ -168,8 +168,7 @@ print(report.summary)
 # %% [markdown]
 # ## Third patient: a tangent of half the size
 #
-# $x^2 / 2$ by a matrix product; backward is right, and nobody ever called `jvp`. Neither does `gradcheck` at its
-# defaults.
+# $x^2 / 2$; backward is right, and nobody ever called `jvp`. Neither does `gradcheck` at its defaults.
 
 
 # %%

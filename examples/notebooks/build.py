@@ -81,7 +81,7 @@ def tidied(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
             continue
         kept.append(output)
         data = output.get("data", {})
-        if "text/html" in data:
+        if "text/plain" in data and data.keys() & {"text/html", "image/svg+xml"}:
             first = data["text/plain"].strip().partition("\n")[0]
             data["text/plain"] = f"{first.partition('(')[0]}(...)" if "(" in first else first
     return kept

@@ -8,7 +8,7 @@ import scipy
 import torch
 
 import hodiff
-from hodiff import estimators, optim
+from hodiff import estimators, meta, optim
 from hodiff.corrections.rows import CorrectionTable, Row
 from hodiff.displays import Cell, Html, curve, element, facts, folded, numbers, page, table
 
@@ -167,6 +167,17 @@ def test_corrections():
     assert len(rows) == len({row.name for row in found}) + 1
     row = Row("f", "missing", hodiff.ROUTES, ASKED, "")
     assert ["f", "missing", "all routes", ASKED, ""] in shown(CorrectionTable([row])).rows
+
+
+def test_hypergradients():
+    found = meta.hypergradient(
+        lambda w, _: w.sum(),
+        lambda w, p: ((w - 1) ** 2 + p["a <b>"] * w**2).sum(),
+        torch.tensor([0.5]),
+        {"a <b>": torch.tensor(1.0)},
+    )
+    assert told(found)["a <b>"] == "-0.25"
+    assert told(found)["products"] == str(found.products)
 
 
 def test_results_of_minimisers():
