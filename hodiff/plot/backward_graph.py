@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 LINE, LETTER, GAP = 0.2, 0.085, 0.3  # inches: the height of a line of text, the width of a letter, between boxes
 NARROWEST, LARGEST = 4.0, 200.0  # inches of a picture
 SIZE = 8  # points of the text
+SAMPLE = 0.5  # inches of a colour and its gap in the legend
 DOT_SUFFIXES = {".dot", ".gv"}
 
 
@@ -102,7 +103,9 @@ class BackwardGraph:
         ax.axis("off")
         patches = require_package("matplotlib.patches", "graph", 'pip install "hodiff[plot]"')
         handles = [patches.Patch(facecolor=colour, label=meaning) for meaning, colour in self.colours.items()]
-        ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=len(handles), frameon=False)
+        columns = max(int(max(width, NARROWEST) // (LETTER * max(map(len, self.colours)) + SAMPLE)), 1)
+        look = {"ncols": min(len(handles), columns), "frameon": False, "fontsize": SIZE}
+        ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), **look)
         return ax
 
     def save(self, path: str | os.PathLike[str]) -> None:

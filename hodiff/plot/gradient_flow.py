@@ -25,11 +25,11 @@ from hodiff.torch_internals.interception import DispatchMode
 SIZES = {
     "no gradient": (0.0, "#d9d9d9"),
     "gradient below 1e-6": (1e-6, "#9ecae1"),
-    "below 1e-3": (1e-3, "#deebf7"),
-    "1e-3 to 1e3": (1e3, "#e5f5e0"),
-    "above 1e3": (float("inf"), "#fdae6b"),
+    "gradient below 1e-3": (1e-3, "#deebf7"),
+    "gradient up to 1e3": (1e3, "#e5f5e0"),
+    "gradient above 1e3": (float("inf"), "#fdae6b"),
 }
-NOT_FINITE = "nan or inf"
+NOT_FINITE = "gradient nan or inf"
 DIGITS = 3
 OUTPUTS = 2  # of a node that are told
 

@@ -77,20 +77,20 @@ def test_inside_of_modules_and_of_what_f_closes_over():
     [
         (0.0, "no gradient"),
         (1e-8, "gradient below 1e-6"),
-        (1e-5, "below 1e-3"),
-        (1.0, "1e-3 to 1e3"),
-        (1e4, "above 1e3"),
+        (1e-5, "gradient below 1e-3"),
+        (1.0, "gradient up to 1e3"),
+        (1e4, "gradient above 1e3"),
     ],
 )
 def test_colours_tell_the_size(factor, size):
     picture = gradient_flow(lambda x: (x * factor).sum(), X)
     assert picture.boxes["AccumulateGrad_0"].colour == SIZES[size][1]
-    assert set(picture.colours) == {size, "1e-3 to 1e3"}
+    assert set(picture.colours) == {size, "gradient up to 1e3"}
 
 
 def test_infinite_gradients_are_red():
     picture = gradient_flow(lambda x: x.sqrt().sum(), X)
-    assert picture.boxes["SqrtBackward0_0"].colour == SIZES["1e-3 to 1e3"][1]
+    assert picture.boxes["SqrtBackward0_0"].colour == SIZES["gradient up to 1e3"][1]
     assert picture.boxes["AccumulateGrad_0"].colour == RAISES
     assert picture.colours[NOT_FINITE] == RAISES
 
