@@ -84,23 +84,24 @@ SECOND = [case for case in EXACT if case not in FIRST[::3]]
 SECOND_SOON = [case for case in SECOND if case in FIRST or case in SECOND[::5]]
 
 
+@pytest.mark.one_in(3)
 @others_slow([case for case in SECOND if case in SECOND_SOON or case.order == 2], soon=SECOND_SOON)
 def test_every_route_to_second_order(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=2, vmap=case.vmap, **case.check_options)
 
 
 # A third of the families at once: of all of them it takes a third of a minute.
+@pytest.mark.one_in(2)
 @others_slow([case for case in EXACT if case.order > 2], soon=FIRST[::3])
 def test_every_route_to_third_order(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=case.order, vmap=case.vmap, **case.check_options)
 
 
-COMPILED = [case for case in EXACT if case.compile]
-# One of each way in which a rule is made: of numbers, of several tensors, of rows.
-COMPILED_SOON = {"log_sigmoid"}
+# Seconds each: the first of each family; training steps below compile all of them.
+COMPILED = first_of_each_family([case for case in EXACT if case.compile])
 
 
-@others_slow(COMPILED, soon=[case for case in COMPILED if case.name in COMPILED_SOON])
+@others_slow(COMPILED, soon=[case for case in COMPILED if case.name == "log_sigmoid"])
 def test_compiled(case):
     def of_intermediates(*inputs):
         # Dynamo treats a Function of a graph's own inputs otherwise than one of what was computed from them.
@@ -113,6 +114,7 @@ def test_compiled(case):
     assert not failed, failed
 
 
+@pytest.mark.one_in(3)
 @others_slow(
     [case for case in CASES if case.compile],
     soon=first_of_each_family([case for case in CASES if case.compile]),
@@ -153,6 +155,7 @@ def test_second_derivative_against_scipy(case):
     assert bool((gap <= allowed).all()), f"{float((gap - allowed).max()):.2e} beyond SciPy's own error"
 
 
+@pytest.mark.one_in(3)
 @each(APPROXIMATE)
 def test_derivatives_are_the_surrogates(case):
     """Values of one function, derivatives of every order and route of another."""
