@@ -58,7 +58,7 @@ def typed_function(forward: str, backward: str, jvp: str = "") -> type[Function]
             ctx.save_for_forward(*inputs)
 
         @staticmethod
-        def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, g: Tensor) -> Tensor:
             x, y = ctx.saved_tensors
             return _tensor("backward", pull(g=g, x=x, y=y))
 

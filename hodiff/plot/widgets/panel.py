@@ -15,11 +15,12 @@ ipywidgets = require_package("ipywidgets", "hodiff.plot.widgets", REMEDY)
 pyplot = require_package("matplotlib.pyplot", "hodiff.plot.widgets", REMEDY)
 
 DPI = 75
+_VBox: Any = ipywidgets.VBox
 # What a half-typed expression may raise; anything else is a defect of ours.
 WHILE_TYPING = (HodiffError, RuntimeError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
 
 
-class Panel(ipywidgets.VBox):  # type: ignore[misc]
+class Panel(_VBox):
     """Controls above a picture that is drawn anew whenever one of them changes.
 
     Where drawing fails, the last picture stays and `message` says why.
