@@ -66,7 +66,7 @@ def straight_through(
         >>> import matplotlib as mpl, torch
         >>> mpl.use("Agg")
         >>> _, slopes, surface = straight_through(torch.round, lambda x: x)
-        >>> slopes.get_ylim()[1] < 2
+        >>> bool(slopes.get_ylim()[1] < 2)
         True
 
     Source: Y. Bengio, N. Léonard & A. Courville, "Estimating or propagating gradients through stochastic neurons for
