@@ -84,10 +84,12 @@ class BackwardGraph:
         width, height = layout.size
         ax = axes_or_new(ax, "graph", (min(max(width, NARROWEST), LARGEST), min(height + 1, LARGEST)))
         look: dict[str, Any] = {"color": "0.4", "linewidth": 0.8}
-        for *way, before, end in layout.ways.values():
+        for (_, head), (*way, before, end) in layout.ways.items():
             if way:
                 ax.plot(*zip(*way, before, strict=True), zorder=1, **look)
-            arrow = {"arrowstyle": "-|>", "shrinkB": 9, "shrinkA": 0, **look}
+            # An arrow ends at the upper edge of its box, points above the middle.
+            edge = 36 * LINE * len(self.boxes[head].lines) + 2
+            arrow = {"arrowstyle": "-|>", "shrinkB": edge, "shrinkA": 0, **look}
             ax.annotate("", end, before, arrowprops=arrow, zorder=1)
         for name, box in self.boxes.items():
             frame = {
