@@ -9,7 +9,7 @@ AS_INSTALLED := build/as_installed
 test-explore: export HODIFF_HYPOTHESIS_PROFILE = explore
 test-explore: SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: demo docs test test-slow test-explore lint format wheel bench bench-peers papers clean $(AS_INSTALLED)
+.PHONY: demo docs test test-slow test-explore lint format wheel notebooks bench bench-peers papers clean $(AS_INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/digits_hessian.py
@@ -42,6 +42,10 @@ format: $(INSTALLED)
 
 wheel: $(INSTALLED)
 	$(BIN)/python -m build
+
+# Runs examples/notebooks/*.py, and writes the notebooks with their outputs; a cell that raises or warns makes it fail.
+notebooks: $(INSTALLED)
+	$(BIN)/python examples/notebooks/build.py
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks

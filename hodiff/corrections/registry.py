@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch.overrides import resolve_name
 from hodiff.common.options import require_choice, require_int
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.forms import Parameters
+from hodiff.corrections.rows import CorrectionTable
+from hodiff.corrections.rows import Row as Row
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.dynamo import at_trace_time, show_to_modes
@@ -65,17 +67,6 @@ class Correction:
     def stands_aside(self) -> bool:
         """Whether the torch in use needs no correction."""
         return bool(self.mended) and torch.__version__ >= self.mended
-
-
-class Row(NamedTuple):
-    """A line of `hodiff.corrections.table()`: see `Correction`."""
-
-    name: str
-    kind: str
-    routes: tuple[str, ...]
-    reason: str
-    reference: str
-    mended: str = ""
 
 
 # What the mode looks up at every call.
@@ -285,12 +276,12 @@ def show_private_functions() -> None:
     show_to_modes({each for each in CORRECTIONS if isinstance(each, BuiltinFunctionType)} - {set_recording})
 
 
-def table() -> list[Row]:
+def table() -> CorrectionTable:
     """What is corrected, by which routes, why and whence.
 
     Returns:
-        A row for each rule in force, sorted by the torch function's name. One with a version in `mended` is corrected
-        in older versions of torch only.
+        A list with a row for each rule in force, sorted by the torch function's name, which a notebook shows as a
+        table. One with a version in `mended` is corrected in older versions of torch only.
 
     Example:
         >>> import hodiff
@@ -298,11 +289,12 @@ def table() -> list[Row]:
         >>> row.kind, row.reason
         ('slow', 'the second derivative is zero, yet computed and added')
     """
-    return sorted({
+    rows = {
         Row(each.name, each.kind, each.routes, each.reason, each.reference, each.mended)
         for entries in _ENTERED.values()
         for each in _in_force_or_aside(entries)
-    })
+    }
+    return CorrectionTable(sorted(rows))
 
 
 def _in_force_or_aside(entries: list[Correction]) -> Iterator[Correction]:

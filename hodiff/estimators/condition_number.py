@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import require_amount, require_choice, require_int
+from hodiff.displays import element, facts, number, page
 from hodiff.errors import InputError
 from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.dense_matrix import symmetric_matrix_of
 from hodiff.estimators.lanczos import Chain
 from hodiff.estimators.probes import draw, generator_or_default
+from hodiff.estimators.results import cost_of
 from hodiff.estimators.view import View, view_of
 
 # From here on a ratio may be one to rounding, of which there may be more than the dtype says.
@@ -40,6 +42,11 @@ class ConditionNumber:
     products: int
     converged: bool
     method: str
+
+    def _repr_html_(self) -> str:
+        bound = "" if self.converged else "at least "
+        known = [("largest", number(self.largest)), ("smallest", number(self.smallest)), *cost_of(self)]
+        return page(element("p", "condition number ", element("b", bound + number(self.value))), facts(known))
 
 
 def condition_number(

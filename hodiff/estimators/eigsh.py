@@ -10,11 +10,14 @@ from torch import Tensor
 
 from hodiff.common.options import require_amount, require_bool, require_choice, require_int
 from hodiff.common.trees import describe
+from hodiff.displays import Cell, badge, element, facts, number, page, table
+from hodiff.displays.elements import SHOWN
 from hodiff.errors import InputError
 from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.eigensolvers import METHODS, SELECT, UNAVAILABLE, EigenProblem, SpentError
 from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw, generator_or_default
+from hodiff.estimators.results import cost_of
 from hodiff.estimators.view import View, require_constant, view_of
 
 RESOLVED = 0.1  # The residual, as a part of the eigenvalue, up to which size and sign are known.
@@ -57,6 +60,20 @@ class Eigenpairs:
         lie so close together, a vector may be a mixture of theirs.
         """
         return self.residual <= RESOLVED * self.eigenvalues.abs()
+
+    def _repr_html_(self) -> str:
+        columns = (self.eigenvalues.tolist(), self.residual.tolist(), self.resolved.tolist())
+        rows = [
+            (number(value), number(residual, 2), Cell("yes") if resolved else Cell("no", "warning"))
+            for value, residual, resolved in reversed(list(zip(*columns, strict=True)))
+        ]
+        end = badge("converged", "ok") if self.converged else badge("not converged", "error")
+        n, k = self.eigenvectors.shape
+        return page(
+            element("p", element("b", f"{k:,} of {n:,} eigenvalues"), " ", end),
+            table(("eigenvalue", "residual", "sign and size known"), rows, most=SHOWN),
+            facts([*cost_of(self), ("iterations", f"{self.iterations:,}")]),
+        )
 
 
 def eigsh(

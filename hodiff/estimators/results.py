@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
+
+from hodiff.displays import element, facts, number, numbers, page
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,11 @@ class Estimate:
     def __float__(self) -> float:
         return self.value
 
+    def _repr_html_(self) -> str:
+        spread = f" ± {number(self.standard_error, 2)}" if self.standard_error else ""
+        stopped = [("stopped early by", number(self.truncation, 2))] if self.truncation else []
+        return page(element("b", number(self.value) + spread), facts([*cost_of(self), *stopped]))
+
 
 @dataclass(frozen=True, eq=False)
 class DiagonalEstimate:
@@ -44,6 +52,27 @@ class DiagonalEstimate:
     standard_error: Tensor
     products: int
     method: str
+
+    def _repr_html_(self) -> str:
+        known = [("entries", numbers(self.value)), ("standard errors", numbers(self.standard_error, 2))]
+        return page(element("b", f"diagonal of {len(self.value):,} entries"), facts([*known, *cost_of(self)]))
+
+
+class Costly(Protocol):
+    """What took products to compute."""
+
+    @property
+    def products(self) -> int:
+        """Products with the operator."""
+
+    @property
+    def method(self) -> str:
+        """How it was computed."""
+
+
+def cost_of(result: Costly) -> list[tuple[str, object]]:
+    """How a result was computed and what it cost, as a notebook shows it."""
+    return [("method", result.method), ("products", f"{result.products:,}")]
 
 
 def mean_and_error(samples: Tensor) -> tuple[float, float]:

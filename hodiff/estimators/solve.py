@@ -12,12 +12,14 @@ from torch import Tensor
 
 from hodiff.common.options import require_amount, require_bool, require_choice, require_int
 from hodiff.common.trees import describe
+from hodiff.displays import badge, element, facts, numbers, page
 from hodiff.errors import InputError
 from hodiff.estimators import conjugate_gradients, neumann, scipy_krylov
 from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.damped_systems import DampedSystem, Increment, Solver, refine
 from hodiff.estimators.dense_matrix import matrix_of
 from hodiff.estimators.precision import norms_of, precise
+from hodiff.estimators.results import cost_of
 from hodiff.estimators.view import View, require_constant, view_of
 
 
@@ -42,6 +44,11 @@ class Solution:
     products: int
     reason: str
     method: str
+
+    def _repr_html_(self) -> str:
+        end = badge("converged", "ok") if self.converged else badge(self.reason, "error")
+        known = [("residual", numbers(self.residual, 2)), ("iterations", f"{self.iterations:,}"), *cost_of(self)]
+        return page(element("p", element("b", "solution of a linear system"), " ", end), facts(known))
 
 
 def solve(

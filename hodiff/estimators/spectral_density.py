@@ -12,11 +12,15 @@ from torch import Tensor
 
 from hodiff.common.options import require_amount, require_choice, require_int
 from hodiff.common.trees import describe
+from hodiff.displays import curve, element, facts, number, page
 from hodiff.errors import InputError
 from hodiff.estimators.probes import generator_or_default
 from hodiff.estimators.quadrature import exact_rule, lanczos_rules, truncation_of
-from hodiff.estimators.results import Estimate, mean_and_error
+from hodiff.estimators.results import Estimate, cost_of, mean_and_error
 from hodiff.estimators.view import view_of
+
+CURVE = 120  # points of the small picture that a notebook shows
+DECADES = 6.0  # below the peak that it shows
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +44,14 @@ class SpectralDensity:
     n: int
     products: int
     method: str
+
+    def _repr_html_(self) -> str:
+        nodes = self.ritz_values[self.weights > 0]
+        low, high = nodes.min().item(), nodes.max().item()
+        grid = torch.linspace(low, high, CURVE, dtype=torch.float64)
+        known = [("range", f"{number(low)} to {number(high)}"), ("mean", number(self.mean)), *cost_of(self)]
+        heights = self.density(grid).clamp_min(torch.finfo(torch.float64).tiny).log10()
+        return page(element("b", f"density of {self.n:,} eigenvalues"), curve(heights.tolist(), DECADES), facts(known))
 
     def integrate(self, function: Callable[[Tensor], Tensor]) -> Estimate:
         r"""Integral $\int f \, d\mu = \frac{1}{n} \mathrm{tr} f(A)$; n times it is the trace of $f(A)$.

@@ -106,6 +106,8 @@ from hodiff.functions.projections.sorting import PermutahedronProjection as Perm
 from hodiff.functions.projections.sorting import soft_rank as soft_rank
 from hodiff.functions.projections.sorting import soft_sort as soft_sort
 from hodiff.functions.sampling import gumbel_softmax as gumbel_softmax
+from hodiff.functions.sampling import perturbed_softmax as perturbed_softmax
+from hodiff.functions.sampling import sample_gumbel as sample_gumbel
 from hodiff.functions.softmax.logsumexp import LogSumExp as LogSumExp
 from hodiff.functions.softmax.logsumexp import LogSumExpGradient as LogSumExpGradient
 from hodiff.functions.softmax.logsumexp import LogSumExpProduct as LogSumExpProduct

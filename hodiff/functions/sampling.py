@@ -59,14 +59,39 @@ def gumbel_softmax(
     section 2.2; C. Maddison, A. Mnih & Y. W. Teh, "The concrete distribution", 2017.
     """
     require_floating("gumbel_softmax", logits=logits)
-    _require_generator(logits, generator)
+    _require_generator("gumbel_softmax", logits, generator)
     return _perturbed("gumbel_softmax", logits, sample_gumbel(logits, generator), temperature, hard, dim)
 
 
 def perturbed_softmax(
     logits: Tensor, noise: Tensor, temperature: Tensor | float = 1.0, hard: bool = False, dim: int = -1
 ) -> Tensor:
-    r"""`gumbel_softmax` with noise that is given: $\operatorname{softmax}((x + g)/\tau)$, a deterministic function."""
+    r"""`gumbel_softmax` with noise that is given: $\operatorname{softmax}((x + g)/\tau)$, a deterministic function.
+
+    What evaluates a function several times, as transforms of `torch.func`, operators and checks do, sees one function.
+    The derivatives of every order are those of the soft sample, by the noise as well.
+
+    Args:
+        logits: Floating-point tensor of unnormalized log-probabilities.
+        noise: Floating-point tensor of the same shape, as of `sample_gumbel`.
+        temperature: As of `gumbel_softmax`.
+        hard: Whether the values are one-hot.
+        dim: The dimension of the classes.
+
+    Returns:
+        Tensor of the shape of `logits`.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> logits = torch.tensor([0.0, 1.0, 2.0])
+        >>> perturbed_softmax(logits, torch.zeros(3))
+        tensor([0.0900, 0.2447, 0.6652])
+
+    Source: E. Jang, S. Gu & B. Poole, "Categorical reparameterization with Gumbel-softmax", 2017, equation 2.
+    """
     require_floating("perturbed_softmax", logits=logits, noise=noise)
     if noise.shape != logits.shape:
         raise InputError(
@@ -76,7 +101,28 @@ def perturbed_softmax(
 
 
 def sample_gumbel(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    r"""Standard Gumbel noise, $-\log(-\log u)$ with u uniform in (0, 1), finite and without a graph."""
+    r"""Standard Gumbel noise, $-\log(-\log u)$ with u uniform in (0, 1), finite and without a graph.
+
+    Args:
+        like: Floating-point tensor, whose shape, dtype and device the noise has.
+        generator: Source of the noise, on the device of `like`; torch's own if None.
+
+    Returns:
+        Tensor of the shape of `like`.
+
+    Raises:
+        InputError: If an argument is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> noise = sample_gumbel(torch.zeros(1000), torch.Generator().manual_seed(0))
+        >>> bool((noise.mean() - 0.5772).abs() < 0.1)  # Euler's constant
+        True
+
+    Source: E. Jang, S. Gu & B. Poole, "Categorical reparameterization with Gumbel-softmax", 2017, section 2.1.
+    """
+    require_floating("sample_gumbel", like=like)
+    _require_generator("sample_gumbel", like, generator)
     # In single precision at least: a uniform number in half precision is zero too often.
     dtype = torch.promote_types(like.dtype, torch.float32)
     u = torch.rand(like.shape, generator=generator, dtype=dtype, device=like.device)
@@ -118,16 +164,16 @@ def _require_one_along(name: str, temperature: Tensor, logits: Tensor, axis: int
         )
 
 
-def _require_generator(logits: Tensor, generator: Any) -> None:
+def _require_generator(name: str, logits: Tensor, generator: Any) -> None:
     if generator is None:
         return
     if not isinstance(generator, torch.Generator):
         raise InputError(
-            f"gumbel_softmax: generator: expected a torch.Generator, got {type(generator).__name__}; "
+            f"{name}: generator: expected a torch.Generator, got {type(generator).__name__}; "
             "torch.Generator().manual_seed(seed) makes one."
         )
     if generator.device.type != logits.device.type:
         raise InputError(
-            f"gumbel_softmax: generator: expected one on {logits.device}, got one on {generator.device}; "
+            f"{name}: generator: expected one on {logits.device}, got one on {generator.device}; "
             "torch.Generator(device) makes one."
         )

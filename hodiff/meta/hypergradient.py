@@ -14,8 +14,10 @@ from torch.utils import _pytree as pytree
 from hodiff.common.options import require_callable, require_choice, require_int
 from hodiff.common.ordinary import ordinary
 from hodiff.common.parametrizations import at_another_point
-from hodiff.common.trees import PyTree, describe, flatten_primals
+from hodiff.common.trees import PyTree, describe, flatten_primals, leaf_label, leaf_names
 from hodiff.corrections import corrected
+from hodiff.displays import element, facts, number, numbers, page, table
+from hodiff.displays.elements import SHOWN
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.meta.adaptation import adapt
 from hodiff.meta.inverse_products import (
@@ -66,6 +68,18 @@ class Hypergradient:
     residual: float
     outer_error: float
     products: int
+
+    def _repr_html_(self) -> str:
+        names = [leaf_label(name) or "value" for name in leaf_names(self.value)]
+        leaves = [(name, numbers(leaf)) for name, leaf in zip(names, pytree.tree_leaves(self.value), strict=True)]
+        known = [
+            ("estimated norm of its error", number(self.error_estimate, 2)),
+            ("outer loss", number(self.outer)),
+            ("its estimated error", number(self.outer_error, 2)),
+            ("residual", number(self.residual, 2)),
+            ("products", f"{self.products:,}"),
+        ]
+        return page(element("b", "hypergradient"), table(("of", "numbers"), leaves, most=SHOWN), facts(known))
 
 
 def hypergradient(

@@ -15,6 +15,7 @@ from hodiff.nn.convolution import Conv3d as Conv3d
 from hodiff.nn.gradient_control import GradientReversal as GradientReversal
 from hodiff.nn.gradient_control import ScaleGradient as ScaleGradient
 from hodiff.nn.linear import FusedLinear as FusedLinear
+from hodiff.nn.linear import unfused as unfused
 from hodiff.nn.losses import CrossEntropyLoss as CrossEntropyLoss
 from hodiff.nn.losses import HingeLoss as HingeLoss
 from hodiff.nn.losses import HuberLoss as HuberLoss

@@ -90,20 +90,20 @@ class ClippedReLU(nn.Module):
     r"""$\min(\max(x, 0), c)$; derivative 1 inside $(0, c)$, and 0 elsewhere.
 
     Args:
-        max: The ceiling c, a positive number.
+        max: The ceiling c, a positive number; 6 by default, as of torch's `ReLU6`.
 
     Raises:
         InputError: If `max` is no positive number.
 
     Example:
         >>> import torch
-        >>> ClippedReLU(6.0)(torch.tensor([-1.0, 3.0, 8.0]))
+        >>> ClippedReLU()(torch.tensor([-1.0, 3.0, 8.0]))
         tensor([0., 3., 6.])
 
     Source: A. Hannun et al., "Deep Speech: scaling up end-to-end speech recognition", 2014, section 2.
     """
 
-    def __init__(self, max: float):
+    def __init__(self, max: float = 6.0):
         super().__init__()
         require_number("ClippedReLU", "max", max, positive=True)
         self.max = max

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hodiff.common.options import require_choice
+from hodiff.errors import InputError
 from hodiff.functions.linear.activations import FUSED_ACTIVATIONS
 from hodiff.functions.linear.fused_linear import fused_linear
 
+UNFUSED = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU, "gelu": nn.GELU}
 
-class FusedLinear(torch.nn.Linear):
+
+class FusedLinear(nn.Linear):
     """`torch.nn.Linear` and its activation in one, by `hodiff.functions.fused_linear`; parameters have the same names.
+
+    Tools that look for layers of exactly the type `torch.nn.Linear` pass it over without a word, such as torch's
+    `quantize_dynamic`; give them `hodiff.nn.unfused(model)`. Those that take its subclasses too, as torchao, need not.
 
     Args:
         in_features: Size of the last dimension of the input.
@@ -48,3 +54,52 @@ class FusedLinear(torch.nn.Linear):
     def extra_repr(self) -> str:
         """What `repr` shows."""
         return f"{super().extra_repr()}, activation={self.activation!r}"
+
+
+def unfused(model: nn.Module) -> nn.Module:
+    r"""A copy of a model in which each `FusedLinear` is a `torch.nn.Linear` followed by its activation.
+
+    It computes the same, and is for tools that know layers by their exact type, such as torch's dynamic quantization.
+    Names of parameters grow by a "0", that of the layer in the pair.
+
+    Args:
+        model: A module, which stays as it is.
+
+    Returns:
+        The copy.
+
+    Raises:
+        InputError: If `model` is no module.
+
+    Example:
+        >>> import torch
+        >>> unfused(torch.nn.Sequential(FusedLinear(3, 2, "gelu"), torch.nn.Linear(2, 1)))
+        Sequential(
+          (0): Sequential(
+            (0): Linear(in_features=3, out_features=2, bias=True)
+            (1): GELU(approximate='none')
+          )
+          (1): Linear(in_features=2, out_features=1, bias=True)
+        )
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"unfused: model: expected a module, got {type(model).__name__}.")
+    made: dict[nn.Module, nn.Module] = {}
+
+    def apart(module: nn.Module) -> nn.Module:
+        if isinstance(module, FusedLinear):
+            if module not in made:
+                made[module] = _pair(module)
+            return made[module]
+        for name, child in module.named_children():
+            setattr(module, name, apart(child))
+        return module
+
+    return apart(copy.deepcopy(model))
+
+
+def _pair(layer: FusedLinear) -> nn.Module:
+    """The layer and its activation, with the same parameters."""
+    plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+    plain.weight, plain.bias = layer.weight, layer.bias
+    return nn.Sequential(plain, UNFUSED[layer.activation]()).train(layer.training)

@@ -12,6 +12,7 @@ from torch import Tensor
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.operators.arithmetic import Arithmetic
+from hodiff.operators.display import operator_html
 from hodiff.operators.estimates import Estimates
 from hodiff.operators.forms import Forms
 from hodiff.operators.linear_product import multiply
@@ -134,6 +135,13 @@ class LinearOperator(Arithmetic, Forms, Estimates, ABC):
     def __repr__(self) -> str:
         m, n = self.shape
         return f"{type(self).__name__}({m}, {n}, {str(self.dtype).removeprefix('torch.')}, {self.device})"
+
+    def _repr_html_(self) -> str:
+        return operator_html(type(self).__name__, self.domain, self.codomain, self.symmetric, self._told())
+
+    def _told(self) -> list[tuple[str, object]]:
+        """What a notebook shows besides, as labels and texts."""
+        return []
 
 
 def require_operator(value: Any, caller: str, argument: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -18,6 +18,7 @@ from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.complex_numbers import as_real
 from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.module_state import attributes_put_back, untouched, untouched_buffers
+from hodiff.common.naming import name_of
 from hodiff.common.options import require_bool
 from hodiff.common.randomness import RandomState, seeded
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
@@ -128,6 +129,14 @@ class CurvatureOperator(Portable, LinearOperator):
             )
         self._compiled = CompiledLinearizations(caller) if given["compile"] else None
         self.relocate(tuple(dense(recordable(as_real(leaf.detach()))) for leaf in leaves), self.domain)
+
+    def _told(self) -> list[tuple[str, object]]:
+        names = ", ".join(name_of(getattr(self, each)) for each in self.functions)
+        told: list[tuple[str, object]] = [("of", names)]
+        data: Any = self.batches.data
+        if isinstance(data, Sized):
+            told.append(("batches", f"{len(data):,}"))
+        return [*told, ("products", "compiled" if self._compiled is not None else "eager")]
 
     _recorded = ("_held_modules", "_kept", "_complete", "_marks")
 

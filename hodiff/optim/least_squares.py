@@ -20,6 +20,7 @@ from hodiff.optim.batched.arguments import InDims
 from hodiff.optim.batched.levenberg_marquardt import Limits
 from hodiff.optim.batched.methods import least_squares_of_all
 from hodiff.optim.bounds import bounds_of
+from hodiff.optim.display import OptimizeResult
 from hodiff.optim.geodesic import Problem, Rules, geodesic_least_squares
 from hodiff.optim.scales import scale_vector, scales_of
 from hodiff.optim.variables import Variables, require_some
@@ -56,7 +57,7 @@ def least_squares(
     acceleration: float = 0.75,
     batched: bool = False,
     in_dims: InDims = 0,
-) -> scipy.optimize.OptimizeResult:
+) -> OptimizeResult:
     r"""Minimise a sum of squares of residuals, with exact Jacobians.
 
     $$ \min_x \tfrac12 \sum_i \rho\big(f_i(x)^2\big) \quad\text{with}\quad l \le x \le u $$
@@ -147,7 +148,7 @@ def least_squares(
     require_constant("least_squares", x0, f, args, advice=DIFFERENTIABLE)
     if batched:
         limits = Limits(ftol, xtol, gtol, max_nfev)
-        return least_squares_of_all(f, x0, args, in_dims, bounds, x_scale, limits)
+        return OptimizeResult(least_squares_of_all(f, x0, args, in_dims, bounds, x_scale, limits))
     variables = Variables(x0)
     require_some("least_squares", variables.space)
     residuals = vector_function("least_squares", "f", f, args, variables)
@@ -203,7 +204,7 @@ def least_squares(
 
 def _in_own_structure(
     found: scipy.optimize.OptimizeResult, variables: Variables, residuals: Callable[[Tensor], Tensor]
-) -> scipy.optimize.OptimizeResult:
+) -> OptimizeResult:
     """Point, gradient and mask as pytrees, residuals and Jacobian as tensors."""
     x = found.x
     found.x, found.grad, found.active_mask = (variables.tree(each) for each in (x, found.grad, found.active_mask))
@@ -212,4 +213,4 @@ def _in_own_structure(
         found.jac = variables.vector(found.jac)
     else:
         found.jac = JacobianOperator(residuals, variables.vector(x))
-    return found
+    return OptimizeResult(found)

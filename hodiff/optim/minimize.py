@@ -20,6 +20,7 @@ from hodiff.optim.batched.arguments import InDims
 from hodiff.optim.batched.methods import DEFAULT, minimize_all
 from hodiff.optim.batched.methods import METHODS as BATCHED
 from hodiff.optim.bounds import bounds_of, constraints_of
+from hodiff.optim.display import OptimizeResult
 from hodiff.optim.methods import METHODS, Method
 from hodiff.optim.objective import Objective
 from hodiff.optim.own_options import options_of
@@ -50,7 +51,7 @@ def minimize(
     progress: bool = False,
     batched: bool = False,
     in_dims: InDims = 0,
-) -> scipy.optimize.OptimizeResult:
+) -> OptimizeResult:
     r"""Minimise a scalar function, with exact gradients, Hessian-vector products or Hessians, as the method takes them.
 
     $$ \min_x f(x) \quad\text{with}\quad l \le x \le u, \quad c_l \le c(x) \le c_u $$
@@ -159,7 +160,7 @@ def minimize(
     if batched:
         if callback is not None:
             raise InputError("minimize: callback: expected None with batched=True, whose problems end one by one.")
-        return minimize_all(f, x0, args, in_dims, name, bounds, tol, options or {}, progress=progress)
+        return OptimizeResult(minimize_all(f, x0, args, in_dims, name, bounds, tol, options or {}, progress=progress))
     takes = METHODS[name]
     if takes.solver is None:
         require_options_of_scipy(name, options or {})
@@ -183,7 +184,7 @@ def minimize(
             )
         found = _run(run, objective, iterations)
     describe_end(found)
-    return in_own_structure(found, objective)
+    return OptimizeResult(in_own_structure(found, objective))
 
 
 def _for_scipy(takes: Method, objective: Objective, bounds: Any, constraints: Any) -> dict[str, Any]:

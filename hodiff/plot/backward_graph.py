@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 LINE, LETTER, GAP = 0.2, 0.085, 0.3  # inches: the height of a line of text, the width of a letter, between boxes
 NARROWEST, LARGEST = 4.0, 200.0  # inches of a picture
 SIZE = 8  # points of the text
+SAMPLE = 0.5  # inches of a colour and its gap in the legend
 DOT_SUFFIXES = {".dot", ".gv"}
 
 
@@ -83,10 +84,12 @@ class BackwardGraph:
         width, height = layout.size
         ax = axes_or_new(ax, "graph", (min(max(width, NARROWEST), LARGEST), min(height + 1, LARGEST)))
         look: dict[str, Any] = {"color": "0.4", "linewidth": 0.8}
-        for *way, before, end in layout.ways.values():
+        for (_, head), (*way, before, end) in layout.ways.items():
             if way:
                 ax.plot(*zip(*way, before, strict=True), zorder=1, **look)
-            arrow = {"arrowstyle": "-|>", "shrinkB": 9, "shrinkA": 0, **look}
+            # An arrow ends at the upper edge of its box, points above the middle.
+            edge = 36 * LINE * len(self.boxes[head].lines) + 2
+            arrow = {"arrowstyle": "-|>", "shrinkB": edge, "shrinkA": 0, **look}
             ax.annotate("", end, before, arrowprops=arrow, zorder=1)
         for name, box in self.boxes.items():
             frame = {
@@ -102,7 +105,9 @@ class BackwardGraph:
         ax.axis("off")
         patches = require_package("matplotlib.patches", "graph", 'pip install "hodiff[plot]"')
         handles = [patches.Patch(facecolor=colour, label=meaning) for meaning, colour in self.colours.items()]
-        ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=len(handles), frameon=False)
+        columns = max(int(max(width, NARROWEST) // (LETTER * max(map(len, self.colours)) + SAMPLE)), 1)
+        look = {"ncols": min(len(handles), columns), "frameon": False, "fontsize": SIZE}
+        ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), **look)
         return ax
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -120,6 +125,10 @@ class BackwardGraph:
 
     def _write(self, target: Path | io.StringIO, kind: str | None) -> None:
         figure: Any = self.draw().figure
-        figure.savefig(target, format=kind)
+        matplotlib = require_package("matplotlib", "graph", 'pip install "hodiff[plot]"')
+        # Equal graphs are equal files: without the date, and names of marks do not count on from those before.
+        vector = kind == "svg" or (isinstance(target, Path) and target.suffix == ".svg")
+        with matplotlib.rc_context({"svg.hashsalt": self.title}):
+            figure.savefig(target, format=kind, metadata={"Date": None} if vector else None)
         # A notebook would show it a second time.
         require_package("matplotlib.pyplot", "graph", 'pip install "hodiff[plot]"').close(figure)

@@ -12,9 +12,10 @@ import torch
 from scipy.differentiate import derivative
 from torch import Tensor
 
+from hodiff.common.naming import name_of
 from hodiff.common.options import is_number, require_int
 from hodiff.errors import InputError
-from hodiff.plot.labels import name_of
+from hodiff.plot.differences import UNSETTLED, mark_missing, span_of
 from hodiff.plot.shared import axes_or_new, one_number
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def derivatives(
 
     The curves are $f, f', \dots, f^{(k)}$ by nested reverse mode. The dots over $f^{(j)}$ are SciPy's differences of
     $f^{(j-1)}$, the curve before, so that each curve is checked by one that was checked. Dots beside their curve mean
-    that the derivative is wrong, or that there is none.
+    that the derivative is wrong. Where differences do not settle, as at a jump, there is none, and a dotted line in the
+    place of a dot.
 
     Args:
         f: Maps a float64 tensor of shape () to a tensor with one element.
@@ -61,7 +63,7 @@ def derivatives(
 
     Source: `scipy.differentiate.derivative`, eighth-order central differences with shrinking steps.
     """
-    _require_interval(low, high)
+    require_interval("derivatives", low, high)
     require_int("derivatives", "order", order, 0)
     require_int("derivatives", "points", points, 2)
     grid = torch.linspace(low, high, points, dtype=torch.float64)
@@ -70,10 +72,15 @@ def derivatives(
     dots = low + step * np.arange(1, 2 * DOTS, 2)
 
     ax = axes_or_new(ax, "derivatives")
+    span, missing = span_of([curve.numpy() for curve in curves]), list[float]()
     for k, curve in enumerate(curves):
-        (line,) = ax.plot(grid.numpy(), curve.numpy(), label=_prime(k))
+        (line,) = ax.plot(grid.numpy(), curve.numpy(), label=prime(k))
         if k > 0:
-            ax.plot(dots, _differences(f, k, dots, step), ".", color=line.get_color(), label="_differences")
+            slopes, doubt = _differences(f, k, dots, step)
+            known = ~(doubt > UNSETTLED * span)
+            ax.plot(dots[known], slopes[known], ".", color=line.get_color(), label="_differences")
+            missing += dots[~known].tolist()
+    mark_missing(ax, np.array(missing))
     _add_legend(ax, with_dots=order > 0)
     ax.set_xlabel("$x$")
     ax.set_ylabel("value")
@@ -97,17 +104,21 @@ def _slope(y: Tensor, x: Tensor) -> Tensor:
     return torch.autograd.grad(y.sum(), x, create_graph=True, materialize_grads=True)[0]
 
 
-def _differences(f: Callable[[Tensor], Tensor], order: int, dots: np.ndarray, step: float) -> np.ndarray:
-    """SciPy's derivative of the derivative before. No point is further than a step away, so inside of the interval."""
+def _differences(
+    f: Callable[[Tensor], Tensor], order: int, dots: np.ndarray, step: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """SciPy's derivative of the one before, and its error. No point is further than a step away: they are inside."""
 
     def before(x: np.ndarray) -> np.ndarray:
         return _tower(f, torch.from_numpy(x.reshape(-1)), order - 1)[-1].numpy().reshape(x.shape)
 
     with np.errstate(all="ignore"):  # at a pole the dot is missing, which is enough
-        return np.asarray(derivative(before, dots, initial_step=step).df)
+        found = derivative(before, dots, initial_step=step)
+    return np.asarray(found.df), np.asarray(found.error)
 
 
-def _prime(order: int) -> str:
+def prime(order: int) -> str:
+    """A derivative's name."""
     return f"$f{chr(39) * order}$" if order < 4 else f"$f^{{({order})}}$"
 
 
@@ -119,6 +130,7 @@ def _add_legend(ax: Axes, *, with_dots: bool) -> None:
     ax.legend(handles=handles)
 
 
-def _require_interval(low: float, high: float) -> None:
+def require_interval(caller: str, low: float, high: float) -> None:
+    """Refuse an interval without length."""
     if not all(is_number(end) and math.isfinite(end) for end in (low, high)) or not low < high:
-        raise InputError(f"derivatives: low, high: expected finite numbers with low < high, got {low!r} and {high!r}.")
+        raise InputError(f"{caller}: low, high: expected finite numbers with low < high, got {low!r} and {high!r}.")

@@ -13,12 +13,14 @@ from torch.utils import _pytree as pytree
 from hodiff.common.options import require_int
 from hodiff.common.trees import PyTree, flatten_primals, leaf_names
 from hodiff.errors import InputError
+from hodiff.graphs import is_once_differentiable
 from hodiff.plot.backward_graph import BackwardGraph, Box
 from hodiff.plot.shared import one_number
-from hodiff.torch_internals.graph_nodes import raises_when_run, saved_by_operator
+from hodiff.torch_internals.graph_nodes import function_of, raises_when_run, saved_by_operator
 
 COLOURS = ("#cfe2f3", "#fce5cd", "#d9ead3", "#ead1dc", "#fff2cc")  # of the nodes, by order
 RAISES = "#e06666"
+NO_FURTHER = "no further derivative"
 
 
 def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = False) -> BackwardGraph:
@@ -27,8 +29,8 @@ def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = 
     Order 1 are the nodes under $f(x)$. Order k are those that appear when the derivative before, contracted with ones,
     is computed with `create_graph=True`: $\nabla f$, then $\nabla^2 f \, 1$, and so on. Arrows point the way that
     backward goes. Nodes are coloured by the order at which they first appear. Custom Functions have a thick border,
-    leaves are ellipses, and where backward would raise, as under `once_differentiable` or for an operator without
-    a second derivative, nodes are red. An order without nodes has a derivative that autograd takes for constant.
+    leaves are ellipses. Red nodes have no further derivative: Functions marked `once_differentiable`, and where
+    backward would raise. An order without nodes has a derivative that autograd takes for constant.
 
     Args:
         f: Maps x to a tensor with one element.
@@ -56,8 +58,11 @@ def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = 
     leaves = tuple(leaf.detach().clone().requires_grad_() for leaf in leaves)
     names = {id(leaf): f"x{name}" for leaf, name in zip(leaves, leaf_names(x), strict=True)}
     picture = BackwardGraph(_title(f, order), colours={f"order {k + 1}": _colour(k) for k in range(order)})
-    drawing = _Drawing(picture, names, saved)
+    # Nodes have the colour of the order that first reaches them.
+    colour = ""
+    drawing = Drawing(picture, lambda node: _look(node, names, colour, saved))
     for k, roots in enumerate(_roots(f, leaves, spec, order), start=1):
+        colour = _colour(k - 1)
         if isinstance(roots, RuntimeError):
             message = str(roots).partition("\n")[0]
             picture.boxes[f"order{k}_raises"] = Box((f"order {k} raises", message), RAISES)
@@ -67,7 +72,9 @@ def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = 
                 continue
             result = f"order{k}_{index}"
             picture.boxes[result] = Box((_result_label(k, names[id(leaves[index])]),), shape="plaintext")
-            picture.arrows.append((result, drawing.add(root, _colour(k - 1))))
+            picture.arrows.append((result, drawing.add(root)))
+    if any(box.colour == RAISES for box in picture.boxes.values()):
+        picture.colours[NO_FURTHER] = RAISES
     return picture
 
 
@@ -77,11 +84,7 @@ def _roots(
     """Where backward starts at each order: under f, then under its gradient by each leaf, until there is none."""
     with torch.enable_grad():
         y = one_number("graph", f(pytree.tree_unflatten(list(leaves), spec)))
-        if not y.requires_grad:
-            raise InputError(
-                "graph: f: expected a function that depends on x, got a constant; look for detach, .data, .item() and "
-                "NumPy in f."
-            )
+        require_dependence("graph", y)
         yield [y.grad_fn]
         values = [y]
         for _ in range(order - 1):
@@ -97,17 +100,25 @@ def _roots(
                 return
 
 
-class _Drawing:
-    """Draws nodes, and keeps them alive, as their identity lasts no longer than they do."""
+def require_dependence(caller: str, y: Tensor) -> None:
+    """Refuse a value without a graph."""
+    if not y.requires_grad:
+        raise InputError(
+            f"{caller}: f: expected a function that depends on x, got a constant; look for detach, .data, .item() and "
+            "NumPy in f."
+        )
 
-    def __init__(self, picture: BackwardGraph, names: dict[int, str], saved: bool):
+
+class Drawing:
+    """Draws nodes as they look, and keeps them alive, as their identity lasts no longer than they do."""
+
+    def __init__(self, picture: BackwardGraph, look: Callable[[Any], Box]):
         self._picture = picture
-        self._names = names
-        self._saved = saved
+        self._look = look
         self._drawn: dict[Any, str] = {}
         self._count: Counter[str] = Counter()
 
-    def add(self, root: Any, colour: str) -> str:
+    def add(self, root: Any) -> str:
         """Draw a node and all that are reached from it and not drawn yet; return its name."""
         waiting: list[Any] = []
 
@@ -116,7 +127,7 @@ class _Drawing:
                 stem = node.name().rpartition("::")[2]
                 self._drawn[node] = f"{stem}_{self._count[stem]}"
                 self._count[stem] += 1
-                self._picture.boxes[self._drawn[node]] = _look(node, self._names, colour, self._saved)
+                self._picture.boxes[self._drawn[node]] = self._look(node)
                 waiting.append(node)
             return self._drawn[node]
 
@@ -136,6 +147,10 @@ def _look(node: Any, names: dict[int, str], colour: str, saved: bool) -> Box:
     lines = (node.name().rpartition("::")[2], *(_saved_shapes(node) if saved else ()))
     if raises_when_run(node):
         return Box(lines, RAISES)
+    function = function_of(node)
+    # Where what comes back to it is a constant, no node of the next order says that there is none.
+    if function is not None and is_once_differentiable(function):
+        return Box((*lines, "once_differentiable"), RAISES, thick=True)
     return Box(lines, colour, thick=isinstance(node, torch.autograd.function.BackwardCFunction))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from hodiff.common.naming import name_of
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.operators.base import LinearOperator
@@ -32,15 +32,6 @@ def _cut(name: str, head: int, length: int) -> str:
         if len(name) <= length
         else f"{name[:head].rstrip('._')}…{name[len(name) - (length - 1 - head) :].lstrip('._')}"
     )
-
-
-def name_of(f: Callable[..., Any]) -> str:
-    """What a function is called in a title: f, where it has no name of its own."""
-    name = getattr(f, "__name__", type(f).__name__)
-    owner = getattr(f, "__self__", None)
-    if name == "apply" and isinstance(owner, type):  # of a torch.autograd.Function
-        name = owner.__name__
-    return "f" if name in {"<lambda>", "wrapper", "partial"} else str(name)
 
 
 def described(of: LinearOperator | str) -> str:

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
+from hodiff.common.naming import name_of
 from hodiff.common.options import require_amount, require_int
 from hodiff.common.trees import PyTree, describe, flatten_primals, flatten_tangents
 from hodiff.derivatives import directional_derivatives
 from hodiff.errors import InputError
 from hodiff.estimators.eigsh import Eigenpairs
-from hodiff.plot.labels import name_of
 from hodiff.plot.shared import axes_or_new, one_number
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from hodiff import hvp, nn
+from hodiff import InputError, hvp, nn
 
 
 def normal(*shape):
@@ -109,3 +109,40 @@ def test_a_training_step_and_a_product(built):
     point = inputs[0].detach()
     product = hvp(lambda x: run(module, (x, *inputs[1:])).square().sum(), point, torch.ones_like(point))
     assert bool(product.isfinite().all())
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
+def test_fused_layers_are_reached_by_dynamic_quantization():
+    """As torch's own pair of layer and activation is, and not without `unfused`, as torch looks at the exact type."""
+    model = torch.nn.Sequential(nn.FusedLinear(64, 32, "gelu"), torch.nn.Linear(32, 2)).eval()
+    (x,) = normal(16, 64)()
+    pair = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU()).eval()
+    pair[0].load_state_dict(model[0].state_dict())
+    quantize = torch.ao.quantization.quantize_dynamic
+    found = quantize(nn.unfused(model), {torch.nn.Linear})
+    expected = quantize(torch.nn.Sequential(pair, model[1]), {torch.nn.Linear})
+    assert "DynamicQuantizedLinear" in repr(found[0])
+    assert torch.equal(found(x), expected(x))
+    assert type(quantize(model, {torch.nn.Linear})[0]) is nn.FusedLinear
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "silu", "gelu"])
+def test_unfused_computes_the_same(activation):
+    layer = nn.FusedLinear(3, 3, activation, bias=activation != "tanh")
+    model = torch.nn.ModuleDict({"a": layer, "b": torch.nn.Sequential(layer, torch.nn.Dropout())}).eval()
+    apart = nn.unfused(model)
+    (x,) = normal(4, 3)()
+    torch.testing.assert_close(apart["b"](x), model["b"](x))
+    assert not any(isinstance(each, nn.FusedLinear) for each in apart.modules())
+    assert isinstance(model["a"], nn.FusedLinear)
+    # Tied layers stay tied, and none is shared with the model.
+    assert apart["a"] is apart["b"][0]
+    assert len(list(apart.parameters())) == len(list(model.parameters()))
+    assert not {id(each) for each in apart.parameters()} & {id(each) for each in model.parameters()}
+    assert not any(each.training for each in apart.modules())
+    assert type(nn.unfused(layer)) is torch.nn.Sequential
+
+
+def test_unfused_refuses():
+    with pytest.raises(InputError, match="unfused: model: expected a module, got Tensor"):
+        nn.unfused(torch.ones(2))

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from hodiff.checks.arguments import require_not_compiled
 from hodiff.checks.attempts import Failure, attempt, first_line
 from hodiff.checks.module_buffers import buffers_put_back
+from hodiff.checks.preflight.as_html import preflight_html
 from hodiff.checks.preflight.function_defects import FunctionDefect, custom_functions, function_defects
 from hodiff.checks.preflight.listeners import CallListener, ChangeListener, OperatorUse, WatchedCorrections
 from hodiff.checks.preflight.operator_routes import BAD, GOOD, RANKS
@@ -64,6 +65,9 @@ class Preflight:
         lines += self.remarks
         lines += [f"{route}: {self.routes[route]}" for route in ROUTES]
         return "\n".join([*lines, self.verdict])
+
+    def _repr_html_(self) -> str:
+        return preflight_html(self.operators, self.functions, self.remarks, self.routes, self.verdict)
 
     @property
     def verdict(self) -> str:

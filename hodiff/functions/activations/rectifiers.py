@@ -203,7 +203,7 @@ def relu(x: Tensor) -> Tensor:
     return ReLU.call(x)
 
 
-def clipped_relu(x: Tensor, max: float) -> Tensor:
+def clipped_relu(x: Tensor, max: float = 6.0) -> Tensor:
     r"""Rectifier with a ceiling, $\min(\max(x, 0), c)$ with $c$ = `max`.
 
     The derivative is 1 inside $(0, c)$, and 0 outside and at both kinks, as that of torch's `hardtanh`. The second
@@ -211,7 +211,7 @@ def clipped_relu(x: Tensor, max: float) -> Tensor:
 
     Args:
         x: Floating-point tensor of any shape.
-        max: Positive number.
+        max: Positive number; 6 by default, as of torch's `relu6`.
 
     Returns:
         Tensor of the same shape.
@@ -221,7 +221,7 @@ def clipped_relu(x: Tensor, max: float) -> Tensor:
 
     Example:
         >>> import torch
-        >>> clipped_relu(torch.tensor([-1.0, 3.0, 8.0]), 6.0)
+        >>> clipped_relu(torch.tensor([-1.0, 3.0, 8.0]))
         tensor([0., 3., 6.])
 
     Source: A. Hannun et al., "Deep Speech: scaling up end-to-end speech recognition", 2014, section 2.

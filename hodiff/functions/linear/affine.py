@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import is_number
+from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.functions.activations.rectifiers import Masked
 from hodiff.kernels import fused
@@ -176,14 +178,15 @@ def fused_add_relu(x: Tensor, y: Tensor) -> Tensor:
     return FusedAddReLU.call(x, y)[0]
 
 
-def weighted_sum(xs: list[Tensor] | tuple[Tensor, ...], ws: Tensor) -> Tensor:
+def weighted_sum(xs: list[Tensor] | tuple[Tensor, ...], ws: Tensor | Sequence[float]) -> Tensor:
     r"""Sum of tensors with weights, $\sum_i w_i x_i$, with broadcasting.
 
     The terms are never stacked; they are kept for backward only if the weights require a gradient.
 
     Args:
         xs: Floating-point tensors whose shapes broadcast, at least one.
-        ws: Floating-point tensor (len(xs),) of weights; or (len(xs), ...) where `ws[i]` broadcasts with the terms.
+        ws: As many numbers; a floating-point tensor (len(xs),) of weights, which may require a gradient; or
+            (len(xs), ...) where `ws[i]` broadcasts with the terms.
 
     Returns:
         Tensor of the broadcast shape.
@@ -193,7 +196,7 @@ def weighted_sum(xs: list[Tensor] | tuple[Tensor, ...], ws: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> weighted_sum([torch.ones(2), torch.tensor([1.0, 2.0])], torch.tensor([1.0, 0.5]))
+        >>> weighted_sum([torch.ones(2), torch.tensor([1.0, 2.0])], [1.0, 0.5])
         tensor([1.5000, 2.0000])
 
     Source: H. Liu, K. Simonyan & Y. Yang, "DARTS: differentiable architecture search", 2019, eq. 2 (a mixed operation).
@@ -203,14 +206,30 @@ def weighted_sum(xs: list[Tensor] | tuple[Tensor, ...], ws: Tensor) -> Tensor:
             f"weighted_sum: xs: expected a list or tuple of at least one tensor, got {type(xs).__name__}; "
             "list(x.unbind()) makes one of a stack."
         )
-    require_floating("weighted_sum", **{f"xs[{i}]": x for i, x in enumerate(xs)}, ws=ws)
-    if ws.dim() == 0 or ws.shape[0] != len(xs):
+    require_floating("weighted_sum", **{f"xs[{i}]": x for i, x in enumerate(xs)})
+    weights: Any = _numbers(ws, xs) if isinstance(ws, list | tuple) else ws
+    require_floating("weighted_sum", ws=weights)
+    if weights.dim() == 0 or weights.shape[0] != len(xs):
         raise InputError(
             f"weighted_sum: ws: expected {len(xs)} weights in the first dimension, one for each tensor, got shape "
-            f"{tuple(ws.shape)}."
+            f"{tuple(weights.shape)}."
         )
-    require_broadcastable("weighted_sum", **{f"xs[{i}]": x for i, x in enumerate(xs)}, **{"ws[0]": ws[0]})
-    return WeightedSum.call(ws, *xs)
+    require_broadcastable("weighted_sum", **{f"xs[{i}]": x for i, x in enumerate(xs)}, **{"ws[0]": weights[0]})
+    return WeightedSum.call(weights, *xs)
+
+
+def _numbers(weights: Sequence[Any], terms: Sequence[Tensor]) -> Tensor:
+    """Numbers as a tensor that promotes no term."""
+    if not all(map(is_number, weights)):
+        got = next(each for each in weights if not is_number(each))
+        raise InputError(
+            f"weighted_sum: ws: expected numbers or one tensor, got {describe(got)} in a {type(weights).__name__}; "
+            "torch.stack makes one tensor of several."
+        )
+    dtype = terms[0].dtype
+    for term in terms[1:]:
+        dtype = torch.promote_types(dtype, term.dtype)
+    return torch.tensor([float(each) for each in weights], dtype=dtype, device=terms[0].device)
 
 
 def scale_shift(x: Tensor, weight: Tensor | float, bias: Tensor | float) -> Tensor:

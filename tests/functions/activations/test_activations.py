@@ -191,6 +191,11 @@ class TestBiasAct:
             torch.testing.assert_close(ours, theirs)
 
 
+def test_clipped_relu_is_relu6_by_default():
+    x = torch.tensor([-1.0, 0.5, 6.0, 7.0])
+    assert torch.equal(clipped_relu(x), torch.nn.functional.relu6(x))
+
+
 MESSAGES = {
     "swish: x: expected a floating-point tensor, got float": lambda: swish(1.0),
     "swish: expected shapes that broadcast": lambda: swish(torch.ones(3), torch.ones(2)),
@@ -224,7 +229,7 @@ BUILT = {
     "ScaledSigmoid(scale=2.0, learned=False)": modules.ScaledSigmoid(2.0),
     "ScaledSigmoid(scale=2, learned=True)": modules.ScaledSigmoid(2.0, learned=True),
     "ScaledSigmoid(scale=(3,), learned=False)": modules.ScaledSigmoid(torch.ones(3)),
-    "ClippedReLU(max=6.0)": modules.ClippedReLU(6.0),
+    "ClippedReLU(max=6.0)": modules.ClippedReLU(),
     "ReLU()": modules.ReLU(),
     "SiLU()": modules.SiLU(),
     "GELU(approximate='tanh')": modules.GELU("tanh"),

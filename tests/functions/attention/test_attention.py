@@ -277,7 +277,7 @@ Q = torch.zeros(2, 3, 4)
             {},
             "batch dimensions that broadcast, got q (2,), k (3,), v (2,)",
         ),
-        ((Q, Q, Q, torch.zeros(3, 3, dtype=torch.int64)), {}, "mask: expected a boolean or floating-point tensor"),
+        ((Q, Q, Q, torch.zeros(3, 3, dtype=torch.int64)), {}, "tensor, got torch.int64; mask.bool() converts."),
         ((Q, Q, Q, torch.zeros(3, 2)), {}, "S 3 or 1, got (3, 2)"),
         ((Q, Q, Q), {"dropout_p": 0.1}, "generator: expected a torch.Generator"),
         ((Q, Q, Q), {"dropout_p": 1.5}, "dropout_p: expected a number from 0 to 1, got 1.5"),

@@ -46,6 +46,16 @@ def test_add_relu_at_zero_has_derivative_zero():
         assert torch.func.jvp(lambda t: fused_add_relu(t, -x), (x,), (x,))[1] == 0
 
 
+@pytest.mark.parametrize("dtypes", [("float32",) * 2, ("float32", "float64"), ("bfloat16",) * 2])
+def test_weights_may_be_numbers(dtypes):
+    terms = [torch.tensor(x, dtype=getattr(torch, dtype)) for x, dtype in zip(([1.0, 2.0], 4.0), dtypes, strict=True)]
+    total = weighted_sum(terms, (0.5, -3))
+    assert total.tolist() == [-11.5, -11.0]
+    assert total.dtype == (0.5 * terms[0] - 3 * terms[1]).dtype
+    jacobian = torch.func.jacrev(lambda x: weighted_sum([x, terms[1]], [0.5, -3]))(terms[0])
+    assert torch.equal(jacobian, 0.5 * torch.eye(2).to(jacobian))
+
+
 def test_weighted_sum_keeps_no_terms_for_constant_weights():
     terms = [normal(4, 5, seed=k).requires_grad_() for k in range(3)]
     ws = normal(3)
@@ -81,6 +91,11 @@ def test_scale_shift_by_numbers():
     ("call", "message"),
     [
         (lambda: fused_add_relu(torch.ones(2), torch.ones(3)), "fused_add_relu: expected shapes that broadcast"),
+        (lambda: weighted_sum([torch.ones(2)], [1.0, 2.0]), "weighted_sum: ws: expected 1 weights"),
+        (
+            lambda: weighted_sum([torch.ones(2)], [torch.ones(())]),
+            "weighted_sum: ws: expected numbers or one tensor, got () float32 in a list; torch.stack makes one",
+        ),
         (lambda: weighted_sum([], torch.ones(0)), "weighted_sum: xs: expected a list or tuple of at least one tensor"),
         (lambda: weighted_sum(torch.ones(2, 2), torch.ones(2)), "xs: expected a list or tuple"),
         (lambda: weighted_sum([torch.ones(2)], torch.ones(2)), "weighted_sum: ws: expected 1 weights"),

@@ -268,19 +268,38 @@ def attention(q):
 
 
 @pytest.mark.parametrize(
-    ("f", "x", "dead_end", "third"),
+    ("f", "x", "marked", "dead_end", "third"),
     [
         # Torch finds no path to x behind the first, and does not try.
-        (lambda x: (OnceSine.apply(x) ** 2).sum(), torch.ones(3), "Error_0", set()),
-        (attention, torch.ones(1, 1, 2, 4), "NotImplemented_0", {"order3_raises"}),
+        (lambda x: (OnceSine.apply(x) ** 2).sum(), torch.ones(3), {"OnceSineBackward_0"}, "Error_0", set()),
+        (attention, torch.ones(1, 1, 2, 4), set(), "NotImplemented_0", {"order3_raises"}),
     ],
     ids=["once_differentiable", "not implemented"],
 )
-def test_dead_ends_are_red(f, x, dead_end, third):
+def test_dead_ends_are_red(f, x, marked, dead_end, third):
     picture = graph(f, x)
-    assert of_colour(picture, RAISES) == {dead_end}
+    assert of_colour(picture, RAISES) == {dead_end} | marked
     assert dead_end not in [tail for tail, _ in edges(picture)]
-    assert of_colour(graph(f, x, order=3), RAISES) == {dead_end} | third
+    assert of_colour(graph(f, x, order=3), RAISES) == {dead_end} | marked | third
+    assert picture.colours["no further derivative"] == RAISES
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        # What comes back to each is a constant, so that no node of the second order stands for the missing derivative.
+        lambda x: OnceSine.apply(x).sum(),
+        lambda x: OnceSine.apply(3 * x).sum(),
+        lambda x: x.square().sum() + OnceSine.apply(x).sum(),
+        lambda x: OnceSine.apply(x.exp()).sum() * 2,
+    ],
+    ids=["at the end", "at the start", "beside others", "behind others"],
+)
+def test_once_differentiable_functions_are_marked_wherever_they_stand(f):
+    picture = graph(f, torch.ones(3))
+    assert of_colour(picture, RAISES) == {"OnceSineBackward_0"}
+    assert "once_differentiable" in nodes(picture)["OnceSineBackward_0"]
+    assert "no further derivative" not in graph(lambda x: Square.apply(x).sum(), torch.ones(3)).colours
 
 
 def test_a_long_chain_is_walked_without_recursion():

@@ -1,0 +1,140 @@
+# %% [markdown]
+# # Routes and trust
+#
+# A second derivative is two passes, and each may be reverse or forward: four *routes* to the same numbers. In PyTorch
+# they are not always the same numbers. This notebook finds an error of torch in an ordinary layer, shows how far it
+# reaches, and mends it.
+
+# %%
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call, grad, jvp
+
+import hodiff
+from hodiff.checks import scipy_hessian
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+# %% [markdown]
+# ## One layer norm
+#
+# $y_0$, the first output of a layer norm of three numbers, is smooth. Its Hessian has a column for each direction
+# $v$; forward-over-reverse computes it by a tangent of the gradient, reverse-over-forward by the gradient of a
+# tangent.
+
+# %%
+x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+v = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+
+
+def first(x):
+    return F.layer_norm(x, (3,))[0]
+
+
+tangent_of_gradient = jvp(grad(first), (x,), (v,))[1]
+gradient_of_tangent = grad(lambda x: jvp(first, (x,), (v,))[1])(x)
+print("forward-over-reverse", [round(each, 4) for each in tangent_of_gradient.tolist()])
+print("reverse-over-forward", [round(each, 4) for each in gradient_of_tangent.tolist()])
+
+# %% [markdown]
+# They differ, and nothing warns. Who is right? SciPy's finite differences take part in no such argument, as they see
+# values only:
+
+# %%
+truth = scipy_hessian(first, x).matrix @ v
+print("SciPy's differences ", [round(each, 4) for each in truth.tolist()])
+torch.testing.assert_close(tangent_of_gradient, truth, rtol=1e-6, atol=1e-7)
+assert (gradient_of_tangent - truth).norm() > 0.1 * truth.norm()
+
+# %% [markdown]
+# The forward rule of torch's layer norm takes the mean and the deviation for constants when it is differentiated
+# again. By torch alone the two routes with forward mode inside are wrong:
+
+# %%
+for route in hodiff.ROUTES:
+    product = hodiff.hvp(first, x, v, route=route, correct=False)
+    print(f"{route:22} {((product - truth).norm() / truth.norm()).item():8.0e}")
+
+# %% [markdown]
+# Within hodiff's transforms a rule of its own stands in for torch's, and all four agree:
+
+# %%
+for route in hodiff.ROUTES:
+    product = hodiff.hvp(first, x, v, route=route)
+    distance = ((product - truth).norm() / truth.norm()).item()
+    assert distance < 1e-6
+    print(f"{route:22} right to 1e-6: {distance < 1e-6}")
+
+# %% [markdown]
+# ## How far it reaches
+#
+# Here is an encoder layer of an ordinary transformer, float64, and one product with the Hessian of a loss by torch's
+# own reverse-over-forward.
+
+# %%
+model = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).double()
+tokens, target = torch.randn(4, 6, 16, dtype=torch.float64), torch.randn(4, 6, 16, dtype=torch.float64)
+parameters = {name: each.detach() for name, each in model.named_parameters()}
+direction = {name: torch.randn_like(each) for name, each in parameters.items()}
+
+
+def loss(parameters):
+    return F.mse_loss(functional_call(model, parameters, (tokens,)), target)
+
+
+def by_torch():
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return grad(lambda p: jvp(loss, (p,), (direction,))[1])(parameters)
+
+
+def flat(tree):
+    return torch.cat([each.flatten() for each in tree.values()])
+
+
+exact = flat(hodiff.hvp(loss, parameters, direction))
+wrong = flat(by_torch())
+with hodiff.corrected():
+    mended = flat(by_torch())
+off = ((wrong - exact).norm() / exact.norm()).item()
+assert off > 1e-3
+assert (mended - exact).norm() < 1e-12 * exact.norm()
+print(f"by torch alone off by {off:.1%}, in float64")
+print("the same code within hodiff.corrected(): equal to 1e-12")
+
+# %% [markdown]
+# An optimizer or an eigenvalue solver built on the first product would have computed something, slowly drifting, and
+# no test of the loss or of the gradient would have shown it.
+#
+# ## Before you start: preflight
+#
+# `preflight` runs a model once and looks up what it calls: in hodiff's audit of torch's operators, and in the table
+# of corrections. By torch alone:
+
+# %%
+hodiff.preflight(model, tokens, correct=False)
+
+# %% [markdown]
+# Within hodiff's transforms:
+
+# %%
+report = hodiff.preflight(model, tokens)
+assert report.ok
+report
+
+# %% [markdown]
+# ## Trust, but compare
+#
+# What no audit knows, your own code for one, is compared: `hodiff.check` takes all routes to all orders and holds
+# them against differences, SciPy's Hessian and each other. For our function it finds nothing wrong, and warns of what
+# happens by torch alone:
+
+# %%
+report = hodiff.check(first, x)
+assert report.ok
+assert report.codes == ("HD410",)
+report
+
+# %% [markdown]
+# **Next.** [Write a Function](03_write_a_function.ipynb) whose routes all agree, and [the
+# doctor](04_the_doctor.ipynb), who finds what does not.

@@ -1,0 +1,94 @@
+"""Elements of HTML: text is escaped where it enters, so that what they are made of may say anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+# Text keeps the notebook's own colour, and these tints let the background through: both read in light and in dark.
+TINTS = {"error": "220, 50, 47", "warning": "203, 145, 0", "note": "38, 139, 210", "ok": "70, 150, 40"}
+SHOWN = 20  # rows of a table that may be long
+
+_MONO = "font-family: monospace; font-size: 0.9em"
+_CELL = "padding: 0.1em 0.7em; text-align: left"
+
+
+class Html(str):
+    """Text that is HTML already; any other text is escaped where it becomes part of an element."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands at one place of a table.
+
+    Attributes:
+        content: Text or HTML.
+        tint: The background, a key of `TINTS`, or "" for none.
+    """
+
+    content: object
+    tint: str = ""
+
+
+def element(name: str, *content: object, style: str = "", attributes: str = "") -> Html:
+    """An element of some content, one part after the other; the style and the attributes are ours."""
+    given = (f' style="{style}"' if style else "") + (f" {attributes}" if attributes else "")
+    return Html(f"<{name}{given}>{''.join(map(_html, content))}</{name}>")
+
+
+def page(*parts: object) -> str:
+    """All that one object shows."""
+    return element("div", *parts, style="color: inherit; line-height: 1.4")
+
+
+def badge(text: str, tint: str) -> Html:
+    """A word or two on a tinted ground."""
+    return element("span", text, style=f"background: rgba({TINTS[tint]}, 0.25); padding: 0.1em 0.5em")
+
+
+def code(text: str) -> Html:
+    """Names and numbers in a fixed pitch."""
+    return element("span", text, style=_MONO)
+
+
+def folded(summary: str, *content: object, opened: bool = False) -> Html:
+    """What unfolds by a click on its summary."""
+    return element("details", element("summary", summary), *content, attributes="open" if opened else "")
+
+
+def table(header: Sequence[object], rows: Iterable[Sequence[object]], most: int | None = None) -> Html:
+    """Rows of one header, of which the first are shown where a most is given."""
+    kept, left = list(rows), 0
+    if most is not None and len(kept) > most:
+        kept, left = kept[:most], len(kept) - most
+    lines = [_row("th", header), *(_row("td", row) for row in kept)]
+    if left:
+        lines.append(_row("td", [f"and {left:,} more"]))
+    return element("table", *lines, style=f"{_MONO}; border-collapse: collapse")
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> Html:
+    """Labels and what they stand for, without a header."""
+    label = f"{_CELL}; white-space: nowrap; vertical-align: top; opacity: 0.7"
+    rows = [
+        element("tr", element("td", name, style=label), element("td", content, style=_CELL), style="background: none")
+        for name, content in pairs
+    ]
+    return element("table", *rows)
+
+
+def _row(kind: str, cells: Sequence[object]) -> Html:
+    return element("tr", *(_cell(kind, cell) for cell in cells), style="background: none")
+
+
+def _cell(kind: str, cell: object) -> Html:
+    content, tint = (cell.content, cell.tint) if isinstance(cell, Cell) else (cell, "")
+    ground = f"; background: rgba({TINTS[tint]}, 0.25)" if tint else ""
+    return element(kind, content, style=f"{_CELL}; white-space: nowrap{ground}")
+
+
+def _html(content: object) -> str:
+    return content if isinstance(content, Html) else escape(str(content))

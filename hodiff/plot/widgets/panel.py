@@ -1,0 +1,80 @@
+"""What the interactive pictures share: controls, a picture that follows them, and a line for what is wrong."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hodiff.displays import element
+from hodiff.errors import HodiffError
+from hodiff.plot.shared import require_package
+
+REMEDY = 'pip install "hodiff[notebook]"'
+ipywidgets = require_package("ipywidgets", "hodiff.plot.widgets", REMEDY)
+pyplot = require_package("matplotlib.pyplot", "hodiff.plot.widgets", REMEDY)
+
+DPI = 75
+_VBox: Any = ipywidgets.VBox
+# What a half-typed expression may raise; anything else is a defect of ours.
+WHILE_TYPING = (HodiffError, RuntimeError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
+
+
+class Panel(_VBox):
+    """Controls above a picture that is drawn anew whenever one of them changes.
+
+    Where drawing fails, the last picture stays and `message` says why.
+
+    Args:
+        draw: Makes a figure of the controls' values.
+        controls: By name.
+
+    Attributes:
+        controls: By name; setting the `value` of one redraws.
+        picture: The PNG, in `picture.value`.
+        message: What is wrong, in `message.value`; empty if nothing.
+    """
+
+    def __init__(self, draw: Callable[..., Any], controls: Mapping[str, Any]):
+        self._draw = draw
+        self.controls = dict(controls)
+        self.picture = ipywidgets.Image(format="png")
+        self.message = ipywidgets.HTML()
+        self._held = False
+        super().__init__([*self.controls.values(), self.message, self.picture])
+        for control in self.controls.values():
+            control.observe(self._changed, names="value")
+        self._redraw()
+
+    def set(self, **values: Any) -> None:
+        """Set several controls, and redraw once."""
+        self._held = True
+        try:
+            for name, value in values.items():
+                self.controls[name].value = value
+        finally:
+            self._held = False
+        self._redraw()
+
+    def _changed(self, _: Any) -> None:
+        if not self._held:
+            self._redraw()
+
+    def _redraw(self) -> None:
+        try:
+            figure = self._draw(**{name: control.value for name, control in self.controls.items()})
+        except WHILE_TYPING as error:
+            self.message.value = element("b", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            pyplot.close("all")
+            return
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=DPI)
+        # A notebook would show it a second time.
+        pyplot.close(figure)
+        self.picture.value, self.message.value = buffer.getvalue(), ""
+
+
+def line(description: str, value: str) -> Any:
+    """A line of text that is read as it is typed."""
+    layout = ipywidgets.Layout(width="60%")
+    return ipywidgets.Text(value=value, description=description, continuous_update=True, layout=layout)

@@ -1,0 +1,211 @@
+"""What notebooks show: each result says its numbers, escapes what it is given, and brings everything along."""
+
+import pickle
+from html.parser import HTMLParser
+
+import pytest
+import scipy
+import torch
+
+import hodiff
+from hodiff import estimators, meta, optim
+from hodiff.corrections.rows import CorrectionTable, Row
+from hodiff.displays import Cell, Html, curve, element, facts, folded, numbers, page, table
+
+A = torch.diag(torch.tensor([3.0, -1.0, 0.5, 2.0], dtype=torch.float64))
+TAGS = {"div", "p", "b", "span", "table", "tr", "td", "th", "details", "summary", "code", "small", "svg", "polyline"}
+ATTRIBUTES = {"style", "open", "width", "height", "viewbox", "points", "fill", "stroke"}
+ASKED = "<script>alert(1)</script> & b"
+
+
+class Shown(HTMLParser):
+    """Text and cells of a fragment whose elements all end and none of which asks for anything else."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+        self.rows: list[list[str]] = []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        assert tag in TAGS
+        assert {name for name, _ in attributes} <= ATTRIBUTES
+        assert not any("url(" in (value or "") or "://" in (value or "") for _, value in attributes)
+        self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in {"td", "th"}:
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+def shown(value) -> Shown:
+    return Shown(value._repr_html_())
+
+
+def told(value) -> dict[str, str]:
+    return {row[0]: row[1] for row in shown(value).rows if len(row) == 2}
+
+
+def test_text_is_escaped_wherever_it_enters():
+    whole = page(
+        element("p", ASKED), table([ASKED], [[Cell(ASKED, "error")]]), facts([(ASKED, ASKED)]), folded(ASKED, ASKED)
+    )
+    assert "<script" not in whole
+    assert Shown(whole).text.count(ASKED) == 7
+    assert element("b", Html("<i>")) == "<b><i></b>", "HTML passes"
+
+
+def test_long_tables_say_what_is_left_out():
+    rows = Shown(table(["n"], [[i] for i in range(1234)], most=3)).rows
+    assert [row[0] for row in rows] == ["n", "0", "1", "2", "and 1,231 more"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (torch.tensor(2.0), "2"),
+        (torch.tensor([1.0, -2.5]), "[1, -2.5]"),
+        (torch.linspace(-1, 3, 10), "(10,) float32, from -1 to 3"),
+        (torch.tensor([[torch.nan] * 5]), "(1, 5) float32, with nan or inf among its numbers"),
+        (torch.zeros(0), "[]"),
+        (torch.zeros(5, dtype=torch.complex64), "(5,) complex64"),
+        (torch.arange(6), "(6,) int64, from 0 to 5"),
+    ],
+)
+def test_tensors_in_a_few_characters(tensor, text):
+    assert numbers(tensor) == text
+
+
+def test_a_curve_goes_from_its_highest_point_down():
+    points = curve([0.0, 2.0, -9.0], 4.0).split('points="')[1].split('"')[0].split()
+    x, y = zip(*(map(float, each.split(",")) for each in points), strict=True)
+    assert x == (0.0, 180.0, 360.0)
+    assert y[1] < y[0] < y[2]
+    assert max(y) < 70
+
+
+def test_operators():
+    def loss(x):
+        return x["weight <b>"].pow(3).sum() * x["bias"]
+
+    x = {"weight <b>": torch.ones(2, 3), "bias": torch.tensor(1.0)}
+    rows = shown(hodiff.HessianOperator(loss, x)).rows
+    assert ["shape", "7 × 7"] in rows
+    assert ["numbers", "float32 on cpu"] in rows
+    assert ["of", "loss"] in rows
+    assert ["weight <b>", "(2, 3)", "6"] in rows
+    over_data = hodiff.HessianOperator(lambda x, batch: (x * batch).sum() ** 2, torch.ones(2), data=[torch.ones(2)] * 3)
+    assert ["batches", "3"] in shown(over_data).rows
+    jacobian = hodiff.JacobianOperator(lambda x: x[:2] ** 2, torch.ones(5))
+    assert ["shape", "2 × 5"] in shown(jacobian).rows
+    assert ["shape", "5 × 5"] in shown(jacobian.T @ jacobian).rows
+    assert repr(jacobian) == "JacobianOperator(2, 5, float32, cpu)"
+
+
+def test_eigenpairs_from_the_largest_on():
+    pairs = estimators.eigsh(A, 2, which="LA")
+    rows = shown(pairs).rows
+    assert [row[0] for row in rows[:3]] == ["eigenvalue", "3", "2"]
+    assert "2 of 4 eigenvalues" in shown(pairs).text
+    assert "converged" in shown(pairs).text
+    assert told(pairs)["products"] == str(pairs.products)
+
+
+def test_estimates():
+    exact = estimators.trace(A)
+    assert told(exact) == {"method": "exact", "products": "4"}
+    assert shown(exact).text.startswith("4.5")
+    large = torch.diag(torch.linspace(1, 2, 500, dtype=torch.float64))
+    drawn = estimators.trace(large, method="hutchinson", products=20, probes="gaussian")
+    assert f"{drawn.value:.6g} ± {drawn.standard_error:.2g}" in shown(drawn).text
+    assert "diagonal of 4 entries" in shown(estimators.diagonal(A)).text
+    density = estimators.spectral_density(A, method="exact")
+    assert told(density)["range"] == "-1 to 3"
+    assert told(density)["mean"] == "1.125"
+    assert "<polyline" in density._repr_html_()
+    assert "largest eigenvalue 3" in shown(estimators.sharpness(A)).text
+    assert told(estimators.condition_number(A))["smallest"] == "0.5"
+    solution = estimators.solve(A @ A, torch.ones(4, dtype=torch.float64))
+    assert "solution of a linear system converged" in shown(solution).text
+
+
+def test_what_did_not_converge_says_so():
+    large = torch.diag(torch.linspace(1, 2, 500, dtype=torch.float64))
+    with pytest.warns(hodiff.HodiffWarning):
+        pairs = estimators.eigsh(large, 2, method="lanczos", max_iterations=3, throw=False)
+    assert "not converged" in shown(pairs).text
+
+
+def test_preflight():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
+    found = hodiff.preflight(model, torch.randn(2, 3), correct=False)
+    rows = {row[0]: row[1:] for row in shown(found).rows}
+    (norm,) = [each for each in found.operators if "layer_norm" in each.name]
+    assert rows[norm.name] == ["1", *(norm.routes[route] for route in hodiff.ROUTES)]
+    assert rows["all together"][1:] == [found.routes[route] for route in hodiff.ROUTES]
+    assert found.verdict in shown(found).text
+    assert norm.remedy in shown(found).text
+
+
+def test_corrections():
+    found = hodiff.corrections.table()
+    assert isinstance(found, list)
+    assert repr(found) == repr(list(found))
+    rows = {row[0]: row[1:] for row in shown(found).rows}
+    assert rows["torch.nn.functional.layer_norm"][0] == "wrong"
+    assert len(rows) == len({row.name for row in found}) + 1
+    row = Row("f", "missing", hodiff.ROUTES, ASKED, "")
+    assert ["f", "missing", "all routes", ASKED, ""] in shown(CorrectionTable([row])).rows
+
+
+def test_hypergradients():
+    found = meta.hypergradient(
+        lambda w, _: w.sum(),
+        lambda w, p: ((w - 1) ** 2 + p["a <b>"] * w**2).sum(),
+        torch.tensor([0.5]),
+        {"a <b>": torch.tensor(1.0)},
+    )
+    assert told(found)["a <b>"] == "-0.25"
+    assert told(found)["products"] == str(found.products)
+
+
+def test_results_of_minimisers():
+    found = optim.minimize(lambda x: ((x["a <b>"] - 1) ** 2).sum(), {"a <b>": torch.zeros(2)})
+    assert told(found)["a <b>"] == "[1, 1]"
+    assert told(found)["iterations"] == str(found.nit)
+    assert "success" in shown(found).text
+    assert found.message in shown(found).text
+    # It is SciPy's in all else.
+    assert isinstance(found, scipy.optimize.OptimizeResult)
+    assert repr(found) == repr(scipy.optimize.OptimizeResult(found))
+    again = pickle.loads(pickle.dumps(found))
+    assert (type(again), again.fun, again["nit"]) == (type(found), found.fun, found.nit)
+
+
+def test_results_that_failed_and_results_of_many_problems():
+    stopped = optim.minimize(lambda x: x.cosh(), torch.tensor(3.0), options={"maxiter": 1})
+    assert shown(stopped).text.startswith("no success")
+    many = optim.minimize(lambda x, p: (x * x - p) ** 2, torch.ones(2), torch.tensor([2.0, 9.0]), batched=True)
+    assert "2 of 2 problems ended with success" in shown(many).text
+    some = optim.minimize(
+        lambda x, p: (x * x - p) ** 2, torch.ones(2), torch.tensor([1.0, 9.0]), batched=True, options={"maxiter": 1}
+    )
+    assert "1 of 2 problems ended with success" in shown(some).text
+    assert some.message[1] in shown(some).text
+    t = torch.linspace(0, 1, 8, dtype=torch.float64)
+    fit = optim.least_squares(lambda p: torch.exp(-p * t) - torch.exp(-2 * t), torch.tensor(1.0, dtype=torch.float64))
+    assert told(fit)["x"] == "2"
+    assert float(told(fit)["cost"]) < 1e-12
+    fits = optim.least_squares(lambda x, a: x * x - a, torch.ones(2, 1), torch.tensor([4.0, 9.0]), batched=True)
+    assert "2 of 2 problems" in shown(fits).text
