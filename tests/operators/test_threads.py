@@ -8,7 +8,10 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hodiff
+from hodiff.operators.compiled import graphs
 
+# Routes of eager and captured products.
+KINDS = (("auto", True), ("auto", False), ("forward-over-reverse", False))
 D = torch.float64
 INPUTS, TARGETS = torch.randn(4, 3, dtype=D), torch.randn(4, 2, dtype=D)
 
@@ -62,3 +65,20 @@ def test_buffers_stay_those_of_the_module():
     for name, buffer in module.named_buffers():
         assert buffer is before[name][0]
         assert torch.equal(buffer, before[name][1])
+
+
+def test_what_one_thread_captures_another_runs(monkeypatch):
+    """While a graph is captured, closures hold placeholders, which no eager operator of the same function may see."""
+    monkeypatch.setattr(graphs, "compile_graph", lambda graph, inputs, **_: graph)
+    weights, pause = torch.randn(3, dtype=D), Pause()
+    points = [scale * torch.tensor([1.0, 2.0, -1.0], dtype=D) for scale in (1.0, 2.0, 3.0, 4.0)]
+
+    def f(x):
+        return (pause(weights) * x**3).sum()
+
+    def products(x):
+        operators = [hodiff.HessianOperator(f, x, route=route, compile=compiled) for route, compiled in KINDS]
+        return torch.stack([A @ torch.ones_like(x) for A in operators])
+
+    for value, x in zip(in_threads(products, points, 12), points * 3, strict=True):
+        torch.testing.assert_close(value, (6 * weights * x).expand(len(KINDS), -1))
