@@ -18,6 +18,7 @@ from benchmarks.workloads import (
     dense,
     functions,
     hvp,
+    jacobian,
     meta,
     minimize,
     operators,
@@ -74,6 +75,13 @@ WORKLOADS = {
         "products with Hessians where activations and normalizations count, float32", pointwise.problems, rounds=15
     ),
     "dense": Workload("dense Hessians of two classifiers, float32", dense.problems, rounds=10, peaks=dense_peaks),
+    "jacobian": Workload(
+        "Jacobians with more outputs than inputs, float64",
+        jacobian.problems,
+        rounds=10,
+        unit="one evaluation of the function",
+        reference="torch.func.jacrev",
+    ),
     "overhead": Workload("what a product costs beyond its arithmetic", overhead.problems, rounds=100),
     "corrections": Workload("what corrections cost on three networks, float32", corrections.problems, rounds=30),
     "authoring": Workload(

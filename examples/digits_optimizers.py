@@ -4,8 +4,8 @@
 
 Every optimizer is tuned by the same learning rates, on one seed, for the loss at the end of its time; then it trains
 from three seeds, and medians count. The loss is that of all training images, and is computed with the clock stopped;
-seconds are those of the processor, so that a busy machine changes little. SGD, Adam, AdaHessian and SophiaG see
-batches, the others all images in every step.
+seconds are those of the processor, so that a busy machine changes little. LBFGS and HessianFree
+see all images in every step, the others batches.
 
 In the saved run (benchmarks/results/digits_optimizers.md) a step of HessianFree costs fifty of Adam's, and is worth
 fewer at first and more in the end: it is last after a fifth of a second, and first after two. LBFGS, for which all
@@ -37,7 +37,7 @@ from torch.nn.functional import cross_entropy
 
 import hodiff
 from hodiff.checks import along_directions
-from hodiff.optim import LBFGS, AdaHessian, HessianFree, SophiaG
+from hodiff.optim import KFAC, LBFGS, SOAP, AdaHessian, HessianFree, Shampoo, SophiaG
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -81,6 +81,9 @@ OPTIMIZERS = {
     "Adam": Row(torch.optim.Adam),
     "AdaHessian": Row(AdaHessian),
     "SophiaG": Row(SophiaG),
+    "Shampoo": Row(Shampoo),
+    "SOAP": Row(SOAP),
+    "KFAC": Row(KFAC),
     "LBFGS": Row(partial(LBFGS, max_iter=1), closure, TRAINED),
     "HessianFree": Row(HessianFree, pair, TRAINED),
 }

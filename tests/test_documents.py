@@ -22,7 +22,7 @@ def text_of(page):
 
 
 def missing_paths(text):
-    named = re.findall(rf"(?<![\w./-])((?:{FOLDERS})/[\w./-]*\w/?)", text)
+    named = re.findall(rf"(?<![\w./-])(?<!\]\()((?:{FOLDERS})/[\w./-]*\w/?)", text)
     return [path for path in named if not (ROOT / path).exists()]
 
 

@@ -17,14 +17,24 @@ from hodiff.optim import least_squares, minimize
 _TESTS = Path(__file__).resolve().parents[2] / "tests"
 # Of scalable problems, by the number of unknowns.
 SIZES: dict[int, tuple[str, ...]] = {
-    100: ("trust-ncg", "trust-krylov", "newton-cg", "l-bfgs-b", "cg", "trust-exact"),
-    10_000: ("trust-ncg", "newton-cg", "l-bfgs-b"),
+    100: (
+        "trust-ncg",
+        "trust-krylov",
+        "newton-cg",
+        "l-bfgs-b",
+        "cg",
+        "trust-exact",
+        "newton-krylov",
+        "ssbroyden",
+        "ssbfgs",
+    ),
+    10_000: ("trust-ncg", "newton-cg", "l-bfgs-b", "newton-krylov"),
 }
 EXPLANATION = """\
 A cell is iterations / values / gradients / products with the Hessian (of `trust-exact` and `dogleg`, Hessians; of
-`least_squares`, which tells no iterations, values / Jacobians). Behind it, where the end is not a published minimum,
-stands the value there. Tolerances are as fine as float64 lets the methods go (`tests/optim/problems/settings.py`), so
-that last steps without gain count, too."""
+`least_squares`, values / Jacobians). `newton-krylov`, `ssbfgs`, `ssbroyden` and `lm-geodesic` are hodiff's own. Behind
+it, where the end is not a published minimum, stands the value there. Tolerances are as fine as float64 lets the methods
+go (`tests/optim/problems/settings.py`), so that last steps without gain count, too."""
 CERTIFIED = """\
 A cell is the residual evaluations from the start, and the digits in which the worst parameter agrees with the certified
 ones, which have 11. Behind the far start, 1, stands the near one, 2."""
@@ -63,13 +73,20 @@ def problems_module(name: str) -> Any:
     return importlib.import_module(f"optim.problems.{name}")
 
 
+def methods() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The options of all methods of `least_squares` and of `minimize`, SciPy's first."""
+    settings = problems_module("settings")
+    squares = {**settings.LEAST_SQUARES, **settings.OWN_LEAST_SQUARES}
+    return squares, {**settings.MINIMIZE, **settings.OWN_MINIMIZE}
+
+
 def more_garbow_hillstrom(quick: bool) -> Iterator[Run]:
     """All methods on the problems of 1981, or the first few."""
-    settings = problems_module("settings")
+    squares, minima = methods()
     problems = list(problems_module("more_garbow_hillstrom").PROBLEMS.values())
     for problem in problems[:2] if quick else problems:
-        for method, options in {**settings.LEAST_SQUARES, **settings.MINIMIZE}.items():
-            if method in settings.LEAST_SQUARES:
+        for method, options in {**squares, **minima}.items():
+            if method in squares:
                 found = least_squares(problem.residuals, problem.start, method=method, **options)
                 value = 2 * found.cost
             else:
@@ -87,7 +104,7 @@ def _counts(found: Any) -> tuple[int, ...]:
 
 def scalable(n: int, quick: bool) -> Iterator[Run]:
     """The methods for many unknowns on the problems whose minimum is known for so many, or the first few."""
-    settings = problems_module("settings")
+    _, options = methods()
     known = [
         each
         for each in problems_module("scalable").PROBLEMS.values()
@@ -95,27 +112,22 @@ def scalable(n: int, quick: bool) -> Iterator[Run]:
     ]
     for problem in known[:2] if quick else known:
         for method in SIZES[n]:
-            found = minimize(
-                problem.value, problem.start(problem.size(n)), method=method, options=settings.MINIMIZE[method]
-            )
+            found = minimize(problem.value, problem.start(problem.size(n)), method=method, options=options[method])
             solved = problem.is_solved_by(found.fun, n)
             yield Run(problem.name, method, _counts(found), found.fun, problem.minimum(n), solved)
 
 
 def certified(quick: bool) -> dict[str, dict[str, list[str]]]:
     """Least squares on NIST's regressions from both starts, or a few: values and digits by set and method."""
-    settings = problems_module("settings")
+    squares, _ = methods()
     sets = list(problems_module("nist_strd").REGRESSIONS.values())
 
     def fits(each: Any, method: str) -> list[str]:
-        options = settings.LEAST_SQUARES[method]
+        options = squares[method]
         found = [least_squares(each.residuals, start, method=method, **options) for start in each.starts]
         return [f"{end.nfev}: {each.digits(end.x):.1f}" for end in found]
 
-    return {
-        each.name: {method: fits(each, method) for method in settings.LEAST_SQUARES}
-        for each in (sets[1:3] if quick else sets)
-    }
+    return {each.name: {method: fits(each, method) for method in squares} for each in (sets[1:3] if quick else sets)}
 
 
 def _summary(runs: Sequence[Run]) -> str:

@@ -32,10 +32,13 @@ Documented = griffe.Function | griffe.Class
 
 def write_api(tree: Tree) -> list[str]:
     """Write a page for each room, with all that its `__init__` exports."""
-    options = {"returns_multiple_items": False, "returns_named_value": False, "warnings": False}
-    package = griffe.load(
-        "hodiff", search_paths=[ROOT], docstring_parser="google", docstring_options=options, force_inspection=False
-    )
+    options: griffe.GoogleOptions = {
+        "returns_multiple_items": False,
+        "returns_named_value": False,
+        "warnings": False,
+    }
+    package = griffe.load("hodiff", search_paths=[ROOT], docstring_parser="google", docstring_options=options)
+    assert isinstance(package, griffe.Module)
     exported = {room: _exported(package, room) for room in ROOMS}
     homes: dict[str, str] = {}
     for room, names in exported.items():

@@ -11,17 +11,10 @@ from pathlib import PurePosixPath
 
 from site_builder.layout import NOTEBOOKS, ROOT, SCRIPTS, Tree, found, page_of, relative
 from site_builder.links import relinked
-from site_builder.scripts import write_script
+from site_builder.scripts import picture_of, write_script
 
 INDEX = "examples/index.md"
 LESSONS = "examples/functions/"
-# Where a script's picture stands, if it has one.
-PICTURES = (
-    "docs/images/{name}.png",
-    "examples/functions/pictures/{name}.png",
-    "examples/functions/pictures/{name}.svg",
-)
-
 _INTRODUCTION = """\
 # Notebooks, lessons and examples
 
@@ -45,7 +38,7 @@ def write_gallery(tree: Tree) -> list[str]:
     notebooks = [_notebook(path, tree) for path in found(NOTEBOOKS)]
     for path in found(SCRIPTS):
         write_script(path, tree)
-    scripts = [_script(path, tree) for path in found(SCRIPTS)]
+    scripts = [_script(path) for path in found(SCRIPTS)]
     lessons = [card for card in scripts if card.page.startswith(LESSONS)]
     others = [card for card in scripts if card not in lessons]
     parts = [_INTRODUCTION]
@@ -61,19 +54,15 @@ def lesson_pages() -> list[str]:
     return [page_of(path) for path in found(SCRIPTS) if path.startswith(LESSONS)]
 
 
-def _script(source: str, tree: Tree) -> Card:
+def _script(source: str) -> Card:
     docstring = ast.get_docstring(ast.parse((ROOT / source).read_text(encoding="utf-8"))) or source
     title = docstring.partition("\n")[0]
-    name = PurePosixPath(source).stem
-    names = (name, name.replace("_", "-"))
-    pictures = [p for pattern in PICTURES for each in names if (ROOT / (p := pattern.format(name=each))).exists()]
-    for picture in pictures[:1]:
-        tree.wanted[picture] = None
+    picture = picture_of(source)
     if re.match(r"Lesson \d+", title):
         title, text = title.rstrip("."), ""
     else:
-        title, text = name.replace("_", " "), title
-    return Card(page_of(source), title, text, page_of(pictures[0]) if pictures else None)
+        title, text = PurePosixPath(source).stem.replace("_", " "), title
+    return Card(page_of(source), title, text, page_of(picture) if picture else None)
 
 
 def _notebook(source: str, tree: Tree) -> Card:

@@ -51,8 +51,8 @@ def contents(pages: list[str], page: str, caption: str = "", depth: int = 1) -> 
 
 def _line(each: str, page: str) -> str:
     document = relative(each, page).rsplit(".", 1)[0]
-    is_script = each.startswith("examples/") and each.count("/") == 1
-    return f"{document} <{document}>" if is_script and document != "index" else document
+    is_script = each.startswith("examples/") and each.count("/") == 1 and not each.endswith("/index.md")
+    return f"{document} <{document}>" if is_script else document
 
 
 def side_bar(written: dict[str, None]) -> str:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 from pathlib import PurePosixPath
 
 from site_builder.layout import ROOT, Tree, page_of
 from site_builder.links import relinked
+
+# Where a script's picture stands, if it has one.
+PICTURES = (
+    "docs/images/{name}.png",
+    "examples/functions/pictures/{name}.png",
+    "examples/functions/pictures/{name}.svg",
+)
 
 _LANGUAGES = {".py": "python", ".cpp": "cpp", ".toml": "toml", ".md": "markdown", ".ini": "ini", "": "none"}
 
@@ -18,8 +26,21 @@ def write_script(source: str, tree: Tree) -> None:
     text = (ROOT / source).read_text(encoding="utf-8")
     docstring = ast.get_docstring(ast.parse(text)) or ""
     title, _, rest = docstring.partition("\n")
-    body = "\n\n".join([f"# {title.rstrip('.')}", rest.strip(), f"`{source}`", _fenced(_without(text), "python")])
+    parts = [f"# {title.rstrip('.')}", rest.strip("\n"), _fenced(_without(text), "python")]
+    if picture := picture_of(source):
+        tree.wanted[picture] = None
+        parts.insert(
+            2, f"![The picture that the script makes]({posixpath.relpath(picture, PurePosixPath(source).parent)})"
+        )
+    body = "\n\n".join(parts)
     tree.write(page, relinked(f"{body}\n", source, page, tree))
+
+
+def picture_of(source: str) -> str | None:
+    """The picture of a script, if there is one."""
+    name = PurePosixPath(source).stem
+    candidates = [pattern.format(name=each) for pattern in PICTURES for each in (name, name.replace("_", "-"))]
+    return next((path for path in candidates if (ROOT / path).exists()), None)
 
 
 def write_sources(tree: Tree) -> None:

@@ -57,8 +57,9 @@ def _static(tree: Tree) -> None:
     """Sphinx's configuration, style, scripts, the audits as data, and a font of mathematics, for machines without."""
     for path in sorted(CONFIGURATION.glob("*.py")):
         tree.write_bytes(path.name, path.read_bytes())
-    for path in sorted(STATIC.glob("*.[cj]s*")):
-        tree.write_bytes(f"_static/{path.name}", path.read_bytes())
+    for path in sorted(STATIC.iterdir()):
+        if path.suffix in {".css", ".js", ".svg"}:
+            tree.write_bytes(f"_static/{path.name}", path.read_bytes())
     tree.write("_static/audit_data.js", audit_script())
     font = resources.files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf"
     tree.write_bytes("_static/STIXTwoMath-Regular.ttf", font.read_bytes())

@@ -20,15 +20,23 @@ MEMORY_BUDGET = {"cpu": 64 * 2**20, "accelerator": 2**30}
 
 
 class ByteCount(EagerDispatchMode):
-    """Counts the bytes of every tensor computed under it; each would have one tangent a direction."""
+    """Counts the bytes of every tensor computed under it; each would have one tangent a direction.
+
+    Attributes:
+        bytes: Those of results.
+        read: Those of arguments.
+        operations: Calls of operators.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = 0
+        self.bytes = self.read = self.operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.operations += 1
         if not func.is_view:
+            self.read += sum(each.nbytes for each in args if isinstance(each, Tensor) and has_strides(each))
             for output in result if isinstance(result, (tuple, list)) else (result,):
                 # Sparse tensors have no bytes of their own; what they are made of has been counted.
                 if isinstance(output, Tensor) and has_strides(output):

@@ -23,9 +23,11 @@ from hodiff.errors import InputError
 
 MODES = ("reverse", "forward")
 
-# A tangent costs more than a cotangent in eager torch (dual tensors, and the primal once a group), so forward mode
-# has to save directions before it pays.
+# A tangent costs twice a cotangent in eager torch, so that forward mode has to save directions before it pays; and it
+# computes the primal again, at what it costs to call operators with duals under vmap, 60 microseconds each and more. In
+# that time a pullback goes through half a megabyte of results, or twenty times as much of what products read.
 _FORWARD_PAYS_BELOW = 0.5
+_BYTES_IN_A_CALL, _READ_IN_A_BYTE = 500_000, 20
 
 
 def jacobian(
@@ -47,8 +49,9 @@ def jacobian(
         f: Function that returns a tensor or a pytree of tensors, or `(output, aux)` with `has_aux`.
         argnums: Which positional arguments to differentiate: an int, or a tuple of ints.
         mode: "reverse" pulls one cotangent back for each output number, from one recorded primal; "forward" pushes one
-            tangent for each input number, with the primal computed once a group; "auto" takes forward mode where
-            the inputs number less than half the outputs, and the other mode where torch does not implement the first.
+            tangent for each input number, with the primal computed once a group; "auto" takes forward mode where the
+            inputs number less than half the outputs, by so many that it pays for the primal, which many small operators
+            make dear; and the other mode where torch does not implement the first.
         chunk_size: Directions a group, as in `hodiff.hessian`.
         has_aux: Whether `f` returns `(output, aux)`, aux a pytree of tensors.
         randomness: As in `hodiff.hessian`; matters in forward mode only.
@@ -82,9 +85,7 @@ def jacobian(
         linearized = follow("auto", "jacobian", lambda _: _Linearized(function, randomness), MODES[:1])
         order = MODES
         if mode == "auto":  # compiled code is compiled again where the comparison of sizes comes out otherwise
-            inputs = sum(leaf.numel() for leaf in function.leaves)
-            outputs = sum(output.numel() for output in linearized.outputs)
-            order = MODES[::-1] if inputs < _FORWARD_PAYS_BELOW * outputs else MODES
+            order = MODES[::-1] if linearized.forward_pays else MODES
 
         def assemble(name: str) -> list[list[Tensor]]:
             columns = linearized.by_reverse if name == "reverse" else linearized.by_forward
@@ -135,12 +136,21 @@ class _Linearized:
         self.flat = flat
         if self.traced:
             self.outputs, self.pullback, self.aux = pull(checked, function.leaves)
-            self.bytes_each = 0
+            self.bytes_each, self._bytes_for_calls, self._work = 0, 0, 1.0
         else:
             with ByteCount() as count:
                 self.outputs, self.pullback, self.aux = pull(checked, function.leaves)
             self.bytes_each = count.bytes
+            self._bytes_for_calls = count.operations * _BYTES_IN_A_CALL
+            self._work = count.bytes + count.read / _READ_IN_A_BYTE
         self.output_spec = specs[0]
+
+    @property
+    def forward_pays(self) -> bool:
+        """Whether the directions that forward mode saves are worth more than its calls."""
+        inputs = sum(leaf.numel() for leaf in self.function.leaves)
+        outputs = sum(output.numel() for output in self.outputs)
+        return (outputs - inputs / _FORWARD_PAYS_BELOW) * self._work > self._bytes_for_calls
 
     def by_reverse(self, chunk_size: int | str | None, randomness: str, progress: bool) -> list[list[Tensor]]:
         """Rows: unit cotangents of each output, pulled back to every leaf."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -38,6 +39,9 @@ _EXPLAINED = {
     ".to_sparse_coo() or .to_dense()",
     Wording.WRAPPER_WITHOUT_MEMORY: "torch has no forward mode for subclasses of Tensor that wrap others, such as "
     "DTensor; use the route 'reverse-over-reverse' (for a Jacobian, the mode 'reverse'), or pass ordinary tensors",
+    Wording.DONATED_BUFFERS: "code of torch.compile gives the memory of its graph away in the backward pass, and this "
+    "derivative takes another one; set torch._functorch.config.donated_buffer = False before that code runs first, or "
+    "call it as it was before torch.compile",
     Wording.HIGHER_ORDER: "an operator that takes functions is in the way, such as torch.cond, scan or flex_attention, "
     "which torch compiles before it is run; use plain Python instead, `if` and `for`, or scaled_dot_product_attention",
 }
@@ -73,6 +77,24 @@ def _reason(error: Exception) -> str:
             return explanation
     name = function_at_fault(error)
     return f"{name}: " * bool(name) + str(error).strip().split("\n")[0]
+
+
+_CHECK = "hodiff.check says which operator is at fault, hodiff.functions has many that are differentiable to any order"
+
+
+@contextmanager
+def refused(caller: str, remedy: str = _CHECK) -> Iterator[None]:
+    """Say in one way, a `RouteError`, what torch says in many where a derivative is missing."""
+    try:
+        yield
+    except Exception as error:
+        if not unavailable(error):
+            raise
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        # What is explained has a remedy of its own.
+        explained = [explanation for words, explanation in _EXPLAINED.items() if says(error, words)]
+        said = explained[0] if explained else f"{reason}; {remedy}"
+        raise RouteError(f"{caller}: torch does not implement this derivative: {said}.") from error
 
 
 def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence[str] = ROUTES) -> T:

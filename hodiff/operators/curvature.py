@@ -23,6 +23,7 @@ from hodiff.common.randomness import RandomState, seeded
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.derivatives.graphs_by_form import while_nothing_is_captured
+from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
 from hodiff.kernels.turning import turned
 from hodiff.operators.base import LinearOperator
@@ -41,7 +42,6 @@ from hodiff.operators.determinism import (
 from hodiff.operators.distributed import rank_in, size_of, sum_over_ranks
 from hodiff.operators.options import CurvatureOptions
 from hodiff.operators.point import Point
-from hodiff.operators.recorded_model import refused
 from hodiff.operators.restriction import is_restricted
 from hodiff.operators.spaces import Space
 from hodiff.recompute.reachable import modules_in

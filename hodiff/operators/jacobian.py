@@ -14,13 +14,14 @@ from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.route_choice import refused
 from hodiff.operators.base import LinearOperator
 from hodiff.operators.constants import require_constant
 from hodiff.operators.conversion import Conversion
 from hodiff.operators.copies import Portable
 from hodiff.operators.determinism import read_unchanged
 from hodiff.operators.point import Point
-from hodiff.operators.recorded_model import RecordedModel, refused
+from hodiff.operators.recorded_model import RecordedModel
 from hodiff.operators.spaces import Space
 from hodiff.recompute.reachable import modules_in
 

@@ -185,14 +185,21 @@ def divisor(loss: Any, targets: Any) -> float | None:
 
 def counted_examples(loss: Any, targets: Any, rows: int) -> Tensor | int:
     """How many of the outputs' rows a loss takes a mean over: all but those that it ignores or weights by 0."""
-    key, given = _options_of(loss)
-    if not any(key is each for each in IGNORING) or not isinstance(targets, Tensor) or targets.is_floating_point():
+    ignored = ignored_targets(loss, targets)
+    if ignored is None:
         return rows
-    counted = targets != given.get("ignore_index", -100)
-    weight = given.get("weight")
+    counted, weight = ~ignored, _options_of(loss)[1].get("weight")
     if isinstance(weight, Tensor):
         counted = counted & (weight[targets.where(counted, 0)] != 0)
     return counted.unsqueeze(-1).flatten(1).any(1).sum()
+
+
+def ignored_targets(loss: Any, targets: Any) -> Tensor | None:
+    """Which classes a loss of torch ignores; None for other losses and targets."""
+    key, given = _options_of(loss)
+    if not any(key is each for each in IGNORING) or not isinstance(targets, Tensor) or targets.is_floating_point():
+        return None
+    return targets == given.get("ignore_index", -100)
 
 
 def counted_rows(loss: Any, targets: Any) -> float | None:

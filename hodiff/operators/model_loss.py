@@ -17,13 +17,14 @@ from typing_extensions import Unpack
 from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
+from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
 from hodiff.operators.batches import REDUCTIONS
 from hodiff.operators.conversion import Conversion
 from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
 from hodiff.operators.likelihoods import divisor
 from hodiff.operators.options import CurvatureOptions
-from hodiff.operators.recorded_model import RecordedModel, refused
+from hodiff.operators.recorded_model import RecordedModel
 from hodiff.operators.restriction import restrict
 from hodiff.torch_internals.threads import one_thread_at_a_time
 

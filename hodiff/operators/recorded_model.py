@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from hodiff.common.trees import PyTree, describe
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
-from hodiff.derivatives.route_choice import unavailable
-from hodiff.errors import InputError, RouteError
+from hodiff.errors import InputError
 from hodiff.graphs import cotangent_bytes, nodes_of
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.graph_nodes import raises_when_run
@@ -107,21 +105,6 @@ class RecordedModel:
 def lacks_derivatives(*outputs: Tensor | GradientEdge) -> bool:
     """Whether torch may have no derivative of an operator that computed some tensors: the product then raises."""
     return any(map(raises_when_run, nodes_of(*outputs)))
-
-
-@contextmanager
-def refused(caller: str) -> Iterator[None]:
-    """Say in one way, a `RouteError`, what torch says in many where a derivative is missing."""
-    try:
-        yield
-    except Exception as error:
-        if not unavailable(error):
-            raise
-        raise RouteError(
-            f"{caller}: torch does not implement this derivative: {str(error).strip().splitlines()[0].rstrip('.')}; "
-            "hodiff.check says which operator is at fault, hodiff.functions has many that are differentiable to any "
-            "order."
-        ) from error
 
 
 def _filled(found: Sequence[Tensor | None], like: Sequence[Tensor], k: int) -> Leaves:

@@ -25,6 +25,7 @@ from hodiff.optim.objective import Objective
 from hodiff.optim.own_options import options_of
 from hodiff.optim.point import Point
 from hodiff.optim.result import describe_end, in_own_structure
+from hodiff.optim.scipy_options import require_options_of_scipy
 from hodiff.rules.any_order import outside_graphs
 
 # What a call inside a transform is told.
@@ -160,6 +161,8 @@ def minimize(
             raise InputError("minimize: callback: expected None with batched=True, whose problems end one by one.")
         return minimize_all(f, x0, args, in_dims, name, bounds, tol, options or {}, progress=progress)
     takes = METHODS[name]
+    if takes.solver is None:
+        require_options_of_scipy(name, options or {})
     objective = Objective("minimize", f, x0, args, curved=takes.curvature == "products")
     with tqdm(unit=" iterations", disable=not progress) as bar:
         iterations = _Iterations(objective, callback, bar)
@@ -207,12 +210,6 @@ def _run(
             return run()
     except KeyboardInterrupt:
         return iterations.ended("Interrupted")
-    except TypeError as error:
-        # Other methods of SciPy's warn.
-        if "_minimize_" not in str(error):
-            raise
-        said = str(error).partition("() ")[2]
-        raise InputError(f"minimize: options: expected those of SciPy's method, which {said}.") from None
     except StopIteration:
         # Of a callback; some of SciPy's methods do not take it.
         return iterations.ended("`callback` raised `StopIteration`")

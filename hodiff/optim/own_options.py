@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar, get_type_hints
 
@@ -30,14 +30,19 @@ def options_of(takes: type[T], method: str, given: Mapping[str, Any], tol: float
     hints = get_type_hints(takes, include_extras=True)
     validators = {name: hint.__metadata__[0] for name, hint in hints.items()}
     for name, value in given.items():
-        if name not in validators:
-            near = difflib.get_close_matches(str(name), validators, 1)
-            remedy = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(validators)}."
-            raise InputError(
-                f"minimize: options: expected those of method={method!r}, got {name!r}, which it has not; {remedy}"
-            )
+        require_known(method, name, validators)
         validators[name]("minimize", f"options[{name!r}]", value)
     return takes(**({} if tol is None else {"gtol": tol}) | dict(given))
+
+
+def require_known(method: str, name: Any, known: Collection[str]) -> None:
+    """Refuse what is no option of a method."""
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, 1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}."
+        raise InputError(
+            f"minimize: options: expected those of method={method!r}, got {name!r}, which it has not; {remedy}"
+        )
 
 
 def require_norm(caller: str, name: str, value: Any) -> None:

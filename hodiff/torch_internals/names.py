@@ -60,6 +60,7 @@ NAMES = (
     "torch._dynamo.nonstrict_trace",
     "torch._dynamo.source.ConstantSource",
     "torch._dynamo.variables.torch.get_overridable_functions",
+    "torch._foreach_abs",
     "torch._foreach_abs_",
     "torch._foreach_acos_",
     "torch._foreach_add",

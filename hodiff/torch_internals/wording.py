@@ -63,6 +63,11 @@ class Wording(Enum):
         "forward mode meets a subclass of Tensor that wraps other tensors",
     )
 
+    DONATED_BUFFERS = (
+        r"compiled with non-empty donated buffers",
+        "a second pass through compiled code, whose first one gave its memory away",
+    )
+
     # Warnings in which torch speaks of itself.
     BATCHES_BY_LOOP = (r"performance drop", "an operator without a batching rule runs in a loop, slow and right")
     OUTPUT_RESIZED = (r"An output with one or more elements was resized", "that loop writes into another shape")

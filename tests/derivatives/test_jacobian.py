@@ -1,5 +1,6 @@
 """hodiff.jacobian in both modes against closed forms and, for structure, torch.func.jacrev."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor
 from torch.func import grad, jacrev
 
 from hodiff import InputError, RouteError, jacobian
+from hodiff.derivatives.bound_function import bind
+from hodiff.derivatives.jacobian import _Linearized
 
 MODES = ("auto", "forward", "reverse")
 CHUNK_SIZES = ("auto", None, 1, 2, 1000)
@@ -188,3 +191,24 @@ def test_complex_output_is_refused(mode: str) -> None:
     """As torch.func.jacrev refuses it: the reverse pass of a real input would keep the real part alone."""
     with pytest.raises(InputError, match="complex"):
         jacobian(torch.fft.fft, mode=mode)(draw(3))
+
+
+def test_auto_weighs_directions_against_calls() -> None:
+    """Reverse mode where operators are small and many, forward mode where they are large or few."""
+
+    def takes_forward(f: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+        return _Linearized(bind("jacobian", f, (x,)), "error").forward_pays
+
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(50):
+            x = x.sin() * 1.1
+        return torch.outer(torch.linspace(0, 1, 40, dtype=torch.float64), x).sum(1)
+
+    A = torch.ones(2000, 300, dtype=torch.float64)
+    assert not takes_forward(chain, torch.ones(3, dtype=torch.float64))
+    assert takes_forward(lambda x: A @ x, torch.ones(300, dtype=torch.float64))
+    assert takes_forward(
+        lambda x: torch.outer(torch.ones(10**6, dtype=torch.float64), x).sin(), torch.ones(1, dtype=torch.float64)
+    )
+    # As many inputs as outputs.
+    assert not takes_forward(lambda x: A.mT @ (A @ x), torch.ones(300, dtype=torch.float64))

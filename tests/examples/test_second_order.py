@@ -64,6 +64,7 @@ IN_THEIR_RUN = {
     "edge_of_stability",
     "influence",
     "ode_parameters",
+    "poisson_network",
 }
 WITHOUT = {"quantized_digits": "its derivatives are those of a surrogate"}
 

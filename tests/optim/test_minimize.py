@@ -1,15 +1,19 @@
 """`minimize` against SciPy called by hand with derivatives written by hand: the same iterates; and its own contract."""
 
 import functools
+import importlib
+import inspect
 
 import numpy as np
 import pytest
+import scipy
 import scipy.optimize as so
 import torch
 
 import hodiff
 from hodiff.optim import minimize
 from hodiff.optim.methods import METHODS
+from hodiff.optim.scipy_options import OPTIONS, _documented
 
 D = torch.float64
 START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)
@@ -334,6 +338,26 @@ def test_a_callback_ends_a_run(method):
     assert "StopIteration" in found.message
 
 
-def test_options_that_scipy_refuses():
-    with pytest.raises(hodiff.InputError, match="got an unexpected keyword argument 'max_iter'"):
-        minimize(bowl, START, torch.zeros(5, dtype=D), method="trust-constr", options={"max_iter": 1})
+@pytest.mark.parametrize("method", OPTIONS)
+def test_options_that_scipy_does_not_know(method):
+    with pytest.raises(hodiff.InputError, match=rf"options: expected those of method='{method}', got 'max_iterations'"):
+        minimize(rosenbrock, START, method=method, options={"max_iterations": 1})
+    with pytest.raises(hodiff.InputError, match=r"got 'xyz', which it has not; it takes \w+, "):
+        minimize(rosenbrock, START, method=method, options={"xyz": 1})
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_options_are_those_of_the_installed_scipy(method):
+    """By the parameters of its function, all but those that `minimize` itself passes."""
+    name = {"newton-cg": "newtoncg", "l-bfgs-b": "lbfgsb", "trust-constr": "trustregion_constr"}.get(method)
+    if method in {"dogleg", "trust-exact", "trust-krylov", "trust-ncg"}:
+        from scipy.optimize._trustregion import _minimize_trust_region as function
+    else:
+        function = getattr(importlib.import_module("scipy.optimize._minimize"), f"_minimize_{name or method}")
+    passed = {"args", "jac", "grad", "hess", "hessp", "callback", "bounds", "constraints", "unknown_options"}
+    own = {"trust-exact": {"inexact"}, "trust-krylov": {"subproblem_maxiter"}}  # one function's, each for one method
+    foreign = own.get(method, {"inexact", "subproblem_maxiter"})
+    taken = set(list(inspect.signature(function).parameters)[2:]) - passed - foreign - {"subproblem"}
+    assert taken <= {*OPTIONS[method], *_documented(method)}
+    if tuple(map(int, scipy.__version__.split(".")[:2])) >= (1, 17):
+        assert set(OPTIONS[method]) <= taken

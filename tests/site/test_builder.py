@@ -1,5 +1,6 @@
 """How the site is laid out, before Sphinx sees it: links by hand, findings and the audit against their files."""
 
+import base64
 import json
 import re
 
@@ -9,7 +10,7 @@ from hodiff.checks.audit.on_file import audit_on_file, versions_on_file
 from hodiff.checks.findings.codes import CODES
 
 pytest.importorskip("griffe")
-from site_builder import findings, layout, links, navigation, scripts
+from site_builder import api, findings, gallery, layout, links, navigation, scripts
 from site_builder.audit import LETTERS, audit_script
 from site_builder.layout import SiteError, Tree, page_of
 
@@ -116,3 +117,55 @@ def test_a_new_page_is_in_the_side_bar(new):
     written = {page: None for pages in navigation.SIDE_BAR.values() for page in pages}
     assert new not in navigation.side_bar(written).splitlines()
     assert new in navigation.side_bar({**written, f"{new}.md": None}).splitlines()
+
+
+def test_a_notebook_has_links_of_the_site_and_its_first_picture(tree, tmp_path, monkeypatch):
+    source = "examples/notebooks/new.ipynb"
+    picture = base64.b64encode(b"a picture").decode()
+    cells = [
+        {
+            "cell_type": "markdown",
+            "source": ["# New\n", "\n", "On [meta](../../docs/guides/meta.md).\n", "\n", "More."],
+        },
+        {"cell_type": "code", "source": ["1"], "outputs": [{"data": {"text/plain": "1"}}]},
+        {"cell_type": "code", "source": ["2"], "outputs": [{"data": {"image/png": picture}}]},
+    ]
+    (tmp_path / source).parent.mkdir(parents=True)
+    (tmp_path / source).write_text(json.dumps({"cells": cells}))
+    monkeypatch.setattr(gallery, "ROOT", tmp_path)
+    monkeypatch.setattr(gallery, "page_of", lambda path: path)
+    tree.folder = tmp_path / "site"
+    card = gallery._notebook(source, tree)
+    assert card == gallery.Card(source, "New", "On meta.", "examples/notebooks/new.thumbnail.png")
+    assert (tree.folder / card.picture).read_bytes() == b"a picture"
+    shown = json.loads((tree.folder / source).read_text())["cells"]
+    assert "On [meta](../../guides/meta.md)." in shown[0]["source"]
+    assert shown[1:] == cells[1:]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The pages of the reference, by room."""
+    tree = Tree(tmp_path_factory.mktemp("reference"))
+    return {
+        page.rpartition("/")[2].removesuffix(".md"): (tree.folder / page).read_text() for page in api.write_api(tree)
+    }
+
+
+def test_the_reference_has_signatures_and_sections(reference):
+    text = reference["hodiff"]
+    hvp = text.split(":::{py:function} hvp(")[1].split("\n:::")[0]
+    assert hvp.startswith("f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, route: str = 'auto', ")
+    assert "$$ H v = \\nabla^2 f(x)\\, v" in hvp
+    assert ":param route: One of `hodiff.ROUTES`" in hvp
+    assert ":raises RouteError: If torch does not implement the route" in hvp
+    assert "```python\n>>> import torch, hodiff\n" in hvp
+    assert hvp.rstrip().endswith("eq. 2.4.")
+
+
+def test_what_two_rooms_export_has_one_home(reference):
+    assert "{py:obj}`HessianOperator <hodiff.operators.HessianOperator>`" in reference["hodiff"]
+    assert "{py:class} HessianOperator(" not in reference["hodiff"]
+    assert "{py:class} HessianOperator(f: " in reference["hodiff.operators"]
+    # `check` is the name of a file and of the function in it.
+    assert "{py:function} check(f: " in reference["hodiff.checks"]

@@ -145,6 +145,13 @@ def _nested_levels() -> Any:
 
 
 # At least one for each alternative of a pattern.
+def _second_pass() -> None:
+    compiled = torch.compile(lambda x: (x @ x).sin().sin().sum(), backend="aot_eager")
+    x = _x(3, 3)
+    grad(compiled(x), x)
+    grad(compiled(x), x, retain_graph=True)
+
+
 PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     Wording.NOT_IMPLEMENTED: (
         lambda: _slope(F.hardsigmoid).sum().backward(),
@@ -216,6 +223,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     Wording.WRAPPER_WITHOUT_MEMORY: (
         lambda: jvp(lambda x: x * torch.ones(2), *[(TwoTensor(torch.ones(2), torch.ones(2)),)] * 2),
     ),
+    Wording.DONATED_BUFFERS: (_second_pass,),
     Wording.BATCHES_BY_LOOP: (lambda: vmap(lambda x: x.set_(torch.ones(3)))(_rows()),),
     Wording.OUTPUT_RESIZED: (lambda: torch.add(_rows(), _rows(), out=torch.empty(1)),),
     Wording.TORCHSCRIPT: (lambda: torch.jit.script(_scripted),),
@@ -252,7 +260,7 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 # To import the compiler takes seconds.
-SLOW = {Wording.HIGHER_ORDER}
+SLOW = {Wording.HIGHER_ORDER, Wording.DONATED_BUFFERS}
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ nb_ipywidgets_js: dict[str, object] = {}
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
 html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_copy_source = False

@@ -6,12 +6,12 @@ import torch
 
 from hodiff.common.keyword_options import explains
 from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.derivatives.route_choice import refused
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Block, EigenBlock
 from hodiff.operators.kfac.kfac import KFACOperator
 from hodiff.operators.kfac.layers import Source
 from hodiff.operators.kfac.options import KroneckerOptions
-from hodiff.operators.recorded_model import refused
 
 
 @explains(KroneckerOptions)

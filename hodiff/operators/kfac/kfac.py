@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.keyword_options import explains, shows, with_defaults
-from hodiff.common.module_state import untouched
-from hodiff.common.trees import PyTree, dense, describe, flatten_primals, recordable
-from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.common.trees import PyTree, describe, flatten_primals
+from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
-from hodiff.operators.batches import Batch, Batches
+from hodiff.operators.batches import Batches
 from hodiff.operators.constants import require_constant
-from hodiff.operators.conversion import Conversion, converted_data
-from hodiff.operators.determinism import require_deterministic
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Block, KroneckerBlock
 from hodiff.operators.kfac.columns import Loss
-from hodiff.operators.kfac.factored import FactoredOperator
-from hodiff.operators.kfac.layers import REMEDY, Source, sources_of
-from hodiff.operators.kfac.options import EMPIRICAL, MONTE_CARLO, REDUCE, KroneckerOptions
-from hodiff.operators.kfac.recording import Recorded
-from hodiff.operators.kfac.vectors import gradients_of, inputs_of, tell_the_gradient
-from hodiff.operators.likelihoods import counted_rows, divisor, likelihood_of
-from hodiff.operators.model_loss import known_size, module_call, pair, require_declared_reduction, require_parameters
-from hodiff.operators.point import Point
-from hodiff.operators.recorded_model import refused
+from hodiff.operators.kfac.layered import LayeredOperator
+from hodiff.operators.kfac.layers import Source, sources_of
+from hodiff.operators.kfac.options import EMPIRICAL, MONTE_CARLO, KroneckerOptions
+from hodiff.operators.likelihoods import counted_rows, divisor, ignored_targets, likelihood_of
+from hodiff.operators.model_loss import known_size, require_declared_reduction, require_parameters
 from hodiff.operators.spaces import Space
-
-A = TypeVar("A", bound="KFACOperator")
-# Gradients and inputs of one batch, by block.
-Vectors = tuple[Tensor | None, Tensor]
 
 
 @explains(KroneckerOptions)
-class KFACOperator(FactoredOperator):
+class KFACOperator(LayeredOperator):
     r"""Kronecker-factored approximate curvature, K-FAC: Kronecker products for the layers' blocks of the Fisher.
 
     In example n a layer of weight W multiplies inputs $a_{nr}$, at R places r that share W, and $g_{nr}$ are gradients
@@ -62,8 +50,10 @@ class KFACOperator(FactoredOperator):
     Layers: `Linear`; `Conv1d`, `Conv2d` and `Conv3d`, each group of channels with factors of its own; `Embedding`,
     whose A is diagonal and taken as for "expand"; `LayerNorm`, `RMSNorm`, `GroupNorm`, `BatchNorm` (in eval mode) and
     `InstanceNorm`, of which the exact block is taken, or its diagonal. A bias of its own has A = 1. Layers are hooked,
-    so that the model has to be a module that calls them. Padded places count in A. The factors are computed on first
-    use, and stay as they are when parameters change afterwards; `at` makes new ones.
+    so that the model has to be a module that calls them. Of places whose labels the loss ignores, such as padding, only
+    those count in A that other labels' losses hang on. Calls of a layer on one chunk of the examples after the other
+    are one call; others are shares of the same examples. The factors are computed on first use, and stay as they are
+    when parameters change afterwards; `at` makes new ones.
 
     Args:
         model: An `nn.Module` of one argument, the inputs, that returns one tensor with examples along its first
@@ -98,8 +88,6 @@ class KFACOperator(FactoredOperator):
     ICML 2016, section 3; R. Eschenhagen, A. Immer, R. Turner, F. Schneider & P. Hennig, "Kronecker-factored approximate
     curvature for modern neural network architectures", NeurIPS 2023, section 3.
     """
-
-    _blocks: tuple[Block, ...] | None
 
     @shows(KroneckerOptions)
     @leave_inference_mode
@@ -142,58 +130,6 @@ class KFACOperator(FactoredOperator):
         self.batches.known_size = partial(known_size, counted_rows if self.fisher == EMPIRICAL else divisor, loss)
         self.relocate(leaves, self.domain)
 
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        """The blocks, computed on first use."""
-        if self._blocks is None:
-            self._point.require_unchanged(type(self).__name__)
-            self._blocks = self._compute()
-        return self._blocks
-
-    @property
-    def x(self) -> PyTree:
-        """The point."""
-        return self.domain.tree_of(self._point.leaves)
-
-    def at(self: A, x: PyTree) -> A:
-        """The operator at another point.
-
-        Args:
-            x: The point, like the old one in structure, shapes, dtypes and devices.
-
-        Returns:
-            A new operator.
-
-        Raises:
-            InputError: If `x` has another form.
-        """
-        caller = f"{type(self).__name__}.at"
-        require_constant(caller, x)
-        leaves, _ = flatten_primals(x, caller, "x")
-        if not self.domain.same(Space.of(x)):
-            raise InputError(
-                f"{caller}: x: expected the structure, shapes, dtypes and devices of the first point, "
-                f"{self.domain.size} numbers, got {Space.of(x).size}; make a new operator for other parameters."
-            )
-        other = copy.copy(self)
-        other.relocate(leaves, self.domain)
-        return other
-
-    def converted(self, conversion: Conversion) -> Any:
-        """See `LinearOperator.to`."""
-        other = copy.copy(self)
-        other.model = conversion.module(self.model)
-        other.args = conversion.tree(self.args)
-        other.batches = self.batches.over(converted_data(self.batches.data, conversion))
-        other.relocate(list(map(conversion, self._point.leaves)), conversion.space(self.domain))
-        return other
-
-    def relocate(self, leaves: Sequence[Tensor], space: Space) -> None:
-        """Make a fresh copy one at another point."""
-        self.domain = self.codomain = space
-        self._point = Point([dense(recordable(leaf.detach())) for leaf in leaves])
-        self._blocks = None
-
     @leave_inference_mode
     def _compute(self) -> tuple[Block, ...]:
         """The blocks of the factors."""
@@ -208,96 +144,27 @@ class KFACOperator(FactoredOperator):
         counts = dict.fromkeys(sources, 0)
         weights = 0.0
         for batch, recorded in self._recorded():
-            kept = {source: self._inputs(source, recorded) for source in sources}
-            for source, a in kept.items():
-                one, count = moments.of_inputs(source, a, self.sharing)
+            ignored = ignored_targets(self.loss, batch.content[1])
+            reached: dict[Source, Tensor] = {}
+            for found in self._pulled(batch, recorded):
+                for source, g in found.items():
+                    gradients[source].add_(moments.of_gradients(source, g, self.sharing), alpha=batch.weight)
+                    if ignored is not None:
+                        reached[source] = moments.reached_places(g, reached.get(source))
+            for source in sources:
+                a = self._inputs(source, recorded)
+                used = moments.used_places(ignored, reached[source]) if ignored is not None else None
+                one, count = moments.of_inputs(source, a, self.sharing, used)
                 if one is not None:
                     before = inputs[source]
                     inputs[source] = one.to(self.dtype) if before is None else before + one
                 counts[source] += count
-            for found in self._pulled(batch, recorded):
-                for source, g in found.items():
-                    gradients[source].add_(moments.of_gradients(source, g, self.sharing), alpha=batch.weight)
             weights += batch.weight
         scale = self._scale(weights)
         return tuple(
             KroneckerBlock(source.layout, moments.mean_of_inputs(source, inputs[source], counts[source], B), B * scale)
             for source, B in gradients.items()
         )
-
-    @property
-    def _all_sources(self) -> list[Source]:
-        return [source for sources in self._sources.values() for source in sources]
-
-    def _zeros(self, source: Source) -> Tensor:
-        groups, p, _ = source.layout.shape
-        shape = (groups, p) if source.diagonal else (groups, p, p)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
-    def _scale(self, weights: float) -> float:
-        """What a sum over batches is multiplied with."""
-        if not weights:
-            raise self.batches.empty()
-        return 1 / weights if self.batches.reduction == "mean" else 1.0
-
-    def _recorded(self) -> Iterator[tuple[Batch, Recorded]]:
-        """Each batch with the model's evaluation on it."""
-        caller, modules = type(self).__name__, list(self.model.modules())
-        for batch in self.batches:
-            inputs, targets = pair(self.args if self.batches.data is None else batch.content)
-            arguments = (self.x, inputs)
-            function = bind(caller, module_call(self.model), arguments, name="x", correct=self.correct)
-            with untouched(modules):
-                if self.check and batch.index == 0:
-                    value = lambda: Recorded(function, self.model, ()).outputs  # noqa: E731, B023
-                    require_deterministic(caller, value, self._point.leaves, modules)
-                recorded = Recorded(function, self.model, self._sources)
-            if self.check and batch.index == 0:
-                self._require_all_uses(recorded)
-            yield Batch(batch.index, (inputs, targets), batch.weight), recorded
-
-    def _pulled(self, batch: Batch, recorded: Recorded) -> Iterator[dict[Source, Tensor]]:
-        """Gradients g of all blocks, some columns at once."""
-        columns = self._loss.columns(recorded.outputs, batch.content[1], batch.index)
-        size = resolve_chunk_size(self.chunk_size, len(columns), recorded.bytes_each, self.device)
-        for start, stop in spans(len(columns), size):
-            yield self._gradients(recorded, columns.chunk(start, stop))
-
-    def _gradients(self, recorded: Recorded, cotangents: Tensor) -> dict[Source, Tensor]:
-        found = recorded.pull(cotangents)
-        return {
-            source: gradients_of(source, self._layer(source), recorded.calls[name], found[name], self.dtype)
-            for name, sources in self._sources.items()
-            for source in sources
-        }
-
-    def _inputs(self, source: Source, recorded: Recorded) -> Tensor | None:
-        """Inputs a of a block, of all calls of its layer."""
-        examples = len(recorded.outputs) if self._by_example(source) else None
-        calls = recorded.calls[source.layer]
-        return inputs_of(type(self).__name__, source, self._layer(source), calls, self.dtype, examples)
-
-    def _layer(self, source: Source) -> nn.Module:
-        return self.model.get_submodule(source.layer)
-
-    def _by_example(self, source: Source) -> bool:
-        """Whether it matters which places are of one example."""
-        return source.per_example or self.sharing == REDUCE
-
-    def _require_all_uses(self, recorded: Recorded) -> None:
-        """Refuse parameters that have gradients from elsewhere than their layers' calls."""
-        generator = torch.Generator().manual_seed(0)
-        cotangent = torch.randn(recorded.outputs.shape, generator=generator).to(recorded.outputs)
-        expected = [leaf.to(self.dtype) for leaf in recorded.parameter_gradients(cotangent)]
-        eps = max(torch.finfo(leaf.dtype).eps for leaf in recorded.leaves)
-        for source, g in self._gradients(recorded, cotangent[None]).items():
-            a, true = self._inputs(source, recorded), source.layout.gather(expected, 1)
-            if not tell_the_gradient(source, a, g, true, eps):
-                raise InputError(
-                    f"{type(self).__name__}: x: expected parameters that the model uses by calls of their layers "
-                    f"alone, got those of {source.layer!r}, whose gradient is another one than its inputs and outputs "
-                    f"tell; {REMEDY}."
-                )
 
 
 def batch_of(args: tuple[Any, ...]) -> Any:

@@ -15,16 +15,55 @@ from hodiff.operators.kfac.options import REDUCE
 from hodiff.operators.kfac.sources import one_hot_counts
 
 
-def of_inputs(source: Source, a: Tensor | None, sharing: str) -> tuple[Tensor | None, int]:
-    """The sum of $a a^T$ and how many terms it has; None where a is 1."""
+def of_inputs(source: Source, a: Tensor | None, sharing: str, used: Tensor | None = None) -> tuple[Tensor | None, int]:
+    """The sum of $a a^T$ and how many terms it has, of the used places (N, places) or of all; None where a is 1."""
     if a is None:
         return None, 1
     if source.one_hot:
         # The outer product of a unit vector is diagonal.
-        return torch.bincount(a[a >= 0], minlength=source.layout.shape[2])[None], a.numel()
-    rows = a.mean(1) if sharing == REDUCE else a.flatten(0, 1)
+        rows = a.flatten() if used is None else a[used]
+        return torch.bincount(rows[rows >= 0], minlength=source.layout.shape[2])[None], rows.numel()
+    if sharing == REDUCE:
+        rows = a.mean(1) if used is None else _mean_of_used(a, used)
+    else:
+        rows = a.flatten(0, 1) if used is None else a[used]
     rows = rows.movedim(1, 0)
     return rows.mT @ rows, rows.shape[1]
+
+
+def reached_places(g: Tensor, before: Tensor | None = None) -> Tensor:
+    """Where a gradient is not zero, (N, places), or one of those before."""
+    reached = (g != 0).flatten(3).any(3).any(0)
+    return reached if before is None else reached | before
+
+
+def used_places(ignored: Tensor, pulled: Tensor) -> Tensor | None:
+    """The places (N, places) that count in the loss, where some do not; None where all do, or none.
+
+    Args:
+        ignored: Which labels the loss ignores, of any shape.
+        pulled: Where any gradient g is not zero, (N, places).
+
+    Returns:
+        All places but those whose labels are ignored and whose gradients are zero: in an earlier layer other
+        positions may hang on a position that is ignored itself.
+    """
+    n, places = pulled.shape
+    if not n or ignored.numel() % n or not bool(ignored.any()):
+        return None
+    # In the order of examples, whether labels have a dimension for them or lie one after another.
+    labels = ignored.reshape(n, -1)
+    if labels.shape[1] == 0 or places % labels.shape[1]:
+        labels = labels.all(1, keepdim=True)
+    used = pulled | ~labels.repeat(1, places // labels.shape[1])
+    return used if bool(used.any()) and not bool(used.all()) else None
+
+
+def _mean_of_used(a: Tensor, used: Tensor) -> Tensor:
+    """Inputs averaged over the used places of each example that has some."""
+    some = used.any(1)
+    weights = used[some].to(a.dtype)
+    return torch.einsum("nr,nrgq->ngq", weights / weights.sum(1, keepdim=True), a[some])
 
 
 def mean_of_inputs(source: Source, total: Tensor | None, count: int, like: Tensor) -> Tensor:

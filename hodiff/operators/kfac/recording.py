@@ -4,34 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 
 from hodiff.common.trees import describe
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
+from hodiff.operators.kfac.calls import Call, layers_on_chunks
 from hodiff.operators.kfac.layers import REMEDY
 from hodiff.torch_internals.threads import one_thread_at_a_time
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One call of a layer.
-
-    Attributes:
-        x: Its input, detached.
-        shape: Shape of its output.
-        edge: The output's place in the graph, which stays there when the tensor is changed in place.
-    """
-
-    x: Tensor
-    shape: torch.Size
-    edge: GradientEdge
 
 
 class Recorded:
@@ -67,6 +53,11 @@ class Recorded:
                 f"{REMEDY}."
             )
         self._flat = [call for calls in self.calls.values() for call in calls]
+
+    @cached_property
+    def on_chunks(self) -> frozenset[str]:
+        """The layers that are called on one chunk of the examples after the other."""
+        return layers_on_chunks(self.calls, self.outputs, self.pull)
 
     @property
     def bytes_each(self) -> int:

@@ -10,15 +10,24 @@ from torch import Tensor, nn
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.operators.kfac import moments
+from hodiff.operators.kfac.calls import Call
 from hodiff.operators.kfac.layers import REMEDY, Source
-from hodiff.operators.kfac.recording import Call
 
 
 def inputs_of(
-    caller: str, source: Source, module: nn.Module, calls: Sequence[Call], dtype: torch.dtype, examples: int | None
+    caller: str,
+    source: Source,
+    module: nn.Module,
+    calls: Sequence[Call],
+    dtype: torch.dtype,
+    examples: int | None,
+    *,
+    chunks: bool = False,
 ) -> Tensor | None:
     """Inputs a, None where they are 1; `examples` is how many there have to be, where that matters."""
     lengths = {call.shape[0] for call in calls}
+    if chunks:
+        lengths = {sum(call.shape[0] for call in calls)}
     if (
         len(lengths) > 1
         or (examples is not None and lengths != {examples})
@@ -34,15 +43,22 @@ def inputs_of(
     tensors = [each for each in found if each is not None]
     if not tensors:
         return None
-    a = _beside(tensors, dim=1)
+    a = _joined(tensors, dim=0 if chunks else 1)
     return a.to(dtype) if a.is_floating_point() else a
 
 
 def gradients_of(
-    source: Source, module: nn.Module, calls: Sequence[Call], found: Sequence[Tensor], dtype: torch.dtype
+    source: Source,
+    module: nn.Module,
+    calls: Sequence[Call],
+    found: Sequence[Tensor],
+    dtype: torch.dtype,
+    *,
+    chunks: bool = False,
 ) -> Tensor:
     """Gradients g, for those (c, *shape) of the calls' outputs."""
-    return _beside([source.gradients(module, call.x, g).to(dtype) for call, g in zip(calls, found, strict=True)], dim=2)
+    tensors = [source.gradients(module, call.x, g).to(dtype) for call, g in zip(calls, found, strict=True)]
+    return _joined(tensors, dim=1 if chunks else 2)
 
 
 def tell_the_gradient(source: Source, a: Tensor | None, g: Tensor, true: Tensor, eps: float) -> bool:
@@ -53,6 +69,6 @@ def tell_the_gradient(source: Source, a: Tensor | None, g: Tensor, true: Tensor,
     return bool((found - true).norm() <= eps**0.5 * true.norm() + 100 * eps * terms)
 
 
-def _beside(tensors: list[Tensor], dim: int) -> Tensor:
-    """The places of several calls; those of one are not copied."""
+def _joined(tensors: list[Tensor], dim: int) -> Tensor:
+    """The places, or examples, of several calls; those of one are not copied."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)

@@ -11,6 +11,9 @@ from hodiff.common.options import require_choice
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.stochastic.base import Group
 from hodiff.optim.stochastic.diagonal import HutchinsonOptimizer
+from hodiff.optim.stochastic.settings import settings_in
+from hodiff.optim.stochastic.together import zeros_of_each
+from hodiff.torch_internals import many_tensors as many
 
 
 class AdaHessian(HutchinsonOptimizer):
@@ -35,6 +38,8 @@ class AdaHessian(HutchinsonOptimizer):
         spatial_averaging: Whether to average $D$ over all but the first two dimensions of a parameter.
         update_every: Take new curvature every so many steps; None for `update_curvature` only.
         maximize: Whether to ascend.
+        foreach: Whether the parameters of a group take their step together, by operators on many tensors, which need
+            memory for what is computed of all; None for those of less than 65,536 numbers, whose calls cost most.
         probes: "rademacher" (signs), "gaussian" or "sphere".
         generator: Where random numbers come from; by default a new one with seed 0.
 
@@ -54,6 +59,8 @@ class AdaHessian(HutchinsonOptimizer):
     1, eq. 9 to 11.
     """
 
+    whole_state = frozenset({"curvature_sq", "refreshes"})
+
     def __init__(
         self,
         params: Any,
@@ -66,21 +73,12 @@ class AdaHessian(HutchinsonOptimizer):
         spatial_averaging: bool = True,
         update_every: int | None = 1,
         maximize: bool = False,
+        foreach: bool | None = None,
         probes: str = "rademacher",
         generator: torch.Generator | None = None,
     ):
         require_choice(self.caller, "probes", probes, PROBES)
-        defaults: Group = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "hessian_power": hessian_power,
-            "spatial_averaging": spatial_averaging,
-            "update_every": update_every,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults, probes, generator)
+        super().__init__(params, settings_in(locals()), probes, generator)
 
     def _absorb(self, parameter: Tensor, group: Group, curvature: Tensor) -> None:
         if group["spatial_averaging"] and parameter.dim() > 2:
@@ -102,3 +100,19 @@ class AdaHessian(HutchinsonOptimizer):
         if group["weight_decay"]:
             direction.add_(parameter, alpha=group["weight_decay"])
         parameter.sub_(direction.mul_(group["lr"]))
+
+    def _move_all(self, parameters: list[Tensor], group: Group, gradients: list[Tensor]) -> None:
+        states, (beta1, beta2) = [self.state[p] for p in parameters], group["betas"]
+        averages = zeros_of_each(states, "exp_avg", parameters)
+        for state in states:
+            state["step"] = state.get("step", 0) + 1
+        many.lerp_(averages, gradients, 1 - beta1)
+        scales = many.div([s["curvature_sq"] for s in states], [1 - beta2 ** s["refreshes"] for s in states])
+        many.pow_(scales, 0.5 * group["hessian_power"])
+        many.add_(scales, group["eps"])
+        directions = many.div(averages, [1 - beta1 ** s["step"] for s in states])
+        many.div_(directions, scales)
+        if group["weight_decay"]:
+            many.add_(directions, parameters, alpha=group["weight_decay"])
+        many.mul_(directions, group["lr"])
+        many.sub_(parameters, directions)

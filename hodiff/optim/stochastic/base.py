@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.optim.stochastic.closures import Closure, detached, require_loss
+from hodiff.optim.stochastic.own_states import require_dtypes, require_own_state
 from hodiff.optim.stochastic.settings import require_settings
 
 Group = dict[str, Any]
@@ -22,6 +23,9 @@ class StochasticOptimizer(Optimizer):
 
     # Whether parameters may be complex.
     complex_too: ClassVar[bool] = False
+    # Names that a parameter's state has all of, or none.
+    whole_state: ClassVar[frozenset[str]] = frozenset()
+    _checked_dtypes: list[torch.dtype] | None = None
 
     @property
     def caller(self) -> str:
@@ -61,6 +65,25 @@ class StochasticOptimizer(Optimizer):
                         "sparse=False to the embedding."
                     )
                 yield parameter, -parameter.grad if group.get("maximize") else parameter.grad
+
+    def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
+        """In which dtype the state of a parameter is kept."""
+        return parameter.dtype
+
+    def require_dtypes(self) -> None:
+        """Refuse parameters whose dtype has changed since their states were made."""
+        dtypes = [p.dtype for group in self.param_groups for p in group["params"]]
+        if dtypes != self._checked_dtypes:
+            require_dtypes(self.caller, self.state, self.dtype_of_state)
+            self._checked_dtypes = dtypes
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # What `load_state_dict` loads comes here, too; a copy that is being made has no groups yet.
+        if "param_groups" in vars(self):
+            own = {name: value for name, value in self.defaults.items() if name in self.param_groups[0]}
+            require_own_state(self.caller, state, own, self.whole_state)
+        super().__setstate__(state)
+        self._checked_dtypes = None
 
     def evaluated(self, closure: Closure) -> Tensor:
         """The loss of a closure, and its gradients in `grad` of the parameters, whether it called backward or not."""

@@ -17,6 +17,7 @@ from hodiff.graphs import inspect_graph
 from hodiff.optim.stochastic.base import Group, StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure
 from hodiff.optim.stochastic.found_graphs import explained
+from hodiff.optim.stochastic.own_states import require_dtypes
 from hodiff.optim.stochastic.watched_backward import Observer, wait
 
 # By parameter; a dict of tensors would compare them. An estimate adds to others, and is divided by numbers.
@@ -69,6 +70,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
                 curvature yet.
             RouteError: If torch does not implement a second derivative.
         """
+        self.require_dtypes()
         loss = None if closure is None else self._evaluated(closure)
         self._forget_without_gradients(_has_none)
         if getattr(self, "found_inf", None) is not None and not self._unscale():
@@ -105,6 +107,12 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         """
         self._require_scalar(loss)
         self._update(loss)
+
+    def require_dtypes(self) -> None:
+        """See `StochasticOptimizer`; curvature that waits for the step is a state, too."""
+        super().require_dtypes()
+        waiting = {p: {"curvature": getattr(h, "gradients", h)} for p, h in self._pending.values()}
+        require_dtypes(self.caller, waiting, self.dtype_of_state)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients, as in `torch.optim.Optimizer.zero_grad`, and the curvature of their backward passes.

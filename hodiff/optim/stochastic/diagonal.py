@@ -13,6 +13,7 @@ from hodiff.estimators.probes import PROBES
 from hodiff.optim.stochastic.base import Group
 from hodiff.optim.stochastic.curvature import CurvatureOptimizer, Estimates
 from hodiff.optim.stochastic.found_graphs import gradient_of
+from hodiff.optim.stochastic.together import together
 
 
 class DiagonalOptimizer(CurvatureOptimizer):
@@ -22,11 +23,21 @@ class DiagonalOptimizer(CurvatureOptimizer):
     def _move(self, parameter: Tensor, group: Group, gradient: Tensor) -> None:
         """One step of a parameter, in place."""
 
+    @abstractmethod
+    def _move_all(self, parameters: list[Tensor], group: Group, gradients: list[Tensor]) -> None:
+        """The same steps of several parameters of one dtype."""
+
     def _descend(self) -> None:
-        for group in self.param_groups:
-            for parameter, gradient in self.gradients(group):
+        found = [(group, list(self.gradients(group))) for group in self.param_groups]
+        for _, pairs in found:
+            for parameter, _ in pairs:
                 self._require_curvature(parameter)
-                self._move(parameter, group, gradient)
+        for group, pairs in found:
+            for each in together(group, pairs):
+                if len(each) == 1:
+                    self._move(each[0][0], group, each[0][1])
+                else:
+                    self._move_all([p for p, _ in each], group, [g for _, g in each])
 
 
 class HutchinsonOptimizer(DiagonalOptimizer):

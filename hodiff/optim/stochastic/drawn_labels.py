@@ -31,7 +31,8 @@ class DrawnLabels:
     def curvature(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
         """The estimate by each parameter that the log-probabilities hang on."""
         found = torch.autograd.grad(self.output, parameters, self.cotangent, retain_graph=True, allow_unused=True)
-        return [None if g is None else self.factor * g.square() for g in found]
+        # A number with dimensions () would take the dtype of the loss.
+        return [None if g is None else (self.factor * g.square()).to(g.dtype) for g in found]
 
 
 def of_logits(logits: Tensor, generator: torch.Generator) -> DrawnLabels:

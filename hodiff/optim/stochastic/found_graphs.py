@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
@@ -11,8 +11,8 @@ from torch import Tensor
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.recorded_gradient import RecordedGradient
-from hodiff.derivatives.route_choice import unavailable
-from hodiff.errors import InputError, RouteError
+from hodiff.derivatives.route_choice import refused
+from hodiff.errors import InputError
 from hodiff.operators.recorded_model import RecordedModel
 from hodiff.recompute.recording import FoundRecording
 from hodiff.torch_internals.tensors import has_tensor_hooks
@@ -30,20 +30,13 @@ def model_of(caller: str, outputs: PyTree, parameters: Sequence[Tensor]) -> Reco
     return RecordedModel(_bound(caller, parameters), recording)
 
 
-@contextmanager
-def explained(caller: str) -> Iterator[None]:
+def explained(caller: str) -> AbstractContextManager[None]:
     """Say in one way what torch says in many where a second derivative of the graph is missing."""
-    try:
-        yield
-    except Exception as error:
-        if not unavailable(error):
-            raise
-        raise RouteError(
-            f"{caller}: torch does not implement the second derivative of an operator in the loss: "
-            f"{str(error).strip().splitlines()[0].rstrip('.')}; compute the loss within `with hodiff.corrected():`, or "
-            "pass step(closure), which does so, and modules as they were before torch.compile; "
-            "hodiff.preflight(model, inputs) tells which operator it is."
-        ) from error
+    return refused(
+        caller,
+        "compute the loss within `with hodiff.corrected():`, or pass step(closure), which does so, and modules as they "
+        "were before torch.compile; hodiff.preflight(model, inputs) tells which operator it is",
+    )
 
 
 def _bound(caller: str, parameters: Sequence[Tensor]) -> BoundFunction:

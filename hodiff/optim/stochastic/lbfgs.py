@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from hodiff.optim.stochastic.base import Group, StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure, require_closure
-from hodiff.optim.stochastic.settings import require_settings
+from hodiff.optim.stochastic.settings import STRONG_WOLFE, require_settings, settings_in
 
 
 class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
@@ -58,17 +59,10 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
         tolerance_change: float = 1e-9,
         history_size: int = 100,
     ):
-        settings: Group = {
-            "lr": lr,
-            "max_iter": max_iter,
-            "max_eval": max_eval,
-            "tolerance_grad": tolerance_grad,
-            "tolerance_change": tolerance_change,
-            "history_size": history_size,
-        }
+        settings = settings_in(locals())
         # Torch would refuse some in words of its own.
         require_settings(self.caller, settings)
-        torch.optim.LBFGS.__init__(self, params, **settings, line_search_fn="strong_wolfe")
+        torch.optim.LBFGS.__init__(self, params, **settings, line_search_fn=STRONG_WOLFE)
 
     def step(self, closure: Closure | None = None) -> Any:
         """One step of up to `max_iter` iterations.
@@ -84,11 +78,22 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
             InputError: If there is no closure, or it returns no loss.
         """
         require_closure(self.caller, closure)
+        self.require_dtypes()
         assert closure is not None
         # Torch wraps the step of each class that is in use, and its wrapper would run the hooks a second time.
         step = inspect.unwrap(torch.optim.LBFGS.step)
         with torch.no_grad():
             return step(self, lambda: self.evaluated(closure))
+
+    def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
+        """See `StochasticOptimizer`; the state is that of all parameters, one after another."""
+        return functools.reduce(torch.promote_types, (p.dtype for group in self.param_groups for p in group["params"]))
+
+    def __setstate__(self, state: Group) -> None:
+        super().__setstate__(state)
+        # That of torch may have been without.
+        for group in self.param_groups:
+            group["line_search_fn"] = STRONG_WOLFE
 
     def __getstate__(self) -> Group:
         # Torch leaves out what its step needs; a scheduler's wrapper of the step stays with the scheduler.

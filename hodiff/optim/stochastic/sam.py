@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch.optim import Optimizer
 from hodiff.errors import InputError
 from hodiff.optim.stochastic.base import StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure, require_closure
+from hodiff.optim.stochastic.together import together
+from hodiff.torch_internals import many_tensors as many
 
 
 class SAM(StochasticOptimizer):
@@ -31,7 +34,7 @@ class SAM(StochasticOptimizer):
         rho: $\rho$, the radius; ten times as large if adaptive is a good start.
         adaptive: Whether to take ASAM's neighbourhood.
         eta: $\eta$.
-        **options: Those of `base`: `SAM(params, torch.optim.SGD, lr=0.1, momentum=0.9)`.
+        **options: Those of `base`: `SAM(params, torch.optim.SGD, lr=0.1, momentum=0.9)`. `foreach` is for both.
 
     Raises:
         InputError: If a setting is out of its range, or `base` is no class of optimizers.
@@ -85,6 +88,9 @@ class SAM(StochasticOptimizer):
         """
         require_closure(self.caller, closure)
         assert closure is not None
+        if self.base.__module__.startswith("torch."):
+            # Others may keep states in any dtype.
+            self.require_dtypes()
         loss = self.evaluated(closure)
         places = self._climb()
         try:
@@ -116,20 +122,26 @@ class SAM(StochasticOptimizer):
     def _climb(self) -> list[tuple[Tensor, Tensor]]:
         """Go to the worst point near by, to first order; where the parameters were."""
         steep = [
-            (p, g * scale.square(), g * scale, group["rho"])
+            (group, [p for p, _ in each], *_scaled(group, each))
             for group in self.param_groups
-            for p, g in self.gradients(group)
-            for scale in [
-                p.abs() + group["eta"] if group["adaptive"] else torch.ones((), dtype=g.real.dtype).to(g.device)
-            ]
+            for each in together(group, list(self.gradients(group)))
         ]
-        places = [(p, p.clone()) for p, *_ in steep]
+        places = [(p, p.clone()) for _, parameters, *_ in steep for p in parameters]
         if not steep:
             return places
-        norms = [torch.linalg.vector_norm(scaled) for _, _, scaled, _ in steep]
+        norms = [norm for *_, scaled in steep for norm in many.norm(scaled)]
         # Sixteen bits would lose most of a sum of squares; and of zero gradients there is no direction.
         norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float64) for n in norms]))
         norm = norm.clamp_min(torch.finfo(torch.float64).tiny)
-        for parameter, ascent, _, rho in steep:
-            parameter.add_((ascent * (rho / norm)).to(parameter.dtype))
+        for group, parameters, ascents, _ in steep:
+            many.add_(parameters, many.mul(ascents, group["rho"] / norm))
         return places
+
+
+def _scaled(group: dict[str, Any], pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """$T^2 g$ and $T g$ of some parameters."""
+    gradients = [g for _, g in pairs]
+    if not group["adaptive"]:
+        return gradients, gradients
+    scales = many.add(many.abs_of([p for p, _ in pairs]), group["eta"])
+    return list(many.mul(many.mul(scales, scales), gradients)), list(many.mul(gradients, scales))

@@ -16,6 +16,9 @@ from hodiff.optim.stochastic.local_models import CURVATURES
 
 Check = Callable[[str, str, Any], None]
 
+BACKTRACKING, STRONG_WOLFE = "backtracking", "strong_wolfe"
+EMPIRICAL_FISHER = "empirical-fisher"
+
 
 def _require_rate(caller: str, argument: str, value: Any) -> None:
     """Refuse what is neither a finite number, zero or more, nor a tensor of one."""
@@ -40,6 +43,12 @@ def _require_fraction(caller: str, argument: str, value: Any) -> None:
         raise InputError(f"{caller}: {argument}: expected a number below 1, got {value!r}.")
 
 
+def _require_switch(caller: str, argument: str, value: Any) -> None:
+    """Refuse what is neither None nor True nor False."""
+    if value is not None:
+        require_bool(caller, argument, value)
+
+
 _amount = partial(require_number, nonnegative=True, finite=True)
 _positive = partial(require_number, positive=True, finite=True)
 
@@ -49,6 +58,7 @@ CHECKS: Mapping[str, Check] = {
     "eps": _amount,
     "weight_decay": _amount,
     "maximize": require_bool,
+    "foreach": _require_switch,
     "update_every": partial(require_int, least=1, optional=True),
     "gamma": _positive,
     "hessian_power": partial(require_number, within=(0.0, 1.0)),
@@ -74,7 +84,14 @@ CHECKS: Mapping[str, Check] = {
     "tolerance_change": _amount,
     "history_size": partial(require_int, least=1),
     "warm_start": partial(require_number, within=(0.0, 1.0)),
+    "line_search_fn": partial(require_choice, choices=(BACKTRACKING, STRONG_WOLFE), optional=True),
+    "preconditioner": partial(require_choice, choices=(EMPIRICAL_FISHER,), optional=True),
 }
+
+
+def settings_in(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among the arguments of a constructor, which hands its `locals()` over."""
+    return {name: value for name, value in arguments.items() if name in CHECKS}
 
 
 def require_settings(caller: str, group: Mapping[str, Any]) -> None:

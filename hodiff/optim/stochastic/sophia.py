@@ -16,10 +16,15 @@ from hodiff.optim.stochastic.base import Group
 from hodiff.optim.stochastic.curvature import Estimates
 from hodiff.optim.stochastic.diagonal import DiagonalOptimizer, HutchinsonOptimizer
 from hodiff.optim.stochastic.drawn_labels import in_a_loss, of_logits
+from hodiff.optim.stochastic.settings import settings_in
+from hodiff.optim.stochastic.together import zeros_of_each
+from hodiff.torch_internals import many_tensors as many
 
 
 class _Sophia(DiagonalOptimizer):
     """The step that both share."""
+
+    whole_state = frozenset({"curvature", "refreshes"})
 
     def _absorb(self, parameter: Tensor, group: Group, curvature: Tensor) -> None:
         state, beta = self.state[parameter], group["betas"][1]
@@ -40,6 +45,21 @@ class _Sophia(DiagonalOptimizer):
         if group["weight_decay"]:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.sub_(direction.clamp_(-1, 1).mul_(group["lr"]))
+
+    def _move_all(self, parameters: list[Tensor], group: Group, gradients: list[Tensor]) -> None:
+        states = [self.state[p] for p in parameters]
+        averages = zeros_of_each(states, "exp_avg", parameters)
+        many.lerp_(averages, gradients, 1 - group["betas"][0])
+        factor = -group["gamma"] if group["maximize"] and self._signed else group["gamma"]
+        scales = many.mul([state["curvature"] for state in states], factor)
+        many.clamp_min_(scales, max(group["eps"], torch.finfo(parameters[0].dtype).tiny))
+        directions = many.div(averages, scales)
+        if group["weight_decay"]:
+            many.mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        many.clamp_min_(directions, -1)
+        many.clamp_max_(directions, 1)
+        many.mul_(directions, group["lr"])
+        many.sub_(parameters, directions)
 
     # Whether maximising turns the estimate's sign.
     _signed = True
@@ -69,6 +89,8 @@ class SophiaH(_Sophia, HutchinsonOptimizer):
         weight_decay: $\lambda$, decoupled.
         update_every: k; None for `update_curvature` only.
         maximize: Whether to ascend.
+        foreach: Whether the parameters of a group take their step together, by operators on many tensors, which need
+            memory for what is computed of all; None for those of less than 65,536 numbers, whose calls cost most.
         probes: "gaussian", "rademacher" (signs) or "sphere".
         generator: Where random numbers come from; by default a new one with seed 0.
 
@@ -99,13 +121,12 @@ class SophiaH(_Sophia, HutchinsonOptimizer):
         *,
         update_every: int | None = 10,
         maximize: bool = False,
+        foreach: bool | None = None,
         probes: str = "gaussian",
         generator: torch.Generator | None = None,
     ):
         require_choice(self.caller, "probes", probes, PROBES)
-        super().__init__(
-            params, _settings(lr, betas, gamma, eps, weight_decay, update_every, maximize), probes, generator
-        )
+        super().__init__(params, settings_in(locals()), probes, generator)
 
 
 class SophiaG(_Sophia):
@@ -128,6 +149,7 @@ class SophiaG(_Sophia):
         weight_decay: $\lambda$.
         update_every: k.
         maximize: Whether to ascend.
+        foreach: As there.
         generator: Where labels are drawn from, on the CPU; by default a new one with seed 0.
 
     Raises:
@@ -157,9 +179,10 @@ class SophiaG(_Sophia):
         *,
         update_every: int | None = 10,
         maximize: bool = False,
+        foreach: bool | None = None,
         generator: torch.Generator | None = None,
     ):
-        super().__init__(params, _settings(lr, betas, gamma, eps, weight_decay, update_every, maximize), generator)
+        super().__init__(params, settings_in(locals()), generator)
 
     def update_curvature(self, logits: Tensor) -> None:
         """Take the curvature of the mean cross-entropy of logits now, whether it is due or not.
@@ -186,23 +209,3 @@ class SophiaG(_Sophia):
         # A loss is a number; logits come from `update_curvature` and have a dimension of classes.
         drawn = of_logits(loss, self._generator) if loss.dim() else in_a_loss(self.caller, loss, self._generator)
         return [(p, g) for p, g in zip(parameters, drawn.curvature(parameters), strict=True) if g is not None], []
-
-
-def _settings(
-    lr: float | Tensor,
-    betas: tuple[float, float],
-    gamma: float,
-    eps: float,
-    weight_decay: float,
-    update_every: int | None,
-    maximize: bool,
-) -> Group:
-    return {
-        "lr": lr,
-        "betas": betas,
-        "gamma": gamma,
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "update_every": update_every,
-        "maximize": maximize,
-    }

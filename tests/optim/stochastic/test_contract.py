@@ -3,10 +3,11 @@
 import copy
 import io
 import pickle
+from functools import cache, partial
 
 import pytest
 import torch
-from optim.stochastic.table import TABLE, Problem, cross_entropy, same
+from optim.stochastic.table import TABLE, Case, Problem, cross_entropy, same
 from torch import nn
 
 import hodiff
@@ -263,7 +264,35 @@ def test_closures_that_spend_their_graph(case):
         case([w]).step(closure)
 
 
+def many_parameters():
+    """Parameters of several shapes, layouts and dtypes, among them numbers."""
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(n, generator=generator, dtype=D) for n in range(5)]
+    made += [torch.randn(2, 3, 2, 2, generator=generator), torch.randn(3, 2, generator=generator).T, torch.randn(())]
+    return [each.requires_grad_() for each in made]
+
+
+@pytest.mark.parametrize("name", ["AdaHessian", "SophiaH", "SophiaG", "SAM", "ASAM"])
+def test_steps_together_are_steps_one_by_one(name):
+    case = TABLE[name]
+    ways = {}
+    for foreach in (False, True, None):
+        torch.manual_seed(0)
+        parameters = many_parameters()
+        groups = [{"params": parameters[:3]}, {"params": parameters[3:], "lr": 0.03, "maximize": True}]
+        optimizer = case(groups, foreach=foreach)
+        for step in range(5):
+            # One that has no gradient at first.
+            optimizer.step(quadratic(case, parameters[2:] if step < 2 else parameters))
+        ways[foreach] = [p.detach() for p in parameters]
+    torch.manual_seed(0)
+    assert not any(torch.equal(p, q) for p, q in zip(many_parameters(), ways[False], strict=True) if p.numel())
+    assert same(ways[False], ways[True])
+    assert same(ways[False], ways[None])
+
+
 BAD = {
+    "foreach": ["yes"],
     "lr": [-1.0, "a", float("nan"), torch.ones(2)],
     "betas": [(0.9, 1.0), 0.9, (0.9, "b")],
     "eps": [-1.0, None],
@@ -313,3 +342,109 @@ def test_bad_settings(case):
         optimizer.add_param_group({"params": [torch.ones(1, requires_grad=True)], "lr": 0.5})
     with pytest.raises(ValueError, match="empty parameter list"):
         case([])
+
+
+@cache
+def states():
+    """What optimizers store after two steps."""
+    found = {}
+    torchs = {"Adam": Case(torch.optim.Adam), "SGD": Case(partial(torch.optim.SGD, momentum=0.9))}
+    for name, case in {**TABLE, **torchs}.items():
+        problem = Problem()
+        optimizer = case(problem.model.parameters())
+        problem.run(case, optimizer, problem.batches[:2])
+        found[name] = optimizer.state_dict()
+    return found
+
+
+# Of whom each takes the states of the other: they mean the same, or there are none, and what one has more is off.
+ALIKE = [
+    {"SophiaH", "SophiaG"},
+    {"Shampoo", "Shampoo, the paper's"},
+    {"NewtonCG", "NewtonCG, Gauss-Newton", "NewtonCG, line search", "LayerwiseGaussNewton"},
+    {"HessianFree", "HessianFree, preconditioned"},
+]
+
+
+@every
+def test_states_of_other_optimizers_are_refused(case):
+    mine = next(name for name, each in TABLE.items() if each is case)
+    alike = set().union(*(each for each in ALIKE if mine in each))
+    others = {name: state for name, state in states().items() if name not in alike | {mine}}
+    optimizer = case(Problem().model.parameters())
+    before = str(optimizer.state_dict())
+    for state in others.values():
+        with pytest.raises(hodiff.InputError, match="expected what the state_dict of this optimizer returns, got"):
+            optimizer.load_state_dict(state)
+        assert str(optimizer.state_dict()) == before
+
+
+@every
+def test_older_states_lack_what_was_off(case):
+    problem, other = Problem(), Problem()
+    optimizer = case(problem.model.parameters())
+    problem.run(case, optimizer, problem.batches[:4])
+    older = copy.deepcopy(optimizer.state_dict())
+    for group in older["param_groups"]:
+        for name in [name for name, value in group.items() if value is None or value is False]:
+            del group[name]
+        group["since gone"] = 3
+    other.model.load_state_dict(problem.model.state_dict())
+    loaded = case(other.model.parameters())
+    loaded.load_state_dict(older)
+    assert same(problem.run(case, optimizer, problem.batches[4:]), other.run(case, loaded, problem.batches[4:]))
+
+
+@every
+def test_a_dtype_that_changes_in_mid_training(case):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    problem = Problem()
+    problem.model, batches = model, problem.batches
+    single = [(inputs.float(), labels) for inputs, labels in batches]
+    optimizer = case(model.parameters())
+    problem.run(case, optimizer, single[:3])
+    if not any(isinstance(each, torch.Tensor) for state in optimizer.state.values() for each in state.values()):
+        pytest.skip("nothing is kept")
+    if case.watches:
+        optimizer.zero_grad()
+        problem.loss(single[3]).backward()
+    model.double()
+    before = problem.numbers()
+    with pytest.raises(hodiff.InputError, match=r"step: expected parameters of the dtype .* torch\.float32, got"):
+        optimizer.step(problem.closure(case, batches[3]))
+    assert same(before, problem.numbers())
+    optimizer.load_state_dict(optimizer.state_dict())
+    problem.run(case, optimizer, batches[3:])
+    assert not same(before, problem.numbers())
+
+
+@of(bare=True)
+def test_what_the_loss_does_not_use_does_not_decay(case):
+    import inspect
+
+    if "weight_decay" not in inspect.signature(case.make).parameters:
+        pytest.skip("no weight decay")
+    used, unused = (torch.full((2,), 3.0, dtype=D, requires_grad=True) for _ in range(2))
+    optimizer = case([used, unused], weight_decay=0.1)
+    for _ in range(3):
+        optimizer.step(quadratic(case, [used]))
+    assert unused.tolist() == [3.0, 3.0]
+    assert unused.grad is None
+    assert not torch.equal(used, torch.full((2,), 3.0, dtype=D))
+
+
+def test_states_of_torchs_lbfgs_go_on_with_a_line_search():
+    problem = Problem()
+    theirs = torch.optim.LBFGS(problem.model.parameters())
+
+    def closure():
+        theirs.zero_grad()
+        loss = problem.loss(problem.batches[0])
+        loss.backward()
+        return loss
+
+    theirs.step(closure)
+    ours = hodiff.optim.LBFGS(problem.model.parameters())
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.param_groups[0]["line_search_fn"] == "strong_wolfe"

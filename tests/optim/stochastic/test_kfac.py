@@ -357,3 +357,41 @@ def test_frozen_biases_are_in_no_block():
     torch.testing.assert_close(optimizer.state[model[0].weight]["A"][0], x.T @ x / 6)
     assert ours[0].norm() > 0
     assert not ours[1].any()
+
+
+@pytest.mark.parametrize("make", [KFAC, EKFAC])
+def test_ignored_rows_and_calls_on_chunks_take_the_steps_of_the_operators_data(make):
+    """Rows that the loss ignores, in a model that is called on chunks: the step is that of the other rows at once."""
+    whole, chunked, x, y = twins()
+    labels = y.clone()
+    labels[[1, 4]] = -100
+    options = {**PLAIN, "damping": 0.1, "sharing": "reduce"}
+    used = labels >= 0
+    ours = step_of(
+        make(chunked.parameters(), **options),
+        chunked,
+        lambda: F.cross_entropy(torch.cat([chunked(part) for part in x.split([1, 2, 3])]), labels),
+    )
+    theirs = step_of(make(whole.parameters(), **options), whole, lambda: F.cross_entropy(whole(x[used]), y[used]))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert ours[0].norm() > 1e-3
+
+
+def test_blocks_of_any_size_are_the_same_products():
+    """Those whose rows are padded for the sake of speed, against inverses of the averaged factors."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(70, 65), nn.Tanh(), nn.Linear(65, 3)).double()
+    x, y = torch.randn(5, 70, dtype=D), torch.tensor([0, 1, 2, 1, 0])
+    optimizer = KFAC(model.parameters(), **PLAIN, damping=0.04)
+    (weight, bias, *_) = step_of(optimizer, model, lambda: F.cross_entropy(model(x), y))
+    first, state = model[0], optimizer.state[model[0].weight]
+    A, B = state["A"][0].numpy(), state["B"][0].numpy()
+    pi = np.sqrt(np.trace(A) / 71 / (np.trace(B) / 65))
+    gradient = torch.cat([first.weight.grad, first.bias.grad[:, None]], 1).numpy()
+    expected = np.linalg.inv(B + 0.2 / pi * np.eye(65)) @ gradient @ np.linalg.inv(A + 0.2 * pi * np.eye(71))
+    np.testing.assert_allclose(torch.cat([weight, bias[:, None]], 1).numpy(), expected, rtol=1e-8, atol=1e-12)
+    operator = hodiff.KFACOperator(model, F.cross_entropy, dict(model.named_parameters()), x, y)
+    block = operator.blocks[0]
+    V = torch.randn(2, 1, 65, 71, dtype=D)
+    torch.testing.assert_close(block.multiply(V), block.B @ V @ block.A)
+    assert state["A_inverse"].shape[-1] == 80

@@ -54,6 +54,10 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         """See `LayerObserver`."""
         return any(id(p) in self._listened for p in parameters)
 
+    def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
+        """See `StochasticOptimizer`."""
+        return precise(parameter).dtype
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in `torch.optim.Optimizer.load_state_dict`; states keep their precision, random numbers go on from there.
 

@@ -48,6 +48,7 @@ class EKFAC(KFAC):
     """
 
     keeps_vectors = True
+    whole_state = frozenset({"A", "B", "layout", "left", "right", "values"})
 
     def _decompose(self, state: State, group: Group, layout: Layout) -> None:
         if not bool(state["A"].isfinite().all() & state["B"].isfinite().all()):

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.operators.kfac.blocks import balance, diagonal_of
+from hodiff.operators.kfac.blocks import aligned, balance, between, diagonal_of
 from hodiff.operators.kfac.layouts import Layout
 from hodiff.operators.kfac.options import EXPAND, MONTE_CARLO
 from hodiff.optim.stochastic.base import Group
 from hodiff.optim.stochastic.kfac.base import KroneckerFactoredOptimizer, State
+from hodiff.optim.stochastic.settings import settings_in
 
 
 class KFAC(KroneckerFactoredOptimizer):
@@ -82,6 +83,8 @@ class KFAC(KroneckerFactoredOptimizer):
     optimization using Kronecker-factored approximations", ICLR 2017, section 5 ($\nu$).
     """
 
+    whole_state = frozenset({"A", "B", "layout", "A_inverse", "B_inverse"})
+
     def __init__(
         self,
         params: Any,
@@ -99,28 +102,16 @@ class KFAC(KroneckerFactoredOptimizer):
         maximize: bool = False,
         generator: torch.Generator | None = None,
     ):
-        settings: Group = {
-            "lr": lr,
-            "momentum": momentum,
-            "damping": damping,
-            "weight_decay": weight_decay,
-            "factor_decay": factor_decay,
-            "kl_clip": kl_clip,
-            "update_every": update_every,
-            "refresh_every": refresh_every,
-            "maximize": maximize,
-        }
-        super().__init__(params, settings, fisher, sharing, generator)
+        super().__init__(params, settings_in(locals()), fisher, sharing, generator)
 
     def _decompose(self, state: State, group: Group, layout: Layout) -> None:
         A, B, root = state["A"], state["B"], group["damping"] ** 0.5
         ratio = balance(diagonal_of(A).mean(-1, keepdim=True), diagonal_of(B).mean(-1, keepdim=True))
-        state["A_inverse"], state["B_inverse"] = self._inverse(A, root * ratio), self._inverse(B, root / ratio)
+        state["A_inverse"] = aligned(self._inverse(A, root * ratio))
+        state["B_inverse"] = aligned(self._inverse(B, root / ratio))
 
     def _solve(self, state: State, group: Group, gradient: Tensor) -> Tensor:
-        A, B = state["A_inverse"], state["B_inverse"]
-        solved = B @ gradient if B.dim() == 3 else B[:, :, None] * gradient
-        return solved @ A if A.dim() == 3 else solved * A[:, None, :]
+        return between(state["B_inverse"], state["A_inverse"], gradient)
 
     def _inverse(self, factor: Tensor, shift: Tensor) -> Tensor:
         """Of a factor and a multiple (groups, 1) of the identity."""

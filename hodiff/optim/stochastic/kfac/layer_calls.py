@@ -6,6 +6,7 @@ walks the graph of a loss finds the calls that the loss hangs on, and no others.
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch.autograd.graph import GradientEdge
 from torch.nn.modules.module import register_module_forward_hook
 
 from hodiff.graphs import nodes_of
-from hodiff.operators.kfac.recording import Call
+from hodiff.operators.kfac.calls import Call
 from hodiff.operators.kfac.sources import known_type
 
 _KEY = "hodiff.layer_calls"
@@ -36,6 +37,7 @@ class LayerObserver:
 class _Note:
     """A call, without its node, which would make a circle that is never freed."""
 
+    number: int
     module: nn.Module
     x: Tensor
     shape: torch.Size
@@ -44,6 +46,7 @@ class _Note:
 
 _waiting: WeakSet[LayerObserver] = WeakSet()
 _hooks: list[Any] = []
+_numbers = itertools.count()
 
 
 def wait_for_layers(observer: LayerObserver, waits: bool) -> None:
@@ -56,11 +59,11 @@ def wait_for_layers(observer: LayerObserver, waits: bool) -> None:
 
 
 def calls_in(loss: Tensor) -> dict[nn.Module, list[Call]]:
-    """The calls of layers that a loss hangs on."""
+    """The calls of layers that a loss hangs on, in the order in which they were made."""
+    noted = [(note, node) for node in nodes_of(loss) for note in node.metadata.get(_KEY, ())]
     found: dict[nn.Module, list[Call]] = {}
-    for node in nodes_of(loss):
-        for note in node.metadata.get(_KEY, ()):
-            found.setdefault(note.module, []).append(Call(note.x, note.shape, GradientEdge(node, note.output)))
+    for note, node in sorted(noted, key=lambda pair: pair[0].number):
+        found.setdefault(note.module, []).append(Call(note.x, note.shape, GradientEdge(node, note.output)))
     return found
 
 
@@ -77,7 +80,8 @@ def _note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outp
     parameters = list(module.parameters(recurse=False))
     if any(each.awaits_layers_of(parameters) for each in _waiting):
         x = args[0] if args else next(iter(kwargs.values()))
-        node.metadata.setdefault(_KEY, []).append(_Note(module, x.detach(), output.shape, output.output_nr))
+        note = _Note(next(_numbers), module, x.detach(), output.shape, output.output_nr)
+        node.metadata.setdefault(_KEY, []).append(note)
 
 
 def _stop() -> None:

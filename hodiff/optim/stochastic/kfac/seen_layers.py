@@ -14,10 +14,10 @@ from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
 from hodiff.graphs import coarsest_eps
 from hodiff.operators.kfac import moments
+from hodiff.operators.kfac.calls import Call, layers_on_chunks
 from hodiff.operators.kfac.columns import Columns
 from hodiff.operators.kfac.layers import BIAS, WEIGHT, Source, source_of
 from hodiff.operators.kfac.options import DIAGONAL, EXACT
-from hodiff.operators.kfac.recording import Call
 from hodiff.operators.kfac.sources import KINDS, known_type
 from hodiff.operators.kfac.vectors import gradients_of, inputs_of, tell_the_gradient
 from hodiff.optim.stochastic.found_losses import FoundLoss
@@ -78,6 +78,7 @@ class SeenLayers:
             held = {part: numbers[id(p)] for part, p in own.items() if id(p) in numbers}
             if held:
                 self._add(module, calls, held)
+        self._on_chunks = layers_on_chunks(self.calls, found.outputs, self._pull)
 
     def require_all(self, leaves: Sequence[Tensor]) -> None:
         """Refuse parameters in the graph that belong to no layer."""
@@ -94,19 +95,23 @@ class SeenLayers:
     def sums(self, columns: Columns, fisher: str, sharing: str, keep_vectors: bool) -> Iterator[Sums]:
         """Of each block."""
         inputs = {source: self._inputs(source, module, fisher) for source, module in self.sources}
-        totals = {
-            source: Sums(source, *moments.of_inputs(source, a, sharing), torch.zeros(()))
-            for source, a in inputs.items()
-        }
+        ignored = self._found.ignored
+        reached: dict[Source, Tensor] = {}
+        totals = {source: Sums(source, None, 1, torch.zeros(())) for source in inputs}
         flat = [call for calls in self.calls.values() for call in calls]
         size = sum(2 * call.shape.numel() for call in flat) * self._found.outputs.element_size()
         chunk = resolve_chunk_size("auto", len(columns), size, self._found.outputs.device)
         for start, stop in spans(len(columns), chunk):
             for source, g in self._pulled(columns.chunk(start, stop)):
+                if ignored is not None:
+                    reached[source] = moments.reached_places(g, reached.get(source))
                 before, one = totals[source], moments.of_gradients(source, g, sharing)
                 vectors = (*before.vectors, (inputs[source], g)) if keep_vectors else ()
                 totals[source] = replace(before, gradients=before.gradients.to(one) + one, vectors=vectors)
-        yield from totals.values()
+        for source, a in inputs.items():
+            used = None if ignored is None else moments.used_places(ignored, reached[source])
+            A, count = moments.of_inputs(source, a, sharing, used)
+            yield replace(totals[source], inputs=A, count=count)
 
     def require_all_uses(self, fisher: str, generator: torch.Generator) -> None:
         """Refuse parameters that have gradients from elsewhere than their layers' calls."""
@@ -140,6 +145,13 @@ class SeenLayers:
 
     def _pulled(self, cotangents: Tensor) -> Iterator[tuple[Source, Tensor]]:
         """Gradients g of all blocks."""
+        pulled = self._pull(cotangents)
+        for source, module in self.sources:
+            calls, chunks = self.calls[module], module in self._on_chunks
+            yield source, gradients_of(source, module, calls, pulled[module], self._dtype(source), chunks=chunks)
+
+    def _pull(self, cotangents: Tensor) -> dict[nn.Module, list[Tensor]]:
+        """Gradients of the outputs of all calls, (c, *shape)."""
         edges = [call.edge for calls in self.calls.values() for call in calls]
         edge = self._found.edge
 
@@ -151,18 +163,19 @@ class SeenLayers:
             pulled = iter([None if each is None else each[None] for each in one(cotangents[0])])
         else:
             pulled = iter(pull_batch(one, [cotangents]))
-        for source, module in self.sources:
-            calls = self.calls[module]
-            found = [
+        return {
+            module: [
                 cotangents.new_zeros(len(cotangents), *call.shape) if each is None else each
                 for call, each in ((call, next(pulled)) for call in calls)
             ]
-            yield source, gradients_of(source, module, calls, found, self._dtype(source))
+            for module, calls in self.calls.items()
+        }
 
     def _inputs(self, source: Source, module: nn.Module, fisher: str) -> Tensor | None:
         # A column of the exact matrix is of one place in every example; others are of independent ones.
         examples = len(self._found.outputs) if fisher == EXACT else None
-        return inputs_of(self._caller, source, module, self.calls[module], self._dtype(source), examples)
+        chunks = module in self._on_chunks
+        return inputs_of(self._caller, source, module, self.calls[module], self._dtype(source), examples, chunks=chunks)
 
     def _dtype(self, source: Source) -> torch.dtype:
         return precise(self._parameters[source.layout.pieces[0].index]).dtype

@@ -37,12 +37,17 @@ class KroneckerOptimizer(StochasticOptimizer):
         Raises:
             InputError: If the closure returns no loss, gradients are sparse, or sums of their squares not finite.
         """
+        self.require_dtypes()
         loss = None if closure is None else self.evaluated(closure)
         for group in self.param_groups:
             for parameter, gradient in self.gradients(group):
                 if parameter.numel():
                     self._move(parameter, group, gradient)
         return loss
+
+    def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
+        """See `StochasticOptimizer`."""
+        return precise(parameter).dtype
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in `torch.optim.Optimizer.load_state_dict`; states keep their precision.

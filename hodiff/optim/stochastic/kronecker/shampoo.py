@@ -13,6 +13,7 @@ from hodiff.optim.stochastic.kronecker.base import KroneckerOptimizer, State
 from hodiff.optim.stochastic.kronecker.dimensions import multiplied
 from hodiff.optim.stochastic.kronecker.spectra import inverse_root
 from hodiff.optim.stochastic.refreshes import is_due
+from hodiff.optim.stochastic.settings import settings_in
 
 
 class Shampoo(KroneckerOptimizer):
@@ -68,6 +69,8 @@ class Shampoo(KroneckerOptimizer):
     learning rates", 2020 (grafting).
     """
 
+    whole_state = frozenset({"step", "exp_avg", "moments"})
+
     def __init__(
         self,
         params: Any,
@@ -83,21 +86,7 @@ class Shampoo(KroneckerOptimizer):
         merge_dims: bool = True,
         maximize: bool = False,
     ):
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "accumulate": accumulate,
-                "grafting": grafting,
-                "refresh_every": refresh_every,
-                "max_preconditioner_size": max_preconditioner_size,
-                "merge_dims": merge_dims,
-                "maximize": maximize,
-            },
-        )
+        super().__init__(params, settings_in(locals()))
 
     def _direction(self, state: State, group: Group, gradient: Tensor) -> Tensor:
         (beta1, beta2), limit = group["betas"], group["max_preconditioner_size"]

@@ -11,6 +11,7 @@ from hodiff.optim.stochastic.base import Group
 from hodiff.optim.stochastic.kronecker.base import KroneckerOptimizer, State
 from hodiff.optim.stochastic.kronecker.dimensions import multiplied
 from hodiff.optim.stochastic.kronecker.spectra import eigenvectors, turned
+from hodiff.optim.stochastic.settings import settings_in
 
 # How many roundings of the longest direction are no direction.
 ROUNDINGS = 4
@@ -66,6 +67,8 @@ class SOAP(KroneckerOptimizer):
     Source: N. Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", ICLR 2025, algorithms 3 and 4.
     """
 
+    whole_state = frozenset({"step", "exp_avg", "exp_avg_sq", "moments", "bases"})
+
     def __init__(
         self,
         params: Any,
@@ -79,19 +82,7 @@ class SOAP(KroneckerOptimizer):
         merge_dims: bool = True,
         maximize: bool = False,
     ):
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "refresh_every": refresh_every,
-                "max_preconditioner_size": max_preconditioner_size,
-                "merge_dims": merge_dims,
-                "maximize": maximize,
-            },
-        )
+        super().__init__(params, settings_in(locals()))
 
     def _direction(self, state: State, group: Group, gradient: Tensor) -> Tensor | None:
         beta1, beta2 = group["betas"]

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_choice
 from hodiff.common.randomness import RandomState
 from hodiff.optim.stochastic.closures import Closure, require_closure
 from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.local_models import GaussNewtonModel, LocalModel, put_gradients
+from hodiff.optim.stochastic.settings import settings_in
 from hodiff.optim.stochastic.solvers.conjugate_gradients import Iterate, iterates
 from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
 from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
@@ -23,7 +23,6 @@ from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
 _SPACING = 1.3
 # Gradients that the preconditioner is made of, and the power of its damped diagonal.
 _DRAWS, _POWER = 8, 0.75
-EMPIRICAL_FISHER = "empirical-fisher"
 # Progress below this share of the value, for each iteration, ends the iterations.
 _LEAST_PROGRESS = 5e-4
 # Where the ratio of what was gained and what the model promised lies below or above, damping changes by a factor.
@@ -66,7 +65,8 @@ class HessianFree(SolverOptimizer):
         params: Parameters, or groups of them with an `lr` of their own; real and floating-point.
         lr: $\gamma$, a number or a tensor of one.
         damping: $\mu$ at the beginning; it changes in `param_groups`.
-        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss.
+        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss, for the
+            parameters that it uses.
         cg_iterations: The most products in a step.
         cg_tolerance: Where conjugate gradients stop at the latest: norm of the residual over that of the gradient.
         warm_start: Which part of the last solution they start from, 0 to 1.
@@ -105,21 +105,8 @@ class HessianFree(SolverOptimizer):
         warm_start: float = 0.95,
         preconditioner: str | None = None,
     ):
-        require_choice(self.caller, "preconditioner", preconditioner, (EMPIRICAL_FISHER,), optional=True)
         self.last: HessianFreeStep | None = None
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "damping": damping,
-                "weight_decay": weight_decay,
-                "curvature": "gauss-newton",
-                "cg_iterations": cg_iterations,
-                "cg_tolerance": cg_tolerance,
-                "warm_start": warm_start,
-                "preconditioner": preconditioner,
-            },
-        )
+        super().__init__(params, settings_in(locals()))
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
@@ -138,8 +125,10 @@ class HessianFree(SolverOptimizer):
         """
         require_closure(self.caller, closure)
         assert closure is not None
+        self.require_dtypes()
         draw = RandomState(self.parameters())
-        model = self.model(self.returned(closure), self.parameters())
+        returned = self.returned(closure)
+        model = self.model(returned, self.reached(returned))
         put_gradients(model.parameters, model.leaves(model.gradient))
         self._search(model, NearbyValues(self, model.parameters, model.loss, closure, draw))
         return model.loss

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from hodiff.graphs import inspect_graph
-from hodiff.optim.stochastic.local_models import LocalModel, outputs_and_loss
+from hodiff.optim.stochastic.local_models import LocalModel
+from hodiff.optim.stochastic.settings import settings_in
 from hodiff.optim.stochastic.solvers.truncated_newton import TruncatedNewtonOptimizer
 
 
@@ -30,7 +29,8 @@ class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
         params: Named parameters, parameters, or groups of them with an `lr` of their own; real and floating-point.
         lr: $\gamma$, a number or a tensor of one.
         damping: $\mu$.
-        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss.
+        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss, for the
+            parameters that it uses.
         cg_iterations: The most products in a step of a layer.
         cg_tolerance: Where to stop: norm of the residual over that of the gradient, in each layer.
         line_search_fn: "backtracking" halves the step of all layers together, from `lr` on, until the loss falls by
@@ -67,27 +67,12 @@ class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
         line_search_fn: str | None = "backtracking",
         maximize: bool = False,
     ):
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "damping": damping,
-                "weight_decay": weight_decay,
-                "curvature": "gauss-newton",
-                "cg_iterations": cg_iterations,
-                "cg_tolerance": cg_tolerance,
-                "line_search_fn": line_search_fn,
-                "maximize": maximize,
-            },
-        )
+        super().__init__(params, settings_in(locals()))
 
     def _models(self, returned: Any) -> list[LocalModel]:
-        outputs, _ = outputs_and_loss(self.caller, returned)
-        tensors = [each for each in pytree.tree_leaves(outputs) if isinstance(each, Tensor)]
-        reached = {id(leaf) for each in tensors for leaf in inspect_graph(each)[0]}
+        reached = set(map(id, self.reached(returned)))
         layers = [[p for p in layer if id(p) in reached] for layer in self._layers()]
-        # Without any, the model of all says what is amiss.
-        return [self.model(returned, layer) for layer in layers if layer] or [self.model(returned, self.parameters())]
+        return [self.model(returned, layer) for layer in layers if layer]
 
     def _layers(self) -> list[list[Tensor]]:
         """Parameters by what their names begin with."""

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hodiff.optim.stochastic.local_models import LocalModel
+from hodiff.optim.stochastic.local_models import CURVATURES, LocalModel
+from hodiff.optim.stochastic.settings import settings_in
 from hodiff.optim.stochastic.solvers.truncated_newton import TruncatedNewtonOptimizer
 
 
@@ -27,7 +28,8 @@ class NewtonCG(TruncatedNewtonOptimizer):
         params: Parameters, or groups of them with an `lr` of their own; real and floating-point.
         lr: $\gamma$, a number or a tensor of one.
         damping: $\mu$.
-        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss.
+        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss, for the
+            parameters that it uses.
         curvature: "hessian" or "gauss-newton".
         cg_iterations: The most products in a step.
         cg_tolerance: Where to stop: norm of the residual over that of the gradient.
@@ -63,19 +65,12 @@ class NewtonCG(TruncatedNewtonOptimizer):
         line_search_fn: str | None = None,
         maximize: bool = False,
     ):
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "damping": damping,
-                "weight_decay": weight_decay,
-                "curvature": curvature,
-                "cg_iterations": cg_iterations,
-                "cg_tolerance": cg_tolerance,
-                "line_search_fn": line_search_fn,
-                "maximize": maximize,
-            },
-        )
+        super().__init__(params, settings_in(locals()))
 
     def _models(self, returned: Any) -> list[LocalModel]:
-        return [self.model(returned, self.parameters())]
+        return [self.model(returned, self.reached(returned))]
+
+    @property
+    def kind(self) -> type[LocalModel]:
+        """See `SolverOptimizer`."""
+        return CURVATURES[self.setting("curvature")]

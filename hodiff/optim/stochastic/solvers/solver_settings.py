@@ -7,13 +7,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
 from hodiff.errors import InputError
+from hodiff.graphs import inspect_graph
 from hodiff.optim.stochastic.base import Group, StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure
 from hodiff.optim.stochastic.found_graphs import explained
-from hodiff.optim.stochastic.local_models import CURVATURES, LocalModel
+from hodiff.optim.stochastic.local_models import GaussNewtonModel, HessianModel, LocalModel, outputs_and_loss
 
 
 class SolverOptimizer(StochasticOptimizer):
@@ -61,7 +63,20 @@ class SolverOptimizer(StochasticOptimizer):
     def model(self, returned: Any, parameters: Sequence[Tensor]) -> LocalModel:
         """The loss near some parameters, of what a closure returned."""
         with explained(self.caller):
-            return CURVATURES[self.setting("curvature")](self.caller, parameters, returned)
+            return self.kind(self.caller, parameters, returned)
+
+    @property
+    def kind(self) -> type[LocalModel]:
+        """By which matrix the loss is modelled."""
+        return GaussNewtonModel
+
+    def reached(self, returned: Any) -> list[Tensor]:
+        """The parameters that what a closure returned hangs on; others have no gradient, and stay."""
+        ends = returned if self.kind is HessianModel else outputs_and_loss(self.caller, returned)[0]
+        tensors = [each for each in pytree.tree_leaves(ends) if isinstance(each, Tensor)]
+        leaves = {id(leaf) for each in tensors for leaf in inspect_graph(each)[0]}
+        # Without any, the model of all says what is amiss.
+        return [p for p in self.parameters() if id(p) in leaves] or self.parameters()
 
     def rates(self) -> dict[int, Any]:
         """The learning rate of each parameter."""

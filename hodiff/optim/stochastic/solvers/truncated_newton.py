@@ -16,11 +16,11 @@ from hodiff.optim.stochastic.base import Group
 from hodiff.optim.stochastic.closures import Closure, require_closure
 from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.local_models import LocalModel, put_gradients
+from hodiff.optim.stochastic.settings import BACKTRACKING
 from hodiff.optim.stochastic.solvers.conjugate_gradients import iterates
 from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
 from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
 
-BACKTRACKING = "backtracking"
 # The share of the descent that the slope promises that a step has to make, and how often it is halved at the most.
 _LEAST_DESCENT, _HALVINGS = 1e-4, 30
 

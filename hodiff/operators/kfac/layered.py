@@ -1,0 +1,186 @@
+"""Operators of a model's layers: where they are, and their passes over the data."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.common.module_state import untouched
+from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
+from hodiff.derivatives.bound_function import bind
+from hodiff.errors import InputError
+from hodiff.operators.batches import Batch, Batches
+from hodiff.operators.constants import require_constant
+from hodiff.operators.conversion import Conversion, converted_data
+from hodiff.operators.determinism import require_deterministic
+from hodiff.operators.kfac.blocks import Block
+from hodiff.operators.kfac.columns import Loss
+from hodiff.operators.kfac.factored import FactoredOperator
+from hodiff.operators.kfac.layers import REMEDY, Source
+from hodiff.operators.kfac.options import REDUCE
+from hodiff.operators.kfac.recording import Recorded
+from hodiff.operators.kfac.vectors import gradients_of, inputs_of, tell_the_gradient
+from hodiff.operators.model_loss import module_call, pair
+from hodiff.operators.point import Point
+from hodiff.operators.spaces import Space
+
+A = TypeVar("A", bound="LayeredOperator")
+
+
+class LayeredOperator(FactoredOperator):
+    """One whose blocks are made, on first use, of what the layers of a model take and give."""
+
+    model: nn.Module
+    loss: Callable[..., Tensor]
+    args: Any
+    batches: Batches
+    sharing: str
+    chunk_size: int | str | None
+    check: bool
+    correct: bool
+    _loss: Loss
+    _sources: dict[str, list[Source]]
+    _blocks: tuple[Block, ...] | None
+
+    @abstractmethod
+    def _compute(self) -> tuple[Block, ...]:
+        """The blocks."""
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks, computed on first use."""
+        if self._blocks is None:
+            self._point.require_unchanged(type(self).__name__)
+            self._blocks = self._compute()
+        return self._blocks
+
+    @property
+    def x(self) -> PyTree:
+        """The point."""
+        return self.domain.tree_of(self._point.leaves)
+
+    def at(self: A, x: PyTree) -> A:
+        """The operator at another point.
+
+        Args:
+            x: The point, like the old one in structure, shapes, dtypes and devices.
+
+        Returns:
+            A new operator.
+
+        Raises:
+            InputError: If `x` has another form.
+        """
+        caller = f"{type(self).__name__}.at"
+        require_constant(caller, x)
+        leaves, _ = flatten_primals(x, caller, "x")
+        if not self.domain.same(Space.of(x)):
+            raise InputError(
+                f"{caller}: x: expected the structure, shapes, dtypes and devices of the first point, "
+                f"{self.domain.size} numbers, got {Space.of(x).size}; make a new operator for other parameters."
+            )
+        other = copy.copy(self)
+        other.relocate(leaves, self.domain)
+        return other
+
+    def converted(self, conversion: Conversion) -> Any:
+        """See `LinearOperator.to`."""
+        other = copy.copy(self)
+        other.model = conversion.module(self.model)
+        other.args = conversion.tree(self.args)
+        other.batches = self.batches.over(converted_data(self.batches.data, conversion))
+        other.relocate(list(map(conversion, self._point.leaves)), conversion.space(self.domain))
+        return other
+
+    def relocate(self, leaves: Sequence[Tensor], space: Space) -> None:
+        """Make a fresh copy one at another point."""
+        self.domain = self.codomain = space
+        self._point = Point([dense(recordable(leaf.detach())) for leaf in leaves])
+        self._blocks = None
+
+    @property
+    def _all_sources(self) -> list[Source]:
+        return [source for sources in self._sources.values() for source in sources]
+
+    def _zeros(self, source: Source) -> Tensor:
+        groups, p, _ = source.layout.shape
+        shape = (groups, p) if source.diagonal else (groups, p, p)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _scale(self, weights: float) -> float:
+        """What a sum over batches is multiplied with."""
+        if not weights:
+            raise self.batches.empty()
+        return 1 / weights if self.batches.reduction == "mean" else 1.0
+
+    def _recorded(self) -> Iterator[tuple[Batch, Recorded]]:
+        """Each batch with the model's evaluation on it."""
+        caller, modules = type(self).__name__, list(self.model.modules())
+        for batch in self.batches:
+            inputs, targets = pair(self.args if self.batches.data is None else batch.content)
+            arguments = (self.x, inputs)
+            function = bind(caller, module_call(self.model), arguments, name="x", correct=self.correct)
+            with untouched(modules):
+                if self.check and batch.index == 0:
+                    value = lambda: Recorded(function, self.model, ()).outputs  # noqa: E731, B023
+                    require_deterministic(caller, value, self._point.leaves, modules)
+                recorded = Recorded(function, self.model, self._sources)
+            if self.check and batch.index == 0:
+                self._require_all_uses(recorded)
+            yield Batch(batch.index, (inputs, targets), batch.weight), recorded
+
+    def _pulled(self, batch: Batch, recorded: Recorded) -> Iterator[dict[Source, Tensor]]:
+        """Gradients g of all blocks, some columns at once."""
+        columns = self._loss.columns(recorded.outputs, batch.content[1], batch.index)
+        size = resolve_chunk_size(self.chunk_size, len(columns), recorded.bytes_each, self.device)
+        for start, stop in spans(len(columns), size):
+            yield self._gradients(recorded, columns.chunk(start, stop))
+
+    def _gradients(self, recorded: Recorded, cotangents: Tensor) -> dict[Source, Tensor]:
+        found = recorded.pull(cotangents)
+        return {
+            source: gradients_of(
+                source,
+                self._layer(source),
+                recorded.calls[name],
+                found[name],
+                self.dtype,
+                chunks=name in recorded.on_chunks,
+            )
+            for name, sources in self._sources.items()
+            for source in sources
+        }
+
+    def _inputs(self, source: Source, recorded: Recorded) -> Tensor | None:
+        """Inputs a of a block, of all calls of its layer."""
+        examples = len(recorded.outputs) if self._by_example(source) else None
+        calls, chunks = recorded.calls[source.layer], source.layer in recorded.on_chunks
+        return inputs_of(type(self).__name__, source, self._layer(source), calls, self.dtype, examples, chunks=chunks)
+
+    def _layer(self, source: Source) -> nn.Module:
+        return self.model.get_submodule(source.layer)
+
+    def _by_example(self, source: Source) -> bool:
+        """Whether it matters which places are of one example."""
+        return source.per_example or self.sharing == REDUCE
+
+    def _require_all_uses(self, recorded: Recorded) -> None:
+        """Refuse parameters that have gradients from elsewhere than their layers' calls."""
+        generator = torch.Generator().manual_seed(0)
+        cotangent = torch.randn(recorded.outputs.shape, generator=generator).to(recorded.outputs)
+        expected = [leaf.to(self.dtype) for leaf in recorded.parameter_gradients(cotangent)]
+        eps = max(torch.finfo(leaf.dtype).eps for leaf in recorded.leaves)
+        for source, g in self._gradients(recorded, cotangent[None]).items():
+            a, true = self._inputs(source, recorded), source.layout.gather(expected, 1)
+            if not tell_the_gradient(source, a, g, true, eps):
+                raise InputError(
+                    f"{type(self).__name__}: x: expected parameters that the model uses by calls of their layers "
+                    f"alone, got those of {source.layer!r}, whose gradient is another one than its inputs and outputs "
+                    f"tell; {REMEDY}."
+                )

@@ -1,0 +1,76 @@
+"""States as optimizers expect to find them: made by the same optimizer, for parameters of the same dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+
+# Numbers that torch's optimizers keep in a dtype of their own.
+_SCALARS = {"step", "t"}
+
+
+def require_own_state(
+    caller: str, loaded: Mapping[str, Any], defaults: Mapping[str, Any], whole: Collection[str]
+) -> None:
+    """Refuse groups and states of another optimizer, and fill settings in that this one's older states lack.
+
+    Args:
+        caller: The optimizer.
+        loaded: What torch hands to `__setstate__`.
+        defaults: The settings that it has. One that comes to an optimizer later has to be off by default.
+        whole: Names that a parameter's state has all of, or none.
+
+    Raises:
+        InputError: If settings that are not off, or parts of a state, are missing.
+    """
+    expected = f"{caller}: load_state_dict: expected what the state_dict of this optimizer returns, got"
+    remedy = "load it into an optimizer of the kind that it comes from, or begin without it."
+    for group in loaded["param_groups"]:
+        missing = [name for name, value in defaults.items() if name not in group and not _is_off(value)]
+        if missing:
+            raise InputError(f"{expected} one whose groups have no {_listed(missing)}; {remedy}")
+    for state in loaded["state"].values():
+        missing = [name for name in whole if name not in state] if isinstance(state, dict) else []
+        if 0 < len(missing) < len(whole):
+            raise InputError(
+                f"{expected} one with {_listed(sorted(state))} for a parameter and no "
+                f"{_listed(sorted(missing))}; {remedy}"
+            )
+    for group in loaded["param_groups"]:
+        for name in defaults.keys() - group.keys():
+            group[name] = defaults[name]
+
+
+def require_dtypes(
+    caller: str, states: Mapping[Tensor, Mapping[str, Any]], dtype_of: Callable[[Tensor], torch.dtype]
+) -> None:
+    """Refuse states of parameters whose dtype has changed since."""
+    for parameter, state in states.items():
+        wanted = dtype_of(parameter).to_real()
+        for tensor in _tensors(state):
+            # Numbers may be halves of complex ones.
+            if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype.to_real() != wanted:
+                raise InputError(
+                    f"{caller}: step: expected parameters of the dtype that the state was made for, {tensor.dtype}, "
+                    f"got one that is {parameter.dtype} by now; call optimizer.load_state_dict(optimizer.state_dict()) "
+                    "after the change, which brings the state along, and compute the gradients again."
+                )
+
+
+def _tensors(state: Mapping[str, Any]) -> Iterator[Tensor]:
+    for name, value in state.items():
+        parts = value if isinstance(value, (list, tuple)) else (value,)
+        yield from (each for each in parts if isinstance(each, Tensor) and name not in _SCALARS)
+
+
+def _is_off(value: Any) -> bool:
+    return value is None or value is False
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(map(repr, names))
