@@ -22,6 +22,11 @@ def _without_an_error(entry: Entry) -> bool:
     return entry.status != "raises" and of_derivatives(entry)
 
 
+def _differs(entry: Entry) -> bool:
+    """Not that torch refuses to write into a leaf."""
+    return _without_an_error(entry) and not entry.detail.startswith("RuntimeError")
+
+
 def changed_inputs(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Tensor]:
     """The inputs that a call writes into, here or where they are larger; none where it raises."""
     for factor in (1.0, 1.5):  # what clips them has done so before at the point
@@ -40,7 +45,7 @@ def left_graph(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cau
     written = changed_inputs(function, leaves)
     if written:
         evidence = (f"a tensor of shape {tuple(written[0].shape)} is another after the call",)
-        return [Cause("HD303", evidence, _without_an_error, needs_symptom=True, in_function=True)]
+        return [Cause("HD303", evidence, _differs, needs_symptom=True, in_function=True)]
     tracked = [leaf.clone().requires_grad_() for leaf in leaves]
     with torch.enable_grad(), TorchCalls() as trace:
         outputs = attempt(function, *tracked)

