@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -66,6 +68,19 @@ def nodes_of(*outputs: Tensor | GradientEdge) -> Iterator[Any]:
         seen.add(node)
         yield node
         stack.extend(parent for parent, _ in node.next_functions)
+
+
+def held_outside(leaves: list[Tensor]) -> list[bool]:
+    """Of leaves that a graph leads to, which somebody else holds, too: nobody can differentiate by the others."""
+    return [sys.getrefcount(leaves[i]) > _references_alone() for i in range(len(leaves))]
+
+
+@cache
+def _references_alone() -> int:
+    """How many references there are to a leaf that its graph alone holds, from within a list."""
+    output = 2 * torch.zeros((), requires_grad=True)
+    leaves = [node.variable for node in nodes_of(output) if hasattr(node, "variable")]
+    return sys.getrefcount(leaves[0])
 
 
 def leaves_made_inside(

@@ -49,15 +49,6 @@ def require_nothing(name: str, value: Any) -> None:
         )
 
 
-def require_no_exploration(f: Any, explore: bool) -> None:
-    """Refuse to invent inputs for a module, which takes them by its own conventions."""
-    if explore:
-        raise InputError(
-            f"check: explore: expected False for a module, got True for {type(f).__name__}. Explore the functions "
-            "that it calls."
-        )
-
-
 def require_inputs(f: Any, wrt: Any, fixed: Any) -> None:
     """Refuse options of modules for a function, which is differentiated by all its floating inputs."""
     name = "wrt" if wrt not in (None, "inputs") else "fixed" if fixed else ""

@@ -14,12 +14,12 @@ from hodiff.checks.arguments import (
     require_function,
     require_inputs,
     require_module,
-    require_no_exploration,
     require_nothing,
     require_reference,
     require_ulps,
 )
 from hodiff.checks.exploration.explore import explore as explore_around
+from hodiff.checks.exploration.explore_module import explore_module
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.switches import METHODS, Switches
 from hodiff.checks.modules.check_module import check_module
@@ -109,8 +109,8 @@ def check(
         fixed: Positions of a module's inputs that are constants all the same.
         explore: Whether to invent inputs around the given one, some fifteen checks more for each tensor: zeros, ties,
             large elements, other sizes, no dimensions, broadcast shapes, other layouts of memory, float32 and bfloat16.
-            One counts where f runs and differences of two steps agree; a finding there says under which condition. For
-            functions.
+            One counts where f runs and differences of two steps agree; a finding there says under which condition. Of a
+            module's sizes the first dimension alone is another, which is its batch.
 
     Returns:
         A report: its ``str`` is a table with findings, ``ok`` says whether none is an error.
@@ -159,10 +159,14 @@ def check(
         require_module(f)
     if isinstance(f, torch.nn.Module) and (loss is not None or reference is None):
         require_nothing("reference", reference)
-        require_no_exploration(f, explore)
-        options: dict[str, Any] = {"order": order, "seed": seed, "correct": correct, "backend": backend}
-        options["approximate"] = approximate
-        return check_module(f, inputs, loss=loss, wrt=wrt or "both", fixed=fixed, **options)
+        options: dict[str, Any] = {"order": order, "seed": seed, "correct": correct}
+        options |= {"loss": loss, "wrt": wrt or "both", "fixed": fixed}
+        found = check_module(f, inputs, backend=backend, approximate=approximate, **options)
+        if not explore:
+            return found
+        return explore_module(
+            found, f, inputs if type(inputs) is tuple else (inputs,), approximate=approximate, **options
+        )
     require_inputs(f, wrt, fixed)
     reference = require_reference(reference, approximate)
     args = inputs if type(inputs) is tuple else (inputs,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,6 +66,14 @@ class Arguments:
         self.tensors = tuple(self._values[i] for i in self._places)
         self.form = (self._spec, tuple(map(_form, self._values)))
 
+    def form_without(self, places: Mapping[int, int]) -> Any:
+        """The form without sizes: a dimension of a tensor, by the position of that one; strides follow from sizes."""
+        values = list(self.form[1])
+        for i, dim in places.items():
+            shape, _, dtype, device = values[self._places[i]]
+            values[self._places[i]] = (*shape[:dim], None, *shape[dim + 1 :]), dtype, device
+        return self.form[0], tuple(values)
+
     def filled(self, tensors: Sequence[Tensor]) -> Any:
         """The arguments with other tensors in them."""
         filled = list(self._values)
@@ -76,10 +84,17 @@ class Arguments:
 
 def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[bool, float]:
     """Whether two computations agree to what their dtype allows, and their relative distance."""
-    difference = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, expected, strict=True))
-    size = sum(float(b.double().square().sum()) for b in expected)
+    pairs = [_where_numbers(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
+    difference = sum(float((a - b).square().sum()) for a, b in pairs)
+    size = sum(float(b.square().sum()) for _, b in pairs)
     gap = (difference / size) ** 0.5 if size else difference**0.5
     return gap <= max((TOLERANCE.get(each.dtype, LOOSE) for each in expected), default=0.0), gap
+
+
+def _where_numbers(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both, with 0 where both are NaN, or the same infinity."""
+    same = ~b.isfinite() & ((a == b) | (a.isnan() & b.isnan()))
+    return a.masked_fill(same, 0.0), b.masked_fill(same, 0.0)
 
 
 def warn_of_failure(caller: str, problem: Exception | float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any, Generic, TypeVar
@@ -30,6 +31,15 @@ MOST_BRANCHES = 8
 MOST_FLOATS = 2
 
 
+# Whether anything is ever captured in this process.
+_MADE: list[bool] = []
+
+
+def while_nothing_is_captured() -> AbstractContextManager[object]:
+    """Where a function is run that another thread may be capturing: it would find placeholders in its closures."""
+    return one_thread_at_a_time() if _MADE else nullcontext()
+
+
 @dataclass
 class _Branches(Generic[G]):
     """The graphs of one form, each of other branches, the last used in front, and whether more are made."""
@@ -46,6 +56,8 @@ class GraphsByForm(Generic[G]):
     """
 
     def __init__(self, caller: str):
+        if not _MADE:
+            _MADE.append(True)
         self.caller = caller
         self._graphs: dict[Any, _Branches[G]] = {}
         self._made: Counter[Any] = Counter()

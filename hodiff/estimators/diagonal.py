@@ -39,7 +39,7 @@ def diagonal(
         A: A square operator (n, n), as for `trace`. "xdiag" multiplies with `A.T` where there is one, and else needs A
             to be symmetric, which it checks.
         method: "hutchinson", "xdiag" or "exact".
-        products: How many products to make, 4 or more (2 for "hutchinson").
+        products: How many products to make, 4 or more (2 for "hutchinson"), or n.
         probes: "rademacher" (signs), "gaussian" or "sphere"; signs are the best nearly always.
         generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
         chunk_size: Vectors multiplied at a time: a positive int, None for all, or "auto" within a memory budget.
@@ -65,7 +65,7 @@ def diagonal(
     require_choice("diagonal", "probes", probes, PROBES)
     if method != "exact":
         algorithm, least = METHODS[method]
-        require_int("diagonal", "products", products, least)
+        require_int("diagonal", "products", products, min(least, view.n))
     if method == "exact" or products >= view.n:
         with view.counting(view.n, progress):
             exact = diagonal_of(view).to(view.dtype)

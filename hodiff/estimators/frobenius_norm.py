@@ -55,7 +55,7 @@ def frobenius_norm(
     view = view_of(A, "frobenius_norm", square=False, chunk_size=chunk_size)
     require_choice("frobenius_norm", "method", method, ["hutchinson", "exact"])
     require_choice("frobenius_norm", "probes", probes, PROBES)
-    require_int("frobenius_norm", "products", products, 2)
+    require_int("frobenius_norm", "products", products, min(2, view.n))
     if method == "exact" or products >= view.n:
         with view.counting(view.n, progress):
             square = sum(precise(block).square().sum().item() for _, _, block in columns(view))

@@ -47,7 +47,7 @@ def trace(
         A: A square operator (n, n): a matrix of torch, NumPy or SciPy, a SciPy `LinearOperator`, or any object with
             `shape`, `dtype`, `device` and `A @ block` for blocks (n, k). It need not be symmetric.
         method: "hutchinson", "hutch++", "xtrace" or "exact".
-        products: How many products to make, 4 or more (2 for "hutchinson").
+        products: How many products to make, 4 or more (2 for "hutchinson"), or n.
         probes: "rademacher" (signs), "gaussian" or "sphere" (Gaussian, of length $\sqrt n$); by default signs, and
             "sphere" for "xtrace".
         generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
@@ -77,7 +77,7 @@ def trace(
         require_choice("trace", "probes", probes, PROBES)
     if method != "exact":
         algorithm, kind, least = METHODS[method]
-        require_int("trace", "products", products, least)
+        require_int("trace", "products", products, min(least, view.n))
     if method == "exact" or products >= view.n:
         with view.counting(view.n, progress):
             return Estimate(diagonal_of(view).sum().item(), 0.0, view.products, "exact")

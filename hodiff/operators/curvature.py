@@ -23,6 +23,7 @@ from hodiff.common.options import require_bool
 from hodiff.common.randomness import RandomState, seeded
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
+from hodiff.derivatives.graphs_by_form import while_nothing_is_captured
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
 from hodiff.kernels.turning import turned
@@ -127,7 +128,8 @@ class CurvatureOperator(Portable, LinearOperator):
                 f"{caller}: randomness: expected 'error' with compile=True, as compiled code draws numbers of its own, "
                 "got 'fixed'; leave compile=True out."
             )
-        self._compiled = CompiledLinearizations(caller) if given["compile"] else None
+        dynamic = given["compile"] == "dynamic"
+        self._compiled = CompiledLinearizations(caller, dynamic=dynamic) if given["compile"] else None
         self.relocate(tuple(dense(recordable(as_real(leaf.detach()))) for leaf in leaves), self.domain)
 
     def _told(self) -> list[tuple[str, object]]:
@@ -207,7 +209,7 @@ class CurvatureOperator(Portable, LinearOperator):
     def relocate(self, leaves: tuple[Tensor, ...], space: Space) -> None:
         """Make a fresh copy one at another point; graphs are kept for points of the same space only."""
         if self._compiled is not None and space is not self.domain:
-            self._compiled = CompiledLinearizations(type(self).__name__)
+            self._compiled = CompiledLinearizations(type(self).__name__, dynamic=self._compiled.dynamic)
         self.domain = self.codomain = space
         self._point = Point(leaves)
         self._forget()
@@ -318,7 +320,7 @@ class CurvatureOperator(Portable, LinearOperator):
     def _at(self, args: tuple[Any, ...], index: int) -> Linearization:
         # Graphs belong to the state that a first run sets up.
         kept = (untouched if self._compiled is None else untouched_buffers)(self._held_modules)
-        with kept, self._draws_of(index):
+        with while_nothing_is_captured(), kept, self._draws_of(index):
             if self._must_check:
                 self._require_deterministic(args)
                 self._must_check = False

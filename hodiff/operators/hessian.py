@@ -16,6 +16,7 @@ from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
+from hodiff.derivatives.graphs_by_form import while_nothing_is_captured
 from hodiff.derivatives.hessian_blocks import symmetric_blocks
 from hodiff.derivatives.hessian_rows import LinearizedHessian
 from hodiff.derivatives.products_by_route import PRODUCTS
@@ -176,7 +177,8 @@ class _RoutedHessian:
             with torch.enable_grad():
                 return tuple(p.detach() for p in self._product(self._function, self._function.leaves, one)[0])
 
-        with untouched(self._held_modules), nullcontext() if self._draw is None else self._draw.replayed():
+        draw = nullcontext() if self._draw is None else self._draw.replayed()
+        with while_nothing_is_captured(), untouched(self._held_modules), draw:
             if tangents[0].shape[0] == 1:
                 return tuple(p[None] for p in product(*(v[0] for v in tangents)))
             products: Leaves = vmap(product, randomness="same")(*tangents)

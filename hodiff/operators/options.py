@@ -47,16 +47,18 @@ class CurvatureOptions(TypedDict, total=False):
         require_batch_size,
     ]
     compile: Annotated[
-        bool,
+        bool | str,
         Default(
             False,
             "Whether to capture the linearized product as one graph and compile it with `torch.compile`. The "
             "first product takes seconds and is compared with the eager one; where they disagree, or the function "
             "cannot be captured, a warning says so and products stay eager. `at` uses the graph again, with the "
             "tensors that the function then closes over; other numbers or modes make another, as in "
-            "`hodiff.compile_gradient`.",
+            '`hodiff.compile_gradient`. "dynamic" leaves the size of batches open, which is the first dimension of '
+            "what follows the point: another size takes no other graph where the function allows it, and its first "
+            "product is compared with the eager one, too.",
         ),
-        require_bool,
+        partial(require_choice, choices=(True, False, "dynamic")),
     ]
     process_group: Annotated[
         Any,

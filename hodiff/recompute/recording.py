@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from hodiff.graphs import inspect_graph
+from hodiff.graphs import held_outside, inspect_graph
 from hodiff.recompute.closed_over import is_constant
 from hodiff.torch_internals.forward_mode import in_forward_mode
 
@@ -49,7 +49,10 @@ class Recording(Generic[T]):
         leaves, once = inspect_graph(output)
         if self._outside and not self.connected:
             own = set(map(id, self.operands))
-            self.connected = any(id(leaf) not in own for leaf in leaves)
+            others = [leaf for leaf in leaves if id(leaf) not in own]
+            leaves.clear()
+            # A leaf that the function made and let go is no one's to differentiate by.
+            self.connected = any(held_outside(others))
         return once
 
     def gradients(

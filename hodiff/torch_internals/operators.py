@@ -35,6 +35,7 @@ pack_padded_sequence: Kernel = torch._pack_padded_sequence
 pad_packed_sequence: Kernel = torch._pad_packed_sequence
 weight_norm: Kernel = torch._weight_norm
 grouped_mm: Kernel = torch._grouped_mm
+safe_softmax: Kernel = torch._safe_softmax
 weight_norm_kernel: Kernel = torch._weight_norm_interface
 sparse_sum: Kernel = torch._sparse_sum
 hardsigmoid: Kernel = torch._C._nn.hardsigmoid

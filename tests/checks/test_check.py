@@ -315,7 +315,8 @@ def test_what_torch_compiled_is_refused(caller, made_of):
         caller(torch.compile(made_of, backend="eager"), torch.ones(2))
 
 
-def test_missing_numbers_where_f_does_not_look():
-    x = torch.tensor([0.3, math.nan, -1.2], dtype=torch.float64)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_inputs_that_are_not_finite_where_f_does_not_look(value):
+    x = torch.tensor([0.3, value, -1.2], dtype=torch.float64)
     report = hodiff.check(lambda x: torch.where(x.isfinite(), x, 0.0).pow(3).sum(), x)
     assert report.ok, str(report)

@@ -14,6 +14,7 @@ from hodiff.torch_internals.operators import (
     native_batch_norm,
     pack_padded_sequence,
     pad_packed_sequence,
+    safe_softmax,
     weight_norm,
     weight_norm_kernel,
 )
@@ -76,6 +77,7 @@ CALLS = [
     (F.glu, (X, 1), {}),
     (glu, (X, 1), {}),
     (F.scaled_dot_product_attention, (QUERY, KEY, VALUE, None, 0.0, False), {"scale": 1.0, "enable_gqa": False}),
+    (safe_softmax, (X.masked_fill(MASK, -torch.inf), 1), {"dtype": D}),
     (F.conv1d, (IMAGE[0], randn(2, 5, 3), randn(2), 1, 0, 1, 1), {}),
     (F.conv2d, (IMAGE, randn(2, 3, 3, 3), randn(2), 1, 0, 1, 1), {}),
     (F.conv_transpose1d, (IMAGE[0], randn(5, 2, 3), randn(2), 2, 1, 1, 1, 1), {}),

@@ -72,6 +72,11 @@ CALLS = {
     "mask of keys": masked(lambda: normal(2, 1, 1, 5), *SHAPES),
     "mask of one dimension": masked(lambda: normal(5), *SHAPES),
     "mask of one dimension, three": masked(lambda: torch.tensor([True, False, True, True, True]), *IN_3D),
+    "masked, some dropped": masked(lambda: normal(2, 1, 3, 5), *SHAPES, dropout_p=0.4),
+    "hidden row, some dropped": masked(hidden_row, *SHAPES, dropout_p=0.4),
+    "hidden row of floats, shared heads, some dropped": masked(
+        hidden_row_of_floats, *GROUPED, dropout_p=0.4, enable_gqa=True, scale=-0.3
+    ),
     "everything dropped": of(*SHAPES, dropout_p=1.0),
     "dropout of True": of(*SHAPES, dropout_p=True),
 }
@@ -170,14 +175,16 @@ CHECKED = {
     "causal, scaled": lambda q, k, v: attend(q, k, v, is_causal=True, scale=1.3),
     "hidden row": lambda q, k, v: attend(q, k, v, hidden_row()[:, :4]),
     "dropout": lambda q, k, v: (torch.manual_seed(5), attend(q, k, v, dropout_p=0.4))[1],
+    "dropout of a hidden row": lambda q, k, v: (torch.manual_seed(5), attend(q, k, v, hidden_row()[:, :4], 0.4))[1],
+    "hidden rows of weights": lambda q, k, v: torch._safe_softmax(q @ k.mT + hidden_row_of_floats()[:, :4], -1) @ v,
 }
 
 
-@pytest.mark.parametrize("name", some_at_once(CHECKED, ("hidden row", "dropout")))
+@pytest.mark.parametrize("name", some_at_once(CHECKED, ("hidden row", "dropout", "hidden rows of weights")))
 def test_all_routes_to_third_order(name):
     f, inputs = hodiff.corrected()(CHECKED[name]), tuple(normal(1, 1, *s) for s in ((3, 2), (4, 2), (4, 1)))
     # vmap would draw anew for each element of its batch.
-    drops = name == "dropout"
+    drops = name.startswith("dropout")
     hodiff.assert_differentiable(f, inputs, order=2 if drops else 3, vmap=not drops, scipy=False)
 
 

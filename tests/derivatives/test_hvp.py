@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import grad
 from torch.utils._pytree import tree_leaves, tree_map
 
+import hodiff
 from hodiff import ROUTES, RouteError, hvp
 
 EVERY_ROUTE = ("auto", *ROUTES)
@@ -246,3 +247,21 @@ def test_what_is_dispatched_in_forward_mode_is_not_watched():
     x, a = torch.ones(3), torch.tensor(1.3)
     f = lambda a: torch.rsub(x, a, alpha=2).pow(2).sum()  # noqa: E731
     assert hvp(f, a, torch.ones_like(a), route="forward-over-forward").item() == pytest.approx(6.0)
+
+
+def test_a_leaf_made_inside_leaves_no_graph():
+    """Nobody can differentiate by it, other than by one that is closed over, or kept."""
+    x, held = torch.tensor([1.0, 2.0]), torch.nn.Parameter(torch.ones(2))
+    kept = []
+
+    def cut(x):
+        return (torch.nn.Parameter(2 * x) ** 2).sum() + (x**3).sum()
+
+    def keeps(x):
+        kept.append(torch.nn.Parameter(2 * x))
+        return (kept[-1] * x**3).sum()
+
+    for product in (hodiff.hvp(cut, x, x), hodiff.hessian_matrix(cut, x), hodiff.value_grad_hvp(cut, x, x)[2]):
+        assert not product.requires_grad
+    assert hodiff.hvp(lambda x: (held * x**3).sum(), x, x).requires_grad
+    assert hodiff.hvp(keeps, x, x).requires_grad

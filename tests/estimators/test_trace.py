@@ -101,6 +101,17 @@ def test_n_products_are_exact(method):
     assert A.products == estimate.products == N
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_small_operators_are_exact_by_as_many_products_as_they_have_columns(n):
+    A = UNSYMMETRIC[:n, :n]
+    for estimate in (trace(A, products=n), trace(A, method="hutchinson", products=n)):
+        assert (estimate.value, estimate.method) == (pytest.approx(A.trace().item()), "exact")
+    torch.testing.assert_close(diagonal(A, products=n).value, A.diagonal())
+    assert frobenius_norm(A, products=n).value == pytest.approx(A.norm().item())
+    with pytest.raises(InputError, match=f"products: expected an int of {n} or more"):
+        trace(A, products=n - 1)
+
+
 def test_dependent_signs_are_not_taken_for_a_complete_range():
     # One in sixteen pairs of vectors of five signs is dependent.
     A = symmetric(torch.linspace(1, 2, 5, dtype=torch.float64))

@@ -1,6 +1,7 @@
 """Compiled products: equal to eager ones, captured once for each form, and eager where anything is amiss."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -282,3 +283,16 @@ def test_what_f_reads_changed_in_place(compilations: list[fx.GraphModule]) -> No
             A @ v
     torch.testing.assert_close(A.at(x) @ v, (-w * w * (w * x).sin() * v).detach())
     assert compilations
+
+
+def test_sparse_constants_and_products_that_are_nan(compilations: list[fx.GraphModule]) -> None:
+    """Neither has what a count of memory, or a comparison, would take for granted."""
+    x, v = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
+    weights = torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64).to_sparse()
+    A = HessianOperator(lambda x: ((weights @ x[:, None]) ** 3).sum(), x, compile=True)
+    torch.testing.assert_close(A @ v, torch.tensor([8.0, 27.0]).double() * 6 * x * v)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", hodiff.HodiffWarning)
+        product = HessianOperator(lambda x: (x**1.5).sum(), torch.stack([-x[0], x[1]]), compile=True) @ v
+    assert product.isnan().tolist() == [True, False]
+    assert len(compilations) == 2

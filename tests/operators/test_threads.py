@@ -1,6 +1,8 @@
 """Operators of one module in several threads, against dense Jacobians of the same network in plain operators."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from threads import in_threads
@@ -8,6 +10,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hodiff
+from hodiff.operators.compiled import graphs
 
 D = torch.float64
 INPUTS, TARGETS = torch.randn(4, 3, dtype=D), torch.randn(4, 2, dtype=D)
@@ -62,3 +65,26 @@ def test_buffers_stay_those_of_the_module():
     for name, buffer in module.named_buffers():
         assert buffer is before[name][0]
         assert torch.equal(buffer, before[name][1])
+
+
+def test_what_one_thread_captures_another_runs(monkeypatch):
+    """While a graph is captured, closures hold placeholders, which no eager operator of the same function may see."""
+    monkeypatch.setattr(graphs, "compile_graph", lambda graph, inputs, **_: graph)
+    weights, captured = torch.randn(3, dtype=D), threading.Event()
+    x = torch.tensor([1.0, 2.0, -1.0], dtype=D)
+
+    def f(x):
+        if type(weights) is not torch.Tensor:
+            captured.set()
+            time.sleep(0.3)
+        return (weights * x**3).sum()
+
+    def compiled():
+        return hodiff.HessianOperator(f, x, compile=True) @ x
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(compiled)
+        assert captured.wait(60)
+        for route in ("auto", "forward-over-reverse"):
+            torch.testing.assert_close(hodiff.HessianOperator(f, x, route=route) @ x, 6 * weights * x**2)
+        torch.testing.assert_close(found.result(), 6 * weights * x**2)

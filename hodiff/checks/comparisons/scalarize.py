@@ -5,7 +5,9 @@ Everything that `check` compares is a derivative of
     loss(t) = sum_i <u_i, f_i(x + V t)>,    t in R^m,  at t = 0,
 
 with a random cotangent u and directions V. The function gets its inputs in their own dtypes, while t, V, u and
-all sums around it are float64, so that no rounding but the function's own is measured.
+all sums around it are float64, so that no rounding but the function's own is measured. Elements of x that are infinite
+or NaN do not move: the function gets them as they are, and is differentiated by the others; where it
+then has infinite outputs, these are left aside.
 """
 
 import math
@@ -51,6 +53,7 @@ class ScalarProblem:
         weights: The curvature of the curved loss, one tensor an output, float64.
         eps: The coarsest rounding among inputs and outputs.
         reach: What the largest step of differences is multiplied by.
+        still: How many numbers of the inputs do not move, as they are infinite or NaN.
     """
 
     function: Callable[..., tuple[Tensor, ...]]
@@ -60,7 +63,8 @@ class ScalarProblem:
     weights: tuple[Tensor, ...]
     eps: float
     reach: float = 1.0
-    _frames: tuple[Tensor | None, ...] = field(init=False, repr=False)
+    still: int = 0
+    _frames: tuple[Tensor, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_frames", tuple(map(_frame, self.leaves, self.directions)))
@@ -87,12 +91,8 @@ class ScalarProblem:
         """Place the leaves at x + V t."""
         t_and_one = torch.nn.functional.pad(t, (0, 1), value=1.0)
         return tuple(
-            (
-                leaf.double() + (block @ t.to(leaf.device)).reshape(leaf.shape)
-                if frame is None
-                else (frame @ t_and_one.to(leaf.device)).reshape(leaf.shape)
-            ).to(leaf.dtype)
-            for leaf, block, frame in zip(self.leaves, self.directions, self._frames, strict=True)
+            (frame @ t_and_one.to(leaf.device)).reshape(leaf.shape).to(leaf.dtype)
+            for leaf, frame in zip(self.leaves, self._frames, strict=True)
         )
 
     def joined_outputs(self, t: Tensor) -> Tensor:
@@ -153,17 +153,21 @@ def scalarize(
     f: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator, method: str = "auto"
 ) -> ScalarProblem:
     """Validate a function and its inputs, and draw cotangent and directions."""
-    function, leaves = _flatten(f, args)
+    function, leaves, still = _flatten(f, args)
     if _differentiates_inside(function, leaves):
         function = _recorded(function)
     outputs = _require_outputs(f, args, function, leaves)
+    if still:
+        function = _without_infinities(function, outputs)
+        outputs = function(*(leaf.clone() for leaf in leaves))
     directions = _draw_directions(leaves, generator, method)
     reals = [_real(y) for y in outputs]
     cotangents = tuple(draw_normal(y.shape, generator).to(y.device) for y in reals)
     weights = tuple(
         draw_normal(y.shape, generator).to(y.device) / (1 + y.abs()).where(y.isfinite(), 1.0) for y in reals
     )
-    problem = ScalarProblem(function, leaves, directions, cotangents, weights, _coarsest((*leaves, *outputs)))
+    eps = _coarsest((*leaves, *outputs))
+    problem = ScalarProblem(function, leaves, directions, cotangents, weights, eps, still=still)
     _require_dependence(problem, outputs)
     return problem
 
@@ -181,19 +185,24 @@ def _draw_directions(leaves: tuple[Tensor, ...], generator: torch.Generator, met
     return tuple(block.to(leaf.device) for block, leaf in zip(V.split(sizes), leaves, strict=True))
 
 
-def _flatten(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
+def _flatten(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Tensor, ...], int]:
+    """The function of its floating leaves, these with 0 for what does not move, and how much that is."""
     leaves, structure = tree_flatten(args)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     _require_inputs(args, any(leaves[i].numel() for i in places))
     constants = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    still = {i: ~constants[i].isfinite() for i in places if not constants[i].isfinite().all()}
 
     def function(*moving: Tensor) -> tuple[Tensor, ...]:
         filled = list(constants)
         for place, leaf in zip(places, moving, strict=True):
-            filled[place] = leaf
+            # A probe may ask for other shapes.
+            stays = place in still and leaf.shape == still[place].shape
+            filled[place] = torch.where(still[place], constants[place].to(leaf.dtype), leaf) if stays else leaf
         return _floating(f(*tree_unflatten(filled, structure)))
 
-    return function, tuple(leaves[i].detach().clone() for i in places)
+    points = tuple(constants[i].masked_fill(still[i], 0.0) if i in still else constants[i].clone() for i in places)
+    return function, points, sum(int(each.sum()) for each in still.values())
 
 
 def _differentiates_inside(function: Callable[..., Any], leaves: tuple[Tensor, ...]) -> bool:
@@ -216,6 +225,19 @@ def _recorded(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tupl
     return recorded
 
 
+def _without_infinities(
+    function: Callable[..., tuple[Tensor, ...]], outputs: tuple[Tensor, ...]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The function with 0 for outputs that are infinite, as the logarithm of a masked weight."""
+    masks = [y.isinf() for y in outputs]
+
+    def finite(*leaves: Tensor) -> tuple[Tensor, ...]:
+        pairs = zip(function(*leaves), masks, strict=True)
+        return tuple(torch.where(mask, 0.0, y) if mask.shape == y.shape and mask.any() else y for y, mask in pairs)
+
+    return finite
+
+
 def _floating(output: Any) -> tuple[Tensor, ...]:
     """The floating-point outputs; integers, booleans and None have no derivative."""
     tensors = [leaf for leaf in tree_leaves(output) if leaf is not None]
@@ -225,11 +247,11 @@ def _floating(output: Any) -> tuple[Tensor, ...]:
     return tuple(t for t in tensors if t.is_floating_point() or t.is_complex())
 
 
-def _frame(leaf: Tensor, block: Tensor) -> Tensor | None:
-    """The block [V x], which times (t, 1) is x + V t; None where x has infinities or NaN, as 0 * inf is NaN."""
+def _frame(leaf: Tensor, block: Tensor) -> Tensor:
+    """The block [V x], which times (t, 1) is x + V t."""
     # Products of matrices and vectors alone, here and below: for each sum or product with a constant, forward mode
     # would make zeros for the constant, of a shape that torch works out in Python, and be three times slower.
-    return torch.cat((block, leaf.detach().reshape(-1, 1)), 1) if bool(leaf.isfinite().all()) else None
+    return torch.cat((block, leaf.detach().reshape(-1, 1)), 1)
 
 
 def _contract(weights: Tensor, y: Tensor) -> Tensor:

@@ -97,11 +97,40 @@ CONDITIONS: tuple[tuple[str, Change], ...] = (
 )
 
 
-def invented(sample: Sample, seed: int) -> list[tuple[str, Sample]]:
+def _first_dimension(size: int) -> Change:
+    """Fewer or more rows, in all arguments that have as many as the first; of a module these are its batch."""
+
+    def apply(sample: Sample, place: int, draw: random.Random) -> Sample | None:
+        rows = [leaf.shape[0] for leaf in sample.leaves if isinstance(leaf, Tensor) and leaf.dim()]
+        if place != sample.places[0] or not rows or not rows[0]:
+            return None
+
+        def taken(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or leaf.layout != torch.strided or leaf.shape[:1] != (rows[0],):
+                return leaf
+            return leaf.index_select(0, (torch.arange(size) % rows[0]).to(leaf.device))
+
+        return replace(sample, leaves=tuple(map(taken, sample.leaves)))
+
+    return apply
+
+
+_OF_FUNCTIONS = ("where a size ", "where inputs have no dimensions", "where {} is broadcast")
+# Those of a module, which knows the sizes of its features. Every number need not be tried on its own.
+MODULE_CONDITIONS: tuple[tuple[str, Change], ...] = (
+    ("where the first dimension is 1", _first_dimension(1)),
+    (f"where the first dimension is {_LONG}", _first_dimension(_LONG)),
+    *((words, change) for words, change in CONDITIONS if not words.startswith(_OF_FUNCTIONS)),
+)
+
+
+def invented(
+    sample: Sample, seed: int, conditions: tuple[tuple[str, Change], ...] = CONDITIONS
+) -> list[tuple[str, Sample]]:
     """Every input around the given one, with its condition."""
     draw = random.Random(seed)
     found = []
-    for words, change in CONDITIONS:
+    for words, change in conditions:
         for number, place in enumerate(sample.places):
             changed = change(sample, place, draw)
             if changed is not None and not _same(changed, sample):

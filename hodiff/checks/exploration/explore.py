@@ -26,7 +26,7 @@ from hodiff.common.trees import tensors_in
 Check = Callable[[Any, tuple[Any, ...], Any], Report]
 
 # What says of a point that it cannot be judged, and what is the same at every point.
-_OF_THE_POINT = {"HD901"}
+OF_THE_POINT = {"HD901"}
 # A rule that is wrong at first order under one condition may be so from a later order on under another.
 _FIRST, _LATER = {"HD101", "HD102", "HD105", "HD109", "HD110"}, "HD115"
 _SECOND = 2
@@ -54,7 +54,7 @@ def explore(
     places = tuple(i for i, leaf in enumerate(leaves) if is_buffer(leaf) and leaf.numel())
     held = tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     sample = Sample(_called(f), held, structure, places)
-    known = {*report.codes, *_OF_THE_POINT}
+    known = {*report.codes, *OF_THE_POINT}
     found: dict[str, list[tuple[str, Sample, Finding]]] = {}
     tried, counted = 0, 0
     with warnings.catch_warnings():
@@ -67,7 +67,12 @@ def explore(
                 counted += 1
                 for finding in outcome:
                     found.setdefault(finding.code, []).append((condition, changed, finding))
-    findings = [_joined(each) for code, each in found.items() if code != _LATER or not _FIRST & found.keys()]
+    findings = [joined(each) for code, each in found.items() if code != _LATER or not _FIRST & found.keys()]
+    return extended(report, findings, tried, counted)
+
+
+def extended(report: Report, findings: list[Finding], tried: int, counted: int) -> Report:
+    """The report with what was found elsewhere, and a note of how many inputs were tried and how many counted."""
     note = f"explored {tried} inputs around the given one, of which {counted} have a derivative to compare with"
     return replace(report, findings=sorted_findings((*report.findings, *findings)), notes=(*report.notes, note))
 
@@ -81,7 +86,7 @@ def _judged(
     if not _is_finite(arranged[0], args, switches):
         return None
     report = check(*arranged)
-    if _OF_THE_POINT & set(report.codes):
+    if OF_THE_POINT & set(report.codes):
         return None
     errors = [each for each in report.errors if each.code not in known]
     return _sure(errors, *arranged, switches) if errors else []
@@ -129,7 +134,7 @@ def _called(f: Any) -> Callable[..., Any]:
     return found
 
 
-def _joined(seen: list[tuple[str, Sample, Finding]]) -> Finding:
+def joined(seen: list[tuple[str, Sample, Finding]]) -> Finding:
     """One defect, which the first condition shows and others may."""
     condition, sample, finding = seen[0]
     others = list(dict.fromkeys(each for each, _, _ in seen[1:] if each != condition))

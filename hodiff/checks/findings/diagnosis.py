@@ -71,6 +71,12 @@ _IN_FUNCTION = {
         "or a branch on requires_grad.",
         "Remove it, or leave what it cuts off out of what is differentiated.",
     ),
+    "HD303": (
+        "the function changes what is differentiated in place and out of the graph, as an embedding with max_norm "
+        "does, so that values follow the change and derivatives do not.",
+        "Leave it out, and change parameters between steps: an embedding without max_norm, whose rows are rescaled "
+        "under `torch.no_grad()`.",
+    ),
     "HD106": (
         "the function calls NumPy, Triton, C++ or another thing that autograd cannot see into.",
         "Make that call a Function, with backward and jvp, or wrap it by `hodiff.functions.numpy_function`.",
@@ -103,6 +109,8 @@ LEFT_OVER: tuple[CodePattern, ...] = (
 
 # Defects after which batched and single evaluations differ, or a batched one raises.
 _UPSET_BATCHES = {"HD301", "HD302", "HD303", "HD305", "HD308", "HD309", "HD903"}
+# Defects for which differences do not settle.
+_NOISY = {"HD118"}
 _STOP_BATCHES = {"HD104", "HD106", "HD107", "HD116", "HD201", "HD202", "HD203", "HD204", "HD304"}
 _SEVERITIES = ("error", "warning", "note")
 
@@ -182,7 +190,7 @@ def _first_of(entry: Entry, codes: set[str]) -> str:
 
 def _not_smooth(failed: list[Entry], causes: Sequence[Cause], settled: frozenset[int]) -> list[Cause]:
     """The lowest order without a number decides; nothing above it can be compared."""
-    noise = [cause for cause in causes if cause.code in _UPSET_BATCHES]
+    noise = [cause for cause in causes if cause.code in _UPSET_BATCHES | _NOISY]
     broken = [
         entry
         for entry in failed

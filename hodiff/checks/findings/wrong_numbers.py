@@ -127,4 +127,12 @@ NUMBERS = (
         "the rule computes something else than the derivative of its function: a sign, a factor or a term.",
         "Derive the formula again: a rule of the sine returns `f(x), torch.cos(x) * x_dot`.",
     ),
+    Defect(
+        "HD118",
+        "error",
+        "digits cancel",
+        "numbers that are nearly equal are subtracted at these inputs, so that derivatives keep few of their digits, "
+        "whatever rule computes them.",
+        "Rearrange the formula: `2 * torch.sin(x / 2) ** 2`, not `1 - torch.cos(x)`; or check where it is used.",
+    ),
 )

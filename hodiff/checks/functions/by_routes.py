@@ -12,6 +12,7 @@ import torch
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.compiled import compile_checks
 from hodiff.checks.comparisons.gradchecks import gradchecks
+from hodiff.checks.comparisons.lost_digits import lost_digits
 from hodiff.checks.comparisons.orders import Level, against_differences, between_routes, climb, in_own_dtype
 from hodiff.checks.comparisons.scalarize import ScalarProblem
 from hodiff.checks.comparisons.scipy_differences import against_scipy
@@ -49,7 +50,11 @@ def check_by_routes(
     comparison = Comparison(problem, problem.loss, levels)
     functions = dict.fromkeys(call.function for call in calls_within(problem, f))
     warnings = torch_alone(
-        lambda: partial(problem.function, *problem.leaves), comparison, switches.order, switches.seed, tuple(functions)
+        lambda: partial(problem.function, *(leaf.clone() for leaf in problem.leaves)),
+        comparison,
+        switches.order,
+        switches.seed,
+        tuple(functions),
     )
     return replace(report, findings=sorted_findings((*report.findings, *warnings)))
 
@@ -79,6 +84,8 @@ def _report(
         vmap=switches.vmap,
         brief=switches.brief,
     )
+    if not surrogate:
+        causes = [*lost_digits(problem, levels, entries, {cause.code for cause in causes}), *causes]
     if surrogate:
         entries = list(unjudged(entries))
         causes.append(gap(entries))
@@ -105,7 +112,7 @@ def _in_double(own: ScalarProblem) -> tuple[ScalarProblem, str, tuple[str, ...]]
 def _cancels(problem: ScalarProblem) -> bool:
     leaves = tuple(leaf.clone() for leaf in problem.leaves)
     with torch.no_grad():
-        outputs = problem.function(*leaves)
+        outputs = problem.function(*(leaf.clone() for leaf in leaves))
     size = max(float(t.abs().max()) for t in (*problem.leaves, *outputs) if t.numel())
     return cancels(lambda: problem.function(*leaves), size)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,13 @@ def conclude(
     location = class_location(f) or next((class_location(call.function) for call in calls), "")
     findings = diagnose(entries, causes, facts=_facts(f, calls), settled=settled, location=location)
     shapes = ", ".join(f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" for a in problem.leaves)
-    return Report(title(_name_of(f), shapes, correct=correct), tuple(entries), findings, tuple(notes))
+    return Report(title(_name_of(f), shapes, correct=correct), tuple(entries), findings, (*notes, *standing(problem)))
+
+
+def standing(problem: ScalarProblem) -> Iterator[str]:
+    """How many numbers of the inputs are no point to differentiate at."""
+    if problem.still:
+        yield f"{problem.still} numbers of the inputs are infinite or NaN, and constants here"
 
 
 def title(name: str, shapes: str, *, correct: bool) -> str:

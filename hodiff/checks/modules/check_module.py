@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -111,12 +111,7 @@ def check_module(
     require_choice("check", "wrt", wrt, WRT)
     mode: Callable[[], Any] = corrected if correct else nullcontext
     inputs = inputs if type(inputs) is tuple else (inputs,)
-    with (
-        silence_torch_warnings(),
-        told(f"check of {type(module).__name__}"),
-        RandomState((), foreign=True).replayed(),
-        surroundings_put_back(module),
-    ):
+    with _apart(module):
         called = first_call(module, inputs)
         root, args = called.root, called.args
         heading = title(type(module).__name__, _shapes(args), correct=correct)
@@ -154,6 +149,39 @@ def check_module(
             found += torch_alone(lambda: _again(root, loss), comparison, order, seed, custom_classes(root))
         notes = notes_of(module, called, subject, comparison, aside, failed)
     return Report(heading, entries, tuple(found), notes)
+
+
+def compare_module(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    *,
+    loss: Callable[[Any], Tensor] | None,
+    order: int,
+    seed: int,
+    correct: bool,
+    wrt: str,
+    fixed: Sequence[int],
+) -> Comparison | None:
+    """The comparison of all routes alone, which is the quick part of a check; None where routes need not agree."""
+    with _apart(module):
+        called = first_call(module, inputs)
+        subject = subject_of_call(called.root, loss, wrt, fixed)
+        if _declares_surrogate(module, subject):
+            return None
+        with corrected() if correct else nullcontext():
+            return compare_routes(subject, order, seed, curved=loss is None)
+
+
+@contextmanager
+def _apart(module: nn.Module) -> Iterator[None]:
+    """Where nothing that a check does is seen outside."""
+    with (
+        silence_torch_warnings(),
+        told(f"check of {type(module).__name__}"),
+        RandomState((), foreign=True).replayed(),
+        surroundings_put_back(module),
+    ):
+        yield
 
 
 def _declares_surrogate(module: nn.Module, subject: Subject) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.findings.codes import CODES
@@ -17,6 +17,7 @@ from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.switches import Switches
 from hodiff.checks.modules.search import Guilty
 from hodiff.checks.preflight.preflight import preflight
+from hodiff.checks.probes.left_graph import changed_inputs
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
 from hodiff.checks.subjects.module_calls import ModuleCall
@@ -57,7 +58,9 @@ class Inquiry:
         """Name the torch function at fault, else what a check of the submodule alone says, else the routes."""
         if guilty.loss is not None:
             return self._alone(guilty, subject_of_loss(guilty.loss, guilty.call), "the loss", "")
-        culprits_inside = [] if statuses(guilty.failed) == {"non-smooth"} else list(self._culprits(guilty))
+        # Of what writes into its inputs no function alone is at fault.
+        told = statuses(guilty.failed) == {"non-smooth"} or _writes(self.subject_for(guilty.call))
+        culprits_inside = [] if told else list(self._culprits(guilty))
         if culprits_inside:
             return tuple(self._of_culprit(guilty, culprit) for culprit in culprits_inside)
         return self._alone(guilty, self.subject_for(guilty.call), guilty.call.label, guilty.call.location)
@@ -159,6 +162,12 @@ def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
         evidence=(*_evidence(guilty), *(f"custom Function {each.__name__}" for each in classes), *numbers(failed)),
         location=location,
     )
+
+
+def _writes(subject: Subject) -> bool:
+    """Whether a call changes what it is differentiated by."""
+    leaves, structure = tree_flatten(subject.inputs)
+    return bool(changed_inputs(lambda *moved: subject.function(*tree_unflatten(list(moved), structure)), tuple(leaves)))
 
 
 def _way(entry: Entry) -> tuple[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +17,7 @@ from hodiff.checks.preflight.operator_routes import RANKS, judge
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.distances.squares import LENGTHS
 from hodiff.corrections.registry import Correction, correction_of
+from hodiff.derivatives.capture.origin import line_now
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.interception import DispatchMode
 from hodiff.torch_internals.operators import schema_of
@@ -23,7 +26,13 @@ from hodiff.torch_internals.operators import schema_of
 _NO_OPERATIONS = ("__get__", "__set__", ".requires_grad_")
 # What takes a tensor out of the graph.
 _DATA: Any = Tensor.data
-_CUTS = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.numpy, Tensor.item, Tensor.tolist, _DATA.__get__}
+_NUMBERS = {Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__}
+_CUTS = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.numpy, _DATA.__get__, *_NUMBERS}
+# What tells Python which way to go.
+_TRUTHS: set[Any] = {Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero}
+_TRUTHS |= {Tensor.equal, torch.equal, Tensor.allclose, torch.allclose}
+# What is made of a tensor without its numbers.
+_SHAPES = ("_like", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
 
 
 @dataclass
@@ -77,8 +86,10 @@ class CallListener(TorchFunctionMode):
         self.uses: dict[str, OperatorUse] = {}
         self.judged: dict[Any, tuple[dict[str, str], str]] = {}
         self.zero_lengths: dict[str, int] = {}
+        self.branches: Counter[str] = Counter()
         self.cuts = 0
         self.hooks = 0
+        self._followed = _Followed()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, why = self.corrections.watch(lambda: func(*args, **(kwargs or {})))
@@ -87,6 +98,11 @@ class CallListener(TorchFunctionMode):
         if (func in _CUTS or unrecorded) and _differentiable(args):
             self.cuts += 1
         self.hooks += func is Tensor.register_hook
+        if func in _TRUTHS or (func in _NUMBERS and not _differentiable(args)):
+            if self._followed.depends(args):
+                self.branches[line_now()] += 1
+        elif not name.endswith(_SHAPES):
+            self._followed.follow(result, (args, kwargs))
         if not name.endswith(_NO_OPERATIONS) and _differentiable(result):
             use = self.uses.setdefault(name, OperatorUse(name))
             use.calls += 1
@@ -114,12 +130,38 @@ class CallListener(TorchFunctionMode):
                 f"torch.Tensor.register_hook may change the gradient that passes a tensor ({self.hooks} times), which "
                 "no audit knows and forward mode does not see"
             )
+        for line, count in self.branches.items():
+            yield (
+                f"branches on values of what is differentiated{f' at {line}' if line else ''} ({count} times): "
+                "derivatives are those of the way taken, and torch.func.vmap refuses it; torch.where takes both ways"
+            )
         for name, count in self.zero_lengths.items():
             yield (
                 f"{name} is 0 somewhere ({count} times), where it has a kink, and 0 stands for its derivatives: even "
                 "powers of it are differentiated rightly, other functions that are smooth there, such as its cosine, "
                 "are not from the second derivative on; write them as functions of the square"
             )
+
+
+class _Followed:
+    """Tensors that are made of what is differentiated and have no gradient, such as comparisons."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, weakref.ref[Tensor]] = {}
+
+    def depends(self, tree: Any) -> bool:
+        """Whether a tensor in a pytree is differentiated, or made of one that is."""
+        return any(
+            each.requires_grad or ((known := self._known.get(id(each))) is not None and known() is each)
+            for each in pytree.tree_leaves(tree)
+            if isinstance(each, Tensor)
+        )
+
+    def follow(self, result: Any, arguments: Any) -> None:
+        """Note what a call made."""
+        made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor) and not each.requires_grad]
+        if made and self.depends(arguments):
+            self._known.update((id(each), weakref.ref(each)) for each in made)
 
 
 def _differentiable(result: Any) -> bool:

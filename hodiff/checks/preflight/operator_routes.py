@@ -25,6 +25,9 @@ _ALIASES = {
 # Where its names begin, as functions and methods of one operator share an entry.
 _PREFIXES = ("", "nn.functional.", "linalg.", "special.", "fft.")
 
+# What no audit can call twice with the same numbers, and whose gradient torch has without a derivative.
+_FIRST_ORDER_ALONE = {"_standard_gamma"}
+
 # From the audit's words to the table's, from good to bad: a route is as good as its worst operator.
 RANKS = ("right", "corrected", "random", "not smooth", "not audited", "non-finite", "timed out", "raises", "wrong")
 GOOD = frozenset({"right", "corrected"})
@@ -46,6 +49,8 @@ def judge(
     # A rule names the routes that torch has not right, and knows the calls in which it has.
     told = correction is not None or mended
     unknown = dict.fromkeys(ROUTES, "right" if told else "not audited")
+    if name in _FIRST_ORDER_ALONE:
+        return dict.fromkeys(ROUTES, "raises"), "torch has its gradient alone; draw from what has more, or detach it"
     if func is torch.autograd.grad:
         return _of_inner_gradients(correct)
     if correction is not None and not correct:  # the table of corrections knows more functions than the audit

@@ -1,4 +1,4 @@
-"""Where a plain function leaves the graph, or a hook changes what passes it: HD101, HD104, HD106."""
+"""Where a plain function leaves the graph, or changes what passes it or comes in: HD101, HD104, HD106, HD303."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hodiff.checks.probes.cause import Cause, of_derivatives
 from hodiff.checks.probes.function_calls import LeavesFunction
 from hodiff.checks.probes.torch_calls import TorchCalls
 from hodiff.checks.report.data import Entry
+from hodiff.common.complex_numbers import equal_with_nan
 from hodiff.graphs import leaves_made_inside
 
 _KINDS = (("HD106", "foreign"), ("HD104", "detach"), ("HD104", "no_grad"), ("HD101", "hook"))
@@ -21,8 +22,30 @@ def _without_an_error(entry: Entry) -> bool:
     return entry.status != "raises" and of_derivatives(entry)
 
 
+def _differs(entry: Entry) -> bool:
+    """Not that torch refuses to write into a leaf."""
+    return _without_an_error(entry) and not entry.detail.startswith("RuntimeError")
+
+
+def changed_inputs(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Tensor]:
+    """The inputs that a call writes into, here or where they are larger; none where it raises."""
+    for factor in (1.0, 1.5):  # what clips them has done so before at the point
+        before = [factor * leaf.detach() for leaf in leaves]
+        own = [leaf.clone() for leaf in before]
+        with torch.no_grad():
+            attempt(function, *own)
+        changed = [leaf for leaf, after in zip(before, own, strict=True) if not equal_with_nan(leaf, after)]
+        if changed:
+            return changed
+    return []
+
+
 def left_graph(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cause]:
     """Name the first call that leaves the graph, if derivatives are wrong."""
+    written = changed_inputs(function, leaves)
+    if written:
+        evidence = (f"a tensor of shape {tuple(written[0].shape)} is another after the call",)
+        return [Cause("HD303", evidence, _differs, needs_symptom=True, in_function=True)]
     tracked = [leaf.clone().requires_grad_() for leaf in leaves]
     with torch.enable_grad(), TorchCalls() as trace:
         outputs = attempt(function, *tracked)

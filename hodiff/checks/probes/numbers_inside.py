@@ -1,4 +1,4 @@
-"""What numbers a computation makes on its way: of which precision, and how large."""
+"""What numbers a computation makes on its way: of which precision, how large, and whether they cancel."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 from hodiff.torch_internals.interception import DispatchMode
 
+aten = torch.ops.aten
+_SUMS = {aten.add, aten.sub, aten.rsub, aten.sum}
+# Parts of a sum that are as much larger than it take half of the digits of float32.
+_MANY = 1e4
+
 # Constants such as masks, halves and small whole numbers are the same in every precision.
 _SHORT = 4096.0
 
@@ -22,6 +27,7 @@ class NumbersInside(DispatchMode):
         rounded: Whether there were numbers in less than float64 that float64 would hold otherwise.
         narrow: Whether there were any in less than float64.
         largest: The largest number.
+        cancelled: The largest part of a sum over the sum, where that is largest.
     """
 
     def __init__(self) -> None:
@@ -30,14 +36,27 @@ class NumbersInside(DispatchMode):
         self.rounded = False
         self.narrow = False
         self.largest = 0.0
+        self.cancelled = 1.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at what goes in and comes out."""
         result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _SUMS and isinstance(result, Tensor):
+            self._compare(func, args, kwargs or {}, result)
         for each in tree_leaves((args, kwargs, result)):
             if isinstance(each, Tensor) and each.is_floating_point() and each.numel() and not each.is_meta:
                 self._look(each.detach())
         return result
+
+    def _compare(self, func: Any, args: Any, kwargs: Any, result: Tensor) -> None:
+        """How much larger than a sum its parts are."""
+        if func.overloadpacket is aten.sum:
+            parts = func(args[0].abs(), *args[1:], **kwargs)
+        else:
+            parts = torch.maximum(*(torch.as_tensor(each).abs().to(result).expand_as(result) for each in args[:2]))
+        if result.is_floating_point() and result.numel() and not result.is_meta:
+            ratio = (parts / result.abs()).nan_to_num(1.0)
+            self.cancelled = max(self.cancelled, float(ratio.max()))
 
     def _look(self, numbers: Tensor) -> None:
         finite = numbers.double().nan_to_num(0.0, 0.0, 0.0)
@@ -57,6 +76,6 @@ def numbers_inside(run: Callable[[], Any]) -> NumbersInside:
 
 
 def cancels(run: Callable[[], Any], size: float) -> bool:
-    """Whether float64 numbers that are far larger than what goes in and comes out take digits away."""
+    """Whether float64 numbers that are far larger than what comes of them take digits away."""
     seen = numbers_inside(run)
-    return not seen.narrow and seen.largest > 1e4 * max(size, 1e-300)
+    return not seen.narrow and (seen.largest > _MANY * max(size, 1e-300) or seen.cancelled > _MANY)

@@ -169,10 +169,10 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 
 def is_free(leaf: Any) -> bool:
-    """Whether one can differentiate by it; a mask of -inf is a constant."""
+    """Whether one can differentiate by it; what is infinite in it is a constant."""
     if not isinstance(leaf, Tensor) or not has_strides(leaf) or not (leaf.is_floating_point() or leaf.is_complex()):
         return False
-    return leaf.numel() > 0 and bool(leaf.isfinite().all())
+    return leaf.numel() > 0 and bool(leaf.isfinite().any())
 
 
 def _as_real(tensor: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Rule for scaled dot-product attention, whose fused kernels have no second derivative."""
+"""Rules for scaled dot-product attention, whose fused kernels have no second derivative, and for its softmax."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.registry import register
 from hodiff.functions.attention.attention import attend
-from hodiff.routes import ROUTES
+from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.operators import safe_softmax
 
 
 @register(
@@ -38,8 +40,9 @@ def _scaled_dot_product_attention(
         return INVALID
     if query.is_nested or key.is_nested or value.is_nested:
         return unable("tensors are nested")
-    # On a CPU torch has no fused kernel with dropout, and draws the weights among operators that have all derivatives.
-    if dropout_p and query.is_cpu:
+    # On a CPU torch has no fused kernel with dropout, and draws the weights among operators that have all derivatives,
+    # but for rows that a mask hides.
+    if dropout_p and query.is_cpu and attn_mask is None:
         return UNNEEDED
     # On a GPU the rule draws other weights than torch's kernels, and always the same for a seed.
     if not dropout_p and not may_be_differentiated((query, key, value, attn_mask)):
@@ -52,10 +55,38 @@ def _scaled_dot_product_attention(
         # hodiff's attention takes more than torch's.
         if attn_mask.dtype not in {torch.bool, torch.float32, query.dtype} or not _fits(attn_mask, query, key):
             return INVALID
+    if dropout_p and query.is_cpu:
+        return _dropped(query, key, value, attn_mask, float(dropout_p), scale, enable_gqa)
     if enable_gqa and min(query.dim(), key.dim(), value.dim()) > 2 and key.shape[-3] != value.shape[-3]:
         key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
         enable_gqa = False
     return attend(query, key, value, attn_mask, scale, is_causal, float(dropout_p), None, enable_gqa)
+
+
+def _dropped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout_p: float, scale: float | None, enable_gqa: bool
+) -> Tensor:
+    """As torch composes it, by the same draw."""
+    if enable_gqa:
+        key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
+    root = abs(scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
+    scores = (query * math.copysign(root, 1.0 if scale is None else scale)) @ (key.mT * root)
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -math.inf)
+    weights = _safe_softmax(scores + mask, -1)
+    return torch.dropout(weights, dropout_p, True) @ value
+
+
+@register(
+    safe_softmax,
+    routes=FORWARD_INSIDE,
+    reason="a row of $-\\infty$ alone, whose value is 0, has NaN for derivatives",
+    reference="such a row is a constant",
+)
+def _safe_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    x = input if dtype is None else input.to(dtype)
+    hidden = (x.detach() == -math.inf).all(dim, keepdim=True)
+    return torch.softmax(x.masked_fill(hidden, 0.0), dim).masked_fill(hidden, 0.0)
 
 
 def _fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:

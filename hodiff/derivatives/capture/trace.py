@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
@@ -15,15 +15,19 @@ from hodiff.derivatives.capture.conditions import CONDITIONS, require
 from hodiff.derivatives.capture.reads import Reads
 from hodiff.derivatives.capture.refusals import HiddenTensorError
 from hodiff.recompute.library_constants import is_library_constant
+from hodiff.torch_internals.dynamic_shapes import OpenSizes
 from hodiff.torch_internals.operators import writes
 
 
-def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> fx.GraphModule:
+def trace(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], sizes: OpenSizes | None = None
+) -> fx.GraphModule:
     """The graph of a function at its inputs, for all inputs of this form that take it the same way.
 
     Args:
         function: Function of tensors.
         inputs: Real ones, whose numbers are looked at where the function reads some.
+        sizes: Which of their sizes are left open.
 
     Returns:
         The graph; where it reads numbers that are others, it raises `OtherBranchError`.
@@ -40,12 +44,14 @@ def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -
     # One that is given twice would be one input.
     inputs = [each.detach() for each in inputs]
     # Tensors without data stand for the real ones, so that what looks at numbers unasked fails, and is not captured.
-    traced = make_fx(reading, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    mode: Literal["fake", "symbolic"] = "fake" if sizes is None else "symbolic"
+    stand_ins = inputs if sizes is None else sizes.stand_ins
+    traced = make_fx(reading, tracing_mode=mode, _allow_non_fake_inputs=True)(*stand_ins)
     _refuse_hidden(traced)
     traced.graph.eliminate_dead_code()
     if any(writes(node.target) for node in traced.graph.nodes):
         # What is written through a view is no edge of the graph.
-        traced = make_fx(functionalize(traced), tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        traced = make_fx(functionalize(traced), tracing_mode=mode, _allow_non_fake_inputs=True)(*stand_ins)
         traced.graph.eliminate_dead_code()
     for node in traced.graph.nodes:
         if node.target is torch.ops.aten.view.default:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, fx
 
+from hodiff.derivatives.capture.conditions import OtherBranchError
 from hodiff.derivatives.compilation import Compiled, agree, compile_graph, warn_of_failure
-from hodiff.operators.compiled.linear_graphs import Leaves, SplitGraph, widen
+from hodiff.operators.compiled.linear_graphs import Leaves, SplitGraph, stand_ins, widen
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 # Vectors go one after the other where that takes less than this part of the time of all together.
@@ -45,6 +46,23 @@ class Graphs:
         """Run the half that depends on the point; `OtherBranchError` where it belongs to other branches."""
         return tuple(self._halves.point(*constants))
 
+    def serve(self, constants: Leaves, vector: Leaves, expected: Sequence[Tensor]) -> bool:
+        """Whether they are right for constants of other sizes, of which every way was compared with eager."""
+        if not self._halves.serves(constants, tuple(v[0] for v in vector)):
+            return False
+        try:
+            residuals = self.residuals(constants)
+            found = [self.uncompiled(residuals, vector)]
+            for width, way in self._ways.items():
+                block = tuple(v.expand(width, *v.shape[1:]).contiguous() for v in vector)
+                found.append([each[:1] for each in way(residuals, block)])
+        except OtherBranchError:
+            raise
+        except Exception:
+            # Another graph is made, whatever is amiss with this one.
+            return False
+        return all(agree(each, expected)[0] for each in found)
+
     def run(self, residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
         """Run the compiled linear half for all vectors of a group, leaves (width, *shape)."""
         width = group[0].shape[0]
@@ -69,6 +87,9 @@ class Graphs:
 
     def _wide(self, residuals: Leaves, group: Leaves) -> Way:
         """The graph for a group, or that for one vector after the other, where this is faster or all that works."""
+        if self._halves.sizes is not None:
+            # Torch's batching rules would fix the open sizes.
+            return self._one_by_one
 
         def compiled() -> Way:
             run = self._compile(widen(self._halves.linear, residuals, group), [*residuals, *group])
@@ -110,7 +131,10 @@ class Graphs:
 
     def _compile(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Compiled:
         # On a CPU residuals would be laid out anew by each product, which takes longer than convolutions win by it.
-        return compile_graph(graph, inputs, caller=self.caller, relayout=inputs[-1].device.type != "cpu")
+        relayout = inputs[-1].device.type != "cpu"
+        # Code for open sizes is made of what stands for the inputs.
+        given = inputs if self._halves.sizes is None else stand_ins(graph)
+        return compile_graph(graph, given, caller=self.caller, relayout=relayout)
 
 
 def _timed(way: Way, residuals: Leaves, group: Leaves) -> tuple[float, Sequence[Tensor]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,23 +16,54 @@ from hodiff.derivatives.capture.conditions import CONDITIONS
 from hodiff.derivatives.capture.refusals import VectorReadError
 from hodiff.derivatives.capture.trace import trace
 from hodiff.kernels.narrow import NARROW
+from hodiff.torch_internals.dynamic_shapes import OpenSizes
 
 Leaves = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class SplitGraph:
-    """A graph in two halves: from constants to residuals, and from residuals and tangents to products."""
+    """A graph in two halves: from constants to residuals, and from residuals and tangents to products.
+
+    Attributes:
+        point: The first half.
+        linear: The second half.
+        residuals: How many they are: tensors, and numbers that are made of open sizes.
+        sizes: Those that were left open, if any.
+    """
 
     point: fx.GraphModule
     linear: fx.GraphModule
     residuals: int
+    sizes: OpenSizes | None = None
+
+    def serves(self, constants: Leaves, tangents: Leaves) -> bool:
+        """Whether it is right for inputs of other sizes."""
+        return self.sizes is not None and self.sizes.hold((*constants, *tangents))
 
 
-def capture(product: Callable[..., Sequence[Tensor]], constants: Leaves, tangents: Leaves) -> SplitGraph:
-    """Trace a product of (constants, tangents), linear in the latter, and split it."""
+def capture(
+    product: Callable[..., Sequence[Tensor]],
+    constants: Leaves,
+    tangents: Leaves,
+    places: Mapping[int, int] | None = None,
+) -> SplitGraph:
+    """Trace a product of (constants, tangents), linear in the latter, and split it.
+
+    Args:
+        product: The product.
+        constants: What does not change from product to product.
+        tangents: What it is multiplied with.
+        places: A dimension of a constant by its position, where the graph has to serve other sizes, too.
+
+    Returns:
+        The halves; the sizes are open as far as the function allows it.
+    """
     count = len(constants)
-    return split(trace(lambda *all_: product(all_[:count], all_[count:]), (*constants, *tangents)), count)
+    inputs = (*constants, *tangents)
+    sizes = OpenSizes(inputs, places) if places else None
+    halves = split(trace(lambda *all_: product(all_[:count], all_[count:]), inputs, sizes), count)
+    return replace(halves, sizes=sizes) if sizes is not None and sizes.are_open else halves
 
 
 def split(traced: fx.GraphModule, constants: int) -> SplitGraph:
@@ -92,6 +123,11 @@ def widen(linear: fx.GraphModule, residuals: Leaves, tangents: Leaves) -> fx.Gra
     graph = make_fx(wide, tracing_mode="fake")(*residuals, *tangents)
     _fold_shared_factors(graph)
     return graph
+
+
+def stand_ins(graph: fx.GraphModule) -> list[Any]:
+    """What stood for the inputs of a graph while it was traced."""
+    return [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
 
 
 def _fold_shared_factors(graph: fx.GraphModule) -> None:

@@ -29,12 +29,15 @@ class CompiledLinearization:
         # Another function has another graph.
         self.value: Leaves = (torch.tensor(float(graphs.number)),)
         # Views share storages, each of which counts once.
-        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in residuals}
+        # Others are sizes, or have no memory that could be counted.
+        tensors = [each for each in residuals if isinstance(each, Tensor) and has_strides(each)]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
         self.nbytes = sum(storages.values())
         # Others are of the old values, and beside them a new one would make a product of neither.
         dense = (each for each in read if has_strides(each) and not each.is_inference())
         kept = (each for each in dense if each.untyped_storage().data_ptr() in storages)
-        self._kept = [(each, version_of(each)) for each in kept]
+        sparse = (each for each in read if not has_strides(each) and any(each is one for one in residuals))
+        self._kept = [(each, version_of(each)) for each in (*kept, *sparse)]
 
     def products(self, tangents: Leaves) -> Leaves:
         """Products with k vectors, leaves (k, *shape)."""

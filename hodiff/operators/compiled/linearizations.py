@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hodiff.derivatives.capture.conditions import OtherBranchError
 from hodiff.derivatives.capture.refusals import CaptureError
 from hodiff.derivatives.compilation import Arguments, agree, warn_of_failure
 from hodiff.derivatives.graphs_by_form import GraphsByForm
 from hodiff.errors import HodiffError
 from hodiff.operators.compiled.graphs import Graphs
-from hodiff.operators.compiled.linear_graphs import Leaves, capture
+from hodiff.operators.compiled.linear_graphs import Leaves, SplitGraph, capture
 from hodiff.operators.compiled.linearization import CompiledLinearization
 from hodiff.recompute.dependencies import Dependencies
+from hodiff.recompute.surroundings import settings
+from hodiff.torch_internals.dynamic_shapes import LEAST
 
 Product = Callable[[Leaves, Leaves, tuple[Any, ...]], Sequence[Tensor]]
 
@@ -25,17 +28,21 @@ class CompiledLinearizations:
 
     Args:
         caller: The operator, for warnings.
+        dynamic: Whether a graph serves other sizes of the batch, as far as the function allows it.
     """
 
-    def __init__(self, caller: str):
+    def __init__(self, caller: str, *, dynamic: bool = False):
         self.caller = caller
+        self.dynamic = dynamic
         self._graphs: GraphsByForm[Graphs] = GraphsByForm(f"{caller}: f")
+        # Of open sizes, by what else a graph depends on.
+        self._open: dict[Any, list[Graphs]] = {}
 
     # Compiled code belongs to its process, and to the functions that it was made of.
-    def __getstate__(self) -> dict[str, str]:
-        return {"caller": self.caller}
+    def __getstate__(self) -> dict[str, Any]:
+        return {"caller": self.caller, "dynamic": self.dynamic}
 
-    def __setstate__(self, state: dict[str, str]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
     def linearize(
@@ -64,7 +71,18 @@ class CompiledLinearizations:
                 with dependencies.filled(constants[count:]):
                     return product(point, tangents, rest)
 
-            return self._capture(of_tensors, (*arguments.tensors, *dependencies.tensors), *expected)
+            constants = (*arguments.tensors, *dependencies.tensors)
+            if not self.dynamic:
+                return self._capture(of_tensors, constants, *expected)
+            places = _batch_places(arguments.tensors, len(leaves))
+            kind = arguments.form_without(places), dependencies.form, settings(arguments.tensors)
+            known = self._open.setdefault(kind, [])
+            plain = tuple(each.detach() for each in constants)
+            found = next((graphs for graphs in known if _serves(graphs, plain, *expected)), None)
+            if found is None:
+                found = self._capture(of_tensors, constants, *expected, places)
+                known += [] if found is None else [found]
+            return found
 
         return self._graphs.run(functions, arguments, compared, capture, _linearized)
 
@@ -74,13 +92,15 @@ class CompiledLinearizations:
         constants: Leaves,
         vector: Leaves,
         expected: Leaves,
+        places: Mapping[int, int] | None = None,
     ) -> Graphs | None:
         try:
             constants = tuple(each.detach() for each in constants)
-            halves = capture(product, constants, tuple(v[0].clone() for v in vector))
+            halves = self._halves(product, constants, tuple(v[0].clone() for v in vector), places)
             graphs = Graphs(self.caller, halves)
             residuals = graphs.residuals(constants)
-            if not all(isinstance(each, Tensor) for each in residuals):
+            numbers = int if halves.sizes is not None else Tensor
+            if not all(isinstance(each, (Tensor, numbers)) for each in residuals):
                 raise CaptureError("it computes with a number that it reads from a tensor; keep it a tensor")
             found = graphs.uncompiled(residuals, vector)
         except HodiffError:
@@ -94,6 +114,38 @@ class CompiledLinearizations:
             warn_of_failure(f"{self.caller}: the product", gap)
             return None
         return graphs
+
+    @staticmethod
+    def _halves(
+        product: Callable[[Leaves, Leaves], Sequence[Tensor]],
+        constants: Leaves,
+        tangents: Leaves,
+        places: Mapping[int, int] | None,
+    ) -> SplitGraph:
+        if places:
+            try:
+                return capture(product, constants, tangents, places)
+            except CaptureError:
+                raise
+            except Exception:
+                # What cannot be traced with open sizes may be with given ones.
+                return capture(product, constants, tangents)
+        return capture(product, constants, tangents)
+
+
+def _batch_places(tensors: Leaves, point: int) -> dict[int, int]:
+    """The first dimensions of what follows the point, as far as they are as long as that of the first with any."""
+    rows = next((each.shape[0] for each in tensors[point:] if each.dim()), 0)
+    if rows < LEAST:
+        return {}
+    return {i: 0 for i, each in enumerate(tensors) if i >= point and each.dim() and each.shape[0] == rows}
+
+
+def _serves(graphs: Graphs, constants: Leaves, vector: Leaves, expected: Leaves) -> bool:
+    try:
+        return graphs.serve(constants, vector, expected)
+    except OtherBranchError:
+        return False
 
 
 def _linearized(graphs: Graphs, inputs: Leaves) -> CompiledLinearization:

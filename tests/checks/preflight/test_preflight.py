@@ -266,3 +266,41 @@ def test_a_gradient_inside_is_known():
     assert (alone.routes["reverse-over-reverse"], alone.routes["forward-over-reverse"]) == ("right", "raises")
     inside = torch.func.vmap(torch.func.grad(lambda x: x.sin()))
     assert hodiff.preflight(lambda x: inside(x).sum(), x, correct=False).routes["forward-over-reverse"] == "right"
+
+
+def test_branches_on_values_are_told_with_their_line():
+    def branches(x):
+        if x.sum() > 0:
+            return x**2
+        return int((x.detach() > 0).sum()) * x**3
+
+    (said,) = hodiff.preflight(branches, X).remarks
+    assert re.search(
+        r"branches on values .* at test_preflight.py:\d+, in branches, `if x.sum\(\) > 0:` \(1 times\)", said
+    )
+    report = hodiff.preflight(branches, -X)
+    assert any("`return int((x.detach() > 0).sum()) * x**3`" in each for each in report.remarks)
+    assert report.verdict.endswith("but see the remarks")
+    with pytest.raises(RuntimeError):  # as it says
+        torch.func.vmap(branches)(X)
+
+
+def test_branches_on_what_is_constant_are_not_told():
+    def branches(x, mask):
+        if mask.any() and len(x) == 2 and x.shape[0] > 1 and torch.zeros_like(x).sum() == 0:
+            return torch.where(x > 0, x, x**2)
+        return x
+
+    assert hodiff.preflight(branches, X, torch.tensor([True, False])).remarks == ()
+
+
+def test_draws_that_have_a_first_derivative_alone():
+    def draws(a):
+        return torch.distributions.Gamma(a, 1.0).rsample()
+
+    report = hodiff.preflight(draws, X + 1)
+    assert set(report.routes.values()) == {"raises"}
+    assert "_standard_gamma: torch has its gradient alone" in str(report)
+    for route in hodiff.ROUTES:  # as it says
+        with pytest.raises(hodiff.RouteError):
+            hodiff.hvp(lambda a: draws(a).sum(), X + 1, X, route=route)

@@ -17,6 +17,7 @@ NAMES = {
     "HD115": "wrong_third_order",
     "HD116": "detached_cotangent",
     "HD117": "wrong_sign_of_a_rule",
+    "HD118": "cancelling_cosine",
     "HD201": "flat_gradient",
     "HD204": "gradient_of_exponent",
     "HD301": "scaled_in_place",

@@ -1,0 +1,141 @@
+"""Digits that cancel inside: comparisons that fail by no more than derivatives move where operators round otherwise.
+
+That is seen by random rounding: each result of an operator is moved by a unit in its last place, up or down by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.comparisons.orders import Level, Loss, evaluate_route
+from hodiff.checks.comparisons.scalarize import ScalarProblem
+from hodiff.checks.probes.cause import Cause, modes_of
+from hodiff.checks.probes.numbers_inside import numbers_inside
+from hodiff.checks.report.data import Entry
+from hodiff.common.trees import has_strides
+from hodiff.torch_internals.interception import DispatchMode
+from hodiff.torch_internals.operators import schema_of
+from hodiff.torch_internals.tensors import is_zero_without_memory
+
+# How often all is rounded otherwise.
+_TIMES = 3
+# How much more than the rounding that was seen a derivative may be off by.
+_SAFETY = 100.0
+# Parts of a sum that are as much larger than the sum.
+_CANCEL = 1e3
+# Noise of values, as a part of the largest, from which on differences of steps of 1e-6 are not as exact as gradcheck
+# asks, and from which on differences may not settle.
+_ROUGH, _UNSETTLED = 1e-12, 1e-9
+# A derivative that is off by more than this has lost what counts.
+_GROSS = 1e-3
+_FAILED = {"wrong", "zero", "non-smooth"}
+
+
+def lost_digits(
+    problem: ScalarProblem, levels: Sequence[Level], entries: Sequence[Entry], codes: Collection[str]
+) -> list[Cause]:
+    """The defect that digits cancel, if comparisons fail for no other reason; several such are one.
+
+    Args:
+        problem: What was differentiated.
+        levels: Its derivatives.
+        entries: The comparisons.
+        codes: Those of causes that were seen; of unstable formulas, this is one more symptom.
+
+    Returns:
+        One cause, or none.
+    """
+    failed = [entry for entry in entries if entry.failed and modes_of(entry)]
+    checks = [entry for entry in failed if entry.detail.startswith("GradcheckError")]
+    if not failed or not all(entry in checks or entry.status in _FAILED for entry in failed):
+        return []
+    run = attempt(lambda: numbers_inside(lambda: problem.function(*(leaf.clone() for leaf in problem.leaves))))
+    if isinstance(run, Failure) or run.narrow or run.cancelled < _CANCEL:
+        return []
+    rough = _noise_of_values(problem)
+    noise = {level.order: _noise(problem, level) for level in levels}
+    smooth = max(noise, default=0)
+
+    def explained(entry: Entry) -> bool:
+        if entry in checks:
+            return rough > _ROUGH
+        if entry.status == "non-smooth":
+            return rough > _UNSETTLED
+        return entry.error is not None and entry.error <= _SAFETY * noise.get(min(entry.order, smooth), 0.0)
+
+    if not all(map(explained, failed)):
+        return []
+    worst = max((entry.error for entry in failed if entry.error is not None), default=0.0)
+    part = max(noise.values(), default=0.0)
+    evidence = (
+        f"parts of a sum are {run.cancelled:.0e} times as large as the sum; derivatives move by {part:.0e} of their "
+    )
+    evidence += "size where operators round otherwise"
+    severity = "warning" if worst <= _GROSS and all(entry.status != "non-smooth" for entry in failed) else "error"
+    code = "HD111" if severity == "warning" and "HD111" in codes else "HD118"
+    known = set(map(id, failed))
+    return [Cause(code, (evidence,), lambda entry: id(entry) in known, severity=severity)]
+
+
+class _Shaken(DispatchMode):
+    """Rounds each new result of an operator otherwise."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(each.alias_info is not None for each in schema_of(func).returns):  # a view, or an argument
+            return result
+        return tree_map_only(Tensor, self._rounded, result)
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point() or not has_strides(x) or x.is_meta or is_zero_without_memory(x):
+            return x
+        unit = torch.finfo(x.dtype).eps
+        up = torch.randint(-1, 2, (x.numel(),), generator=self._generator).view(x.shape).to(x)
+        return x * (1 + unit * up)
+
+
+def _noise_of_values(problem: ScalarProblem) -> float:
+    """By which part of the largest the outputs move."""
+    outcomes = [attempt(_values, problem, seed) for seed in range(1 + _TIMES)]
+    return _spread(outcomes)
+
+
+def _values(problem: ScalarProblem, seed: int) -> Tensor:
+    with torch.no_grad(), _Shaken(seed) if seed else nullcontext():
+        return problem.joined_outputs(problem.point)
+
+
+def _noise(problem: ScalarProblem, level: Level) -> float:
+    """By which part of its size a derivative moves."""
+
+    def outcome(seed: int, loss: Loss, route: str) -> Tensor | Failure:
+        with _Shaken(seed) if seed else nullcontext():
+            found: Tensor | Failure = attempt(evaluate_route, loss, route, problem.point, level.tuples, level.free)
+        return found
+
+    return max(
+        _spread([outcome(seed, loss, route) for seed in range(1 + _TIMES)], level.scale)
+        for route in level.outcomes
+        for loss in (problem.loss, problem.curved_loss)
+    )
+
+
+def _spread(outcomes: list[Tensor | Failure], scale: float = math.inf) -> float:
+    found = [each for each in outcomes if isinstance(each, Tensor) and bool(each.isfinite().all())]
+    if len(found) < len(outcomes):
+        return 0.0
+    gap = max(float((each - found[0]).abs().max()) for each in found)
+    # Of what differences say, too, which rounding has in its hands as well.
+    return gap / max(min(scale, *(float(each.abs().max()) for each in found)), 1e-300)

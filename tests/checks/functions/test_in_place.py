@@ -1,0 +1,35 @@
+"""Functions that write into what is differentiated, as embeddings with max_norm do, are called by that name."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hodiff
+
+PLACES = torch.tensor([[0, 1], [2, 1]])
+
+
+def large():
+    return 2 * torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_a_function():
+    weight = large()
+    report = hodiff.check(lambda w: F.embedding(PLACES, w, max_norm=1.0) ** 2, weight, scipy=False, vmap=False)
+    assert report.codes == ("HD303",), str(report)
+    assert "as an embedding with max_norm does" in report.errors[0].cause
+    assert torch.equal(weight, large())
+
+
+def test_modules():
+    model = nn.Sequential(nn.Embedding(5, 4, max_norm=1.0), nn.Linear(4, 2))
+    report = hodiff.check(model, PLACES)
+    assert report.codes == ("HD303",), str(report)
+    assert report.errors[0].evidence[0] == "submodule 0 (Embedding)"
+
+
+def test_what_writes_nothing_or_rightly():
+    assert hodiff.check(nn.Embedding(5, 4, max_norm=100.0), PLACES).ok
+    # Of this torch's own gradcheck says that it refuses a leaf.
+    report = hodiff.check(lambda x: x.mul_(2) ** 2, large(), scipy=False, vmap=False)
+    assert "HD303" not in report.codes

@@ -1,0 +1,133 @@
+"""`compile="dynamic"`: one graph for batches of any size, equal to eager products, which share no graph with it."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+
+import hodiff
+from hodiff.checks.torch_warnings import silence_torch_warnings
+from hodiff.operators import GaussNewtonOperator, HessianOperator
+from hodiff.operators.compiled import graphs as compiled_graphs
+
+MODEL = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 3)).double()
+X = {name: each.detach() for name, each in MODEL.named_parameters()}
+
+
+def loss(x: dict[str, Tensor], batch: Any) -> Tensor:
+    inputs, labels = batch
+    return F.cross_entropy(functional_call(MODEL, x, (inputs,)), labels)
+
+
+def summed(x: dict[str, Tensor], batch: Any) -> Tensor:
+    """Of shapes that are made of the number of rows."""
+    inputs, labels = batch
+    outputs = functional_call(MODEL, x, (inputs,))
+    return (outputs.reshape(inputs.shape[0] * 3).reshape(-1, 3) ** 3).mean() + labels.sum() * 0.0
+
+
+def divided(x: dict[str, Tensor], batch: Any) -> Tensor:
+    """By the number of rows as a number, which a graph then fixes."""
+    return summed(x, batch) / len(batch[0])
+
+
+KINDS = {
+    "hessian": lambda data, **o: HessianOperator(loss, X, data=data, **o),
+    "shapes": lambda data, **o: HessianOperator(summed, X, data=data, **o),
+    "gauss-newton": lambda data, **o: GaussNewtonOperator(MODEL, F.cross_entropy, X, data=data, **o),
+}
+
+
+@pytest.fixture(autouse=True)
+def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fx.GraphModule]]:
+    """Graphs that would be compiled, which run as they are; whatever is not captured is an error."""
+    graphs: list[fx.GraphModule] = []
+
+    def keep(graph: fx.GraphModule, inputs: Any, **_: Any) -> fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(compiled_graphs, "compile_graph", keep)
+    with silence_torch_warnings(), warnings.catch_warnings():
+        warnings.simplefilter("error", hodiff.HodiffWarning)
+        yield graphs
+
+
+def batch(size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(size)
+    return torch.randn(size, 5, generator=generator).double(), torch.randint(0, 3, (size,), generator=generator)
+
+
+def equals_eager(kind: str, sizes: tuple[int, ...], **options: Any) -> None:
+    data = [batch(size) for size in sizes]
+    A, B = KINDS[kind](data, **options), KINDS[kind](data)
+    for columns in (1, 3):
+        V = torch.randn(A.shape[0], columns, generator=torch.Generator().manual_seed(0)).double()
+        torch.testing.assert_close(A @ V, B @ V, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_sizes_take_no_other_graph(kind: str, compilations: list[Any]) -> None:
+    equals_eager(kind, (6, 11, 2, 40, 6), compile="dynamic")
+    assert len(compilations) == 1
+
+
+def test_sizes_as_numbers_have_a_graph_each(compilations: list[Any]) -> None:
+    A, B = (HessianOperator(divided, X, data=[batch(4), batch(7)], compile=each) for each in ("dynamic", False))
+    v = torch.ones(A.shape[0]).double()
+    torch.testing.assert_close(A @ v, B @ v)
+    assert len(compilations) == 2
+
+
+def test_one_size_takes_one_graph_each_without_it(compilations: list[Any]) -> None:
+    equals_eager("hessian", (6, 11), compile=True)
+    assert len(compilations) == 4  # of a vector and of a block each
+
+
+def test_a_batch_of_one_takes_its_own(compilations: list[Any]) -> None:
+    equals_eager("hessian", (6, 1, 9), compile="dynamic")
+    assert 1 < len(compilations) <= 3
+
+
+def test_a_function_of_one_size_has_a_graph_for_each(compilations: list[Any]) -> None:
+    def by_size(x: Tensor, rows: Tensor) -> Tensor:
+        return (x**3).sum() * rows.sum() if len(rows) == 4 else (x**4).sum() * rows.sum()
+
+    x, v = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
+    for size, power in ((4, 3), (5, 4), (4, 3), (7, 4)):
+        A = HessianOperator(by_size, x, torch.ones(size, dtype=torch.float64), compile="dynamic")
+        expected = power * (power - 1) * x ** (power - 2) * v * size
+        torch.testing.assert_close(A @ v, expected)
+
+
+def test_every_new_size_is_compared_with_eager(compilations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is wrong from a second size on is not used there."""
+    data = [batch(6), batch(11)]
+    A, B = KINDS["hessian"](data[:1], compile="dynamic"), KINDS["hessian"](data[1:])
+    v = torch.ones(A.shape[0]).double()
+    A @ v
+    wrong = HessianOperator(loss, X, data=data[1:], compile="dynamic")
+    wrong._compiled = A._compiled
+    (graph,) = compilations
+    output = graph.graph.output_node()
+    with graph.graph.inserting_before(output):
+        output.args = (tuple(graph.graph.call_function(torch.mul, (each, 2.0)) for each in output.args[0]),)
+    graph.recompile()
+    torch.testing.assert_close(wrong @ v, B @ v)
+    assert len(compilations) == 2
+
+
+def test_other_choices_are_refused() -> None:
+    with pytest.raises(hodiff.InputError, match="compile: expected one of True, False, 'dynamic', got 'always'"):
+        KINDS["hessian"]([batch(2)], compile="always")
+
+
+@pytest.mark.slow
+def test_the_compiler_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    equals_eager("hessian", (6, 11), compile="dynamic")
