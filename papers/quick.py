@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import runpy
 import sys
-import traceback
 import warnings
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from tqdm import tqdm
@@ -20,23 +20,24 @@ def run_quick(names: list[str], out: Path | None, jobs: int) -> list[str]:
     """Those that failed. Forks of a process that has imported what they share, a fresh one for each."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(SHARED)
-    with context.Pool(jobs, maxtasksperchild=1) as pool:
-        work = [(name, None if out is None else str(out / name)) for name in names]
-        done = pool.imap_unordered(run_one, work, chunksize=1)
-        bar = tqdm(done, total=len(names), desc="papers", unit="paper", leave=False, disable=None)
-        return sorted(name for name in bar if name)
+
+    def run(name: str) -> int | None:
+        # A process of its own, and no pool's: those may not start further ones, which some scripts do.
+        process = context.Process(target=run_one, args=(name, None if out is None else str(out / name)))
+        process.start()
+        process.join()
+        return process.exitcode
+
+    with ThreadPool(jobs) as pool:
+        codes = pool.imap(run, names)
+        bar = tqdm(codes, total=len(names), desc="papers", unit="paper", leave=False, disable=None)
+        return [name for name, code in zip(names, bar, strict=True) if code]
 
 
-def run_one(work: tuple[str, str | None]) -> str:
-    """Run one script as a main program; its name if it failed, else an empty string."""
-    name, out = work
+def run_one(name: str, out: str | None) -> None:
+    """Run one script as a main program."""
     script = PAPERS / name / "reproduce.py"
     sys.argv = [str(script), "--quick", "--no-progress", *([] if out is None else ["--out", out])]
     # What a script does not expect is a failure; scripts silence what they do.
     warnings.simplefilter("error", UserWarning)
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except (Exception, SystemExit):
-        traceback.print_exc()
-        return name
-    return ""
+    runpy.run_path(str(script), run_name="__main__")

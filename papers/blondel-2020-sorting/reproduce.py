@@ -222,10 +222,10 @@ def draw(seconds: dict[str, dict[int, float]], scores: dict[str, Any], robust: d
 def reproduce(quick: bool, progress: bool) -> Reproduction:
     """Hold ranks against SciPy, time them, and use them twice."""
     torch.set_num_threads(1)
-    cases, steps, splits, batch, rounds = (6, 60, 1, 8, 1) if quick else (60, 150, 3, 32, 3)
+    cases, steps, splits, batch, rounds = (6, 60, 1, 8, 1) if quick else (60, 100, 2, 8, 3)
     lengths = [100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600, 51200]
-    sizes = {OURS: lengths[:4] if quick else lengths, PAIRS: lengths[: 3 if quick else 5]}
-    sizes[TRANSPORT] = lengths[: 2 if quick else 4]
+    sizes = {OURS: lengths[:4] if quick else lengths, PAIRS: lengths[: 3 if quick else 4]}
+    sizes[TRANSPORT] = lengths[: 2 if quick else 3]
     exact = exactness(cases)
     seconds = times(sizes, batch, rounds, progress)
     scores = {}
@@ -238,7 +238,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
         }
     robust = {}
     for share in (0.0, 0.4) if quick else (0.0, 0.1, 0.2, 0.3, 0.4):
-        runs = [regression(share, seed, 200) for seed in range(2 if quick else 10)]
+        runs = [regression(share, seed, 200) for seed in range(2 if quick else 6)]
         robust[str(share)] = {name: float(np.mean([each[name] for each in runs])) for name in runs[0]}
 
     longest = {name: max(set(seconds[OURS]) & set(seconds[name])) for name in (PAIRS, TRANSPORT)}
