@@ -9,10 +9,14 @@ AS_INSTALLED := build/as_installed
 test-explore: export HODIFF_HYPOTHESIS_PROFILE = explore
 test-explore: SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: demo test test-slow test-explore lint format wheel bench bench-peers papers papers-quick clean $(AS_INSTALLED)
+.PHONY: demo docs test test-slow test-explore lint format wheel bench bench-peers papers papers-quick clean $(AS_INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/digits_hessian.py
+
+# The site, without network: build/site/html/index.html. A warning is an error.
+docs: $(INSTALLED)
+	PYTHONPATH=docs $(BIN)/python -m site_builder
 
 # Six minutes on two cores; what takes a test beyond three seconds belongs to the slow ones.
 test: $(INSTALLED)

@@ -1,6 +1,6 @@
 """What a step of each of `hodiff.optim`'s optimizers costs, in gradients of the same loss, raced in one process.
 
-python -m benchmarks.optimizers     prints the table of docs/optimizers.md
+python -m benchmarks.optimizers     prints the table of docs/guides/optimizers.md
 """
 
 from __future__ import annotations

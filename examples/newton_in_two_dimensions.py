@@ -2,7 +2,7 @@
 
     python examples/newton_in_two_dimensions.py
 
-The picture of docs/optimizers.md is its figure.
+The picture of docs/guides/optimizers.md is its figure.
 
 Rosenbrock's function has a narrow valley that bends, Himmelblau's four minima with saddles between them. Gradient
 descent goes straight down, and is still in the valley after 5,000 steps. Newton's method goes to the stationary point

@@ -4,6 +4,7 @@ import gc
 import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +32,19 @@ settings.register_profile(
     "explore", settings.get_profile("hodiff"), derandomize=False, max_examples=300, print_blob=True
 )
 settings.load_profile(os.environ.get("HODIFF_HYPOTHESIS_PROFILE", "hodiff"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test marked `one_in(k)` every k-th stays among the quick tests."""
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    cases: dict[tuple[Path, str], int] = {}
+    for item in quick:
+        if marker := item.get_closest_marker("one_in"):
+            test = item.path, getattr(item, "originalname", item.name)
+            cases[test] = cases.get(test, -1) + 1
+            if cases[test] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

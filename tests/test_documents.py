@@ -11,9 +11,9 @@ from hodiff.checks.findings.codes import CODES
 from hodiff.torch_internals.wording import OF_TORCH_ITSELF, Wording, says
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = "hodiff|kernels|tests|examples|benchmarks|papers|docs"
-by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @cache
@@ -94,15 +94,14 @@ def test_what_does_not_exist_is_seen():
         "hodiff.nothing",
         "hodiff.meta.nothing",
     ]
-    assert missing_links(page, "[a](docs/nowhere.md), [b](docs/routes.md#routes)") == ["docs/nowhere.md"]
-    assert missing_sections(page, "[a](docs/routes.md#routes), [b](docs/routes.md#detours)") == [
-        "docs/routes.md#detours"
-    ]
+    assert missing_links(page, "[a](docs/nowhere.md), [b](docs/explanations/routes.md#routes)") == ["docs/nowhere.md"]
+    links = "[a](docs/explanations/routes.md#routes), [b](docs/explanations/routes.md#detours)"
+    assert missing_sections(page, links) == ["docs/explanations/routes.md#detours"]
 
 
 def test_architecture_names_files_and_functions_as_they_are():
     """In its walks through the code: short names of files, and classes, functions and tables in backquotes."""
-    walks = "".join(text_of(ROOT / "docs" / "architecture.md").split("\n## The way of one ")[1:])
+    walks = "".join(text_of(ROOT / "docs" / "project" / "architecture.md").split("\n## The way of one ")[1:])
     files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "hodiff").rglob("*.py")}
     code = "".join(files.values())
     for name in re.findall(r"`([\w/]+\.py)`", walks):
@@ -114,7 +113,7 @@ def test_architecture_names_files_and_functions_as_they_are():
 
 
 def test_every_section_on_an_error_names_its_finding():
-    sections = re.split(r"^### ", text_of(ROOT / "docs" / "errors.md"), flags=re.MULTILINE)[1:]
+    sections = re.split(r"^### ", text_of(ROOT / "docs" / "reference" / "errors.md"), flags=re.MULTILINE)[1:]
     assert sections
     for section in sections:
         heading, _, body = section.partition("\n")
@@ -124,7 +123,7 @@ def test_every_section_on_an_error_names_its_finding():
 def test_errors_has_each_message_that_hodiff_recognises():
     """Those about derivatives; messages about devices and torch's notes on itself are no second-order matter."""
     others = {Wording.OTHER_DEVICE, Wording.NO_NUMBERS_TO_COPY, Wording.OUTPUT_RESIZED, *OF_TORCH_ITSELF}
-    page = text_of(ROOT / "docs" / "errors.md")
+    page = text_of(ROOT / "docs" / "reference" / "errors.md")
     for wording in Wording:
         assert wording in others or says(page, wording), wording
 
@@ -132,7 +131,7 @@ def test_errors_has_each_message_that_hodiff_recognises():
 def test_readme_says_what_the_audit_says():
     """A row of the README's table has the audit's verdicts by the four routes for torch alone."""
     pattern = re.compile(r"^\| `([\w.]+)` \| (.+) \|$", re.MULTILINE)
-    page = text_of(ROOT / "docs" / "audit.md")
+    page = text_of(ROOT / "docs" / "reference" / "audit.md")
     audit = dict(pattern.findall(page.split("## Not right everywhere")[1].split("\n## ")[0]))
     rows = pattern.findall(text_of(ROOT / "README.md").split("## Where torch is wrong")[1].split("## Speed")[0])
     assert rows

@@ -31,6 +31,7 @@ def modules_after(statement: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow  # the next one sees more
 def test_import_takes_nothing_heavy_along() -> None:
     assert HEAVY & {name.partition(".")[0] for name in modules_after("import hodiff")} == set()
 
@@ -50,6 +51,7 @@ def test_a_product_takes_nothing_heavy_along() -> None:
     assert HEAVY & {name.partition(".")[0] for name in modules_after(statement)} == set()
 
 
+@pytest.mark.slow  # what routes print is looked at below
 def test_import_prints_and_warns_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "import hodiff"], capture_output=True, text=True, check=False

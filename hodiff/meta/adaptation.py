@@ -113,7 +113,7 @@ def adapt(
             differentiably; or a function from gradients to gradients.
         route: How the gradient is differentiated: "reverse-over-reverse"; "forward-over-reverse", which stores the
             parameters of each step and nothing of the gradient's computation; or "auto", the former, which was as fast
-            or faster on all networks that we measured (docs/meta.md).
+            or faster on all networks that we measured (docs/guides/meta.md).
         generator: Seeds the random numbers that the loss draws; the global state is then left alone.
         check_finite: Whether to raise if numbers are not finite. The batches are kept until the end for that.
         correct: Whether hodiff's rules take the place of torch's wrong and missing ones in the loss.

@@ -75,10 +75,10 @@ def test_quick_problem_refuses_first_order_gradients() -> None:
 @pytest.mark.skipif(not meta_memory.STATUS.exists(), reason="the system does not tell")
 @pytest.mark.slow
 def test_memory_of_long_inner_loops() -> None:
-    """Four times the steps: so much more memory, unless few are kept."""
-    few, many = (meta_memory.peak_of(f"T={steps}", "hodiff MAML") for steps in (50, 200))
-    assert many > 2.5 * few
-    assert meta_memory.peak_of("T=200", "hodiff MAML, checkpoint") < many / 3
+    """Twice the steps: so much more memory, unless few are kept."""
+    few, many = (meta_memory.peak_of(f"T={steps}", "hodiff MAML") for steps in (50, 100))
+    assert many > 1.6 * few
+    assert meta_memory.peak_of("T=100", "hodiff MAML, checkpoint") < many / 2
 
 
 def test_memory_is_drawn(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", RIGHT)
 def test_right(name):
     f, inputs = RIGHT[name]

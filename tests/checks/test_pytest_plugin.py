@@ -234,7 +234,7 @@ def test_checks_are_importable_without_pytest():
 @pytest.mark.slow
 def test_the_guide(run):
     """Its tests pass under its ini file."""
-    text = (ROOT / "docs" / "checking.md").read_text()
+    text = (ROOT / "docs" / "guides" / "checking.md").read_text()
     (ini,) = re.findall(r"(?s)```ini\n(.*?)```", text)
     files = [block for block in re.findall(r"(?s)```python\n(.*?)```", text) if "def test_" in block]
     assert len(files) == 2

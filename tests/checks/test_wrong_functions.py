@@ -182,6 +182,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("function", "order", "codes", "words"), WRONG)
 def test_finding(function, order, codes, words):
     report = check(function, X, order=order, scipy=False)
@@ -221,6 +222,7 @@ def test_several_defects_are_all_named():
     assert set(check(TwoDefects, X).codes) == {"HD101", "HD104", "HD402"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_right_function_has_no_finding(dtype):
     report = check(Cube, X.to(dtype), order=3)

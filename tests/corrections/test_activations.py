@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from at_once import backend_of
 from torch import nn
 
 import hodiff
@@ -29,7 +30,7 @@ def test_every_route(name):
 @pytest.mark.parametrize("name", CALLS)
 def test_third_order_batched_and_compiled(name):
     # torch.overrides lists the hard sigmoid among what no mode may see, and dynamo abides by it.
-    backend = "aot_eager" if "glu" in name.lower() else False
+    backend = backend_of(name, [each for each in CALLS if "glu" in each.lower()])
     hodiff.assert_differentiable(corrected(CALLS[name]), X, order=3, compile=backend)
 
 

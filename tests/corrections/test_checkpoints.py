@@ -97,6 +97,7 @@ def _quiet():
     gc.collect()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "in contexts"])
 def test_products_at_another_point_by_every_route(way):
     _, loss, formula, p, v = problem(way)
@@ -124,6 +125,7 @@ def _gradients(value, q):
     return dict(zip(q, first, strict=True)), dict(zip(q, second, strict=True))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_of_torch_within_corrected(way, outside):

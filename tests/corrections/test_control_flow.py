@@ -112,6 +112,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_every_transform(name: str) -> None:
     f, plain = CASES[name]

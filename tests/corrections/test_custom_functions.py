@@ -251,6 +251,7 @@ def _against(f):
     return lambda x: (grad(f)(x) * V).sum()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("arrange", [at_once, in_batches])
 @pytest.mark.parametrize("name", CASES)
 def test_every_nesting(name, arrange):

@@ -5,7 +5,7 @@ import math
 import mpmath
 import pytest
 import torch
-from at_once import some_at_once
+from at_once import backend_of, some_at_once
 
 import hodiff
 from hodiff.checks.comparisons.orders import against_differences, climb
@@ -83,6 +83,7 @@ def judged(f, inputs, order):
     return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", some_at_once(CASES, list(CASES)[::2]))
 def test_every_route(name):
     f, inputs = CASES[name]
@@ -93,7 +94,7 @@ def test_every_route(name):
 @pytest.mark.parametrize("name", CASES)
 def test_every_route_batched_and_compiled(name):
     f, inputs = CASES[name]
-    compile = "aot_eager" if name not in NOT_COMPILED else False
+    compile = backend_of(name, [each for each in CASES if each not in NOT_COMPILED])
     # vmap writes no batch into what is none.
     vmap = "in place" not in name
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, vmap=vmap, compile=compile, scipy=False)

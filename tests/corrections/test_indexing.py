@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from at_once import backend_of
 
 import hodiff
 from hodiff.checks.comparisons.orders import against_differences, climb
@@ -122,6 +123,7 @@ WRONG = (
 FAST = (*WRONG, "scatter_reduce prod without self", "segment_reduce prod", "in place")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
@@ -134,7 +136,7 @@ def test_every_route(name):
 @pytest.mark.parametrize("name", CASES)
 def test_every_route_batched_and_compiled(name):
     f, inputs = CASES[name]
-    compile = "aot_eager" if name not in NOT_COMPILED else False
+    compile = backend_of(name, [each for each in CASES if each not in NOT_COMPILED])
     vmap = name not in NOT_BATCHED
     # Third order was the test above; compiled, there is none.
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, vmap=vmap, compile=compile, scipy=False)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from at_once import some_at_once
+from at_once import backend_of, some_at_once
 from torch.linalg import eigh
 
 import hodiff
@@ -147,6 +147,7 @@ WRONG = (
 
 
 # One of each; the others, which differ in arguments, take longer than one wants to wait.
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", some_at_once(ALL, WRONG[::2]))
 def test_every_route(name):
     f, inputs = ALL[name]
@@ -158,7 +159,7 @@ def test_every_route(name):
 def test_every_route_batched_and_compiled(name):
     f, inputs = ALL[name]
     # Dynamo fails, and says so, on the reshaped result of tensorsolve in a gradient of a tangent.
-    compile = "aot_eager" if name in CASES and not name.startswith("tensorsolve") else False
+    compile = backend_of(name, [each for each in CASES if not each.startswith("tensorsolve")])
     # Third order was the test above; compiled, there is none.
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, compile=compile, scipy=False)
 
@@ -167,6 +168,7 @@ def test_every_route_batched_and_compiled(name):
 RIGHT_SINCE = dict.fromkeys(("solve", "solve_ex", "tensorsolve", "det", "slogdet", "logdet"), "2.15")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_torch_fails_here(name):
     """Else nothing above proves anything, and a rule that stands aside would be missed."""

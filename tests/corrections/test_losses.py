@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from at_once import some_at_once
+from at_once import backend_of, some_at_once
 
 import hodiff
 
@@ -90,6 +90,7 @@ if hasattr(F, "linear_cross_entropy"):
         )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", some_at_once(CALLS, list(CALLS)[::2]))
 def test_every_route(name):
     function, inputs = CALLS[name]
@@ -101,7 +102,7 @@ def test_every_route(name):
 def test_third_order_batched_and_compiled(name):
     function, inputs = CALLS[name]
     # Dynamo shows torch's linear_cross_entropy to no mode; compiled, its second derivative raises.
-    backend = False if name.startswith("linear_cross_entropy") else "aot_eager"
+    backend = backend_of(name, [each for each in CALLS if not each.startswith("linear_cross_entropy")])
     hodiff.assert_differentiable(corrected(function), inputs, order=3, scipy=False, compile=backend)
 
 
@@ -151,6 +152,7 @@ WEIGHTED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WEIGHTED)
 def test_derivatives_by_weights(name):
     """Torch has zeros in forward mode, and raises in reverse mode."""

@@ -56,6 +56,7 @@ def of_parameters(model, names, loss):
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
 # The encoder says that it does not take its path for nested tensors.
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:.*nested:UserWarning")
 def test_transformer_encoder(norm_first, training, padded):
     layer = nn.TransformerEncoderLayer(4, 2, 6, 0.0, "gelu", batch_first=True, norm_first=norm_first)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from at_once import backend_of
 
 import hodiff
 from hodiff.checks.comparisons.orders import against_differences, climb
@@ -42,6 +43,7 @@ def judged(f, inputs, order):
     return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_every_route(name):
     f, inputs = CASES[name]
@@ -52,7 +54,7 @@ def test_every_route(name):
 @pytest.mark.parametrize("name", CASES)
 def test_every_route_batched_and_compiled(name):
     f, inputs = CASES[name]
-    compile = "aot_eager" if name not in NOT_COMPILED else False
+    compile = backend_of(name, [each for each in CASES if each not in NOT_COMPILED])
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, compile=compile, scipy=False)
 
 

@@ -94,6 +94,7 @@ def derivative(f, x, order):
         return mpmath.re(mpmath.diff(f, mpmath.mpf(x), order, h=step))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", TRUTHS)
 def test_derivatives_are_those_of_mpmath_and_scipy(name):
     truth, points = TRUTHS[name]
@@ -184,6 +185,7 @@ FUNCTIONS = {name: getattr(S, name) for name in TRUTHS} | {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", some_at_once(FUNCTIONS, list(FUNCTIONS)[::3]))
 def test_every_route(name):
     hodiff.assert_differentiable(corrected(FUNCTIONS[name]), X, scipy=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hodiff
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "corrections.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "corrections.md"
 BEGIN, END = "<!-- table: python tests/corrections/write_table.py -->", "<!-- end of table -->"
 SHORT = dict(zip(hodiff.ROUTES, ("rr", "fr", "rf", "ff"), strict=True))
 HEADING = "| torch function | torch is | by | because | instead | mended in torch |\n|---|---|---|---|---|---|"

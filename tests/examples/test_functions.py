@@ -91,6 +91,7 @@ def test_lesson_states_itself(stem):
 SOON = {"01_square", "15_max", "20_triton"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "stem", [stem if stem in SOON else pytest.param(stem, marks=pytest.mark.slow) for stem in LESSONS]
 )
@@ -109,6 +110,7 @@ def test_lesson_is_right(stem, capsys):
         torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stem", DEFECTS)
 def test_defect_is_named(stem, capsys):
     report = load(stem).main()

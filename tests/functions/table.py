@@ -1,4 +1,4 @@
-"""Write the table of Functions, with formula, saved bytes and worst error, into docs/functions.md.
+"""Write the table of Functions, with formula, saved bytes and worst error, into docs/guides/functions.md.
 
 python tests/functions/table.py
 """
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "functions.md"
+PAGE = ROOT / "docs" / "guides" / "functions.md"
 BEGIN, END = "<!-- table: python tests/functions/table.py -->", "<!-- end of table -->"
 HEADING = [
     "| Function | formula | saved for backward | worst ulps, orders 0 / 1 / 2 / 3 |",

@@ -39,6 +39,7 @@ def assert_on_file(name: str, extremes: Extremes, point: float) -> None:
         assert abs(stored - live) <= abs(live) * mp.mpf("1e-19"), f"order {order} at {point!r}"
 
 
+@pytest.mark.one_in(4)
 @NAMED
 def test_accurate_at_extreme_numbers(name, case, extremes):
     for point, exact in truths()[name].items():

@@ -16,7 +16,7 @@ ELSEWHERE = {"stop_gradient", "clip_gradient", "noise_gradient", "gradient_hook"
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_documentation_lists(case):
-    page = (ROOT / "docs" / "functions.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "functions.md").read_text(encoding="utf-8")
     assert f"| `{case.name}` |" in page, "run python tests/functions/table.py"
 
 
@@ -40,5 +40,5 @@ def test_catalogue_holds_every_public_class():
 
 @pytest.mark.parametrize("name", REVERSE_ONLY)
 def test_documentation_lists_what_only_reverse_mode_has(name):
-    page = (ROOT / "docs" / "functions.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "functions.md").read_text(encoding="utf-8")
     assert f"| `{name}` (reverse mode only) |" in page, "run python tests/functions/table.py"

@@ -239,6 +239,7 @@ MINIMIZERS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MINIMIZERS)
 def test_solvers_for_minima(name):
     def objective(x, p):

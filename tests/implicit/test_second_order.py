@@ -1,5 +1,6 @@
 """Implicit functions by gradgradcheck and SciPy's Hessian; `test_derivatives.py` has their closed forms."""
 
+import pytest
 import torch
 from implicit.problems import PROBLEMS
 from second_order import Row, assert_listed, assert_second_order, each, public
@@ -45,6 +46,7 @@ def test_every_name_is_listed():
     assert_listed(public(implicit) - (solved - {row.name for row in ROWS}), ROWS, {})
 
 
+@pytest.mark.one_in(2)
 @each(ROWS)
 def test_second_order(row):
     assert_second_order(row)

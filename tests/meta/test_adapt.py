@@ -57,6 +57,7 @@ def leaves() -> list[Tensor]:
     return [each.clone().requires_grad_() for each in (START, SHIFT, rate)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_derivatives_for_every_optimizer(optimizer: str) -> None:
     """In the start, what the loss closes over and the learning rate, backward, forward and to second order."""
@@ -67,6 +68,7 @@ def test_derivatives_for_every_optimizer(optimizer: str) -> None:
     assert gradgradcheck(adapted(optimizer, 2), leaves(), atol=1e-4)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("optimizer", some_at_once(["SGD", "Adam"], ["Adam"]))
 def test_derivatives_for_every_variant(optimizer: str, variant: str) -> None:
@@ -304,6 +306,7 @@ def test_generator_seeds_the_loop_and_leaves_the_global_state() -> None:
     assert not torch.equal(first, other)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("variant", ["plain", "mixed", "checkpointed"])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_modules(kind: type[nn.Module], variant: str) -> None:

@@ -76,6 +76,7 @@ def differences() -> Tensor:
     return torch.stack(rows)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", ["recorded", *ROUTES])
 @pytest.mark.parametrize("chunk_size", [None, 2])
 def test_hessian_of_the_meta_loss(route: str, chunk_size: int | None, differences: Tensor) -> None:

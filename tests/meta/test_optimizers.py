@@ -130,6 +130,7 @@ def test_lion_equals_its_formula(weight_decay: float, maximize: bool) -> None:
     assert_equal(actual, expected)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "options"), [*EVERY, ("Lion", {}), ("Lion", {"weight_decay": 0.1})])
 def test_derivatives_of_two_steps(name: str, options: dict[str, Any]) -> None:
     """In gradients, parameters and all numeric settings, to second order, backward and forward."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from models.specimen import Architecture
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "models.md"
+PAGE = ROOT / "docs" / "reference" / "models.md"
 FEATURES = ("products", "operator", "Gauss-Newton", "top eigenvalue")
 INTRODUCTION = """\
 # Models that people have

@@ -3,7 +3,7 @@
 import math
 import sys
 import sysconfig
-import time
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -97,6 +97,7 @@ DIAGONALS: dict[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("f", DIAGONALS, ids=lambda f: f.__name__)
 def test_each_way_has_its_graph(f: Callable[[Tensor], Tensor]) -> None:
     A = HessianOperator(f, X, compile=True)
@@ -243,14 +244,16 @@ def coefficients_of(package: types.ModuleType) -> Tensor:
     return found
 
 
-def test_who_waits_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(compilation, "PATIENCE", 0.01)
-    for terminal in (True, False):
-        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
-        for wait in (0.0, 0.2):
-            with compilation.said_if_long("compiling"):
-                time.sleep(wait)
-            assert capsys.readouterr().err == ("compiling\n" if terminal and wait else "")
+@pytest.mark.parametrize(("terminal", "patience"), [(True, 0.0), (True, 60.0), (False, 0.0)])
+def test_who_waits_is_told(terminal: bool, patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    told = threading.Event()
+    monkeypatch.setattr(compilation, "PATIENCE", patience)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stderr.write", lambda line: (lines.append(line), told.set()))
+    with compilation.said_if_long("compiling"):
+        told.wait(30.0 if terminal and not patience else 0.0)
+    assert lines == (["compiling\n"] if terminal and not patience else [])
 
 
 def test_numbers_that_are_no_numbers() -> None:

@@ -35,6 +35,7 @@ def test_exact_is_the_gauss_newton_matrix(name: str, reduction: str) -> None:
     close(A.to_dense(), p.gauss_newton(reduction))
 
 
+@pytest.mark.one_in(3)
 @ALL
 @REDUCTIONS
 def test_drawn_targets_converge_to_the_exact_one(name: str, reduction: str) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from at_once import some_at_once
+from at_once import in_turn, some_at_once
 from optim import by_torch_func
 from optim.problems.elsewhere import MORE_GARBOW_HILLSTROM as ELSEWHERE
 from optim.problems.elsewhere import OWN
@@ -111,6 +111,7 @@ def of_scipy(problem, method):
     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -118,11 +119,10 @@ def of_scipy(problem, method):
             name,
             method,
             marks=[]
-            if method in SOON and len(problem.start) < 4 and (name, method) not in ELSEWHERE
+            if method in SOON and len(PROBLEMS[name].start) < 4 and (name, method) not in ELSEWHERE
             else pytest.mark.slow,
         )
-        for name, problem in PROBLEMS.items()
-        for method in [*LEAST_SQUARES, *MINIMIZE]
+        for name, method in in_turn(PROBLEMS, [*LEAST_SQUARES, *MINIMIZE], by=2)
     ],
 )
 def test_published_minimum_is_found(name, method):

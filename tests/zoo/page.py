@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "findings.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "findings.md"
 INTRODUCTION, *SECTIONS = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
 TEXTS = {section.partition(":")[0]: section for section in SECTIONS}
 

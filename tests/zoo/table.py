@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "zoo.md"
+PAGE = ROOT / "docs" / "reference" / "zoo.md"
 FINDS, MISSES, NOT_APPLICABLE = "finds it", "misses it", "n/a"
 TOOLS = ("gradcheck + gradgradcheck", "both, every switch on", "torch.library.opcheck", "hodiff.check")
 GROUPS = {

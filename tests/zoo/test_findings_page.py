@@ -25,6 +25,7 @@ def test_every_code_has_its_section():
     assert headings == [f"{code}: {each.title}" for code, each in CODES.items()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("code", [code for code in CODES if code not in NAMES])
 def test_wrong_example_gives_the_code(code):
     function, inputs, options = wrong_example(code)
@@ -33,6 +34,7 @@ def test_wrong_example_gives_the_code(code):
     assert code in codes(report)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("code", some_at_once(MENDED, MENDED[::3]))
 def test_mended_example_gives_none(code):
     function, inputs, options = mended_example(code)

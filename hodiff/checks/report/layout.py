@@ -9,7 +9,7 @@ from itertools import groupby
 
 from hodiff.checks.report.data import Entry, FindingData, ReportData
 
-PAGE = "docs/findings.md"
+PAGE = "docs/reference/findings.md"
 
 # The plural of each severity; the order is that of the report.
 SEVERITIES = {"error": "errors", "warning": "warnings", "note": "notes"}

@@ -22,7 +22,7 @@ class AdaHessian(HutchinsonOptimizer):
 
     with $D = z \circ H z$, of random signs z, averaged over each kernel of a convolution; s counts the estimates. A
     loop of `loss.backward()` and `optimizer.step()` is enough: `backward` shows its graph to the optimizer. See
-    docs/optimizers.md for that and for what it costs.
+    docs/guides/optimizers.md for that and for what it costs.
 
     Args:
         params: Parameters, or groups of them with settings of their own, as for `torch.optim.Adam`; real and

@@ -55,8 +55,8 @@ class SophiaH(_Sophia, HutchinsonOptimizer):
 
     with a random u. No coordinate moves by more than the learning rate, and those of negative curvature by all of it.
     In a script, `torch.optim.Adam(model.parameters())` becomes `hodiff.optim.SophiaH(model.parameters())`, and nothing
-    else changes: every k steps `loss.backward()` shows its graph to the optimizer. See docs/optimizers.md for that and
-    for what it costs.
+    else changes: every k steps `loss.backward()` shows its graph to the optimizer. See docs/guides/optimizers.md for
+    that and for what it costs.
 
     Args:
         params: Parameters, or groups of them with settings of their own, as for `torch.optim.Adam`; real and

@@ -40,6 +40,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", RIGHT)
 def test_right(name):
     make, inputs, options = RIGHT[name]
@@ -117,6 +118,7 @@ WRONG = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_names_the_submodule(name):
     make, inputs, options, submodule, inside, code, routes = WRONG[name]
@@ -451,6 +453,7 @@ class Cancels(nn.Module):
         return ((x + 1e6) - 1e6) ** 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", USUAL)
 def test_what_people_have_is_not_called_wrong(name):
     make, inputs, codes = USUAL[name]
@@ -483,6 +486,7 @@ def test_a_wrong_rule_in_float32_is_found():
 WRT = {"both": (29, 12), "parameters": (29, 0), "inputs": (0, 12)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("wrt", WRT)
 def test_what_is_differentiated(wrt):
     module = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))

@@ -72,6 +72,7 @@ def test_refuses(f, x, message):
         scipy_hessian(f, x)
 
 
+@pytest.mark.slow
 def test_import_does_not_load_scipy():
     code = "import sys, hodiff.checks; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -127,7 +127,7 @@ def test_a_finding_says_everything_once():
         "    evidence: 12 bytes",
         "    at: functions.py:12",
         f"    remedy: {CODES['HD104'].remedy}",
-        "    page: docs/findings.md#hd104-the-graph-is-cut",
+        "    page: docs/reference/findings.md#hd104-the-graph-is-cut",
     ]
 
 

@@ -95,6 +95,7 @@ def test_state_goes_to_another_process_in_mid_training(case):
     assert ours["param_groups"] == theirs["param_groups"]
 
 
+@pytest.mark.one_in(4)
 @every
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))], ids=["copy", "pickle"]

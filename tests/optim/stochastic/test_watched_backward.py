@@ -355,12 +355,13 @@ def test_memory_is_flat(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", TABLE.values(), ids=TABLE)
-def test_memory_is_flat_over_a_thousand_steps(case):
+@pytest.mark.parametrize("name", TABLE)
+def test_memory_is_flat_over_a_thousand_steps(name):
+    case, steps = TABLE[name], 1000 if name in list(TABLE)[::4] else 200
     tensors_after(case, 100)
     resident = resident_bytes()
     # Torch's tree_flatten leaves some bytes to the garbage collector each time, which is off here.
-    before, after = tensors_after(case, 1000 // case.systems)
+    before, after = tensors_after(case, steps // case.systems)
     assert after <= before
     # What torch holds outside of Python, such as graphs, of which a thousand would be more.
     assert resident_bytes() < resident + 4 * 2**20

@@ -1,0 +1,118 @@
+"""How the site is laid out, before Sphinx sees it: links by hand, findings and the audit against their files."""
+
+import json
+import re
+
+import pytest
+
+from hodiff.checks.audit.on_file import audit_on_file, versions_on_file
+from hodiff.checks.findings.codes import CODES
+
+pytest.importorskip("griffe")
+from site_builder import findings, layout, links, navigation, scripts
+from site_builder.audit import LETTERS, audit_script
+from site_builder.layout import SiteError, Tree, page_of
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return Tree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "page"),
+    [
+        ("docs/guides/meta.md", "guides/meta.md"),
+        ("README.md", "index.md"),
+        ("CHANGELOG.md", "project/changelog.md"),
+        ("papers/cohen-2021/README.md", "papers/cohen-2021/index.md"),
+        ("papers", "papers/index.md"),
+        ("examples/laplace.py", "examples/laplace.md"),
+        ("examples/functions", "examples/functions/index.md"),
+        ("hodiff/errors.py", "source/hodiff/errors.py.md"),
+        ("tests/models", "source/tests/models/index.md"),
+        ("docs/images/newton.png", "images/newton.png"),
+    ],
+)
+def test_where_a_file_stands(path, page):
+    assert (layout.ROOT / path).exists()
+    assert page_of(path) == page
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("[a](../reference/audit.md)", "[a](../reference/audit.md)"),
+        ("[a](operators.md#data)", "[a](operators.md#data)"),
+        ("[`a` b](../../examples/laplace.py)", "[`a` b](../examples/laplace.md)"),
+        ("![a](../images/newton.png)", "![a](../images/newton.png)"),
+        ("[a](../../README.md)", "[a](../index.md)"),
+        ("[a](../reference/findings.md#hd104-the-graph-is-cut)", "[a](../reference/findings/HD104.md)"),
+        ("[a](https://example.org)", "[a](https://example.org)"),
+        ("[a](#data)", "[a](#data)"),
+        ("```python\nx = [f](y)\n```", "```python\nx = [f](y)\n```"),
+        ("```python\n>>> 1\n1\n\n```\n\nText", "```python\n>>> 1\n1\n```\n\nText"),
+    ],
+)
+def test_links_of_the_repository_become_those_of_the_site(tree, written, expected):
+    assert links.relinked(written, "docs/guides/meta.md", "guides/meta.md", tree) == expected
+
+
+@pytest.mark.parametrize("target", ["nowhere.md", "../../../outside.md"])
+def test_a_link_that_leads_nowhere_stops_the_build(tree, target):
+    with pytest.raises(SiteError, match=re.escape(f"{target} leads nowhere")):
+        links.relinked(f"[a]({target})", "docs/guides/meta.md", "guides/meta.md", tree)
+
+
+def test_code_that_is_linked_to_gets_a_page(tree):
+    links.relinked(
+        "[a](../../hodiff/errors.py), [b](../../tests/models)", "docs/guides/meta.md", "guides/meta.md", tree
+    )
+    scripts.write_sources(tree)
+    code = (tree.folder / "source/hodiff/errors.py.md").read_text()
+    assert (layout.ROOT / "hodiff/errors.py").read_text().strip() in code
+    assert "`table.py`" in (tree.folder / "source/tests/models/index.md").read_text()
+
+
+def test_two_pages_do_not_claim_one_place(tree):
+    tree.write("a.md", "one")
+    with pytest.raises(SiteError, match=r"a\.md is written twice"):
+        tree.write("a.md", "two")
+
+
+def test_findings_have_their_titles_examples_and_torch_s_words(tree):
+    pages = findings.write_findings(tree)
+    assert [page[-8:-3] for page in pages] == sorted(CODES)
+    for page in pages:
+        text = (tree.folder / page).read_text()
+        code = page[-8:-3]
+        assert text.startswith(f"# {code}: {CODES[code].title}\n")
+        assert text.count("```python") == 3
+    said = (tree.folder / "reference/findings/HD107.md").read_text()
+    assert "(../errors.md#trying-to-differentiate-twice-a-function-that-was-marked-with-once_differentiable)" in said
+    assert "[HD107](findings/HD107.md)" in (tree.folder / "reference/findings.md").read_text()
+
+
+def test_the_script_of_the_audit_has_all_of_it():
+    data = json.loads(audit_script().removeprefix("const AUDIT = ").removesuffix(";\n"))
+    tables = [audit_on_file(version) for version in versions_on_file()]
+    assert data["versions"] == [table.torch for table in tables]
+    assert data["verdicts"] == {letter: verdict for verdict, letter in LETTERS.items()}
+    for index, table in enumerate(tables):
+        for name, entry in table.operators.items():
+            words = data["operators"][name][index]
+            for word, run in zip(words[:2], ("torch", "corrected"), strict=True):
+                assert [data["verdicts"][letter] for letter in word] == [v.status for v in entry[run].values()], name
+    assert sum(map(len, data["operators"].values())) == len(tables) * len(data["operators"])
+
+
+def test_a_side_bar_that_names_what_is_not_there_stops_the_build():
+    with pytest.raises(SiteError, match=r"guides/meta\.md"):
+        navigation.side_bar({})
+
+
+@pytest.mark.parametrize("new", ["guides/new", "new", "explanations/new"])
+def test_a_new_page_is_in_the_side_bar(new):
+    written = {page: None for pages in navigation.SIDE_BAR.values() for page in pages}
+    assert new not in navigation.side_bar(written).splitlines()
+    assert new in navigation.side_bar({**written, f"{new}.md": None}).splitlines()

@@ -1,0 +1,106 @@
+"""The built pages: links and anchors lead somewhere, nothing comes from another machine, formulas are MathML."""
+
+import re
+from functools import cache
+from html.parser import HTMLParser
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import hodiff
+from hodiff.checks.findings.codes import CODES
+
+pytestmark = pytest.mark.slow
+
+
+class Reader(HTMLParser):
+    """Links, anchors, what is loaded, and the text that is no code and no formula."""
+
+    def __init__(self):
+        super().__init__()
+        self.links, self.anchors, self.loaded, self.formulas = [], set(), [], 0
+        self.text, self.skipping = [], []
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.anchors.update(found[name] for name in ("id", "name") if found.get(name))
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        if tag in {"img", "script", "iframe", "source"} and "src" in found:
+            self.loaded.append(found["src"])
+        if tag == "link" and found.get("rel") in {"stylesheet", "icon", "preload"}:
+            self.loaded.append(found["href"])
+        self.formulas += tag == "math"
+        if tag in {"code", "pre", "math", "script", "style", "title"}:
+            self.skipping.append(tag)
+
+    def handle_endtag(self, tag):
+        if self.skipping and self.skipping[-1] == tag:
+            self.skipping.pop()
+
+    def handle_data(self, data):
+        if not self.skipping:
+            self.text.append(data)
+
+
+@cache
+def read(path):
+    reader = Reader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    return reader
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    return {path: read(path) for path in sorted(site.rglob("*.html"))}
+
+
+def test_links_and_anchors_lead_somewhere(pages, site):
+    lost = []
+    for path, reader in pages.items():
+        for link in reader.links:
+            parts = urlsplit(link)
+            if parts.scheme:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            there = target.exists()
+            if there and parts.fragment and target.suffix == ".html":
+                there = unquote(parts.fragment) in read(target).anchors
+            if not there:
+                lost.append(f"{path.relative_to(site)}: {link}")
+    assert len(pages) > 150
+    assert not lost, lost[:20]
+
+
+def test_nothing_comes_from_another_machine(pages, site):
+    for path, reader in pages.items():
+        for source in reader.loaded:
+            assert not urlsplit(source).netloc, f"{path.relative_to(site)}: {source}"
+            assert source.startswith("data:") or (path.parent / urlsplit(source).path).exists(), source
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+def test_formulas_are_mathml(pages, site):
+    assert pages[site / "guides" / "operators.html"].formulas > 20
+    assert pages[site / "reference" / "api" / "hodiff.estimators.html"].formulas > 20
+    for path, reader in pages.items():
+        assert "$$" not in "".join(reader.text), path.relative_to(site)
+
+
+def test_every_finding_has_a_page_with_its_two_examples(pages, site):
+    for code, defect in CODES.items():
+        page = site / "reference" / "findings" / f"{code}.html"
+        text = page.read_text(encoding="utf-8")
+        assert code in text
+        assert text.count('class="highlight-python') >= 3, f"{code}: {defect.title}"
+
+
+def test_what_the_interface_exports_is_documented(pages, site):
+    anchors = set().union(*(reader.anchors for path, reader in pages.items() if path.parent.name == "api"))
+    for room in ("estimators", "operators", "optim", "meta", "implicit", "functions", "nn", "checks", "plot"):
+        module = getattr(hodiff, room)
+        for name, value in vars(module).items():
+            if callable(value) and not name.startswith("_") and getattr(value, "__doc__", None):
+                homes = {f"hodiff.{name}", f"hodiff.{room}.{name}"}
+                assert homes & anchors, f"hodiff.{room}.{name}"
