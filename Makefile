@@ -9,7 +9,8 @@ AS_INSTALLED := build/as_installed
 test-explore: export HODIFF_HYPOTHESIS_PROFILE = explore
 test-explore: SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: demo docs test test-slow test-explore lint format wheel notebooks bench bench-peers papers clean $(AS_INSTALLED)
+.PHONY: demo docs test test-slow test-explore lint format wheel notebooks bench bench-peers papers papers-quick clean \
+        $(AS_INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/digits_hessian.py
@@ -20,9 +21,9 @@ docs: $(INSTALLED)
 
 # Six minutes on two cores; what takes a test beyond three seconds belongs to the slow ones.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 30 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 30 -m "not slow and not papers"
 
-# The audits: torch's whole operator database, third order of every Function, examples and papers, among others.
+# The audits: torch's whole operator database, third order of every Function, examples, among others.
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 30 -m slow
 
@@ -57,6 +58,10 @@ bench-peers: .venv-bench/installed
 # Every published claim, again; minutes.
 papers: $(INSTALLED)
 	$(BIN)/python -m papers
+
+# Every reproduction on a small problem, and what its numbers have to show; a minute on two cores.
+papers-quick: $(INSTALLED)
+	$(BIN)/python -m pytest -n 0 -m papers tests/papers
 
 clean:
 	rm -rf .venv .venv-bench build dist *.egg-info

@@ -9,25 +9,36 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from papers.quick import run_quick
+
 PAPERS = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Run the scripts one after another; 1 if one failed."""
+    """Run the scripts one after another, quick ones some at a time; 1 if one failed."""
     names = sorted(path.parent.name for path in PAPERS.glob("*/reproduce.py"))
     parser = argparse.ArgumentParser(prog="python -m papers", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="smaller problems, half a minute each; not saved")
+    parser.add_argument("--quick", action="store_true", help="smaller problems, some seconds each")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PAPER")
+    parser.add_argument("--out", type=Path, help="with --quick, the folder for theirs; without, they are not saved")
+    parser.add_argument("--jobs", type=int, default=1, help="with --quick, how many run at a time")
     options = parser.parse_args()
-    failed = []
-    # A process each, so that no timing depends on what ran before.
-    for name in tqdm(options.only, desc="papers", unit="paper", leave=False, disable=None):
-        command = [sys.executable, str(PAPERS / name / "reproduce.py"), *(["--quick"] if options.quick else [])]
-        if subprocess.run(command, cwd=PAPERS.parent, check=False).returncode:
-            failed.append(name)
+    if not options.quick and (options.out or options.jobs != 1):
+        parser.error("--out and --jobs are for --quick: full runs are saved in their folders, and timed alone")
+    failed = run_quick(options.only, options.out, options.jobs) if options.quick else run_full(options.only)
     if failed:
         tqdm.write(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
+
+
+def run_full(names: list[str]) -> list[str]:
+    """Those that failed. A process each, so that no timing depends on what ran before."""
+    failed = []
+    for name in tqdm(names, desc="papers", unit="paper", leave=False, disable=None):
+        command = [sys.executable, str(PAPERS / name / "reproduce.py")]
+        if subprocess.run(command, cwd=PAPERS.parent, check=False).returncode:
+            failed.append(name)
+    return failed
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def claims_table(results: dict[str, Any]) -> str:
 
 
 def index_table(papers: Path) -> str:
-    """The main claim of each paper, with the verdict on all of its claims.
+    """All claims of all papers, a row each, misses included; how many were reproduced stands at the first.
 
     Args:
         papers: The folder of all papers.
@@ -35,12 +35,13 @@ def index_table(papers: Path) -> str:
     """
     rows = []
     for name, results in saved(papers):
-        main = results["claims"][0]
-        verdicts = [claim["verdict"] for claim in results["claims"] if claim["verdict"] != OURS]
-        count = f"{verdicts.count('reproduced')} of {len(verdicts)} claims reproduced"
-        paper = f"[{heading(papers / name / 'README.md')}]({name}/README.md)"
-        rows.append([paper, main["claim"], main["published"], main["measured"], f"{main['verdict']}; {count}"])
-    return markdown(["paper", "main claim", "published", "measured", "verdict"], rows)
+        claims = [claim for claim in results["claims"] if claim["verdict"] != OURS]
+        reproduced = sum(claim["verdict"] == "reproduced" for claim in claims)
+        paper = f"[{heading(papers / name / 'README.md')}]({name}/README.md), {reproduced} of {len(claims)}"
+        for claim in claims:
+            rows.append([paper, claim["claim"], claim["published"], claim["measured"], claim["verdict"]])
+            paper = ""
+    return markdown(["paper, claims reproduced", "claim", "published", "ours", "verdict"], rows)
 
 
 def saved(papers: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -64,7 +65,7 @@ def update_readme(folder: Path) -> None:
 
 
 def update_index(papers: Path) -> None:
-    """Put the main results of all papers into the index."""
+    """Put the claims of all papers into the index."""
     replace(papers / "README.md", index_table(papers))
 
 

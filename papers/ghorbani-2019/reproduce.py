@@ -1,10 +1,12 @@
 """The density of Hessian eigenvalues during training, with batch norm and without.
 
 python papers/ghorbani-2019/reproduce.py
+python papers/ghorbani-2019/reproduce.py --residual --out FOLDER     residual networks instead, nearer to the paper's
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from benchmarks.torch_ways import gradient
 from benchmarks.workloads.hvp import flatten
 from hodiff.estimators import SpectralDensity, eigsh, spectral_density
 from papers.common import Claim, Reproduction, run, span, verdict
+from papers.networks import digit_images, residual_network
 
 CLASSES = 10
 SIGMA = 1e-5**0.5  # the paper's, for the comparison with the exact spectrum
@@ -42,10 +45,12 @@ class Size:
     looks: tuple[int, ...]
     samples: int
     lanczos: int
+    blocks: int = 0  # of a residual network; 0 stands for three convolutions
 
 
 FULL = Size(256, 12, 1000, (0, 200, 300, 400, 600, 1000), 3, 50)
 QUICK = Size(128, 6, 400, (0, 400), 2, 30)
+RESIDUAL = Size(512, 8, 500, (0, 100, 250, 500), 2, 30, blocks=3)
 
 
 def convolutional(channels: int, batch_norm: bool) -> nn.Sequential:
@@ -62,9 +67,14 @@ def convolutional(channels: int, batch_norm: bool) -> nn.Sequential:
 def trained(size: Size, batch_norm: bool, progress: bool) -> Iterator[tuple[int, Objective]]:
     """The objective over all images at each of the steps to look at, trained by SGD with momentum on batches of 64."""
     torch.manual_seed(0)
-    flat = digits(64, CLASSES, samples=size.images)
-    images, labels = flat.inputs.view(-1, 1, 8, 8), flat.targets
-    network = convolutional(size.channels, batch_norm)
+    network: nn.Sequential
+    if size.blocks:
+        (images, labels), _ = digit_images(size.images)
+        network = residual_network(size.blocks, size.channels, batch_norm)
+    else:
+        flat = digits(64, CLASSES, samples=size.images)
+        images, labels = flat.inputs.view(-1, 1, 8, 8), flat.targets
+        network = convolutional(size.channels, batch_norm)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)
     generator = torch.Generator().manual_seed(0)
     for step in tqdm(range(size.steps + 1), desc="training", leave=False, disable=not progress):
@@ -132,9 +142,9 @@ def draw(densities: dict[str, list[SpectralDensity]], looks: dict[str, list[dict
     return figure
 
 
-def reproduce(quick: bool, progress: bool) -> Reproduction:
+def reproduce(quick: bool, progress: bool, residual: bool = False) -> Reproduction:
     """Follow both networks through training, and check the estimate against an exact spectrum."""
-    size = QUICK if quick else FULL
+    size = RESIDUAL if residual else QUICK if quick else FULL
     looks: dict[str, list[dict[str, float]]] = {name: [] for name in KINDS}
     densities: dict[str, list[SpectralDensity]] = {name: [] for name in KINDS}
     for name, batch_norm in KINDS.items():
@@ -179,4 +189,9 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
 
 
 if __name__ == "__main__":
-    run(__file__, __doc__ or "", reproduce)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--residual", action="store_true")
+    own, sys.argv[1:] = parser.parse_known_args()
+    if own.residual and "--out" not in sys.argv:
+        parser.error("--residual: expected --out as well, as the results on file are of the other networks")
+    run(__file__, __doc__ or "", lambda quick, progress: reproduce(quick, progress, own.residual))

@@ -150,7 +150,7 @@ def learned(data: tuple[Data, Data], outer_steps: int, progress: bool) -> list[f
 def reproduce(quick: bool, progress: bool) -> Reproduction:
     """Converge at the first penalties, then learn them."""
     torch.set_num_threads(1)
-    outer_steps, spacing = (101, 15) if quick else (991, 5)
+    outer_steps, spacing = (101, 25) if quick else (991, 5)
     steps = list(range(5, 181, spacing))
     problem = RidgeProblem(DATA_SEED)
     exact, eigenvalues = problem.exact()

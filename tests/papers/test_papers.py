@@ -1,51 +1,23 @@
 """Each reproduction on a small problem: what it saves, and that the paper's main claims hold in its numbers."""
 
-import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from at_once import some_at_once
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPERS = ("pearlmutter-1994", "dagreou-2024", "ghorbani-2019", "epperly-2024", "cohen-2021")
+PAPERS = sorted(path.parent.name for path in (ROOT / "papers").glob("*/reproduce.py"))
+
+Quick = Callable[[str], Any]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Results of a quick run by paper, made when first asked for."""
-    known: dict[str, Any] = {}
-
-    def of(paper: str) -> Any:
-        if paper not in known:
-            out = tmp_path_factory.mktemp(paper)
-            done = subprocess.run(
-                [
-                    *(sys.executable, "-W", "error::UserWarning", f"papers/{paper}/reproduce.py"),
-                    *("--quick", "--no-progress", "--out", str(out)),
-                ],
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-            known[paper] = json.loads((out / "results.json").read_text())
-            known[paper]["figure"] = (out / "figure.png").read_bytes()
-            known[paper]["stdout"] = done.stdout
-        return known[paper]
-
-    return of
-
-
-@pytest.mark.parametrize("paper", some_at_once(PAPERS, ()))
-def test_saves_claims_and_a_small_figure(results: Any, paper: str) -> None:
-    found = results(paper)
+@pytest.mark.papers
+@pytest.mark.parametrize("paper", PAPERS)
+def test_saves_claims_and_a_small_figure(quick: Quick, paper: str) -> None:
+    found = quick(paper)
     assert found["paper"] == paper
     assert found["quick"]
     assert found["machine"]["cpu"]
@@ -56,9 +28,9 @@ def test_saves_claims_and_a_small_figure(results: Any, paper: str) -> None:
         assert claim["measured"] in found["stdout"]
 
 
-@pytest.mark.slow
-def test_pearlmutter_exact_products_beat_every_step(results: Any) -> None:
-    found = results("pearlmutter-1994")["data"]
+@pytest.mark.papers
+def test_pearlmutter_exact_products_beat_every_step(quick: Quick) -> None:
+    found = quick("pearlmutter-1994")["data"]
     for dtype, rounding in (("float64", 1e-14), ("float32", 1e-5)):
         errors = found["errors"][dtype]
         assert 0 < max(errors["exact"].values()) < rounding
@@ -77,9 +49,9 @@ def test_pearlmutter_exact_products_beat_every_step(results: Any) -> None:
     assert costs["reverse-over-reverse"]["operations"] == pytest.approx(1 + applied / gradient, rel=1e-5)
 
 
-@pytest.mark.slow
-def test_dagreou_costs_are_a_few_gradients_and_hodiffs_routes_right(results: Any) -> None:
-    found = results("dagreou-2024")["data"]["costs"]
+@pytest.mark.papers
+def test_dagreou_costs_are_a_few_gradients_and_hodiffs_routes_right(quick: Quick) -> None:
+    found = quick("dagreou-2024")["data"]["costs"]
     for families in found.values():
         for costs in (each for family in families.values() for each in family.values()):
             assert costs["time"] > 0  # how much depends on what else the machine does
@@ -94,9 +66,9 @@ def test_dagreou_costs_are_a_few_gradients_and_hodiffs_routes_right(results: Any
     )
 
 
-@pytest.mark.slow
-def test_ghorbani_outliers_without_batch_norm(results: Any) -> None:
-    found = results("ghorbani-2019")["data"]
+@pytest.mark.papers
+def test_ghorbani_outliers_without_batch_norm(quick: Quick) -> None:
+    found = quick("ghorbani-2019")["data"]
     plain, normed = found["training"]["without batch norm"], found["training"]["with batch norm"]
     assert plain[-1]["loss"] < plain[0]["loss"] / 4
     assert normed[-1]["loss"] < normed[0]["loss"] / 4
@@ -106,9 +78,9 @@ def test_ghorbani_outliers_without_batch_norm(results: Any) -> None:
     assert found["exact"]["largest, estimated"] == pytest.approx(found["exact"]["largest, exact"], rel=1e-5)
 
 
-@pytest.mark.slow
-def test_epperly_order_of_methods(results: Any) -> None:
-    found = results("epperly-2024")["data"]
+@pytest.mark.papers
+def test_epperly_order_of_methods(quick: Quick) -> None:
+    found = quick("epperly-2024")["data"]
     last = {name: {method: curve[-1] for method, curve in curves.items()} for name, curves in found["errors"].items()}
     assert last["exp"]["xtrace"] < last["exp"]["hutchinson"] / 1e4
     assert last["exp"]["xtrace"] < last["exp"]["hutch++"] / 10
@@ -118,12 +90,19 @@ def test_epperly_order_of_methods(results: Any) -> None:
     assert last["Hessian"]["xtrace"] < last["Hessian"]["hutchinson"]
 
 
-@pytest.mark.slow
-def test_cohen_sharpness_settles_at_the_edge(results: Any) -> None:
-    found = results("cohen-2021")["data"]
+@pytest.mark.papers
+def test_cohen_sharpness_settles_at_the_edge(quick: Quick) -> None:
+    found = quick("cohen-2021")["data"]
     ((rate, run),) = found.items()
     scaled = [value * float(rate) / 2 for value in run["sharpness"]]
     assert scaled[0] < 0.9
     assert all(0.95 < value < 1.25 for value in scaled[-10:])
     assert run["loss"][-1] < run["loss"][0] / 4
     assert any(later > earlier for earlier, later in zip(run["loss"], run["loss"][1:], strict=False))
+
+
+def test_full_runs_are_neither_saved_elsewhere_nor_run_together() -> None:
+    command = [sys.executable, "-m", "papers", "--jobs", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--quick" in done.stderr

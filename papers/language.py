@@ -1,0 +1,77 @@
+"""A text of some ten thousand letters that is always there, and a small transformer that predicts its next letter."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from sklearn import datasets
+from torch import Tensor, nn
+
+LENGTH = 32  # letters that are read at once
+
+
+def letters() -> tuple[Tensor, int]:
+    """What scikit-learn says of its data sets, as numbers of letters, and how many letters there are."""
+    makers = (datasets.load_diabetes, datasets.load_iris, datasets.load_wine, datasets.load_breast_cancer)
+    text = "\n".join(make().DESCR.lower() for make in makers)
+    alphabet = sorted(set(text))
+    numbers = {letter: number for number, letter in enumerate(alphabet)}
+    return torch.tensor([numbers[letter] for letter in text]), len(alphabet)
+
+
+class Text:
+    """Batches of the text, whose every eighth stretch is kept for validation."""
+
+    def __init__(self) -> None:
+        text, self.vocabulary = letters()
+        stretches = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)
+        held_out = torch.arange(len(stretches)) % 8 == 0
+        self.training, self.validation = stretches[~held_out], stretches[held_out]
+
+    def batch(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Letters (count, LENGTH) and those that follow each, (count * LENGTH,)."""
+        chosen = self.training[torch.randint(len(self.training), (count,), generator=generator)]
+        return chosen[:, :-1], chosen[:, 1:].flatten()
+
+
+class Layer(nn.Module):
+    """Causal attention and a two-layer network, each on normalised letters and added to them."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.project, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform letters (batch, length, width)."""
+        batch, length, width = x.shape
+        split = self.project(self.attention_norm(x)).view(batch, length, 3, self.heads, -1)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+        weights = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(hidden, float("-inf")).softmax(-1)
+        x = x + self.output((weights @ value).transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class LanguageModel(nn.Module):
+    """Scores of the letter after each."""
+
+    def __init__(self, vocabulary: int, width: int, layers: int, heads: int = 2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Parameter(0.02 * torch.randn(LENGTH, width))
+        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
+        self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Map letters (batch, length) to scores (batch * length, vocabulary)."""
+        return self.output(self.norm(self.layers(self.embedding(numbers) + self.position))).flatten(0, 1)
+
+
+def loss_on(model: nn.Module, stretches: Tensor) -> float:
+    """The mean cross-entropy of stretches (count, LENGTH + 1)."""
+    with torch.no_grad():
+        return F.cross_entropy(model(stretches[:, :-1]), stretches[:, 1:].flatten()).item()
