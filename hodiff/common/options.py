@@ -96,8 +96,10 @@ def require_bools(caller: str, **switches: Any) -> None:
 def require_choice(caller: str, argument: str, value: Any, choices: Iterable[Any], *, optional: bool = False) -> None:
     """Refuse what is not one of the choices."""
     known = tuple(choices)
-    # Arrays compare element by element.
-    if (isinstance(value, (Tensor, np.ndarray)) or value not in known) and not (optional and value is None):
+    # Arrays compare element by element, and 1 equals True.
+    switches = bool, np.bool_
+    comparable = [each for each in known if isinstance(each, switches) == isinstance(value, switches)]
+    if (isinstance(value, (Tensor, np.ndarray)) or value not in comparable) and not (optional and value is None):
         _refuse(caller, argument, value, f"one of {', '.join(map(repr, known))}", optional)
 
 

@@ -31,7 +31,7 @@ def contracted(function, inputs):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("problem", some_at_once(PROBLEMS, PROBLEMS[::3], lambda problem: problem.name))
+@pytest.mark.parametrize("problem", some_at_once(PROBLEMS, PROBLEMS[1::3], lambda problem: problem.name))
 def test_check_finds_nothing(problem):
     hodiff.assert_differentiable(problem.function, problem.inputs, **({"order": 2} | problem.check))
 

@@ -36,6 +36,7 @@ def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "operators",
         "pointwise",
         "dense",
+        "jacobian",
         "overhead",
         "corrections",
         "authoring",

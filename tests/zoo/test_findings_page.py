@@ -34,8 +34,7 @@ def test_wrong_example_gives_the_code(code):
     assert code in codes(report)
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("code", some_at_once(MENDED, MENDED[::3]))
+@pytest.mark.parametrize("code", some_at_once(MENDED, MENDED[4::9]))
 def test_mended_example_gives_none(code):
     function, inputs, options = mended_example(code)
     report = check(function, inputs, **options)

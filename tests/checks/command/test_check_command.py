@@ -256,6 +256,7 @@ def test_random_numbers_of_a_loss_are_made_once():
     assert loss(torch.zeros(2)) == loss(torch.zeros(2)) == expected
 
 
+@pytest.mark.slow
 def test_compile_takes_a_backend(file, capsys):
     status = run("checked_functions:scaled", "--inputs", "randn(2)", "--compile", "eager", "--no-scipy", "--json")
     report = Report.from_json(capsys.readouterr().out)

@@ -1,5 +1,6 @@
 """Functions that write into what is differentiated, as embeddings with max_norm do, are called by that name."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,6 +14,7 @@ def large():
     return 2 * torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_a_function():
     weight = large()
     report = hodiff.check(lambda w: F.embedding(PLACES, w, max_norm=1.0) ** 2, weight, scipy=False, vmap=False)

@@ -58,6 +58,7 @@ def test_without_infinities_there_is_no_note():
     assert not any("infinite" in note for note in hodiff.check(torch.sin, normal(3), **BRIEF).notes)
 
 
+@pytest.mark.slow
 def test_wrong_functions():
     report = hodiff.check(lambda x: torch.softmax(x + x.detach(), -1), normal(3, 4) + mask(), **BRIEF)
     assert report.codes == ("HD104",)
