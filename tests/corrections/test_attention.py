@@ -180,6 +180,7 @@ CHECKED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", some_at_once(CHECKED, ("hidden row", "dropout", "hidden rows of weights")))
 def test_all_routes_to_third_order(name):
     f, inputs = hodiff.corrected()(CHECKED[name]), tuple(normal(1, 1, *s) for s in ((3, 2), (4, 2), (4, 1)))

@@ -147,6 +147,7 @@ def test_residual_block_with_batch_norm_in_training():
 TINY = {"vocab_size": 11, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 4}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["GPT2", "Bert"])
 def test_hugging_face(name):
     transformers = pytest.importorskip("transformers")

@@ -252,6 +252,7 @@ def by_differences(f, x, v, step=1e-5):
     return (torch.autograd.grad(f(above), above)[0] - torch.autograd.grad(f(below), below)[0]) / (2 * step)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_captured_graphs_by_every_route(name, capture):

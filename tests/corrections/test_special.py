@@ -244,6 +244,7 @@ def test_third_order_and_batched(name):
 COMPILED = ("bessel_y1", "scaled_modified_bessel_k0", "airy_ai", "legendre", "log_ndtr", "igamma")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", some_at_once(COMPILED, ("bessel_y1", "igamma")))
 def test_compiled_gradients(name):
     f = corrected(FUNCTIONS[name])
@@ -254,6 +255,7 @@ def test_compiled_gradients(name):
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["bessel_j0", "legendre"])
 def test_compiled_transforms_are_not_silent(name):
     """A compiler differentiates the kernel within the Function, which torch takes for a constant."""

@@ -34,6 +34,7 @@ def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> Callab
     return torch.compile(function, fullgraph=True, backend=backend)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("route", some_at_once(["auto", *ROUTES], ["auto", ROUTES[1]]))
 def test_hvp(route: str) -> None:
     case = named("mlp")

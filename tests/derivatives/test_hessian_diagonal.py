@@ -14,6 +14,7 @@ from hodiff import ROUTES, RouteError, hessian_diagonal
 EVERY_ROUTE = ("auto", *ROUTES)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("case", "route"), route_table(EVERY_ROUTE))
 def test_diagonal_is_right(case: Case, route: str) -> None:
     x, args = case.inputs()

@@ -139,7 +139,7 @@ def test_integrate():
 SPD = symmetric(torch.logspace(0, -2, N, dtype=torch.float64))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("function", ["logdet", "effective_dimension"])
 @pytest.mark.parametrize("damping", [0.0, 0.1])
 def test_traces_of_functions(function, damping):

@@ -409,7 +409,7 @@ def test_imaml_says_when_it_does_not_converge() -> None:
     assert any("the solver's result does not solve the equation" in each for each in messages)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{}, {"checkpoint": 1}, {"route": "forward-over-reverse"}])
 def test_meta_steps_are_flat_in_memory(options: dict[str, Any]) -> None:
     """With the garbage collector off, so that cycles would pile up."""
