@@ -11,6 +11,8 @@ from site_builder.layout import ASSETS, FINDINGS, ROOT, SiteError, Tree, page_of
 _FENCE = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.MULTILINE | re.DOTALL)
 _LAST_LINE = re.compile(r"\n(?=\n *```$)")
 _LINK = re.compile(r"(!?)(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)")
+# Of a size that Markdown has no word for; Sphinx copies no picture of HTML.
+_SIZED_PICTURE = re.compile(r'<img src="([^"]+)" alt="([^"]*)" width="(\d+)">')
 _FINDING = re.compile(r"hd\d{3}")
 
 
@@ -18,6 +20,7 @@ def relinked(text: str, source: str, page: str, tree: Tree) -> str:
     """The text as it is to stand on a page; of blocks of code only the empty line that ends a doctest goes."""
     parts = _FENCE.split(text)
     parts[1::2] = [_LAST_LINE.sub("", part) for part in parts[1::2]]
+    parts[::2] = [_SIZED_PICTURE.sub(r"![\2](\1){width=\3px}", part) for part in parts[::2]]
     parts[::2] = [_LINK.sub(lambda match: _link(match, source, page, tree), part) for part in parts[::2]]
     return "".join(parts)
 

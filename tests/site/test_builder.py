@@ -59,6 +59,12 @@ def test_links_of_the_repository_become_those_of_the_site(tree, written, expecte
     assert links.relinked(written, "docs/guides/meta.md", "guides/meta.md", tree) == expected
 
 
+def test_pictures_of_a_size_are_copied(tree):
+    written = '[<img src="pictures/01_square.png" alt="a square" width="120">](pictures/01_square.png)'
+    page = links.relinked(written, "examples/functions/README.md", "examples/functions/index.md", tree)
+    assert page == "[![a square](pictures/01_square.png){width=120px}](pictures/01_square.png)"
+
+
 @pytest.mark.parametrize("target", ["nowhere.md", "../../../outside.md"])
 def test_a_link_that_leads_nowhere_stops_the_build(tree, target):
     with pytest.raises(SiteError, match=re.escape(f"{target} leads nowhere")):

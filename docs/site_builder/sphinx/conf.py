@@ -14,7 +14,7 @@ html_title = "hodiff"
 extensions = ["myst_nb", "sphinx_design", "sphinx_copybutton", "mathml"]
 
 # Markdown as GitHub shows it, with formulas and links to sections; directives in what the builder writes.
-myst_enable_extensions = ["dollarmath", "colon_fence", "fieldlist"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "dollarmath", "fieldlist"]
 myst_dmath_double_inline = True
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]

@@ -230,6 +230,7 @@ def test_operators_without_second_derivatives():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # while an optimizer elsewhere waits for layers
 def test_compiled_models_that_gave_their_memory_away():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3))

@@ -156,7 +156,10 @@ def _in_double(levels: list[Level]) -> list[Entry]:
 def _in_single(sample: Sample, problem: ScalarProblem, levels: list[Level], correct: bool, seed: int) -> list[Entry]:
     """Compare the float32 call with the float64 one, of which only gross errors count."""
     run = sample.function(correct=correct, seed=seed)
-    coarse = replace(problem, function=run, leaves=sample.point, eps=torch.finfo(torch.float32).eps)
+    # What is infinite stays so here, too.
+    own = scalarize(run, sample.point, torch.Generator().manual_seed(seed))
+    drawn = {name: getattr(problem, name) for name in ("directions", "cotangents", "weights", "reach")}
+    coarse = replace(own, **drawn, eps=torch.finfo(torch.float32).eps)
     settled = [level for level in levels if level.settled]
     return [
         replace(each, status="wrong") if each.status == "imprecise" and (each.error or 0.0) > _GROSS else each
