@@ -23,6 +23,8 @@ def inputs_of(
     examples: int | None,
     *,
     chunks: bool = False,
+    argument: str = "model",
+    remedy: str = f"keep examples first and places in dimensions of their own, or {REMEDY}",
 ) -> Tensor | None:
     """Inputs a, None where they are 1; `examples` is how many there have to be, where that matters."""
     lengths = {call.shape[0] for call in calls}
@@ -35,9 +37,8 @@ def inputs_of(
     ):
         expected = "examples" if examples is None else f"the {examples} examples"
         raise InputError(
-            f"{caller}: model: expected layers to take inputs with {expected} along their first dimension, got "
-            f"{describe(calls[0].x)} for {source.layer!r}; keep examples first and places in dimensions of their own, "
-            f"or {REMEDY}."
+            f"{caller}: {argument}: expected layers to take inputs with {expected} along their first dimension, got "
+            f"{describe(calls[0].x)} for {source.layer!r}; {remedy}."
         )
     found = [source.inputs(module, call.x) for call in calls]
     tensors = [each for each in found if each is not None]

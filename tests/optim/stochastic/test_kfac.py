@@ -273,7 +273,7 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("two", "a parameter of two layers"), ("function", "calls of their layers"), ("bare", "belongs to none")],
+    [("two", "two layers, Linear.* and Linear"), ("function", "calls of their layers"), ("bare", "parameters of none")],
 )
 def test_parameters_that_are_not_of_one_layer(kind, words):
     model = Tied(kind)
@@ -395,3 +395,17 @@ def test_blocks_of_any_size_are_the_same_products():
     V = torch.randn(2, 1, 65, 71, dtype=D)
     torch.testing.assert_close(block.multiply(V), block.B @ V @ block.A)
     assert state["A_inverse"].shape[-1] == 80
+
+
+def test_places_that_the_loss_joins_with_the_examples():
+    """The exact matrix needs to know which places are of one example."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, labels = torch.randn(4, 2, 4), torch.randint(3, (4, 2))
+    optimizer = KFAC(model.parameters(), fisher="exact")
+    with pytest.raises(
+        hodiff.InputError, match=r"KFAC: fisher='exact': .* the 8 examples .*outputs.transpose\(1, 2\)"
+    ):
+        nn.functional.cross_entropy(model(x).reshape(-1, 3), labels.reshape(-1)).backward()
+    nn.functional.cross_entropy(model(x).transpose(1, 2), labels).backward()
+    optimizer.step()
+    assert all(each.isfinite().all() for each in model.parameters())

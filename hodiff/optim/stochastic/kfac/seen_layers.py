@@ -25,6 +25,11 @@ from hodiff.optim.stochastic.kfac.layer_calls import calls_in
 from hodiff.optim.stochastic.precise_states import precise
 
 REMEDY = "give it to another optimizer"
+_THEM = "give them to another optimizer"
+_PLACES = (
+    "keep the places of an example in dimensions of their own also in the loss, as "
+    "cross_entropy(outputs.transpose(1, 2), labels) does, or take fisher='monte-carlo'"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +77,8 @@ class SeenLayers:
         numbers = {id(p): i for i, p in enumerate(parameters) if p.requires_grad}
         self.calls: dict[nn.Module, list[Call]] = {}
         self.sources: list[tuple[Source, nn.Module]] = []
-        self._owned: set[int] = set()
+        # Which layer a parameter is of, by its number.
+        self._owned: dict[int, str] = {}
         for module, calls in calls_in(loss).items():
             own = {part: getattr(module, part, None) for part in (WEIGHT, BIAS)}
             held = {part: numbers[id(p)] for part, p in own.items() if id(p) in numbers}
@@ -83,14 +89,14 @@ class SeenLayers:
     def require_all(self, leaves: Sequence[Tensor]) -> None:
         """Refuse parameters in the graph that belong to no layer."""
         numbers = {id(p): i for i, p in enumerate(self._parameters)}
-        for leaf in leaves:
-            if id(leaf) in numbers and numbers[id(leaf)] not in self._owned:
-                known = ", ".join(each.__name__ for each in KINDS)
-                raise InputError(
-                    f"{self._caller}: params: expected weights and biases of layers that the loss hangs on by calls "
-                    f"of {known}, got one, {describe(leaf)}, that belongs to none; {REMEDY}, "
-                    "and call modules as they were before torch.compile."
-                )
+        strange = [leaf for leaf in leaves if id(leaf) in numbers and numbers[id(leaf)] not in self._owned]
+        if strange:
+            known = ", ".join(each.__name__ for each in KINDS)
+            raise InputError(
+                f"{self._caller}: params: expected weights and biases of layers that the loss hangs on by calls "
+                f"of {known}, got {len(strange)} parameters of none: {', '.join(map(describe, strange))}; {_THEM}, "
+                "and call modules as they were before torch.compile."
+            )
 
     def sums(self, columns: Columns, fisher: str, sharing: str, keep_vectors: bool) -> Iterator[Sums]:
         """Of each block."""
@@ -136,10 +142,11 @@ class SeenLayers:
         known, name = known_type(module), str(module)
         assert known is not None
         refused = KINDS[known].refused(module)
-        if refused or self._owned & set(held.values()):
-            got = f"one with {refused}" if refused else "a parameter of two layers"
+        others = {self._owned[number] for number in held.values() if number in self._owned}
+        if refused or others:
+            got = f"{name} with {refused}" if refused else f"a parameter of two layers, {others.pop()} and {name}"
             raise InputError(f"{self._caller}: params: expected layers apart from each other, got {got}; {REMEDY}.")
-        self._owned |= set(held.values())
+        self._owned |= dict.fromkeys(held.values(), name)
         self.calls[module] = calls
         self.sources.append((source_of(name, module, known, held, DIAGONAL), module))
 
@@ -175,7 +182,10 @@ class SeenLayers:
         # A column of the exact matrix is of one place in every example; others are of independent ones.
         examples = len(self._found.outputs) if fisher == EXACT else None
         chunks = module in self._on_chunks
-        return inputs_of(self._caller, source, module, self.calls[module], self._dtype(source), examples, chunks=chunks)
+        words: dict[str, str] = {} if examples is None else {"argument": "fisher='exact'", "remedy": _PLACES}
+        return inputs_of(
+            self._caller, source, module, self.calls[module], self._dtype(source), examples, chunks=chunks, **words
+        )
 
     def _dtype(self, source: Source) -> torch.dtype:
         return precise(self._parameters[source.layout.pieces[0].index]).dtype
