@@ -283,6 +283,6 @@ def test_processes_find_what_one_finds():
 @pytest.mark.slow
 def test_nothing_is_silently_wrong_inside_corrections():
     """The same invented calls in every run."""
-    found = mutated_audit(ruled_and_some(), cases=4)
-    assert found.total("corrected").judged > 700
+    found = mutated_audit(ruled_and_some(), cases=2)
+    assert found.total("corrected").judged > 350
     assert not found.silent, str(found)
