@@ -402,9 +402,7 @@ def test_places_that_the_loss_joins_with_the_examples():
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     x, labels = torch.randn(4, 2, 4), torch.randint(3, (4, 2))
     optimizer = KFAC(model.parameters(), fisher="exact")
-    with pytest.raises(
-        hodiff.InputError, match=r"KFAC: fisher='exact': .* the 8 examples .*outputs.transpose\(1, 2\)"
-    ):
+    with pytest.raises(hodiff.InputError, match=r"KFAC: fisher='exact': .* the 8 examples .*outputs.transpose\(1, 2\)"):
         nn.functional.cross_entropy(model(x).reshape(-1, 3), labels.reshape(-1)).backward()
     nn.functional.cross_entropy(model(x).transpose(1, 2), labels).backward()
     optimizer.step()
