@@ -41,7 +41,9 @@ class NumbersInside(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at what goes in and comes out."""
         result = func(*args, **(kwargs or {}))
-        if func.overloadpacket in _SUMS and isinstance(result, Tensor):
+        # Counts, and complex numbers, have no such parts.
+        real = isinstance(result, Tensor) and result.is_floating_point() and not result.is_meta
+        if real and func.overloadpacket in _SUMS and not (isinstance(args[0], Tensor) and args[0].dtype == torch.bool):
             self._compare(func, args, kwargs or {}, result)
         for each in tree_leaves((args, kwargs, result)):
             if isinstance(each, Tensor) and each.is_floating_point() and each.numel() and not each.is_meta:
@@ -54,7 +56,7 @@ class NumbersInside(DispatchMode):
             parts = func(args[0].abs(), *args[1:], **kwargs)
         else:
             parts = torch.maximum(*(torch.as_tensor(each).abs().to(result).expand_as(result) for each in args[:2]))
-        if result.is_floating_point() and result.numel() and not result.is_meta:
+        if result.numel():
             ratio = (parts / result.abs()).nan_to_num(1.0)
             self.cancelled = max(self.cancelled, float(ratio.max()))
 
