@@ -86,6 +86,9 @@ def run_tally(name: str, *, quick: bool, directory: Path | None) -> None:
         data[title] = rows
         print(page[-1], flush=True)
     if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        if tally.draw:
+            tally.draw(data, directory)
         save_json(directory / f"{name}.json", {"tally": name, "title": tally.title, "machine": here, "parts": data})
         (directory / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
 

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import meta_memory
 from benchmarks.memory import TITLE, Peak, dense_peaks
 from benchmarks.problems import Problem
+from benchmarks.training import page
 from benchmarks.workloads import (
     authoring,
     batched,
@@ -60,10 +61,12 @@ class Tally:
     Attributes:
         title: What it counts, in a line.
         sections: Yields heading, text and data of each part of its page; with True, of a few problems only.
+        draw: Draws the data of all parts into a directory.
     """
 
     title: str
     sections: Callable[[bool], Iterator[tuple[str, str, Any]]]
+    draw: Callable[[dict[str, Any], Path], None] | None = None
 
 
 WORKLOADS = {
@@ -124,5 +127,8 @@ TALLIES = {
     "standard_problems": Tally(
         "what minimisers and least squares evaluate on standard problems, and where they end",
         standard_problems.sections,
+    ),
+    "training": Tally(
+        "optimizers of first and second order on small networks, by steps and by seconds", page.sections, page.draw
     ),
 }

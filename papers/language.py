@@ -1,19 +1,21 @@
-"""A text of some ten thousand letters that is always there, and a small transformer that predicts its next letter."""
+"""A text of half a million letters that comes with Python, and a small transformer that predicts its next letter."""
 
 from __future__ import annotations
 
+from functools import cache
+from pydoc_data.topics import topics
+
 import torch
 import torch.nn.functional as F
-from sklearn import datasets
 from torch import Tensor, nn
 
 LENGTH = 32  # letters that are read at once
 
 
+@cache
 def letters() -> tuple[Tensor, int]:
-    """What scikit-learn says of its data sets, as numbers of letters, and how many letters there are."""
-    makers = (datasets.load_diabetes, datasets.load_iris, datasets.load_wine, datasets.load_breast_cancer)
-    text = "\n".join(make().DESCR.lower() for make in makers)
+    """What Python's `help` says of the language, as numbers of letters, and how many letters there are."""
+    text = "\n".join(topics[topic].lower() for topic in sorted(topics))
     alphabet = sorted(set(text))
     numbers = {letter: number for number, letter in enumerate(alphabet)}
     return torch.tensor([numbers[letter] for letter in text]), len(alphabet)
@@ -61,14 +63,16 @@ class LanguageModel(nn.Module):
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int = 2) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.position = nn.Parameter(0.02 * torch.randn(LENGTH, width))
+        self.position = nn.Embedding(LENGTH, width)
         self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
         self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, vocabulary)
-        nn.init.normal_(self.embedding.weight, std=0.02)
+        for embedding in (self.embedding, self.position):
+            nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Map letters (batch, length) to scores (batch * length, vocabulary)."""
-        return self.output(self.norm(self.layers(self.embedding(numbers) + self.position))).flatten(0, 1)
+        places = torch.arange(numbers.shape[1]).expand_as(numbers)
+        return self.output(self.norm(self.layers(self.embedding(numbers) + self.position(places)))).flatten(0, 1)
 
 
 def loss_on(model: nn.Module, stretches: Tensor) -> float:

@@ -46,6 +46,7 @@ def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "batched",
         "checks",
         "standard_problems",
+        "training",
     ]
 
 

@@ -1,0 +1,69 @@
+"""What trains: how each optimizer is made and steps. Settings are the defaults but for the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hodiff.optim import KFAC, SOAP, AdaHessian, HessianFree, LayerwiseGaussNewton, Shampoo, SophiaG, SophiaH
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Step = Callable[[nn.Module, Any, Loss, Tensor, Tensor], object]
+
+
+def loop(model: nn.Module, optimizer: Any, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
+    """A step of an ordinary loop."""
+    optimizer.zero_grad()
+    loss(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def recomputed(model: nn.Module, optimizer: Any, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
+    """A step that computes the loss as often as it needs it, with its gradient."""
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss(model(inputs), targets)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+
+
+def pair(model: nn.Module, optimizer: Any, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
+    """A step that knows where the model ends and the loss begins."""
+    optimizer.step(lambda: (model(inputs), lambda outputs: loss(outputs, targets)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """How to make an optimizer of a model and a learning rate, how it steps, and whether on large batches."""
+
+    make: Callable[[nn.Module, float], Any]
+    step: Step = loop
+    large: bool = False
+
+
+OPTIMIZERS = {
+    "`torch.optim.SGD`, momentum 0.9": Row(lambda model, lr: torch.optim.SGD(model.parameters(), lr, momentum=0.9)),
+    "`torch.optim.Adam`": Row(lambda model, lr: torch.optim.Adam(model.parameters(), lr)),
+    "`torch.optim.LBFGS`": Row(
+        lambda model, lr: torch.optim.LBFGS(model.parameters(), lr, max_iter=1, line_search_fn="strong_wolfe"),
+        recomputed,
+        large=True,
+    ),
+    "`AdaHessian`": Row(lambda model, lr: AdaHessian(model.parameters(), lr)),
+    "`SophiaH`": Row(lambda model, lr: SophiaH(model.parameters(), lr)),
+    "`SophiaG`": Row(lambda model, lr: SophiaG(model.parameters(), lr)),
+    "`Shampoo`": Row(lambda model, lr: Shampoo(model.parameters(), lr)),
+    "`SOAP`": Row(lambda model, lr: SOAP(model.parameters(), lr)),
+    "`KFAC`": Row(lambda model, lr: KFAC(model.parameters(), lr)),
+    "`LayerwiseGaussNewton`": Row(
+        lambda model, lr: LayerwiseGaussNewton(model.named_parameters(), lr), pair, large=True
+    ),
+    "`HessianFree`": Row(lambda model, lr: HessianFree(model.parameters(), lr), pair, large=True),
+}
