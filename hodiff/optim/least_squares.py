@@ -15,7 +15,7 @@ from hodiff.derivatives import jacobian
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.operators import JacobianOperator
-from hodiff.operators.constants import require_constant
+from hodiff.operators.linear.constants import require_constant
 from hodiff.optim.batched.arguments import InDims
 from hodiff.optim.batched.levenberg_marquardt import Limits
 from hodiff.optim.batched.methods import least_squares_of_all

@@ -15,7 +15,7 @@ from hodiff.common.options import require_bool, require_callable, require_choice
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
-from hodiff.operators.constants import require_constant
+from hodiff.operators.linear.constants import require_constant
 from hodiff.optim.batched.arguments import InDims
 from hodiff.optim.batched.methods import DEFAULT, minimize_all
 from hodiff.optim.batched.methods import METHODS as BATCHED

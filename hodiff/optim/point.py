@@ -16,7 +16,7 @@ from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
 from hodiff.derivatives.recorded_gradient import RecordedGradient, recorded_value
 from hodiff.derivatives.route_choice import follow
-from hodiff.operators.recorded_model import lacks_derivatives
+from hodiff.operators.linearized.recorded_model import lacks_derivatives
 from hodiff.optim.variables import Variables
 from hodiff.recompute.reachable import named_modules
 from hodiff.routes import ROUTES

@@ -9,7 +9,7 @@ from torch import Tensor
 from hodiff.common.trees import PyTree, strided
 from hodiff.derivatives.products_by_route import Leaves
 from hodiff.errors import InputError
-from hodiff.operators.spaces import Space
+from hodiff.operators.linear.spaces import Space
 
 
 def require_some(caller: str, space: Space) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hodiff.common.naming import name_of
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.operators.base import LinearOperator
-from hodiff.operators.curvature import CurvatureOperator
+from hodiff.operators.linear.base import LinearOperator
+from hodiff.operators.linearized.curvature import CurvatureOperator
 
 LONGEST = 24  # characters of a name on an axis
 LISTED = 45  # characters of the names of a point in a title

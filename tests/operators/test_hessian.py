@@ -167,7 +167,7 @@ def test_blocks_of_parameters(name: str) -> None:
 
 
 def _leaves(A: HessianOperator, names: Any) -> list[int]:
-    from hodiff.operators.restriction import leaves_named
+    from hodiff.operators.linear.restriction import leaves_named
 
     return leaves_named(A.domain, names)[0]
 

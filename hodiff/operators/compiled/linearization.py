@@ -11,7 +11,7 @@ from hodiff.common.chunks import resolve_chunk_size
 from hodiff.common.trees import has_strides
 from hodiff.operators.compiled.graphs import Graphs
 from hodiff.operators.compiled.linear_graphs import Leaves
-from hodiff.operators.determinism import read_and_changed
+from hodiff.operators.data.determinism import read_and_changed
 from hodiff.torch_internals.tensors import version_of
 
 # How many vectors one compiled call multiplies, and up to how many that are left it does so: few graphs serve blocks of

@@ -18,9 +18,9 @@ from hodiff.derivatives.products_by_route import guard_reverse
 from hodiff.derivatives.recorded_gradient import RecordedGradient, pull_batch
 from hodiff.derivatives.transforms import gradient
 from hodiff.errors import InputError
-from hodiff.operators.fisher import gradients_of_loss
 from hodiff.operators.kfac.options import EMPIRICAL, EXACT, MONTE_CARLO
-from hodiff.operators.likelihoods import (
+from hodiff.operators.linearized.fisher import gradients_of_loss
+from hodiff.operators.linearized.likelihoods import (
     Likelihood,
     counted_examples,
     has_classes,

@@ -15,11 +15,11 @@ from hodiff.common.keyword_options import require_options
 from hodiff.common.options import require_amount
 from hodiff.errors import InputError
 from hodiff.estimators import DiagonalEstimate, Estimate
-from hodiff.operators.base import LinearOperator
-from hodiff.operators.conversion import Conversion
 from hodiff.operators.kfac.blocks import Block, EigenBlock, KroneckerBlock
 from hodiff.operators.kfac.layouts import Layout
-from hodiff.operators.spaces import Space
+from hodiff.operators.linear.base import LinearOperator
+from hodiff.operators.linear.conversion import Conversion
+from hodiff.operators.linear.spaces import Space
 
 CLOSED_FORM = "closed form"
 EXACT, HEURISTIC = "exact", "heuristic"

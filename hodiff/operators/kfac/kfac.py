@@ -15,17 +15,17 @@ from hodiff.common.trees import PyTree, describe, flatten_primals
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
-from hodiff.operators.batches import Batches
-from hodiff.operators.constants import require_constant
+from hodiff.operators.data.batches import Batches
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Block, KroneckerBlock
 from hodiff.operators.kfac.columns import Loss
 from hodiff.operators.kfac.layered import LayeredOperator
 from hodiff.operators.kfac.layers import Source, sources_of
 from hodiff.operators.kfac.options import EMPIRICAL, MONTE_CARLO, KroneckerOptions
-from hodiff.operators.likelihoods import counted_rows, divisor, ignored_targets, likelihood_of
-from hodiff.operators.model_loss import known_size, require_declared_reduction, require_parameters
-from hodiff.operators.spaces import Space
+from hodiff.operators.linear.constants import require_constant
+from hodiff.operators.linear.spaces import Space
+from hodiff.operators.linearized.likelihoods import counted_rows, divisor, ignored_targets, likelihood_of
+from hodiff.operators.linearized.model_loss import known_size, require_declared_reduction, require_parameters
 
 
 @explains(KroneckerOptions)

@@ -15,10 +15,9 @@ from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind
 from hodiff.errors import InputError
-from hodiff.operators.batches import Batch, Batches
-from hodiff.operators.constants import require_constant
-from hodiff.operators.conversion import Conversion, converted_data
-from hodiff.operators.determinism import require_deterministic
+from hodiff.operators.data.batches import Batch, Batches
+from hodiff.operators.data.determinism import require_deterministic
+from hodiff.operators.data.point import Point
 from hodiff.operators.kfac.blocks import Block
 from hodiff.operators.kfac.columns import Loss
 from hodiff.operators.kfac.factored import FactoredOperator
@@ -26,9 +25,10 @@ from hodiff.operators.kfac.layers import REMEDY, Source
 from hodiff.operators.kfac.options import REDUCE
 from hodiff.operators.kfac.recording import Recorded
 from hodiff.operators.kfac.vectors import gradients_of, inputs_of, tell_the_gradient
-from hodiff.operators.model_loss import module_call, pair
-from hodiff.operators.point import Point
-from hodiff.operators.spaces import Space
+from hodiff.operators.linear.constants import require_constant
+from hodiff.operators.linear.conversion import Conversion, converted_data
+from hodiff.operators.linear.spaces import Space
+from hodiff.operators.linearized.model_loss import module_call, pair
 
 A = TypeVar("A", bound="LayeredOperator")
 

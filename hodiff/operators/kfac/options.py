@@ -13,8 +13,8 @@ from hodiff.common.keyword_options import Default
 from hodiff.common.options import require_bool, require_choice, require_generator, require_int
 from hodiff.common.trees import PyTree, describe
 from hodiff.errors import InputError
-from hodiff.operators.batches import require_batch_size, require_data, require_reduction
-from hodiff.operators.likelihoods import Likelihood
+from hodiff.operators.data.batches import require_batch_size, require_data, require_reduction
+from hodiff.operators.linearized.likelihoods import Likelihood
 
 EXACT, MONTE_CARLO, EMPIRICAL = "exact", "monte-carlo", "empirical"
 EXPAND, REDUCE = "expand", "reduce"

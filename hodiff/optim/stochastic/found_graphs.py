@@ -13,7 +13,7 @@ from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
-from hodiff.operators.recorded_model import RecordedModel
+from hodiff.operators.linearized.recorded_model import RecordedModel
 from hodiff.recompute.recording import FoundRecording
 from hodiff.torch_internals.tensors import has_tensor_hooks
 

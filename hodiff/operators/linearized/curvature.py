@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,45 +27,22 @@ from hodiff.derivatives.graphs_by_form import while_nothing_is_captured
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
 from hodiff.kernels.turning import turned
-from hodiff.operators.base import LinearOperator
-from hodiff.operators.batches import Batches
 from hodiff.operators.compiled.linearizations import CompiledLinearizations
-from hodiff.operators.constants import require_constant
-from hodiff.operators.conversion import Conversion, converted_data
-from hodiff.operators.copies import Portable, require_no_group
-from hodiff.operators.determinism import (
-    Mark,
-    another_function,
-    mark_of,
-    read_unchanged,
-    require_deterministic,
-)
-from hodiff.operators.distributed import rank_in, size_of, sum_over_ranks
-from hodiff.operators.options import CurvatureOptions
-from hodiff.operators.point import Point
-from hodiff.operators.restriction import is_restricted
-from hodiff.operators.spaces import Space
+from hodiff.operators.data.batches import Batch, Batches
+from hodiff.operators.data.determinism import read_unchanged, require_deterministic
+from hodiff.operators.data.distributed import rank_in, size_of, sum_over_ranks
+from hodiff.operators.data.point import Point
+from hodiff.operators.linear.base import LinearOperator
+from hodiff.operators.linear.constants import require_constant
+from hodiff.operators.linear.conversion import Conversion, converted_data
+from hodiff.operators.linear.copies import Portable, require_no_group
+from hodiff.operators.linear.restriction import is_restricted
+from hodiff.operators.linear.spaces import Space
+from hodiff.operators.linearized.kept_linearizations import KeptLinearizations, Leaves, Linearization
+from hodiff.operators.linearized.options import CurvatureOptions
 from hodiff.recompute.reachable import modules_in
 
-Leaves = tuple[Tensor, ...]
 A = TypeVar("A", bound="CurvatureOperator")
-
-
-class Linearization(Protocol):
-    """The part of a product that belongs to the point and one batch, ready for any vector.
-
-    Attributes:
-        bytes_each: Bytes that one more vector takes while it is multiplied.
-        nbytes: Bytes that are kept, or 0 where nothing is.
-        value: What the function returned, by which it is known again.
-    """
-
-    bytes_each: int
-    nbytes: int
-    value: Leaves
-
-    def products(self, tangents: Leaves) -> Leaves:
-        """Products with k vectors, leaves (k, *shape)."""
 
 
 class CurvatureOperator(Portable, LinearOperator):
@@ -140,7 +117,7 @@ class CurvatureOperator(Portable, LinearOperator):
             told.append(("batches", f"{len(data):,}"))
         return [*told, ("products", "compiled" if self._compiled is not None else "eager")]
 
-    _recorded = ("_held_modules", "_kept", "_complete", "_marks")
+    _recorded = ("_held_modules", "_kept")
 
     def _restore(self) -> None:
         self._held_modules = modules_in(*self._functions)
@@ -231,9 +208,9 @@ class CurvatureOperator(Portable, LinearOperator):
         self._restore()
 
     def _forget(self) -> None:
-        self._kept: dict[int, tuple[Linearization, float]] = {}
-        self._complete = False
-        self._marks: dict[int, Mark] = {}
+        self._kept = KeptLinearizations(
+            type(self).__name__, self.batches, self.cache, self.memory_budget, compare=self._checks
+        )
 
     @leave_inference_mode
     @read_unchanged
@@ -260,7 +237,7 @@ class CurvatureOperator(Portable, LinearOperator):
         """A weighted sum over batches and ranks, or their mean, of products of a shape, tensors of their own."""
         total: Tensor | None = None
         weights = 0.0
-        for linearization, weight in self._linearizations():
+        for linearization, weight in self._kept.each(self._at):
             # Sixteen-bit leaves were joined as float32, in which the sum is taken.
             one = product(linearization)
             if total is None:
@@ -293,31 +270,9 @@ class CurvatureOperator(Portable, LinearOperator):
             self.codomain.join(leaves, stop - start, out=products[start:stop])
         return products.t()
 
-    def _linearizations(self) -> Iterator[tuple[Linearization, float]]:
-        """Linearizations and weights of all batches, kept ones first of all."""
-        if self._complete and len(self._kept) == self._count:
-            yield from self._kept.values()
-            return
-        count = 0
-        for batch in self.batches:
-            count += 1
-            if batch.index in self._kept:
-                yield self._kept[batch.index]
-                continue
-            args = self.args if self.batches.data is None else (*self.args, batch.content)
-            linearization = self._at(args, batch.index)
-            if self._keeps(linearization):
-                self._kept[batch.index] = linearization, batch.weight
-            elif self._checks:
-                known = self._marks.setdefault(batch.index, mark := mark_of(linearization.value))
-                if not mark.agrees(known):
-                    raise another_function(type(self).__name__, batch.index)
-            yield linearization, batch.weight
-        self._complete, self._count = True, count
-
-    _count = 0
-
-    def _at(self, args: tuple[Any, ...], index: int) -> Linearization:
+    def _at(self, batch: Batch) -> Linearization:
+        args = self.args if self.batches.data is None else (*self.args, batch.content)
+        index = batch.index
         # Graphs belong to the state that a first run sets up.
         kept = (untouched if self._compiled is None else untouched_buffers)(self._held_modules)
         with while_nothing_is_captured(), kept, self._draws_of(index):
@@ -359,14 +314,6 @@ class CurvatureOperator(Portable, LinearOperator):
             if compiled is not None:
                 return compiled
         return self._linearize(args)
-
-    def _keeps(self, linearization: Linearization) -> bool:
-        if self.batches.data is None:
-            return True
-        if not self.cache:
-            return False
-        held = sum(each.nbytes for each, _ in self._kept.values())
-        return self.cache != "auto" or held + linearization.nbytes <= self.memory_budget
 
     def _tree(self, leaves: Sequence[Tensor]) -> PyTree:
         return self.domain.tree_of(leaves)

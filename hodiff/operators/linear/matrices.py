@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.operators.base import LinearOperator
-from hodiff.operators.conversion import Conversion
-from hodiff.operators.spaces import Space
+from hodiff.operators.linear.base import LinearOperator
+from hodiff.operators.linear.conversion import Conversion
+from hodiff.operators.linear.spaces import Space
 
 
 class DiagonalOperator(LinearOperator):

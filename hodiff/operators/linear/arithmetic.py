@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hodiff.operators.spaces import Space
+from hodiff.operators.linear.spaces import Space
 
 if TYPE_CHECKING:
-    from hodiff.operators.algebra import InverseOperator, ScaledOperator, SumOperator
+    from hodiff.operators.linear.algebra import InverseOperator, ScaledOperator, SumOperator
 
 
 class Arithmetic:
@@ -87,6 +87,6 @@ class Arithmetic:
 
 def _algebra() -> Any:
     """The operators made of operators, which are subclasses and so imported late."""
-    from hodiff.operators import algebra
+    from hodiff.operators.linear import algebra
 
     return algebra

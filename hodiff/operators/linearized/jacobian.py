@@ -15,14 +15,14 @@ from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.route_choice import refused
-from hodiff.operators.base import LinearOperator
-from hodiff.operators.constants import require_constant
-from hodiff.operators.conversion import Conversion
-from hodiff.operators.copies import Portable
-from hodiff.operators.determinism import read_unchanged
-from hodiff.operators.point import Point
-from hodiff.operators.recorded_model import RecordedModel
-from hodiff.operators.spaces import Space
+from hodiff.operators.data.determinism import read_unchanged
+from hodiff.operators.data.point import Point
+from hodiff.operators.linear.base import LinearOperator
+from hodiff.operators.linear.constants import require_constant
+from hodiff.operators.linear.conversion import Conversion
+from hodiff.operators.linear.copies import Portable
+from hodiff.operators.linear.spaces import Space
+from hodiff.operators.linearized.recorded_model import RecordedModel
 from hodiff.recompute.reachable import modules_in
 
 

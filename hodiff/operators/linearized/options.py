@@ -10,8 +10,8 @@ from hodiff.common.chunks import require_chunk_size
 from hodiff.common.keyword_options import Default
 from hodiff.common.options import require_bool, require_choice, require_int
 from hodiff.common.trees import PyTree
-from hodiff.operators.batches import require_batch_size, require_data, require_reduction
-from hodiff.operators.distributed import require_group
+from hodiff.operators.data.batches import require_batch_size, require_data, require_reduction
+from hodiff.operators.data.distributed import require_group
 
 
 class CurvatureOptions(TypedDict, total=False):

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.complex_numbers import as_complex, as_real
 from hodiff.common.trees import PyTree
 from hodiff.errors import InputError
-from hodiff.operators.spaces import Space
+from hodiff.operators.linear.spaces import Space
 
 A = TypeVar("A")
 

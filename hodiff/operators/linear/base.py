@@ -11,12 +11,12 @@ from torch import Tensor
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.operators.arithmetic import Arithmetic
-from hodiff.operators.display import operator_html
-from hodiff.operators.estimates import Estimates
-from hodiff.operators.forms import Forms
-from hodiff.operators.linear_product import multiply
-from hodiff.operators.spaces import Space
+from hodiff.operators.linear.arithmetic import Arithmetic
+from hodiff.operators.linear.display import operator_html
+from hodiff.operators.linear.estimates import Estimates
+from hodiff.operators.linear.forms import Forms
+from hodiff.operators.linear.linear_product import multiply
+from hodiff.operators.linear.spaces import Space
 from hodiff.torch_internals.differentiation import is_observed
 from hodiff.torch_internals.wrapped_tensors import numbers_in
 

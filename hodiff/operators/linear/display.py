@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hodiff.displays import element, facts, page, table
-from hodiff.operators.spaces import Space
+from hodiff.operators.linear.spaces import Space
 
 BLOCKS = 12  # parameters that are listed
 

@@ -16,8 +16,8 @@ from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.options import require_bool
 from hodiff.common.trees import PyTree, describe
 from hodiff.errors import InputError
-from hodiff.operators.conversion import Conversion, conversion_to
-from hodiff.operators.spaces import Space
+from hodiff.operators.linear.conversion import Conversion, conversion_to
+from hodiff.operators.linear.spaces import Space
 
 A = TypeVar("A", bound="Forms")
 

@@ -19,13 +19,14 @@ from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
-from hodiff.operators.batches import REDUCTIONS
-from hodiff.operators.conversion import Conversion
-from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
-from hodiff.operators.likelihoods import divisor
-from hodiff.operators.options import CurvatureOptions
-from hodiff.operators.recorded_model import RecordedModel
-from hodiff.operators.restriction import restrict
+from hodiff.operators.data.batches import REDUCTIONS
+from hodiff.operators.linear.conversion import Conversion
+from hodiff.operators.linear.restriction import restrict
+from hodiff.operators.linearized.curvature import CurvatureOperator
+from hodiff.operators.linearized.kept_linearizations import Leaves, Linearization
+from hodiff.operators.linearized.likelihoods import divisor
+from hodiff.operators.linearized.options import CurvatureOptions
+from hodiff.operators.linearized.recorded_model import RecordedModel
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 

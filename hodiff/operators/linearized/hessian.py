@@ -23,10 +23,11 @@ from hodiff.derivatives.products_by_route import PRODUCTS
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow, validate_route
 from hodiff.derivatives.steady import steady
-from hodiff.operators.curvature import CurvatureOperator, Leaves, Linearization
-from hodiff.operators.options import CurvatureOptions
-from hodiff.operators.recorded_model import lacks_derivatives
-from hodiff.operators.restriction import restrict
+from hodiff.operators.linear.restriction import restrict
+from hodiff.operators.linearized.curvature import CurvatureOperator
+from hodiff.operators.linearized.kept_linearizations import Leaves, Linearization
+from hodiff.operators.linearized.options import CurvatureOptions
+from hodiff.operators.linearized.recorded_model import lacks_derivatives
 from hodiff.routes import ROUTES
 
 

@@ -19,10 +19,10 @@ from hodiff.derivatives.products_by_route import guard_reverse
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.derivatives.transforms import gradient
 from hodiff.errors import InputError
-from hodiff.operators.curvature import Leaves
-from hodiff.operators.distributed import rank_in, size_of
-from hodiff.operators.gauss_newton import GaussNewtonOperator
-from hodiff.operators.likelihoods import (
+from hodiff.operators.data.distributed import rank_in, size_of
+from hodiff.operators.linearized.gauss_newton import GaussNewtonOperator
+from hodiff.operators.linearized.kept_linearizations import Leaves
+from hodiff.operators.linearized.likelihoods import (
     Likelihood,
     counted_examples,
     counted_rows,
@@ -31,8 +31,8 @@ from hodiff.operators.likelihoods import (
     require_rows,
     share_of_factors,
 )
-from hodiff.operators.model_loss import ModelLossOperator, OuterProducts, OutputMatrix, pair
-from hodiff.operators.options import CurvatureOptions
+from hodiff.operators.linearized.model_loss import ModelLossOperator, OuterProducts, OutputMatrix, pair
+from hodiff.operators.linearized.options import CurvatureOptions
 
 
 @explains(CurvatureOptions)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree, describe
 from hodiff.errors import InputError
-from hodiff.operators.spaces import Space
+from hodiff.operators.linear.spaces import Space
 
 
 @dataclass(frozen=True)
