@@ -14,7 +14,9 @@ from hodiff.checks.attempts import Failure, Outcome, attempt
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, THIRD, Verdict, Verdicts, everywhere
 from hodiff.checks.comparisons.judgement import judge
 from hodiff.checks.comparisons.orders import Level, climb, evaluate_route
-from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, draw_normal, scalarize
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
+from hodiff.checks.comparisons.scalar_requirements import UnrepeatableError
+from hodiff.checks.comparisons.scalarize import draw_normal, scalarize
 from hodiff.checks.mutations.regularity import narrow
 from hodiff.checks.mutations.sample import Sample
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate

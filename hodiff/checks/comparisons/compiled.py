@@ -7,7 +7,8 @@ import torch
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import exact, judge
-from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
+from hodiff.checks.comparisons.scalarize import draw_normal
 from hodiff.checks.oracles.compositions import derivative, route_names
 from hodiff.checks.report.data import Entry
 

@@ -1,15 +1,15 @@
 """`torch.autograd.gradcheck` and `gradgradcheck`, one switch at a time, with forward mode on."""
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from hodiff.checks.attempts import first_line
 from hodiff.checks.comparisons.batched_gradients import batches_well
-from hodiff.checks.comparisons.scalarize import ScalarProblem
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.report.data import Entry
 from hodiff.common.randomness import seeded
 from hodiff.torch_internals.wording import Wording, says
@@ -64,7 +64,7 @@ def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int) -> Ite
 
     def run(check: Callable[..., Any], switches: dict[str, bool]) -> str:
         detail = _run(check, scaled, problem.leaves, switches, seed)
-        if detail.startswith("GradcheckError") and any(unit != 1 for unit in units):
+        if detail.startswith("GradcheckError") and any(bool((unit != 1).any()) for unit in units):
             return _run(check, resized, small, switches, seed)
         return detail
 
@@ -83,10 +83,11 @@ def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int) -> Ite
             yield Entry(check.__name__, k, quantity, None, None, status, detail)
 
 
-def _unit(leaf: Tensor) -> float:
-    """A power of two near the size of small numbers and of large ones; 1 for others."""
-    size = float(leaf.abs().max()) if leaf.numel() else 1.0
-    return 2.0 ** math.floor(math.log2(size)) if 0 < size < _SMALL or _LARGE < size < math.inf else 1.0
+def _unit(leaf: Tensor) -> Tensor:
+    """Powers of two near the sizes of small numbers and of large ones; 1 for others."""
+    sizes = leaf.detach().abs()
+    extreme = ((sizes > 0) & (sizes < _SMALL)) | (sizes > _LARGE)
+    return torch.where(extreme, sizes, 1.0).log2().floor().exp2()
 
 
 def _run(

@@ -14,7 +14,9 @@ from torch.utils._pytree import tree_map_only
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import exact, judge
 from hodiff.checks.comparisons.orders import Level, climb, evaluate_route
-from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, scalarize
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
+from hodiff.checks.comparisons.scalar_requirements import UnrepeatableError
+from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.checks.probes.function_calls import FunctionCall
 from hodiff.checks.report.data import Entry
 from hodiff.errors import InputError

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, Outcome, attempt
 from hodiff.checks.comparisons.judgement import exact, is_settled, judge, scale_of
-from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
+from hodiff.checks.comparisons.scalarize import draw_normal
 from hodiff.checks.oracles.compositions import along_directions, derivative, route_names
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
 from hodiff.checks.progress import advance
@@ -185,10 +186,10 @@ def _level(problem: ScalarProblem, loss: Loss, below: Trusted, at: _Directions, 
     point, eps, k = problem.point, problem.eps, at.order
     outcomes = {route: attempt(evaluate_route, loss, route, point, at.tuples, at.free) for route in route_names(k)}
     basis = torch.eye(len(point), dtype=point.dtype, device=point.device)
-    differences = _differences(below, point, at.tuples, at.free, problem.step, eps)
+    differences = _differences(below, point, at.tuples, at.free, problem)
 
     def by_differences(t: Tensor, *directions: Tensor) -> Tensor:
-        return _differences(below, t, (directions,), basis, problem.step, eps).value[0]
+        return _differences(below, t, (directions,), basis, problem).value[0]
 
     unknown = Level(k, at.tuples, at.free, outcomes, differences, differences, by_differences, lower, eps)
     for route, outcome in outcomes.items():
@@ -198,14 +199,19 @@ def _level(problem: ScalarProblem, loss: Loss, below: Trusted, at: _Directions, 
 
 
 def _differences(
-    below: Trusted, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...], free: Tensor, step: float, eps: float
+    below: Trusted, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...], free: Tensor, problem: ScalarProblem
 ) -> DifferenceEstimate:
     """Difference the order below along the first direction of each tuple; at order 1, along the free directions."""
+    step, eps, extreme = problem.step, problem.eps, problem.is_extreme
     if not tuples[0]:
-        estimate = extrapolate(lambda s: torch.stack([below(point + s * e).detach() for e in free]), step, eps)
+
+        def gradient(s: float) -> Tensor:
+            return torch.stack([below(point + s * e).detach() for e in free])
+
+        estimate = extrapolate(gradient, step, eps, extreme=extreme)
         return replace(estimate, value=estimate.value[None])
-    return extrapolate(
-        lambda s: torch.stack([below(point + s * first, *rest).detach() for first, *rest in tuples]),
-        step,
-        eps,
-    )
+
+    def products(s: float) -> Tensor:
+        return torch.stack([below(point + s * first, *rest).detach() for first, *rest in tuples])
+
+    return extrapolate(products, step, eps, extreme=extreme)

@@ -11,10 +11,15 @@ from torch import Tensor
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import is_settled, judge
 from hodiff.checks.comparisons.orders import Level, Loss
-from hodiff.checks.comparisons.scalarize import ScalarProblem
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate
 from hodiff.checks.oracles.scipy_hessian import scipy_hessian
 from hodiff.checks.report.data import Entry
+
+# SciPy's first step, in largest steps of differences.
+_FIRST = 5.0
+# From which part of the largest step on differences are beside a pole, or see waves.
+_BESIDE = 4.0**-6
 
 
 def against_scipy(
@@ -23,7 +28,10 @@ def against_scipy(
     """Compare each route's Hessian with SciPy's, along the same directions."""
     for level in levels[1:2]:
         W = level.free.T
-        estimate = attempt(_scipy_estimate, problem, loss, W, level.scale)
+        # Where differences had to take small steps, as beside a pole, SciPy's have to be as small from the first on.
+        found = level.differences.step
+        step = problem.step if found > _BESIDE * problem.step else found / _FIRST
+        estimate = attempt(_scipy_estimate, step, loss, W, level.scale)
         doubt = _doubt(level, estimate)
         for route, outcome in level.outcomes.items():
             if doubt:
@@ -33,7 +41,7 @@ def against_scipy(
             yield judge(route, 2, "vs SciPy", product, estimate, lower=level.lower, eps=level.eps)
 
 
-def _scipy_estimate(problem: ScalarProblem, loss: Loss, W: Tensor, scale: float) -> DifferenceEstimate:
+def _scipy_estimate(largest: float, loss: Loss, W: Tensor, scale: float) -> DifferenceEstimate:
     """Take SciPy's Hessian of s -> loss(W s), from smaller steps if the first ones leave the domain."""
     origin = torch.zeros(W.shape[1], dtype=torch.float64, device=W.device)
     found = []
@@ -42,7 +50,7 @@ def _scipy_estimate(problem: ScalarProblem, loss: Loss, W: Tensor, scale: float)
         outcome = attempt(loss, W @ s)
         return math.nan if isinstance(outcome, Failure) else outcome
 
-    for step in (5 * problem.step, 0.5 * problem.step, 0.05 * problem.step):
+    for step in (_FIRST * largest, 0.1 * _FIRST * largest, 0.01 * _FIRST * largest):
         estimate = scipy_hessian(
             value,
             origin,

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import exact, judge
-from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
+from hodiff.checks.comparisons.scalarize import draw_normal
 from hodiff.checks.oracles.compositions import derivative
 from hodiff.checks.report.data import Entry
 

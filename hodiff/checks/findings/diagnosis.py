@@ -110,7 +110,7 @@ LEFT_OVER: tuple[CodePattern, ...] = (
 # Defects after which batched and single evaluations differ, or a batched one raises.
 _UPSET_BATCHES = {"HD301", "HD302", "HD303", "HD305", "HD308", "HD309", "HD903"}
 # Defects for which differences do not settle.
-_NOISY = {"HD118"}
+_NOISY = {"HD111", "HD118"}
 _STOP_BATCHES = {"HD104", "HD106", "HD107", "HD116", "HD201", "HD202", "HD203", "HD204", "HD304"}
 _SEVERITIES = ("error", "warning", "note")
 

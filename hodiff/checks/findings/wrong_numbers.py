@@ -81,7 +81,7 @@ NUMBERS = (
         "HD111",
         "warning",
         "unstable at large arguments",
-        "the formula is right where it was checked, and loses its digits or overflows for large arguments.",
+        "the formula is right for small arguments, and loses its digits or overflows for large ones.",
         "Rearrange it: `torch.nn.functional.logsigmoid(x)`, not `torch.log(torch.sigmoid(x))`.",
     ),
     Defect(

@@ -9,7 +9,7 @@ import torch
 
 from hodiff.checks.comparisons.low_precision import against_reference, noise_note, reference_problem, with_truth
 from hodiff.checks.comparisons.orders import climb
-from hodiff.checks.comparisons.scalarize import ScalarProblem
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.vmapped import vmap_checks
 from hodiff.checks.functions.conclusion import calls_within, conclude
 from hodiff.checks.functions.switches import Switches

@@ -14,7 +14,8 @@ from hodiff.checks.comparisons.compiled import compile_checks
 from hodiff.checks.comparisons.gradchecks import gradchecks
 from hodiff.checks.comparisons.lost_digits import lost_digits
 from hodiff.checks.comparisons.orders import Level, against_differences, between_routes, climb, in_own_dtype
-from hodiff.checks.comparisons.scalarize import ScalarProblem
+from hodiff.checks.comparisons.out_of_range import out_of_range
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scipy_differences import against_scipy
 from hodiff.checks.comparisons.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
 from hodiff.checks.comparisons.vmapped import vmap_checks
@@ -85,7 +86,8 @@ def _report(
         brief=switches.brief,
     )
     if not surrogate:
-        causes = [*lost_digits(problem, levels, entries, {cause.code for cause in causes}), *causes]
+        digits = lost_digits(problem, levels, entries, {cause.code for cause in causes})
+        causes = [*(digits or out_of_range(problem, levels, entries)), *causes]
     if surrogate:
         entries = list(unjudged(entries))
         causes.append(gap(entries))

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from hodiff.checks.comparisons.scalarize import UnrepeatableError, scalarize
+from hodiff.checks.comparisons.scalar_requirements import UnrepeatableError
+from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.checks.functions.by_reference import check_by_reference
 from hodiff.checks.functions.by_routes import check_by_routes
 from hodiff.checks.functions.conclusion import unrepeatable

@@ -9,7 +9,7 @@ import torch
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.orders import Level
-from hodiff.checks.comparisons.scalarize import ScalarProblem
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.findings.diagnosis import diagnose
 from hodiff.checks.probes.cause import Cause, no_entry
 from hodiff.checks.probes.function_calls import FunctionCall, function_calls

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.orders import Level, climb
-from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
+from hodiff.checks.comparisons.scalarize import draw_normal
 from hodiff.checks.oracles.finite_differences import extrapolate
 
 _DIRECTIONS = 2

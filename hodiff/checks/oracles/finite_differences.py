@@ -1,13 +1,13 @@
 """Central differences, extrapolated to zero step, with an estimate of their own error."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
 
 from hodiff.errors import InputError
 
@@ -17,8 +17,14 @@ LEVELS = 10
 DEPTH = 5
 # Fewer steps would let a coincidence pass for convergence.
 LEAST = 4
+# Where ten steps find none, as of sin(x) at a million or log(x) at a millionth, ten more begin with this part.
+FARTHER = RATIO**-8
+# An error that is a larger part of the largest element finds none.
+FOUND = 1e-3
 # An error this small, relative to the largest element, cannot change a verdict in float64.
 ENOUGH = 1e-11
+_DOUBLE = torch.finfo(torch.float64).eps
+_SMALL, _LARGE = 1e-3, 1e2
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ def central_differences(f: Callable[[Any], Any], x: Any, v: Any, *, step: float 
         moved = tree_map(lambda a, b: a + s * b, x, v)
         return torch.cat([y.detach().reshape(-1) for y in tree_flatten(f(moved))[0]])
 
-    estimate = extrapolate(curve, step)
+    estimate = extrapolate(curve, step, extreme=has_extremes(tree_leaves(x)))
     parts = estimate.value.split([y.numel() for y in outputs])
     value = tree_unflatten([p.reshape(y.shape) for p, y in zip(parts, outputs, strict=True)], structure)
     return DifferenceEstimate(value, estimate.error, estimate.step, estimate.smooth)
@@ -128,14 +134,32 @@ def hvp_differences(f: Callable[[Any], Tensor], x: Any, v: Any, *, step: float |
     return central_differences(gradient, x, v, step=step)
 
 
-def extrapolate(curve: Callable[[float], Tensor], step: float, eps: float | None = None) -> DifferenceEstimate:
+def has_extremes(leaves: Iterable[Tensor]) -> bool:
+    """Whether there are elements for whose size steps may be far too large."""
+    sizes = [leaf.detach().abs() for leaf in leaves]
+    return any(bool(((each > _LARGE) | ((each > 0) & (each < _SMALL))).any()) for each in sizes)
+
+
+def extrapolate(
+    curve: Callable[[float], Tensor], step: float, eps: float | None = None, *, extreme: bool = False
+) -> DifferenceEstimate:
     """Differentiate ``curve`` at zero by Ridders' table, normwise: one cell of the table for all elements.
 
-    Choosing a cell for each element would let lucky coincidences into the error estimate.
+    Choosing a cell for each element would let lucky coincidences into the error estimate. At extreme points it goes
+    on to smaller steps, which elsewhere would miss what is rounded inside.
 
     Returns:
         The derivative at zero, in the shape of ``curve(0.0)``.
     """
+    estimate, found = _by_table(curve, step, eps)
+    if found or not extreme or (eps is not None and eps > _DOUBLE):
+        return estimate
+    nearer, found = _by_table(curve, step * FARTHER, eps)
+    return nearer if found else estimate
+
+
+def _by_table(curve: Callable[[float], Tensor], step: float, eps: float | None) -> tuple[DifferenceEstimate, bool]:
+    """The derivative by steps from one on, and whether it is one, which the smallest step sees, too."""
     centre = curve(0.0)
 
     def sample(h: float) -> Tensor:
@@ -168,8 +192,13 @@ def extrapolate(curve: Callable[[float], Tensor], step: float, eps: float | None
     # Two steps tell a kink from curvature; where functions are noisy, four tell it from noise.
     fine_steps = steps[-4:] if eps > precise or len(pairs) == LEVELS else (steps[-3], steps[-1])
     ends = {h: pairs.get(h) or (sample(h), sample(-h)) for h in fine_steps}
-    smooth = not _has_kink(centre, ends, _largest(best.value), precise)
-    return DifferenceEstimate(best.value, best.error, best.step, smooth)
+    size = _largest(best.value)
+    smooth = not _has_kink(centre, ends, size, precise)
+    # Steps over whole waves agree with each other.
+    h, (right, left) = min(ends.items())
+    seen = _largest((right - left) / (2 * h) - best.value) <= FOUND * size + 10 * precise * _largest(centre) / h
+    estimate = DifferenceEstimate(best.value, best.error, best.step, smooth)
+    return estimate, smooth and seen and best.error < FOUND * size
 
 
 def _has_kink(centre: Tensor, pairs: dict[float, tuple[Tensor, Tensor]], size: float, eps: float) -> bool:

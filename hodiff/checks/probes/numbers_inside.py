@@ -9,10 +9,28 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from hodiff.common.trees import has_strides
 from hodiff.torch_internals.interception import DispatchMode
+from hodiff.torch_internals.tensors import is_zero_without_memory
 
 aten = torch.ops.aten
 _SUMS = {aten.add, aten.sub, aten.rsub, aten.sum}
+# Results of these that are infinite have left the range of their dtype; those of others may be at a pole.
+_GROW = {
+    aten.exp,
+    aten.exp2,
+    aten.expm1,
+    aten.sinh,
+    aten.cosh,
+    aten.mul,
+    aten.add,
+    aten.sub,
+    aten.sum,
+    aten.mm,
+    aten.square,
+}
+# Results of these that are zero have left it where no factor is.
+_SHRINK = {aten.mul, aten.div}
 # Parts of a sum that are as much larger than it take half of the digits of float32.
 _MANY = 1e4
 
@@ -28,6 +46,7 @@ class NumbersInside(DispatchMode):
         narrow: Whether there were any in less than float64.
         largest: The largest number.
         cancelled: The largest part of a sum over the sum, where that is largest.
+        left_range: Whether something became infinite by growing, or zero by shrinking.
     """
 
     def __init__(self) -> None:
@@ -37,16 +56,20 @@ class NumbersInside(DispatchMode):
         self.narrow = False
         self.largest = 0.0
         self.cancelled = 1.0
+        self.left_range = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at what goes in and comes out."""
         result = func(*args, **(kwargs or {}))
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         # Counts, and complex numbers, have no such parts.
-        real = isinstance(result, Tensor) and result.is_floating_point() and not result.is_meta
-        if real and func.overloadpacket in _SUMS and not (isinstance(args[0], Tensor) and args[0].dtype == torch.bool):
+        real = _is_readable(result) and all(map(_is_readable, given))
+        if real and func.overloadpacket in _SUMS:
             self._compare(func, args, kwargs or {}, result)
-        for each in tree_leaves((args, kwargs, result)):
-            if isinstance(each, Tensor) and each.is_floating_point() and each.numel() and not each.is_meta:
+        if real:
+            self.left_range = self.left_range or _leaves_range(func.overloadpacket, args, result)
+        for each in (*given, *tree_leaves(result)):
+            if _is_readable(each) and each.numel():
                 self._look(each.detach())
         return result
 
@@ -67,6 +90,25 @@ class NumbersInside(DispatchMode):
             self.narrow = True
             scaled = finite * _SHORT
             self.rounded = self.rounded or bool((scaled != scaled.round()).any())
+
+
+def _is_readable(each: Any) -> bool:
+    """Whether it is a tensor of real numbers that are in memory; forward mode has zeros that are not."""
+    real = isinstance(each, Tensor) and each.is_floating_point()
+    return real and has_strides(each) and not each.is_meta and not is_zero_without_memory(each)
+
+
+def _leaves_range(operator: Any, args: Any, result: Tensor) -> bool:
+    """Whether finite numbers gave infinity, or factors that are not zero gave zero."""
+    given = [torch.as_tensor(each) for each in args if isinstance(each, (Tensor, int, float))]
+    if operator in _GROW and bool(result.isinf().any()):
+        return all(bool(each.isfinite().all()) for each in given)
+    if operator not in _SHRINK:
+        return False
+    lost = result == 0
+    for each in given:
+        lost = lost & (each != 0).to(lost.device)
+    return bool(lost.any())
 
 
 def numbers_inside(run: Callable[[], Any]) -> NumbersInside:

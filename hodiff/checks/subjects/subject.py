@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.orders import Level, Loss, against_differences, between_routes, climb
-from hodiff.checks.comparisons.scalarize import ScalarProblem, draw_normal, scalarize
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
+from hodiff.checks.comparisons.scalarize import draw_normal, scalarize
 from hodiff.checks.report.data import Entry
 from hodiff.checks.subjects.module_calls import ModuleCall
 from hodiff.checks.subjects.setting import Setting

@@ -11,7 +11,9 @@ from torch import Tensor
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.audit.audit_sample import differs, entry_of, obstacle
 from hodiff.checks.comparisons.orders import Level, climb, in_own_dtype
-from hodiff.checks.comparisons.scalarize import ScalarProblem, UnrepeatableError, scalarize
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem
+from hodiff.checks.comparisons.scalar_requirements import UnrepeatableError
+from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.checks.mutations.regularity import AGREEMENT, VANISHING, is_differentiable, narrow, other_reaches
 from hodiff.checks.mutations.sample import Sample
 from hodiff.checks.report.data import Entry

@@ -1,0 +1,115 @@
+"""What a function and its inputs have to be to be checked: it runs, repeats itself, and depends on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
+
+from hodiff.checks.attempts import Failure, attempt, first_line
+from hodiff.checks.comparisons.scalar_problem import ScalarProblem, real_parts
+from hodiff.common.complex_numbers import equal_with_nan
+from hodiff.errors import InputError
+
+# Threads add up in another order from call to call, and torch's kernels round by how memory is aligned.
+_ROUNDINGS = 1000
+
+# Calls whose outputs are compared, and numbers in the inputs of all of them together.
+_CALLS = 12
+_SMALL = 1000
+
+
+class UnrepeatableError(Exception):
+    """Two calls with the same inputs gave different outputs."""
+
+
+def require_inputs(args: tuple[Any, ...], has_floating: bool) -> None:
+    """Refuse complex inputs, and inputs without anything to differentiate by."""
+    for path, leaf in tree_flatten_with_path(args)[0]:
+        if isinstance(leaf, Tensor) and leaf.is_complex():
+            raise InputError(
+                f"check: inputs{keystr(path)}: expected a real tensor, got {leaf.dtype}. "
+                "Take the real and imaginary parts as two inputs and join them inside f with torch.complex."
+            )
+    if not has_floating:
+        kinds = [str(a.dtype) if isinstance(a, Tensor) else type(a).__name__ for a in tree_leaves(args)]
+        raise InputError(
+            "check: inputs: expected at least one floating-point tensor with elements, "
+            f"got {', '.join(kinds) or 'nothing'}. Only floating-point tensors are differentiated."
+        )
+
+
+def require_outputs(
+    f: Callable[..., Any], args: tuple[Any, ...], function: Callable[..., Any], leaves: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """The outputs, the same in several calls."""
+    with torch.no_grad():
+        # A function may write into its inputs.
+        outputs, *others = (attempt(function, *(leaf.clone() for leaf in leaves)) for _ in range(_calls(leaves)))
+    if isinstance(outputs, Failure) or any(isinstance(again, Failure) for again in others):
+        try:
+            function(*leaves)
+        except InputError:
+            raise
+        except Exception as error:
+            name = getattr(f, "__name__", type(f).__name__)
+            raise InputError(
+                f"check: f: expected {name}(*inputs) to run with {len(args)} arguments, got {first_line(error)}"
+            ) from error
+    if not any(y.numel() for y in outputs):
+        raise InputError(
+            "check: f(*inputs): expected a floating-point tensor with elements, got none. Return tensors, or tuples, "
+            "lists and dicts of them; of another object take them by a loss, `loss=lambda output: output.logits.sum()`."
+        )
+    gaps = [
+        (_gap(a, b), _ROUNDINGS * torch.finfo(a.dtype).eps * _largest(a))
+        for again in others
+        for a, b in zip(outputs, again, strict=True)
+    ]
+    if any(gap > rounding for gap, rounding in gaps):
+        raise UnrepeatableError(f"two calls with the same inputs differ by {max(gap for gap, _ in gaps):.1e}")
+    return outputs
+
+
+def _calls(leaves: tuple[Tensor, ...]) -> int:
+    """How often to call a function, of which some go wrong at every n-th call: small ones often."""
+    return max(2, min(_CALLS, _SMALL // max(1, sum(leaf.numel() for leaf in leaves))))
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference; one that is not finite in one of the two counts as infinite."""
+    gap = (a.detach() - b.detach()).abs().double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    return float(gap.masked_fill(same, 0.0).nan_to_num(math.inf, posinf=math.inf).max()) if a.numel() else 0.0
+
+
+def _largest(a: Tensor) -> float:
+    return float(a.detach().abs().nan_to_num(0.0, posinf=0.0, neginf=0.0).max()) if a.numel() else 0.0
+
+
+def require_dependence(problem: ScalarProblem, outputs: tuple[Tensor, ...]) -> None:
+    """A function that is cut off from its inputs in the graph and in its values has nothing to check."""
+    tracked = [leaf.clone().requires_grad_() for leaf in problem.leaves]
+
+    def gradients() -> bool:
+        """What f closes over may require grad as well, so the graph alone does not tell."""
+        values = [real_parts(y).sum() for y in problem.function(*tracked) if y.requires_grad]
+        return bool(values) and any(g is not None for g in torch.autograd.grad(values, tracked, allow_unused=True))
+
+    with torch.enable_grad():
+        reached = attempt(gradients)
+    if reached is not False:
+        return
+    with torch.no_grad():
+        moved = attempt(problem.function, *problem.at(problem.point + problem.step))
+    if isinstance(moved, Failure):
+        return
+    if all(equal_with_nan(a, b) for a, b in zip(outputs, moved, strict=True)):
+        raise InputError(
+            "check: f(*inputs): expected an output that depends on a floating-point input, got a constant. "
+            "Pass what f closes over as inputs."
+        )

@@ -1,0 +1,78 @@
+"""Inputs of a million and of a millionth: no false alarm, wrong rules seen, and formulas that break named."""
+
+import pytest
+import torch
+
+import hodiff
+from hodiff.checks import central_differences
+
+
+def point(*numbers):
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+SMOOTH = {
+    "sin": (torch.sin, 1e6),
+    "tanh": (torch.tanh, 1e6),
+    "square": (torch.square, 1e6),
+    "cube": (lambda x: x**3, 1e3),
+    "log1p": (torch.log1p, 1e8),
+    "reciprocal, large": (torch.reciprocal, 1e6),
+    "reciprocal, small": (torch.reciprocal, 1e-6),
+    "sqrt": (torch.sqrt, 1e-8),
+    "log": (torch.log, 1e-8),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_smooth_functions_are_right(name):
+    f, extreme = SMOOTH[name]
+    assert hodiff.check(f, point(extreme, 0.5), vmap=False).ok
+
+
+class WrongSine(torch.autograd.Function):
+    """With a second derivative that is a thousandth off."""
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (x.cos() + 1e-3 * (x - x.detach()))
+
+
+def test_wrong_rules_are_seen_there():
+    report = hodiff.check(WrongSine.apply, point(1e6, 0.5), vmap=False)
+    assert {"HD115"} <= set(report.codes), report
+
+
+def naive_softplus(x):
+    return torch.log(1 + torch.exp(x))
+
+
+@pytest.mark.parametrize(
+    ("f", "x", "code"),
+    [
+        (naive_softplus, (1000.0, 0.5), "HD111"),  # exp(x) is infinite
+        (naive_softplus, (500.0, 0.5), "HD111"),  # exp(x)^-2, of which the second derivative is made, is zero
+        (lambda x: torch.sqrt(x**2 + 1) - x.abs(), (1e6,), "HD118"),
+    ],
+)
+def test_formulas_that_break_are_named(f, x, code):
+    report = hodiff.check(f, point(*x), vmap=False)
+    errors = {finding.code for finding in report.findings if finding.severity == "error"}
+    assert errors == {code}, report
+
+
+@pytest.mark.parametrize(("f", "slope", "x"), [(torch.sin, torch.cos, 1e6), (torch.log, torch.reciprocal, 1e-8)])
+def test_differences_find_small_steps(f, slope, x):
+    estimate = central_differences(f, point(x), point(1.0))
+    assert estimate.smooth
+    assert abs(float(estimate.value / slope(point(x))) - 1) < 1e-6
+    assert estimate.error < 1e-5 * float(estimate.value.abs())
