@@ -50,6 +50,8 @@ def bounds_of(caller: str, bounds: Any, variables: Variables, *, in_pairs: bool 
         lower, upper = (np.broadcast_to(np.asarray(each, float), (n,)) for each in (lower, upper))
     except ValueError:
         raise _refused(caller, bounds, n, in_pairs) from None
+    if np.isnan(lower).any() or np.isnan(upper).any():
+        raise InputError(f"{caller}: bounds: expected numbers, got nan among them; None and inf stand for no bound.")
     if (crossed := lower > upper).any():
         i = int(crossed.argmax())
         raise InputError(
@@ -82,7 +84,7 @@ def _limits(caller: str, tree: PyTree, empty: float, variables: Variables) -> An
         return tree.item()
     if isinstance(tree, (tuple, list)) and tree and all(map(is_number, tree)):
         return np.array(tree, float)
-    return variables.array(variables.space.flatten(tree, f"{caller}: bounds"))
+    return variables.array(variables.flatten(tree, caller, "bounds"))
 
 
 def _refused(caller: str, bounds: Any, n: int, in_pairs: bool) -> InputError:
@@ -99,8 +101,38 @@ def constraints_of(caller: str, constraints: Any, variables: Variables, *, curve
     return [_constraint(caller, each, variables, curved) for each in given]
 
 
+def _require_values(caller: str, first: np.ndarray, lower: Any, upper: Any) -> None:
+    """Refuse what no method can begin with: no values or NaN at the start, and limits of another number."""
+    if not first.size:
+        raise InputError(f"{caller}: constraints: expected functions that return numbers, got one that returns none.")
+    if not np.isfinite(first).all():
+        raise InputError(
+            f"{caller}: constraints: expected finite values at x0, got {first[~np.isfinite(first)][0]}; begin "
+            "elsewhere."
+        )
+    try:
+        lower, upper = (np.broadcast_to(np.asarray(each, float), first.shape) for each in (lower, upper))
+    except ValueError:
+        raise InputError(
+            f"{caller}: constraints: expected limits for each value of the function, {len(first)}, got "
+            f"{np.size(lower)} lower and {np.size(upper)} upper ones."
+        ) from None
+    if not (lower <= upper).all():
+        i = int((~(lower <= upper)).argmax())
+        raise InputError(
+            f"{caller}: constraints: expected lower limits that are at most the upper ones, got {lower[i]:g} and "
+            f"{upper[i]:g} for value {i}."
+        )
+
+
 def _constraint(caller: str, constraint: Any, variables: Variables, curved: bool) -> Any:
     if isinstance(constraint, scipy.optimize.LinearConstraint):
+        columns = np.atleast_2d(constraint.A).shape[1]
+        if columns != variables.space.size:
+            raise InputError(
+                f"{caller}: constraints: expected a LinearConstraint with a column for each number of x0, "
+                f"{variables.space.size}, got {columns}."
+            )
         return constraint
     if isinstance(constraint, scipy.optimize.NonlinearConstraint):
         function, lower, upper, keep = constraint.fun, constraint.lb, constraint.ub, constraint.keep_feasible
@@ -115,6 +147,7 @@ def _constraint(caller: str, constraint: Any, variables: Variables, curved: bool
         )
     values = vector_function(caller, "constraints", function, args, variables)
     lower, upper = (variables.array(each) if isinstance(each, Tensor) else each for each in (lower, upper))
+    _require_values(caller, numbers_of(values, variables.start, variables), lower, upper)
 
     def slopes(x: np.ndarray) -> np.ndarray:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from hodiff.common.options import require_bool, require_callable, require_choice
 from hodiff.common.trees import PyTree, flatten_primals
 from hodiff.derivatives import jacobian
 from hodiff.derivatives.bound_function import leave_inference_mode
-from hodiff.errors import InputError
+from hodiff.errors import HodiffWarning, InputError
 from hodiff.operators import JacobianOperator
 from hodiff.operators.linear.constants import require_constant
 from hodiff.optim.batched.arguments import InDims
@@ -94,13 +95,15 @@ def least_squares(
 
     Returns:
         SciPy's `OptimizeResult`: `x` and `grad` in the structure, dtypes and devices of `x0`; `cost`, a float; `fun`,
-        the residuals (m,), and `jac` at x, a tensor (m, n) or with "lsmr" a `hodiff.JacobianOperator`; `active_mask`
+        the residuals (m,), and `jac`, their Jacobian at x, a tensor (m, n) or with "lsmr" a `hodiff.JacobianOperator`,
+        whose rows are not scaled by a robust loss, as SciPy's are; `active_mask`
         like `x0`; `optimality`, `status`, `message`, `success`, `nfev`, `njev`, and with "lm-geodesic" `naev`, how
         many second derivatives were computed. With `batched` all have a row for each problem, and `message` is a list;
         a start whose residuals are not finite has status -1.
 
     Raises:
-        InputError: If an argument is not what it should be, or `f` does not depend on `x0`.
+        InputError: If an argument is not what it should be, as a start beyond its bounds, or `f` does not depend on
+            `x0`.
         RouteError: If torch does not implement the Jacobian.
 
     Example:
@@ -132,6 +135,7 @@ def least_squares(
         require_number("least_squares", name, tolerance, nonnegative=True, optional=True)
     require_number("least_squares", "f_scale", f_scale, positive=True)
     require_int("least_squares", "max_nfev", max_nfev, 1, optional=True)
+    _require_an_end(method, ftol, xtol, gtol)
     require_number("least_squares", "acceleration", acceleration, nonnegative=True)
     if batched and (method != "lm" or loss != "linear" or tr_solver is not None):
         raise InputError(
@@ -184,6 +188,7 @@ def least_squares(
         given["x_scale"] = scales_of(x_scale, variables)
     if bounds is not None:
         given["bounds"] = bounds_of("least_squares", bounds, variables, in_pairs=False)
+        _require_inside(variables.start, given["bounds"], method)
     with np.errstate(all="ignore"):
         found = scipy.optimize.least_squares(
             value,
@@ -199,7 +204,41 @@ def least_squares(
             max_nfev=max_nfev,
             **given,
         )
+    if loss != "linear" and isinstance(found.jac, np.ndarray):
+        # SciPy's has rows that are scaled by the loss.
+        found.jac = slopes(found.x)
     return _in_own_structure(found, variables, residuals)
+
+
+def _require_an_end(method: str, *tolerances: float | None) -> None:
+    """Refuse tolerances that no run can meet."""
+    met = [tolerance is not None and tolerance >= np.finfo(float).eps for tolerance in tolerances]
+    if not any(met) or (method == "lm" and not all(met)):
+        which = "all of ftol, xtol and gtol" if method == "lm" else "one of ftol, xtol and gtol"
+        raise InputError(
+            f"least_squares: ftol, xtol, gtol: expected {which} to be 2.3e-16 or more for method={method!r}, got "
+            f"{', '.join(map(str, tolerances))}."
+        )
+
+
+def _require_inside(start: np.ndarray, bounds: scipy.optimize.Bounds, method: str) -> None:
+    """Refuse a start that the bounds do not allow, and warn of one from which "trf" hardly moves."""
+    outside = (start < bounds.lb) | (start > bounds.ub)
+    if outside.any() or (bounds.lb == bounds.ub).any():
+        i = int((outside | (bounds.lb == bounds.ub)).argmax())
+        what = "a start within them" if outside.any() else "lower bounds below the upper ones"
+        remedy = "clamp x0" if outside.any() else "leave out what does not move"
+        raise InputError(
+            f"least_squares: bounds: expected {what}, got {start[i]:g} between {bounds.lb[i]:g} and {bounds.ub[i]:g} "
+            f"for element {i} of x0 in pytree order; {remedy}."
+        )
+    if method == "trf" and ((start == bounds.lb) | (start == bounds.ub)).any():
+        warnings.warn(
+            "least_squares: x0: it lies on a bound, from which SciPy's 'trf' takes steps of 1e-10 and may end there; "
+            "begin inside, or pass method='dogbox'.",
+            HodiffWarning,
+            stacklevel=6,
+        )
 
 
 def _in_own_structure(

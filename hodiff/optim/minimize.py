@@ -184,6 +184,9 @@ def minimize(
             )
         found = _run(run, objective, iterations)
     describe_end(found)
+    if "status" not in found:
+        # SciPy minimises nothing where bounds leave nothing to move, and says less than elsewhere.
+        found.update(status=0, nit=0, jac=objective.gradient(found.x))
     return OptimizeResult(in_own_structure(found, objective))
 
 

@@ -38,7 +38,8 @@ def options_of(takes: type[T], method: str, given: Mapping[str, Any], tol: float
 def require_known(method: str, name: Any, known: Collection[str]) -> None:
     """Refuse what is no option of a method."""
     if name not in known:
-        near = difflib.get_close_matches(str(name), known, 1)
+        # A method that counts values has no count of iterations, however near that name is to others.
+        near = ["maxfun"] if name == "maxiter" else difflib.get_close_matches(str(name), known, 1)
         remedy = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}."
         raise InputError(
             f"minimize: options: expected those of method={method!r}, got {name!r}, which it has not; {remedy}"

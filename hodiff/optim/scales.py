@@ -14,13 +14,23 @@ from hodiff.optim.variables import Variables
 
 def scales_of(x_scale: Any, variables: Variables) -> Any:
     """As SciPy takes them."""
-    if is_number(x_scale) or (isinstance(x_scale, str) and x_scale == "jac"):
+    if isinstance(x_scale, str) and x_scale == "jac":
+        return x_scale
+    if is_number(x_scale):
+        _require_positive(float(x_scale))
         return x_scale
     if isinstance(x_scale, str):
         raise InputError(
             f"least_squares: x_scale: expected a number, 'jac', a pytree like x0 or None, got {x_scale!r}."
         )
-    return variables.array(variables.space.flatten(x_scale, "least_squares: x_scale"))
+    scales = variables.array(variables.flatten(x_scale, "least_squares", "x_scale"))
+    _require_positive(float(scales.min()))
+    return scales
+
+
+def _require_positive(least: float) -> None:
+    if not least > 0:
+        raise InputError(f"least_squares: x_scale: expected positive numbers, got {least:g} among them.")
 
 
 def scale_vector(x_scale: Any, variables: Variables) -> Tensor | None:
@@ -28,7 +38,4 @@ def scale_vector(x_scale: Any, variables: Variables) -> Tensor | None:
     scales = scales_of(1.0 if x_scale is None else x_scale, variables)
     if isinstance(scales, str):
         return None
-    vector = torch.as_tensor(scales).to(variables.origin).expand(variables.space.size)
-    if not bool((vector > 0).all()):
-        raise InputError(f"least_squares: x_scale: expected positive numbers, got {float(vector.min()):g} among them.")
-    return vector
+    return torch.as_tensor(scales).to(variables.origin).expand(variables.space.size)

@@ -31,6 +31,10 @@ class Variables:
         """A vector of NumPy as one of the space."""
         return torch.from_numpy(np.array(x, np.float64)).to(self.space.device, self.space.dtype)
 
+    def flatten(self, tree: PyTree, caller: str, name: str) -> Tensor:
+        """An argument like the unknowns as a vector."""
+        return self.space.flatten(tree, caller, name)
+
     @property
     def origin(self) -> Tensor:
         """Where to begin, as a float64 vector on the device of the unknowns."""

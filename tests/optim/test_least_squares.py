@@ -37,7 +37,8 @@ def test_against_scipy_with_the_jacobian_by_hand(method, loss):
     assert ours.nfev == theirs.nfev
     np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-10)
     np.testing.assert_allclose(ours.cost, theirs.cost, rtol=1e-10)
-    np.testing.assert_allclose(ours.jac.numpy(), theirs.jac, rtol=1e-8)
+    # That of the residuals; SciPy's is scaled by a robust loss.
+    np.testing.assert_allclose(ours.jac.numpy(), jacobian(ours.x.numpy()), rtol=1e-8)
     np.testing.assert_allclose(ours.grad.numpy(), theirs.grad, atol=1e-8)
 
 
@@ -101,6 +102,13 @@ def test_scales_are_by_default_those_of_the_installed_scipy(method):
         ({"x_scale": "auto"}, "x_scale: expected a number, 'jac'"),
         ({"max_nfev": 0}, "max_nfev: expected an int of 1 or more"),
         ({"tr_solver": "qr"}, "tr_solver: expected"),
+        ({"x_scale": 0.0}, "x_scale: expected positive numbers, got 0"),
+        ({"x_scale": -torch.ones_like(START)}, "x_scale: expected positive numbers, got -1"),
+        ({"x_scale": torch.ones(7)}, "x_scale does not match at its only leaf"),
+        ({"ftol": None, "xtol": None, "gtol": None}, "expected one of ftol, xtol and gtol to be"),
+        ({"method": "lm", "gtol": None}, "expected all of ftol, xtol and gtol to be"),
+        ({"bounds": (100, None)}, "bounds: expected a start within them"),
+        ({"bounds": (-100, torch.tensor(float("nan")))}, "bounds: expected numbers, got nan"),
     ],
 )
 def test_bad_arguments(change, words):
@@ -128,3 +136,25 @@ def test_bounds_are_lower_and_upper_as_for_scipy(form):
         lambda x: x - torch.from_numpy(target), torch.from_numpy(start), bounds=form(([0, 1], [2, 3]))
     )
     torch.testing.assert_close(found.x, torch.from_numpy(expected))
+
+
+def test_bounds_that_leave_nothing_to_move_are_refused():
+    with pytest.raises(hodiff.InputError, match="expected lower bounds below the upper ones, got 1 between 1 and 1"):
+        least_squares(lambda x: x - 3, torch.ones(2, dtype=torch.float64), bounds=(1, 1))
+
+
+def test_a_start_on_a_bound_is_told():
+    """From there SciPy's default method may go nowhere, and calls it success."""
+    start = torch.zeros(2, dtype=torch.float64)
+    with pytest.warns(hodiff.HodiffWarning, match="x0: it lies on a bound") as told:
+        least_squares(lambda x: x - torch.tensor([1.0, 2.0]), start, bounds=(0, 1))
+    assert told[0].filename == __file__
+    found = least_squares(lambda x: x - torch.tensor([1.0, 2.0]), start, bounds=(0, 1), method="dogbox")
+    torch.testing.assert_close(found.x, torch.ones(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("solver", ["exact", "lsmr"])
+def test_the_jacobian_is_that_of_the_residuals_whatever_the_loss(solver):
+    found = least_squares(decay, START, loss="cauchy", tr_solver=solver)
+    expected = torch.func.jacrev(decay)(found.x)
+    torch.testing.assert_close(found.jac if solver == "exact" else found.jac.to_dense(), expected)

@@ -361,3 +361,46 @@ def test_options_are_those_of_the_installed_scipy(method):
     assert taken <= {*OPTIONS[method], *_documented(method)}
     if tuple(map(int, scipy.__version__.split(".")[:2])) >= (1, 17):
         assert set(OPTIONS[method]) <= taken
+
+
+@pytest.mark.parametrize("method", ["slsqp", "trust-constr"])
+@pytest.mark.parametrize(
+    ("constraint", "words"),
+    [
+        ({"type": "ineq", "fun": lambda x: x[:0]}, "expected functions that return numbers, got one that returns none"),
+        ({"type": "ineq", "fun": lambda x: (x - 50).log()}, "expected finite values at x0, got nan"),
+        (so.LinearConstraint(np.ones((1, 3)), 0, 1), "a column for each number of x0, 5, got 3"),
+        (so.NonlinearConstraint(lambda x: x.sum(), [1, 2, 3], [4, 4, 4]), "limits for each value of the function, 1"),
+        (so.NonlinearConstraint(lambda x: x, 2, 1), "lower limits that are at most the upper ones, got 2 and 1"),
+    ],
+)
+def test_constraints_that_no_method_can_begin_with(method, constraint, words):
+    with pytest.raises(hodiff.InputError, match=f"minimize: constraints: .*{words}"):
+        minimize(bowl, START, method=method, constraints=constraint)
+
+
+@pytest.mark.parametrize("method", ["l-bfgs-b", "tnc", "slsqp", "trust-constr"])
+def test_bounds_that_fix_all(method):
+    found = minimize(bowl, START, method=method, bounds=(START, START))
+    torch.testing.assert_close(found.x, START)
+    assert found.success
+    assert isinstance(found.status, int)
+    assert isinstance(found.nit, int)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "l-bfgs-b", "bounds": (torch.zeros(3), None)}, "minimize: bounds does not match at its only leaf"),
+        ({"method": "l-bfgs-b", "bounds": (float("nan"), 1)}, "minimize: bounds: expected numbers, got nan"),
+        ({"method": "tnc", "options": {"maxiter": 5}}, "did you mean 'maxfun'"),
+    ],
+)
+def test_errors_name_the_argument(options, words):
+    with pytest.raises(hodiff.InputError, match=words):
+        minimize(bowl, START, **options)
+
+
+def test_no_problems_at_all():
+    with pytest.raises(hodiff.InputError, match="x0: expected at least one problem"):
+        minimize(lambda x: x.square().sum(), torch.zeros(0, 4, dtype=D), batched=True)

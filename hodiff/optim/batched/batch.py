@@ -29,7 +29,11 @@ class Batch:
 
     def __init__(self, caller: str, x0: PyTree):
         leaves, spec = flatten_primals(x0, caller, "x0", complex_too=True)
-        if any(not leaf.dim() or len(leaf) != len(leaves[0]) for leaf in leaves) or not len(leaves[0]):
+        if all(leaf.dim() and not len(leaf) for leaf in leaves):
+            raise InputError(
+                f"{caller}: x0: expected at least one problem along the first dimension, got 0; leave the call out."
+            )
+        if any(not leaf.dim() or len(leaf) != len(leaves[0]) for leaf in leaves):
             shapes = ", ".join(map(describe, leaves))
             raise InputError(
                 f"{caller}: x0: expected leaves whose first dimension is that of the problems, got {shapes}; with "

@@ -27,7 +27,8 @@ Estimates = list[tuple[Tensor, Any]]
 class CurvatureOptimizer(StochasticOptimizer, Observer):
     """Where a step is due for new curvature, the backward pass before it, or its closure, is seen on its way.
 
-    A group counts the steps it has `taken`, and is due when they reach `refresh_at`.
+    A group counts the steps it has `taken`; a parameter is due when they reach its own `refresh_at`, as losses may take
+    turns, and each see some of the parameters; one that was never seen is due with its group.
     """
 
     # A GradScaler then tells by what loss and gradients were multiplied.
@@ -78,10 +79,10 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         for group in self.param_groups:
             # Refuses sparse ones before anything has changed.
             list(self.gradients(group))
-        others = [group for group in self.param_groups if not _is_due(group)]
+        waiting = set(map(id, self._due()))
         for group in self.param_groups:
             self._refresh(group)
-        self._aside = {id(p) for group in others for p in self._newcomers(group)}
+        self._aside = {id(p) for group in self.param_groups for p in self._newcomers(group, waiting)}
         try:
             self._descend()
         finally:
@@ -204,15 +205,21 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
 
     def _due(self) -> list[Tensor]:
         """Parameters that wait for curvature."""
-        return [p for group in self.param_groups if _is_due(group) for p in group["params"] if p.requires_grad]
+        groups = [group for group in self.param_groups if group["update_every"] is not None]
+        return [p for group in groups for p in group["params"] if p.requires_grad and self._is_due(p, group)]
 
-    def _newcomers(self, group: Group) -> list[Tensor]:
-        """Parameters that have their first gradient where no curvature is due, which then is at the next step."""
+    def _is_due(self, parameter: Tensor, group: Group) -> bool:
+        known = self.state.get(parameter, {})
+        return bool(group["taken"] >= known.get("refresh_at", group["refresh_at"]))
+
+    def _newcomers(self, group: Group, waiting: set[int]) -> list[Tensor]:
+        """Parameters that have their first gradient where they do not wait for curvature, as they then do."""
         if group["update_every"] is None:
             return []
-        found = [p for p, _ in self.gradients(group) if not self.state[p].get("refreshes")]
-        if found:
-            group["refresh_at"] = group["taken"] + 1
+        gradients = [p for p, _ in self.gradients(group)]
+        found = [p for p in gradients if id(p) not in waiting and not self.state.get(p, {}).get("refreshes")]
+        for parameter in found:
+            self.state[parameter]["refresh_at"] = group["taken"] + 1
         return found
 
     def gradients(self, group: Group) -> Iterator[tuple[Tensor, Tensor]]:
@@ -255,8 +262,8 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             state = self.state[parameter]
             self._absorb(parameter, group, estimates[id(parameter)])
             state["refreshes"] = state.get("refreshes", 0) + 1
-        if own and group["update_every"] is not None:
-            group["refresh_at"] = group["taken"] + group["update_every"]
+            if group["update_every"] is not None:
+                state["refresh_at"] = group["refresh_at"] = group["taken"] + group["update_every"]
 
     def _unscale(self) -> bool:
         """Divide by the factor of a GradScaler; False where a gradient has overflowed and the step is left out."""
@@ -291,10 +298,6 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
                 f"{describe(parameter)}; call loss.backward() after the optimizer is made, step(closure), or "
                 "update_curvature(loss) before backward."
             )
-
-
-def _is_due(group: Group) -> bool:
-    return group["update_every"] is not None and group["taken"] >= group["refresh_at"]
 
 
 def _has_none(parameter: Tensor) -> bool:

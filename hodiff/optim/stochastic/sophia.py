@@ -138,7 +138,8 @@ class SophiaG(_Sophia):
     It is never negative, takes no second derivative, and estimates the diagonal of the Gauss-Newton matrix; the step is
     that of `SophiaH`. In a loop of `loss.backward()` and `optimizer.step()` the logits are found in the graph of the
     loss, which has to have one `cross_entropy` or `nll_loss` of labels, without class weights, of reduction "mean" or
-    "sum"; for any other loss call `update_curvature(logits)`. Every row of logits, of a token too, is an example.
+    "sum"; for any other loss call `update_curvature(logits)`. Every row of logits, of a token too, is an example. A
+    parameter that moves the loss, and not the logits, has no such curvature, and moves by the learning rate.
 
     Args:
         params: As in `SophiaH`, and so are the other settings.
@@ -207,5 +208,9 @@ class SophiaG(_Sophia):
 
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         # A loss is a number; logits come from `update_curvature` and have a dimension of classes.
-        drawn = of_logits(loss, self._generator) if loss.dim() else in_a_loss(self.caller, loss, self._generator)
-        return [(p, g) for p, g in zip(parameters, drawn.curvature(parameters), strict=True) if g is not None], []
+        if loss.dim():
+            found = of_logits(loss, self._generator).curvature(parameters)
+            return [(p, h) for p, h in zip(parameters, found, strict=True) if h is not None], []
+        found = in_a_loss(self.caller, loss, self._generator).curvature(parameters)
+        # The loss hangs on all of these, if not through its logits.
+        return [(p, torch.zeros_like(p) if h is None else h) for p, h in zip(parameters, found, strict=True)], []

@@ -466,3 +466,30 @@ def test_sparse_gradients_are_refused_before_anything_changes(name):
     with pytest.raises(hodiff.InputError, match="expected dense gradients"):
         optimizer.step()
     assert not any(optimizer.state.values())
+
+
+@pytest.mark.parametrize("name", WITH_CURVATURE)
+def test_losses_that_take_turns_all_have_curvature(name):
+    """Of two models under one optimizer, whatever the number of steps from one curvature to the next."""
+    inputs, labels = torch.randn(20, 4), torch.randint(3, (20,))
+    models = [nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(2)]
+    parameters = [p for model in models for p in model.parameters()]
+    optimizer = TABLE[name](parameters, update_every=4)
+    before = [p.detach().clone() for p in parameters]
+    for step in range(24):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(models[step % 2](inputs), labels).backward()
+        optimizer.step()
+    assert not any(torch.equal(p, at_first) for p, at_first in zip(parameters, before, strict=True))
+    firsts = [next(model.parameters()) for model in models]
+    assert [optimizer.state[p]["refreshes"] for p in firsts] == [6, 6]
+
+
+def test_parameters_beside_the_logits_have_no_curvature():
+    """A learned weight of the loss moves by the learning rate, as its Gauss-Newton diagonal is zero."""
+    model, weight = nn.Linear(4, 3), nn.Parameter(torch.zeros(()))
+    optimizer = SophiaG([*model.parameters(), weight], lr=0.1)
+    loss = nn.functional.cross_entropy(model(torch.randn(6, 4)), torch.arange(6) % 3)
+    (loss * torch.exp(-weight) + weight).backward()
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.tensor(0.1).copysign(loss.detach() - 1))
