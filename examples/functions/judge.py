@@ -1,4 +1,4 @@
-"""Judge an answer to an exercise of the lessons: its values, its derivatives to third order, and batches.
+"""Judge an answer to an exercise of the lessons: its values, its derivatives to third order, batches, and conduct.
 
 python examples/functions/judge.py 3 my_answer.py
 python examples/functions/judge.py 3
@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
+from conduct import about_backward
 from lesson_tools import FOLDER, LESSONS, SOLUTIONS, load
 from torch import Tensor
 
@@ -34,16 +34,20 @@ class Same:
         name: What the answer is called: a Function, or a function.
         reference: The same by operators of torch whose derivatives are right.
         inputs: Where both are compared; float64 tensors are differentiated, anything else is a constant.
+        elsewhere: More inputs, of other shapes, where both are compared to first order.
         order: The highest derivative.
         batched: Whether `torch.vmap` is compared with a loop.
+        by_function: Whether a Function is asked for; by default where the name is a class's.
         also: A further complaint, if there is one, about the module of the answer.
     """
 
     name: str
     reference: Callable[..., Any]
     inputs: tuple[Any, ...]
+    elsewhere: tuple[tuple[Any, ...], ...] = ()
     order: int = 3
     batched: bool = True
+    by_function: bool | None = None
     also: Callable[[Any], str | None] = lambda module: None
 
     def __call__(self, module: Any) -> str | None:
@@ -55,7 +59,9 @@ class Same:
             self.about_values(answer)
             or next((found for routes in self.compositions() if (found := self.about(answer, routes))), None)
             or (self.about_batches(answer) if self.batched else None)
+            or next((found for inputs in self.elsewhere if (found := self.about_others(answer, inputs))), None)
             or self.also(module)
+            or self.about_conduct(answer)
         )
 
     def compositions(self) -> list[str]:
@@ -64,18 +70,29 @@ class Same:
 
     def about_values(self, answer: Callable[..., Any]) -> str | None:
         """Compare what both return."""
-        pairs = zip(tensors(answer(*copies(self.inputs))), tensors(self.reference(*self.inputs)), strict=True)
-        if all(got.dtype == right.dtype and close(got, right) for got, right in pairs):
+        try:
+            got = answer(*copies(self.inputs))
+        except Exception as error:
+            return f"{self.name} {raised(error)}"
+        found, expected = tensors(got), tensors(self.reference(*self.inputs))
+        if len(found) != len(expected):
+            outputs = f"{len(found)} output{'s' * (len(found) != 1)}"
+            return f"{self.name} returns {outputs}, expected {len(expected)}"
+        strange = [type(each).__name__ for each in found if not isinstance(each, Tensor)]
+        if strange:
+            return f"{self.name} returns {strange[0]}, expected a tensor"
+        pairs = zip(found, expected, strict=True)
+        if all(each.dtype == right.dtype and close(each, right) for each, right in pairs):
             return None
-        return f"{self.name} returns {answer(*copies(self.inputs))}, expected {self.reference(*self.inputs)}"
+        return f"{self.name} returns {got}, expected {self.reference(*self.inputs)}"
 
     def about(self, answer: Callable[..., Any], routes: str) -> str | None:
         """Compare one composition of passes through the answer with reverse passes through the reference."""
         title = "-over-".join(MODES[each] for each in reversed(routes))
         try:
             got = derivative(along_a_line(answer, self.inputs), routes)
-        except (RuntimeError, TypeError, NotImplementedError, ValueError) as error:
-            return f"{title} raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        except Exception as error:
+            return f"{title} {raised(error)}"
         right = derivative(along_a_line(self.reference, self.inputs), "r" * len(routes))
         if close(got, right):
             return None
@@ -95,12 +112,31 @@ class Same:
             batch = [torch.stack(list(each), dim) if n else each[0] for each, n in columns]
             try:
                 got = tensors(torch.vmap(answer, tuple(dim if n else None for n in numbers))(*batch))
-            except (RuntimeError, TypeError, ValueError) as error:
-                return f"torch.vmap raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            except Exception as error:
+                return f"torch.vmap {raised(error)}"
             for place, values in enumerate(got):
                 if not close(values, torch.stack([each[place] for each in looped])):
                     return f"torch.vmap with the batch at {dim} differs from a loop"
         return None
+
+    def about_others(self, answer: Callable[..., Any], inputs: tuple[Any, ...]) -> str | None:
+        """Compare at inputs of other shapes, where a rule that knows those of the first ones fails."""
+        there = replace(self, inputs=inputs, order=1)
+        found = (
+            there.about_values(answer)
+            or next((found for routes in there.compositions() if (found := there.about(answer, routes))), None)
+            or (there.about_batches(answer) if self.batched else None)
+            or there.about_conduct(answer)
+        )
+        shapes = " and ".join(str(tuple(each.shape)) for each in inputs if is_tensor(each))
+        return f"for inputs of shape {shapes}, {found}" if found else None
+
+    def about_conduct(self, answer: Callable[..., Any]) -> str | None:
+        """Look at the Function's own backward, where one is asked for: the derivatives can be right without it."""
+        if not (self.name[0].isupper() if self.by_function is None else self.by_function):
+            return None
+        leaves = [each.requires_grad_() if is_tensor(each) else each for each in copies(self.inputs)]
+        return about_backward(tensors(answer(*leaves)), self.name)
 
 
 def called(module: Any, name: str) -> Any:
@@ -114,9 +150,14 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def tensors(outputs: Any) -> list[Tensor]:
+def tensors(outputs: Any) -> list[Any]:
     """One or several outputs as a list."""
     return list(outputs) if isinstance(outputs, tuple) else [outputs]
+
+
+def raised(error: Exception) -> str:
+    """An exception in half a sentence."""
+    return f"raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def copies(inputs: Any) -> list[Any]:
@@ -165,10 +206,23 @@ def forward_slope(line: Line) -> Line:
     return lambda t: torch.func.jvp(line, (t,), (torch.ones_like(t),))[1]
 
 
-def complaint(stem: str, module: ModuleType) -> str | None:
-    """What is wrong with an answer to the exercise of a lesson, or None."""
+def complaint(stem: str, path: Path) -> str | None:
+    """What is wrong with a file that answers the exercise of a lesson, or None."""
+    try:
+        module = load(path)
+    except FileNotFoundError as error:
+        if path.is_file():
+            return f"running it {raised(error)}"
+        return "there is no such file; give the Python file with your answer"
+    except Exception as error:
+        return f"running it {raised(error)}"
     expected: Any = load(FOLDER / "expected.py")
-    answer: str | None = expected.EXPECTED[stem](module)
+    try:
+        answer: str | None = expected.EXPECTED[stem](module)
+    except AttributeError as error:
+        return f"{error.name} is missing" if error.obj is module else f"judging it {raised(error)}"
+    except Exception as error:  # an answer may raise anything
+        return f"judging it {raised(error)}"
     return answer
 
 
@@ -181,8 +235,8 @@ def main() -> int:
     stem = next((stem for stem in LESSONS if int(stem[:2]) == options.number), None)
     if stem is None:
         parser.error(f"number: expected 1 to {len(LESSONS)}, got {options.number}")
-    path = options.answer or SOLUTIONS[stem]
-    found = complaint(stem, load(path))
+    path = options.answer if options.answer is not None else SOLUTIONS[stem]
+    found = complaint(stem, path)
     print(f"{path}: {found or 'right'}")
     return int(found is not None)
 

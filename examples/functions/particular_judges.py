@@ -21,6 +21,11 @@ def numbers(*values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
+def wave(*shape: int, start: float = 1.0) -> Tensor:
+    """Numbers of any shape between -1 and 1, no two of them alike and none 0."""
+    return (start + torch.arange(math.prod(shape), dtype=torch.float64)).cos().reshape(shape)
+
+
 X, Y = numbers(0.5, -1.2, 2.0), numbers(0.7, 0.3, -1.1)
 MATRIX = numbers([0.5, -1.2, 2.0], [0.3, 0.9, -0.7])
 SQUARE = numbers([0.5, -1.2, 2.0], [0.3, 0.9, -0.7], [1.1, 0.4, -0.2])

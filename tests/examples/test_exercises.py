@@ -174,6 +174,85 @@ def test_judge_sees_a_wrong_answer(stem):
     assert words in EXPECTED[stem](SimpleNamespace(**answer))
 
 
+class Divide(lesson_tools.load(lesson_tools.SOLUTIONS["11_broadcasting"]).Divide):
+    """Gradients of the shape of the output, which the engine sums up."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return g / y, -g * x / y**2
+
+
+class SumsFixedDimensions(Divide):
+    """Right for (n, 1) by (m,)."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return (g / y).sum(-1, keepdim=True), (-g * x / y**2).sum(0)
+
+
+class WritesToTheCotangent(lesson_tools.load(lesson_tools.SOLUTIONS["01_square"]).Sine):
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g.mul_(x.cos())
+
+
+class CumulatesRows(lesson_tools.load(lesson_tools.SOLUTIONS["13_sum"]).CumulativeSum):
+    """Takes the last dimension for the second."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.flip(1).cumsum(1).flip(1)
+
+
+MADE_OF_TORCH = "is made without a Function: expected one with a backward of its own"
+CONDUCT = {
+    "unreduced": ("11_broadcasting", {"Divide": Divide}, r"gradient of shape \(.*\) for input \d of shape"),
+    "fixed dimensions": ("11_broadcasting", {"Divide": SumsFixedDimensions}, "for inputs of shape .*reverse raises"),
+    "written to": ("01_square", {"Sine": WritesToTheCotangent}, "the backward of .* writes to the incoming gradient"),
+    "other rank": ("13_sum", {"CumulativeSum": CumulatesRows}, r"for inputs of shape \(4,\), reverse raises"),
+    "sine": ("01_square", {"Sine": torch.sin}, f"Sine {MADE_OF_TORCH}"),
+    "root": ("04_sinh", {"root_of_one_plus_square": lambda x: (1 + x * x).sqrt()}, MADE_OF_TORCH),
+    "sort": ("15_max", {"Sort": lambda x: tuple(torch.sort(x, -1))}, MADE_OF_TORCH),
+}
+
+
+@pytest.mark.parametrize("case", CONDUCT)
+def test_judge_sees_what_the_engine_makes_good(case):
+    stem, answer, words = CONDUCT[case]
+    assert re.search(words, EXPECTED[stem](SimpleNamespace(**answer)))
+
+
+IN_ONE_SENTENCE = {
+    "one output": ("15_max", "def Sort(x): return x.sort(-1)[0]", "Sort returns 1 output, expected 2"),
+    "no output": ("01_square", "def Sine(x): pass", "Sine returns NoneType, expected a tensor"),
+    "raises": ("01_square", "def Sine(x): raise ZeroDivisionError('zero')", "Sine raises ZeroDivisionError: zero"),
+    "raises elsewhere": (
+        "23_doubled_tangent",
+        "def transposed(function, x): raise KeyError(1)",
+        "judging it raises KeyError: 1",
+    ),
+    "missing": ("21_once_differentiable", "", "LoudSine is missing"),
+    "syntax": ("01_square", "def Sine(x) return x", "running it raises SyntaxError"),
+    "its own file": ("01_square", "open('/nowhere/at/all')", "running it raises FileNotFoundError"),
+}
+
+
+@pytest.mark.parametrize("case", IN_ONE_SENTENCE)
+def test_judge_says_it_in_one_sentence(case, tmp_path):
+    stem, text, words = IN_ONE_SENTENCE[case]
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    assert judge.complaint(stem, path).startswith(words)
+
+
+def test_judge_misses_a_file(tmp_path):
+    for path in (tmp_path / "nope.py", tmp_path, tmp_path / "nope"):
+        assert judge.complaint("01_square", path) == "there is no such file; give the Python file with your answer"
+
+
 def test_judge_misses_what_is_not_there():
     assert EXPECTED["01_square"](SimpleNamespace()) == "Sine is missing"
 
