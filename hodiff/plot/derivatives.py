@@ -15,7 +15,15 @@ from torch import Tensor
 from hodiff.common.naming import name_of
 from hodiff.common.options import is_number, require_int
 from hodiff.errors import InputError
-from hodiff.plot.differences import UNSETTLED, mark_missing, span_of
+from hodiff.plot.differences import (
+    UNSETTLED,
+    height_of,
+    jumps,
+    keep_rounding_small,
+    mark_missing,
+    span_of,
+    without_derivative,
+)
 from hodiff.plot.shared import axes_or_new, one_number
 
 if TYPE_CHECKING:
@@ -37,8 +45,8 @@ def derivatives(
 
     The curves are $f, f', \dots, f^{(k)}$ by nested reverse mode. The dots over $f^{(j)}$ are SciPy's differences of
     $f^{(j-1)}$, the curve before, so that each curve is checked by one that was checked. Dots beside their curve mean
-    that the derivative is wrong. Where differences do not settle, as at a jump, there is none, and a dotted line in the
-    place of a dot.
+    that the derivative is wrong. Where differences do not settle, as at a kink, there is none, and a dotted line in the
+    place of a dot; so at each jump.
 
     Args:
         f: Maps a float64 tensor of shape () to a tensor with one element.
@@ -73,6 +81,7 @@ def derivatives(
 
     ax = axes_or_new(ax, "derivatives")
     span, missing = span_of([curve.numpy() for curve in curves]), list[float]()
+    jumping = [jumps(_curve(f, k), grid.numpy()) for k in range(order)]
     for k, curve in enumerate(curves):
         (line,) = ax.plot(grid.numpy(), curve.numpy(), label=prime(k))
         if k > 0:
@@ -80,7 +89,8 @@ def derivatives(
             known = ~(doubt > UNSETTLED * span)
             ax.plot(dots[known], slopes[known], ".", color=line.get_color(), label="_differences")
             missing += dots[~known].tolist()
-    mark_missing(ax, np.array(missing))
+    mark_missing(ax, without_derivative(np.array(missing), np.concatenate([*jumping, np.empty(0)]), step))
+    keep_rounding_small(ax, height_of(curves[0].numpy()))
     _add_legend(ax, with_dots=order > 0)
     ax.set_xlabel("$x$")
     ax.set_ylabel("value")
@@ -104,16 +114,19 @@ def _slope(y: Tensor, x: Tensor) -> Tensor:
     return torch.autograd.grad(y.sum(), x, create_graph=True, materialize_grads=True)[0]
 
 
+def _curve(f: Callable[[Tensor], Tensor], order: int) -> Callable[[np.ndarray], np.ndarray]:
+    def values(x: np.ndarray) -> np.ndarray:
+        return _tower(f, torch.from_numpy(x.reshape(-1)), order)[-1].numpy().reshape(x.shape)
+
+    return values
+
+
 def _differences(
     f: Callable[[Tensor], Tensor], order: int, dots: np.ndarray, step: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """SciPy's derivative of the one before, and its error. No point is further than a step away: they are inside."""
-
-    def before(x: np.ndarray) -> np.ndarray:
-        return _tower(f, torch.from_numpy(x.reshape(-1)), order - 1)[-1].numpy().reshape(x.shape)
-
     with np.errstate(all="ignore"):  # at a pole the dot is missing, which is enough
-        found = derivative(before, dots, initial_step=step)
+        found = derivative(_curve(f, order - 1), dots, initial_step=step)
     return np.asarray(found.df), np.asarray(found.error)
 
 

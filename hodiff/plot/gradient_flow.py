@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -79,7 +80,7 @@ def gradient_flow(f: Callable[..., Tensor], x: PyTree) -> BackwardGraph:
         return Box(tuple(lines), colour, "ellipse" if leaf is not None else "box", thick=is_function)
 
     picture.boxes["f"] = Box((f"f = {numbers(y, DIGITS)}",), shape="plaintext")
-    picture.arrows.append(("f", Drawing(picture, look).add(y.grad_fn)))
+    picture.arrows.append(("f", Drawing(picture, look).add(get_gradient_edge(y).node)))
     order = [*SIZES, NOT_FINITE]
     picture.colours = dict(sorted(picture.colours.items(), key=lambda pair: order.index(pair[0])))
     return picture
@@ -128,7 +129,7 @@ def _watched(f: Callable[..., Tensor], leaves: Sequence[Tensor], spec: pytree.Tr
 def _gradients(y: Tensor) -> Numbers:
     """What reaches each node in backward, by the number of its output."""
     reached: Numbers = {}
-    nodes = list(nodes_of(y))
+    nodes = list(nodes_of(get_gradient_edge(y)))
     variables = {node: node.variable for node in nodes if hasattr(node, "variable")}
 
     def note(node: Any) -> Callable[[tuple[Tensor | None, ...]], None]:

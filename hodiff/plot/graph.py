@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_int
@@ -85,7 +86,7 @@ def _roots(
     with torch.enable_grad():
         y = one_number("graph", f(pytree.tree_unflatten(list(leaves), spec)))
         require_dependence("graph", y)
-        yield [y.grad_fn]
+        yield [get_gradient_edge(y).node]
         values = [y]
         for _ in range(order - 1):
             ones = [torch.ones_like(value) for value in values]

@@ -69,7 +69,10 @@ def hessian(
         at weight, bias
     """
     require_choice("hessian", "scale", scale, ("linear", "root"))
-    values = _entries(A).detach().to("cpu", torch.float64)
+    values = _entries(A).detach()
+    if values.is_complex():
+        raise InputError("hessian: A: expected real numbers, got complex ones; draw A.real, A.imag or A.abs().")
+    values = values.to("cpu", torch.float64)
     if not bool(torch.isfinite(values).all()):
         raise InputError("hessian: A: expected finite numbers, got inf or nan among them.")
     n = len(values)
@@ -125,8 +128,8 @@ def _name_blocks(ax: Axes, names: list[str], sizes: list[int], inches: float) ->
     centres = [(low + high - 1) / 2 for low, high in pairwise(edges)]
     line = min(LINE, inches / len(names))
     places = spread(centres, [n * line / inches] * (len(names) - 1), (0.0, n - 1.0))
-    ax.set_xticks(places, names, rotation=90)
-    ax.set_yticks(places, names)
+    ax.set_xticks(places, names, rotation=90, parse_math=False)
+    ax.set_yticks(places, names, parse_math=False)
     ax.tick_params(axis="both", length=0, labelsize=min(9.0, 72 * line * 0.8))
     if any(abs(place - centre) > 0.5 for place, centre in zip(places, centres, strict=True)):
         ax.tick_params(axis="both", pad=72 * LEAD * inches)

@@ -15,7 +15,15 @@ from hodiff.common.options import require_bool, require_int
 from hodiff.corrections import corrected
 from hodiff.errors import InputError
 from hodiff.plot.derivatives import DOTS, prime, require_interval
-from hodiff.plot.differences import from_values, mark_missing, settled
+from hodiff.plot.differences import (
+    from_values,
+    height_of,
+    jumps,
+    keep_rounding_small,
+    mark_missing,
+    settled,
+    without_derivative,
+)
 from hodiff.plot.shared import require_package
 
 if TYPE_CHECKING:
@@ -41,7 +49,7 @@ def routes(
 
     A panel an order: $f^{(k)}$ by its $2^k$ routes, those that agree in one curve, and over it, dotted, differences of
     the values of f, which know nothing of its rules. The title says how many routes the differences confirm. Dotted
-    lines stand where the function has no derivative.
+    lines stand where the function has no derivative: there differences confirm nothing.
 
     Args:
         f: Maps a float64 tensor to one of its shape, element by element: `torch.tanh`, or `Function.apply`.
@@ -73,6 +81,8 @@ def routes(
     step = (high - low) / (2 * DOTS)
     dots = low + step * np.arange(1, 2 * DOTS, 2)
     truths, doubts = from_values(lambda x: _values(f, x), dots, order, step)
+    jumping = jumps(lambda x: _values(f, x), grid.numpy())
+    whole = np.isfinite(_values(f, dots)) & (np.abs(dots[:, None] - jumping) > step / 2).all(1)
     length = (high - low) / 2
     within = corrected() if correct else nullcontext()
     panels = _panels(axes, order)
@@ -81,12 +91,16 @@ def routes(
             found = {_name(way): _derivative(f, way, grid, torch.from_numpy(dots)) for way in product("rf", repeat=k)}
         truth, doubt = truths[k], doubts[k]
         # Of what size a derivative is that a function of this height would have on this interval.
-        scale = max(np.nanmedian(np.abs(truth)), np.nanmax(np.abs(truths[0])) / length**k)
-        known = settled(truth, doubt, scale) & np.isfinite(_values(f, dots))
+        typical = np.abs(truth[np.isfinite(truth)])
+        scale = max(np.median(typical) if typical.size else 0.0, height_of(truths[0]) / length**k)
+        known = settled(truth, doubt, scale) & whole
         tolerance = AGREE_TO * (np.abs(truth) + scale) + 2 * doubt
         confirmed = _draw(ax, grid.numpy(), dots, found, truth, known, tolerance)
-        mark_missing(ax, dots[~known])
-        ax.set_title(f"{prime(k)}{_verdict(confirmed, found) if k else ''}", fontsize="medium")
+        keep_rounding_small(ax, scale)
+        missing = without_derivative(dots[~known], jumping, step)
+        mark_missing(ax, missing)
+        verdict = _verdict(confirmed, found, missing) if known.any() else ": differences know it nowhere"
+        ax.set_title(f"{prime(k)}{verdict if k else ''}", fontsize="medium")
         ax.set_xlabel("$x$")
         ax.legend(fontsize="small")
     return panels
@@ -123,7 +137,9 @@ def _draw(
 
 
 def _agree(a: np.ndarray, b: np.ndarray, tolerance: np.ndarray) -> bool:
-    return bool((~(np.abs(a - b) > tolerance)).all())
+    # Infinities of one sign, and what is NaN in one of them, tell nothing.
+    with np.errstate(invalid="ignore"):
+        return bool((~(np.abs(a - b) > tolerance)).all())
 
 
 def _derivative(f: Map, way: Sequence[str], *points: Tensor) -> Any:
@@ -153,9 +169,11 @@ def _name(way: Sequence[str]) -> str:
     return "".join(way)
 
 
-def _verdict(confirmed: list[str], found: dict[str, Any]) -> str:
+def _verdict(confirmed: list[str], found: dict[str, Any], missing: np.ndarray) -> str:
     if len(confirmed) == len(found):
-        return f": differences confirm all {len(found)} routes"
+        return (
+            f": differences confirm all {len(found)} routes{chr(10) + 'away from dotted lines' if len(missing) else ''}"
+        )
     raising = [name for name, each in found.items() if isinstance(each, Exception)]
     wrong = [name for name in found if name not in {*confirmed, *raising}]
     parts = [f"{what} by {', '.join(names)}" for what, names in (("wrong", wrong), ("raises", raising)) if names]

@@ -63,7 +63,7 @@ def spectral_density(
             "spectral_density: density: expected what hodiff.estimators.spectral_density returns, got "
             f"{type(density).__name__}."
         )
-    title = titled("spectral_density", f"density of {density.n:,} eigenvalues", of)
+    title = titled("spectral_density", f"density of {_counted(density.n)}", of)
     nodes = density.nodes(log=log)
     low, high = nodes.min().item(), nodes.max().item()
     margin = 3 * sigma if sigma is not None and sigma > 0 else (high - low) / 20 or abs(high) / 20 or 0.05
@@ -161,6 +161,10 @@ def _descending(values: object) -> tuple[Tensor, Tensor | None]:
 
 def _how_many(count: int, of: object) -> str:
     if not isinstance(of, LinearOperator):
-        return f"{count:,} eigenvalues"
+        return _counted(count)
     n = of.shape[0]
-    return f"all {n:,} eigenvalues" if count == n else f"{count:,} of {n:,} eigenvalues"
+    return f"{'all ' * (n > 1)}{_counted(n)}" if count == n else f"{count:,} of {_counted(n)}"
+
+
+def _counted(n: int) -> str:
+    return f"{n:,} eigenvalue{'s' * (n != 1)}"

@@ -12,7 +12,8 @@ def spread(wanted: Sequence[float], gaps: Sequence[float], within: tuple[float, 
     r"""Solve $\min_x \sum_i (x_i - w_i)^2$ under $x_{i+1} - x_i \ge g_i$ and, if they have room, between two ends."""
     offsets = np.concatenate([[0.0], np.cumsum(gaps)])
     if within is not None:
-        offsets *= min(1.0, (within[1] - within[0]) / max(offsets[-1], np.finfo(float).tiny))
+        room = within[1] - within[0]
+        offsets *= room / max(offsets[-1], room) if room else 0.0
     # Without the gaps it is a monotone fit, and one between bounds is the fit clipped.
     fitted = isotonic_regression(np.asarray(wanted, dtype=float) - offsets).x
     if within is not None:

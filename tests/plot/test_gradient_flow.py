@@ -6,7 +6,7 @@ import torch
 from torch.autograd import Function
 
 import hodiff
-from hodiff.plot import RAISES, gradient_flow
+from hodiff.plot import RAISES, gradient_flow, graph
 from hodiff.plot.gradient_flow import NOT_FINITE, SIZES
 
 mpl.use("Agg")
@@ -102,6 +102,14 @@ def test_it_is_drawn(tmp_path):
     plt.close(ax.figure)
     picture.save(tmp_path / "flow.png")
     assert picture._repr_svg_() == picture._repr_svg_(), "the same picture has the same text"
+
+
+@pytest.mark.parametrize("x", [torch.ones(()), torch.ones(1)])
+@pytest.mark.parametrize("draw", [gradient_flow, graph])
+def test_the_identity_is_its_leaf(draw, x):
+    ax = draw(lambda x: x, x).draw()
+    assert any(text.get_text().startswith("x") for text in ax.texts)
+    plt.close(ax.figure)
 
 
 def test_refuses():

@@ -146,6 +146,14 @@ def test_shortened_names_stay_different():
     assert all("…" in each and len(each) <= 24 for each in cut)
 
 
+def test_one_eigenvalue_is_one():
+    assert plot.eigenvalues(torch.ones(1)).get_title() == "1 eigenvalue"
+    A = hodiff.HessianOperator(lambda x: x.square().sum(), torch.ones(1))
+    assert plot.eigenvalues(A).get_title().startswith("1 eigenvalue of HessianOperator")
+    density = spectral_density(torch.eye(1), method="exact")
+    assert plot.spectral_density(density).get_title() == "density of 1 eigenvalue"
+
+
 def test_eigenvalues_say_what_they_belong_to():
     A = hodiff.HessianOperator(f, X)
     exact = np.linalg.eigvalsh(np.array([[6.0, 0.0, 1.0], [0.0, 12.0, 1.0], [1.0, 1.0, 6.0]]))[::-1]
@@ -223,6 +231,7 @@ def test_axes_are_the_users():
         (lambda: plot.eigenvalues(torch.tensor([torch.nan])), "eigenvalues: values: expected finite numbers"),
         (lambda: plot.hessian(torch.ones(2, 3)), r"hessian: A: expected an operator or a tensor \(n, n\)"),
         (lambda: plot.hessian(torch.full((2, 2), torch.inf)), "hessian: A: expected finite numbers"),
+        (lambda: plot.hessian(1j * torch.eye(2)), "hessian: A: expected real numbers, got complex ones"),
         (lambda: plot.hessian(np.eye(2)), r"hessian: A: expected an operator or a tensor \(n, n\), got ndarray"),
         (
             lambda: plot.hessian(torch.eye(1).expand(30_000, 30_000)),
@@ -241,3 +250,11 @@ def test_axes_are_the_users():
 def test_refuses(call, message):
     with pytest.raises(hodiff.InputError, match=message):
         call()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("names", [["a$"], ["a$", "$b"]])
+def test_names_are_no_formulas(names, tmp_path):
+    ax = plot.hessian(torch.eye(len(names)), names)
+    ax.figure.savefig(tmp_path / "names.png")
+    assert [text.get_text() for text in ax.get_xticklabels()] == names

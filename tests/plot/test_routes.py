@@ -88,11 +88,47 @@ def test_routes_that_raise_are_named():
     assert titles(routes(ReverseOnly.apply, -1, 1, order=1))[1] == "$f'$: raises by f"
 
 
+AWAY = "\naway from dotted lines"
+
+
 @pytest.mark.parametrize(
-    "f", [lambda x: 3 * x, lambda x: torch.ones_like(x), torch.relu], ids=["linear", "constant", "relu"]
+    ("f", "away"),
+    [(lambda x: 3 * x, ""), (lambda x: torch.ones_like(x), ""), (torch.relu, AWAY), (torch.abs, AWAY)],
+    ids=["linear", "constant", "relu", "abs"],
 )
-def test_derivatives_that_are_zero(f):
-    assert titles(routes(f, -1, 1, points=9))[2] == "$f''$: differences confirm all 4 routes"
+def test_derivatives_that_are_zero(f, away):
+    """And look so: what rounding leaves of them is far below the height of the axis."""
+    panels = routes(f, -1, 1, points=9)
+    assert titles(panels)[2] == f"$f''$: differences confirm all 4 routes{away}"
+    assert 0.01 < panels[2].get_ylim()[1] < 1
+
+
+def dotted(ax):
+    return sorted(line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == ":")
+
+
+@pytest.mark.parametrize(
+    ("f", "places"),
+    [
+        (torch.round, [-0.5, 0.5]),
+        (torch.sign, [0.0]),
+        (lambda x: torch.sign(x - 0.04), [0.04]),  # between the reaches of two differences
+        (torch.reciprocal, [0.0]),
+        (lambda x: (x > 0.123).to(x) + 5 * x, [0.123]),
+        (lambda x: torch.tanh(50 * x), []),
+    ],
+    ids=["round", "sign", "off the dots", "pole", "on a slope", "steep"],
+)
+def test_jumps_are_marked_where_they_are(f, places):
+    panels = routes(f, -1, 1, order=1)
+    for ax in (*panels, derivatives(f, -1, 1, order=1)):
+        np.testing.assert_allclose(dotted(ax), places, rtol=0, atol=1e-8)
+    assert panels[1].get_title() == f"$f'$: differences confirm all 2 routes{AWAY if places else ''}"
+    assert np.abs(curves(panels[0])["differences of values"][1]).max() < 100
+
+
+def test_a_jump_of_the_slope_is_marked_once():
+    assert dotted(derivatives(lambda x: (x - 0.3).relu(), -1, 1)) == pytest.approx([0.3])
 
 
 def test_a_jump_leaves_the_axis_readable():
@@ -158,3 +194,10 @@ def test_typed_rules_are_a_function():
 def test_refuses(call, message):
     with pytest.raises(hodiff.InputError, match=message):
         call()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_where_there_is_no_value():
+    """Half of the interval, and all of it."""
+    assert routes(torch.log, -1, 1)[2].get_title() == f"$f''$: differences confirm all 4 routes{AWAY}"
+    assert routes(lambda x: x * torch.nan, -1, 1)[1].get_title() == "$f'$: differences know it nowhere"
