@@ -296,3 +296,32 @@ def test_sparse_constants_and_products_that_are_nan(compilations: list[fx.GraphM
         product = HessianOperator(lambda x: (x**1.5).sum(), torch.stack([-x[0], x[1]]), compile=True) @ v
     assert product.isnan().tolist() == [True, False]
     assert len(compilations) == 2
+
+
+def test_a_product_of_rounding_alone_is_no_disagreement() -> None:
+    """Ones move both logits alike, and are in the null space of the Gauss-Newton matrix of a softmax."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    point = {"2.weight": model[2].weight.detach().clone()}
+    A = GaussNewtonOperator(
+        model, F.cross_entropy, point, torch.randn(8, 3).double(), torch.arange(8) % 2, compile=True
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", hodiff.HodiffWarning)
+        assert (A @ torch.ones(8).double()).abs().max() < 1e-15
+
+
+def test_wrong_code_is_found_by_such_a_product() -> None:
+    """Code that is zero everywhere agrees there, too."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    point = {"2.weight": model[2].weight.detach().clone()}
+    A = GaussNewtonOperator(
+        model, F.cross_entropy, point, torch.randn(8, 3).double(), torch.arange(8) % 2, compile=True
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled_graphs, "compile_graph", _zeros)
+        with pytest.warns(hodiff.HodiffWarning, match="disagreed with eager"):
+            A @ torch.ones(8).double()
+
+
+def _zeros(graph: fx.GraphModule, *_: Any, **__: Any) -> Any:
+    return lambda *inputs: [1e-3 * each for each in graph(*inputs)]

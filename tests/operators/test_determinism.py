@@ -174,8 +174,11 @@ class Changing:
         ([(X[:3], Y[:3])], "1 batches now, 2 on the first pass"),
         ([(X[:3], Y[:3]), (X[3:], Y[3:]), (X, Y)], "more than the 2 batches"),
         ([(X[3:], Y[3:]), (X[:3], Y[:3])], "in another order"),
-        ([(X[:3], Y[:3]), (X[3:] + 1, Y[3:])], "batch 1 differs: examples come others"),
-        ([(X[:3], Y[:3]), (X[3:].flip(0), Y[3:].flip(0))], "batch 1 differs"),
+        (
+            [(X[:3], Y[:3]), (X[3:] + 1, Y[3:])],
+            "another batch 1 than on the first pass: it has other examples or other values",
+        ),
+        ([(X[:3], Y[:3]), (X[3:].flip(0), Y[3:].flip(0))], "another batch 1 than on the first pass"),
     ],
 )
 def test_changed_data(second: Any, message: str) -> None:

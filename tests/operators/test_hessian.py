@@ -309,3 +309,13 @@ def test_a_function_that_takes_a_gradient_of_its_own(route: str) -> None:
     A = hodiff.HessianOperator(f, x, route=route)
     torch.testing.assert_close(A @ torch.ones(3, dtype=torch.float64), 108 * x**2)
     torch.testing.assert_close(A.to_dense(), (108 * x**2).diag())
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("value", [(torch.ones(()), 1), 1.0, torch.ones(3)])
+def test_functions_that_return_no_number_are_refused(value: Any, compile: bool) -> None:
+    A = HessianOperator(lambda x: value, torch.ones(3), compile=compile)
+    with pytest.raises(
+        hodiff.InputError, match=r"HessianOperator: the function must return (a scalar tensor|one real number)"
+    ):
+        A @ torch.ones(3)

@@ -88,3 +88,19 @@ def test_what_one_thread_captures_another_runs(monkeypatch):
         for route in ("auto", "forward-over-reverse"):
             torch.testing.assert_close(hodiff.HessianOperator(f, x, route=route) @ x, 6 * weights * x**2)
         torch.testing.assert_close(found.result(), 6 * weights * x**2)
+
+
+def test_first_products_over_data_that_is_not_kept():
+    """Each pass compares with one that came to its end, and not with one of another thread that is under way."""
+    x, one = torch.tensor([0.5, -1.0, 2.0], dtype=D), torch.ones(3, dtype=D)
+    data = [torch.randn(count, 3, dtype=D) for count in (4, 4, 2)]
+
+    def loss(x, batch):
+        time.sleep(1e-4)  # gives the others a turn
+        return ((batch @ x).tanh() ** 2).mean()
+
+    truth = hodiff.HessianOperator(loss, x, data=data).to_dense() @ one
+    for _ in range(5):
+        A = hodiff.HessianOperator(loss, x, data=data, cache=False)
+        for found in in_threads(lambda _, A=A: A @ one, range(4), 4):
+            torch.testing.assert_close(found, truth)

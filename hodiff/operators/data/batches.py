@@ -54,25 +54,31 @@ class Batches:
         self._batch_size = batch_size
         # Where nobody was told, what an operator knows of its loss; None for examples.
         self.known_size: Callable[[PyTree], float | None] | None = None
-        self.restart()
+        # Of a pass that came to its end.
+        self._known: list[Fingerprint] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield every batch; the weights of a pass add up to the number of examples, or of batches for "sum"."""
         if self.data is None:
             yield Batch(0, None, 1.0)
             return
-        index = -1
+        # Each pass keeps its own count, as several threads may be at theirs.
+        known, seen = self._known, list[Fingerprint]()
         # A DataLoader says how long it is, a generator function does not.
         length = len(self.data) if isinstance(self.data, Sized) else None
         # Not tqdm(self.data), which asks for two iterators a pass: a DataLoader would start its workers twice.
         with tqdm(total=length, unit=" batches", leave=False, disable=not self.progress) as bar:
             for index, content in enumerate(self.data):
-                self._compare(index, content)
+                seen.append(fingerprint(content))
+                if known is not None:
+                    self._compare(index, seen[index], known)
                 yield Batch(index, content, self._weight(content))
                 bar.update()
-        if index + 1 != len(self._seen):
-            raise self._changed(f"{index + 1} batches now, {len(self._seen)} on the first pass")
-        self._complete = True
+        if known is not None and len(seen) != len(known):
+            raise self._changed(f"{len(seen)} batches now, {len(known)} on the first pass")
+        if known is None and self._known not in (None, seen):
+            raise self._changed("others in one thread than in another")
+        self._known = seen
 
     def over(self, data: Iterable[PyTree] | None) -> Batches:
         """The same of other data."""
@@ -83,8 +89,7 @@ class Batches:
 
     def restart(self) -> None:
         """Take the next pass for the first."""
-        self._seen: list[Fingerprint] = []
-        self._complete = False
+        self._known = None
 
     def empty(self) -> InputError:
         """What to raise where no rank has a batch."""
@@ -101,16 +106,14 @@ class Batches:
             )
         return size
 
-    def _compare(self, index: int, content: PyTree) -> None:
-        mark = fingerprint(content)
-        if not self._complete:
-            # A pass that was broken off is begun again by the next one.
-            self._seen[index:] = [mark]
-        elif index >= len(self._seen):
-            raise self._changed(f"more than the {len(self._seen)} batches of the first pass")
-        elif mark != self._seen[index]:
-            where = "in another order" if mark in self._seen else "others than on the first pass"
-            raise self._changed(f"batch {index} differs: examples come {where}")
+    def _compare(self, index: int, mark: Fingerprint, known: list[Fingerprint]) -> None:
+        if index >= len(known):
+            raise self._changed(f"more than the {len(known)} batches of the first pass")
+        if mark != known[index]:
+            how = (
+                "the same examples come in another order" if mark in known else "it has other examples or other values"
+            )
+            raise self._changed(f"another batch {index} than on the first pass: {how}")
 
     def _changed(self, detail: str) -> InputError:
         return InputError(

@@ -132,12 +132,13 @@ class Space:
         rows = [leaf.reshape(count, -1).to(self.device, self.dtype) for leaf in whole]
         return torch.cat(rows, dim=1, out=out).t()
 
-    def flatten(self, tree: PyTree, caller: str = "flatten") -> Tensor:
+    def flatten(self, tree: PyTree, caller: str = "flatten", name: str = "v") -> Tensor:
         """A pytree of this space as one vector (n,).
 
         Args:
             tree: The pytree.
             caller: The public function, for the error message.
+            name: The argument, for the error message.
 
         Returns:
             The vector.
@@ -152,16 +153,16 @@ class Space:
             differences += [f"unexpected {name or 'a tensor'}" for name in sorted(got - expected)]
             detail = ", ".join(differences[:5]) or otherwise_arranged(self.spec, spec)
             raise InputError(
-                f"{caller}: v does not have the structure of the operator's vectors: {detail}; pass one tensor for "
-                f"each leaf, a flat vector ({self.size},) or a matrix ({self.size}, k)."
+                f"{caller}: {name} does not have the structure of the operator's vectors: {detail}; pass one tensor "
+                f"for each leaf, a flat vector ({self.size},) or a matrix ({self.size}, k)."
             )
-        for name, inner, joined, leaf in zip(self.names, self.shapes, self.joined, leaves, strict=True):
+        for label, inner, joined, leaf in zip(self.names, self.shapes, self.joined, leaves, strict=True):
             shape = inner[:-1] if joined else inner
             if not isinstance(leaf, Tensor) or leaf.shape != shape or leaf.is_complex() != joined:
                 raise InputError(
-                    f"{caller}: v does not match at {name or 'its only leaf'}: expected {tuple(shape)}"
-                    f"{' of complex numbers' * joined}, "
-                    f"got {describe(leaf)}; make v with torch.zeros_like or torch.randn_like of each leaf."
+                    f"{caller}: {name} does not match at {label or 'its only leaf'}: expected {tuple(shape)}"
+                    f"{' of complex numbers' * joined}, got {describe(leaf)}; make {name} of tensors like each leaf, "
+                    "as by torch.zeros_like."
                 )
         return self.join([as_real(leaf)[None] for leaf in leaves], 1)[:, 0]
 

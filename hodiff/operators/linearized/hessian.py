@@ -91,8 +91,8 @@ class HessianOperator(CurvatureOperator):
         )
 
     def _value(self, args: tuple[Any, ...]) -> Tensor:
-        value: Tensor = self._evaluate(self._bound(self.leaves, args))
-        return value
+        function = self._bound(self.leaves, args)
+        return function.one_number(self._evaluate(function))
 
     def _linearize(self, args: tuple[Any, ...]) -> Linearization:
         function = self._bound(self.leaves, args)
