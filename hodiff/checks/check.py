@@ -25,9 +25,11 @@ from hodiff.checks.functions.switches import METHODS, Switches
 from hodiff.checks.modules.check_module import check_module
 from hodiff.checks.report.report import Report
 from hodiff.common.options import require_bools, require_choice, require_int
+from hodiff.derivatives.bound_function import leave_inference_mode
 
 
 # What surrounds the call is no part of the function.
+@leave_inference_mode
 @torch.enable_grad()
 def check(
     f: Callable[..., Any] | type[torch.autograd.Function],

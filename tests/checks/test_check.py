@@ -1,6 +1,7 @@
 """What `check` says of ordinary functions, at smooth and at other points."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -320,3 +321,40 @@ def test_inputs_that_are_not_finite_where_f_does_not_look(value):
     x = torch.tensor([0.3, value, -1.2], dtype=torch.float64)
     report = hodiff.check(lambda x: torch.where(x.isfinite(), x, 0.0).pow(3).sum(), x)
     assert report.ok, str(report)
+
+
+def test_inside_inference_mode():
+    with torch.inference_mode():
+        assert hodiff.check(torch.sin, torch.tensor([0.5, -1.2], dtype=torch.float64), scipy=False).codes == ()
+
+
+@pytest.mark.parametrize("k", [2, 5])
+def test_functions_that_raise_now_and_then_are_refused(k):
+    calls = []
+
+    def f(x):
+        calls.append(1)
+        if len(calls) == k:
+            raise ValueError("lost connection")
+        return x.sin()
+
+    with pytest.raises(hodiff.InputError, match=r"runs each time .* ValueError: lost connection"):
+        hodiff.check(f, torch.ones(2, dtype=torch.float64))
+
+
+def test_sparse_inputs_are_refused():
+    with pytest.raises(hodiff.InputError, match=r"check: inputs\[0\]: expected a dense tensor, got .* sparse_coo"):
+        hodiff.check(lambda a: a.to_dense().sin(), torch.eye(2, dtype=torch.float64).to_sparse())
+
+
+def test_a_warning_at_each_point_is_shown_once():
+    """The numbers in it differ from point to point."""
+
+    def f(x):
+        warnings.warn(f"not solved: {float(x.sum()):.3e}", hodiff.HodiffWarning, stacklevel=2)
+        return x.sin()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hodiff.check(f, torch.tensor([0.5, -1.2], dtype=torch.float64), vmap=False, scipy=False)
+    assert sum("not solved" in str(each.message) for each in caught) == 1

@@ -24,6 +24,8 @@ BACKWARD_JVP_VMAP = ("backward", "jvp", "vmap")
 # The part of mutants that need not be caught.
 ALLOWED = 0.01
 EVERY = 20
+# Of all of them, which take ten minutes, every third.
+THIRD = 3
 
 
 def numbers(*values, shape):
@@ -101,6 +103,6 @@ def test_sample_of_mutants_is_caught(function, rules, inputs):
 
 @pytest.mark.slow
 def test_mutants_are_caught():
-    found = [survivors(*row) for row in FUNCTIONS]
+    found = [survivors(*row, THIRD) for row in FUNCTIONS]
     missed = [name for names, _ in found for name in names]
     assert len(missed) <= ALLOWED * sum(count for _, count in found), missed

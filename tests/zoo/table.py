@@ -1,8 +1,11 @@
-"""Write the table of who finds which wrong function into the documentation.
+"""Write the table of who finds which wrong function into the documentation; it takes minutes.
 
 python tests/zoo/table.py
+
+rewrites docs/reference/zoo.md in place: `git diff` then shows what has changed.
 """
 
+import argparse
 import sys
 import warnings
 from collections import Counter
@@ -159,6 +162,7 @@ def page(rows, alarms):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     import torch
     from tqdm import tqdm
     from zoo.specimen import right_specimens, wrong_specimens

@@ -25,6 +25,12 @@ def test_every_code_has_its_section():
     assert headings == [f"{code}: {each.title}" for code, each in CODES.items()]
 
 
+@pytest.mark.parametrize("code", CODES)
+def test_no_remedy_takes_the_function_for_the_square(code):
+    remedy = CODES[code].remedy
+    assert "2 * x" not in remedy or "of x²" in remedy
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("code", [code for code in CODES if code not in NAMES])
 def test_wrong_example_gives_the_code(code):

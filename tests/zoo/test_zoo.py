@@ -1,6 +1,8 @@
 """Each wrong function is called by the name of its defect, and no right one is called wrong."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,13 @@ def test_every_code_has_a_specimen():
 def test_the_zoo_is_large():
     assert len(WRONG) >= 40
     assert len(RIGHT) >= 60
+
+
+def test_table_says_what_it_does_before_it_does_it():
+    table = Path(__file__).parent / "table.py"
+    said = subprocess.run([sys.executable, table, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "takes minutes" in said
+    assert "rewrites docs/reference/zoo.md" in said
 
 
 def test_table_is_that_of_the_zoo():

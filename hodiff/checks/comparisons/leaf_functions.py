@@ -64,8 +64,8 @@ def recorded_inside(function: Callable[..., tuple[Tensor, ...]]) -> Callable[...
 def without_infinities(
     function: Callable[..., tuple[Tensor, ...]], outputs: tuple[Tensor, ...]
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """The function with 0 for outputs that are infinite, as the logarithm of a masked weight."""
-    masks = [y.isinf() for y in outputs]
+    """The function with 0 for outputs that are infinite, as the logarithm of a masked weight, or NaN as its inputs."""
+    masks = [~y.isfinite() for y in outputs]
 
     def finite(*leaves: Tensor) -> tuple[Tensor, ...]:
         pairs = zip(function(*leaves), masks, strict=True)

@@ -13,6 +13,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 from hodiff.checks.attempts import Failure, attempt, first_line
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem, real_parts
 from hodiff.common.complex_numbers import equal_with_nan
+from hodiff.common.trees import describe, has_strides
 from hodiff.errors import InputError
 
 # Threads add up in another order from call to call, and torch's kernels round by how memory is aligned.
@@ -30,6 +31,11 @@ class UnrepeatableError(Exception):
 def require_inputs(args: tuple[Any, ...], has_floating: bool) -> None:
     """Refuse complex inputs, and inputs without anything to differentiate by."""
     for path, leaf in tree_flatten_with_path(args)[0]:
+        if isinstance(leaf, Tensor) and not has_strides(leaf):
+            raise InputError(
+                f"check: inputs{keystr(path)}: expected a dense tensor, got {describe(leaf)}. Take its values as the "
+                "input, and make the sparse tensor of them inside f."
+            )
         if isinstance(leaf, Tensor) and leaf.is_complex():
             raise InputError(
                 f"check: inputs{keystr(path)}: expected a real tensor, got {leaf.dtype}. "
@@ -60,6 +66,12 @@ def require_outputs(
             raise InputError(
                 f"check: f: expected {name}(*inputs) to run with {len(args)} arguments, got {first_line(error)}"
             ) from error
+        # It ran this time.
+        failed = next(each for each in (outputs, *others) if isinstance(each, Failure))
+        raise InputError(
+            "check: f: expected a function that runs each time with the same inputs, got from one of "
+            f"{1 + len(others)} calls {failed.message}"
+        )
     if not any(y.numel() for y in outputs):
         raise InputError(
             "check: f(*inputs): expected a floating-point tensor with elements, got none. Return tensors, or tuples, "

@@ -10,7 +10,7 @@ NUMBERS = (
         "error",
         "wrong gradient",
         "backward computes something else than the derivative: a sign, a factor, a term or a transpose.",
-        "Derive the formula again and compare the elements listed: `return g * 2 * x`, not `return g * x`.",
+        "Derive the formula again and compare the elements listed; that of x² is `g * 2 * x`, not `g * x`.",
     ),
     Defect(
         "HD102",
@@ -32,7 +32,7 @@ NUMBERS = (
         "error",
         "the graph is cut",
         "backward detaches what it differentiates with: .data, .detach(), .item() or torch.no_grad().",
-        "Remove it: `(x,) = ctx.saved_tensors` and `return g * 2 * x`.",
+        "Remove it: write the slope in torch operators on what `ctx.saved_tensors` holds, `return g * slope(x)`.",
     ),
     Defect(
         "HD105",
@@ -61,7 +61,7 @@ NUMBERS = (
         "the tangent's slope is a constant",
         "jvp multiplies the tangent by something that is not computed from the inputs in jvp, so that "
         "reverse-over-forward sees a constant.",
-        "Save the inputs, `ctx.save_for_forward(x)`, and compute the slope in jvp: `return tangent * 2 * x`.",
+        "Save the inputs, `ctx.save_for_forward(x)`, and compute the slope in jvp: `return tangent * slope(x)`.",
     ),
     Defect(
         "HD109",

@@ -16,6 +16,7 @@ from hodiff.checks.findings.measured import in_words, measured, numbers, routes_
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.switches import Switches
 from hodiff.checks.modules.search import Guilty
+from hodiff.checks.preflight.listeners import ONE_DRAW
 from hodiff.checks.preflight.preflight import preflight
 from hodiff.checks.probes.left_graph import changed_inputs
 from hodiff.checks.report.data import Entry
@@ -124,7 +125,7 @@ def unsteady_finding(call: ModuleCall, reason: str) -> Finding:
     seen = attempt(preflight, lambda *args: call.module(*args, **call.kwargs), *call.args)
     # A check has no other seed to be called with.
     seen = () if isinstance(seen, Failure) else seen.remarks
-    remarks = tuple(each.replace(", or pass randomness='same'", "") for each in seen)
+    remarks = tuple(each.replace(ONE_DRAW, "") for each in seen)
     remedy = code.remedy
     if not remarks:
         remedy = "Call `module.eval()`, or make it without a state: `BatchNorm1d(n, track_running_stats=False)`."

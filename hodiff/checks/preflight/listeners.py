@@ -34,6 +34,9 @@ _TRUTHS |= {Tensor.equal, torch.equal, Tensor.allclose, torch.allclose}
 # What is made of a tensor without its numbers.
 _SHAPES = ("_like", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
 
+# The ways out that take arguments of transforms and operators.
+ONE_DRAW = ", or share one draw: randomness='same' of hodiff.hessian, randomness='fixed' of an operator"
+
 
 @dataclass
 class OperatorUse:
@@ -194,14 +197,19 @@ class ChangeListener(DispatchMode):
         """The remarks in words."""
         for name, count in self.random.items():
             yield (
-                f"{name} draws random numbers ({count} times): routes that evaluate the function several times see "
-                "different ones; call model.eval(), or pass randomness='same'"
+                f"{name} draws random numbers ({_times(count)}): routes that evaluate the function several times see "
+                f"different ones; call model.eval(){ONE_DRAW}"
             )
         for name, count in self.changed.items():
             yield (
-                f"{name} changes an input, parameter or buffer in place ({count} times): torch.func refuses that; take "
-                "reverse-over-reverse, or pass copies through torch.func.functional_call"
+                f"{name} changes an input, parameter or buffer in place ({_times(count)}): torch.func alone refuses "
+                "that, hodiff's transforms and operators do not; for torch.func, pass copies through "
+                "torch.func.functional_call"
             )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:

@@ -55,11 +55,12 @@ class Preflight:
         fine = sum(each.calls for each in self.operators) - sum(each.calls for each in listed)
         short = ["rr", "fr", "rf", "ff"]
         width = max([len(each.name) for each in listed], default=8)
-        lines = [f"{'operator'.ljust(width)}  calls  " + "  ".join(each.ljust(11) for each in short)]
+        lines = [f"{'operator'.ljust(width)}  calls  {'  '.join(each.ljust(11) for each in short)}".rstrip()]
         for each in listed:
             cells = "  ".join(each.routes[route].ljust(11) for route in ROUTES)
             lines.append(f"{each.name.ljust(width)}  {each.calls:5}  {cells}".rstrip())
-        lines.append(f"and {fine} calls of operators that are right by every route")
+        calls = f"{fine} call{'s' * (fine != 1)} of operators that are right by every route"
+        lines = [*lines, f"and {calls}"] if listed else [calls]
         lines += [f"{each.name}: {each.remedy}" for each in listed if each.remedy]
         lines += [f"{each.name}: {each.defect}; {each.remedy}" for each in self.functions]
         lines += self.remarks

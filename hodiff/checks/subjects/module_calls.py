@@ -142,6 +142,9 @@ def record_calls(module: nn.Module, args: tuple[Any, ...], precision: InDouble |
 
     handles: list[Any] = []
     for name, each in module.named_modules():
+        if isinstance(each, torch.jit.ScriptModule):
+            # Scripts take no such hooks; what they do is seen in the module around them.
+            continue
         # Before the hooks that the module has already: these run again when it is called alone.
         hook: Callable[..., None] = partial(enter, name)
         handles.append(each.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))

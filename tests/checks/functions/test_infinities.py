@@ -91,3 +91,11 @@ def test_modules(dropout):
     assert report.ok, str(report)
     assert "65 in inputs" in report.notes[0]
     assert report.notes[1].startswith("14 numbers of the inputs are infinite")
+
+
+@pytest.mark.parametrize("f", [torch.sin, torch.tanh, lambda x: 2 * x])
+@pytest.mark.parametrize("still", [float("nan"), float("inf")])
+def test_what_comes_of_such_elements_is_left_aside(f, still):
+    report = hodiff.check(f, torch.tensor([0.5, still, 2.0], dtype=torch.float64), vmap=False)
+    assert report.ok, report
+    assert any("infinite or NaN" in note for note in report.notes)

@@ -738,3 +738,17 @@ def test_what_changes_gradients_without_an_operator(module, code, words):
     (finding,) = check_module(module(4, 2), X, order=1).errors
     assert finding.code == code
     assert words in finding.cause
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a copy of a script
+def test_scripted_submodules():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.jit.script(torch.nn.LayerNorm(3))
+            self.head = torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.head(self.norm(x)).tanh()
+
+    assert hodiff.check(Net(), torch.randn(5, 3)).ok
