@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,7 +54,8 @@ class Hypergradient:
         params: Where the inner loss was taken to be minimal; for "unroll" the parameters after the last step.
         outer: The outer loss there.
         error_estimate: Estimated norm of the error of `value`: from the linear system, by some steps of conjugate
-            gradients for its residual; for "unroll", from the value after half as many steps, extrapolated.
+            gradients for what its solution and damping leave of the undamped one, infinite where the inner Hessian is
+            not positive definite; for "unroll", from the value after half as many steps, extrapolated.
         residual: Relative residual of the linear system; for "unroll", the norm of the inner gradient at the end over
             that at the start.
         outer_error: First-order estimate of how much the outer loss would change on the way to the true minimum; for
@@ -227,7 +229,11 @@ def _implicit(problem: _BilevelProblem, damping: float, make: Callable[[InnerHes
         _require_path(slopes, problem.hypers)
     result = [d - m for d, m in zip(direct, mixed, strict=True)]
     # A few steps of conjugate gradients estimate the error, whichever method left it.
-    error = by_conjugate_gradients(H, ERROR_STEPS, 0.1, None, None)(left)
+    # What damping adds is an error of the minimum's derivative, too.
+    amiss = [rest + damping * each for rest, each in zip(left, x, strict=True)]
+    error = by_conjugate_gradients(H, ERROR_STEPS, 0.1, None, None)(amiss)
+    # They stop at once where the Hessian is not positive definite, and then know nothing.
+    known = norm(error) > 0 or norm(amiss) == 0
     scale = norm(of_params)
     outer_error = torch.stack([(s.detach() * each).sum() for s, each in zip(slopes, x, strict=True)]).sum()
     for name, tensors in (("gradient of outer", filled), ("gradient of inner", slopes), ("result", result)):
@@ -237,7 +243,7 @@ def _implicit(problem: _BilevelProblem, damping: float, make: Callable[[InnerHes
         value=pytree.tree_unflatten(list(ordinary(result, problem.hypers)), problem.hyper_spec),
         params=pytree.tree_map(Tensor.detach, problem.params),
         outer=float(value.detach()),
-        error_estimate=norm(pulled(slopes, problem.hypers, error)),
+        error_estimate=norm(pulled(slopes, problem.hypers, error)) if known else math.inf,
         residual=norm(left) / scale if scale else 0.0,
         outer_error=abs(float(outer_error)),
         products=H.products,
