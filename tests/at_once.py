@@ -21,5 +21,5 @@ def in_turn(rows: Iterable[Any], columns: Iterable[Any], by: int) -> list[tuple[
 
 
 def backend_of(case: Any, cases: Iterable[Any]) -> str | bool:
-    """What `check` compiles a case with: to compile takes far longer than all else, so that a third of them is."""
-    return "aot_eager" if case in list(cases)[::3] else False
+    """What `check` compiles a case with: to compile takes far longer than all else, so that a fifth of them is."""
+    return "aot_eager" if case in list(cases)[::5] else False
