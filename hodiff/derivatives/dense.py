@@ -175,7 +175,9 @@ def validate_options(
     require_chunk_size(caller, "chunk_size", chunk_size)
     require_bool(caller, "progress", progress)
     if randomness not in ("error", "same"):
-        raise InputError(
-            f"{caller}: randomness must be 'error' or 'same', got {randomness!r}; with a draw of its own for each "
-            "direction the rows would belong to different functions."
+        shared = (
+            "'same' is what operators call 'fixed'"
+            if randomness == "fixed"
+            else ("with a draw of its own for each direction the rows would belong to different functions")
         )
+        raise InputError(f"{caller}: randomness must be 'error' or 'same', got {randomness!r}; {shared}.")

@@ -134,7 +134,8 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
             )
         return result
     listing = "\n".join(f"  {name}: {_reason(error)}" for name, error in said.items())
-    remedy = "" if route == "auto" else '\n"auto" tries the others.'
+    # Those without a choice follow one route.
+    remedy = "" if route == "auto" or caller == "directional_derivatives" else '\n"auto" tries the others.'
     raise RouteError(f"{caller}: torch does not implement this derivative.\n{listing}{remedy}") from next(
         iter(said.values())
     )

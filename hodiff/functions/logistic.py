@@ -141,8 +141,10 @@ class Parabola(ElementwiseFunction):
 def scaled_sigmoid(x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     r"""Logistic function between 0 and a scale, $s\,\sigma(x)$ with $\sigma(x) = 1 / (1 + e^{-x})$.
 
-    Backward needs the output alone, and the input is not kept. With a scale that is a tensor it keeps $\sigma(x)$ and
-    the scale: $\sigma = y/s$ is lost where a learned scale is zero.
+    Backward needs the output alone, and the input is not kept, so that derivatives lose digits where the output is near
+    s: beyond x = 1 they have the absolute precision of $1 - \sigma(x)$, and at 37 they are zero in float64. Where that
+    tail counts, take `torch.sigmoid` within `hodiff.corrected()`, which keeps x. With a scale that is a tensor it
+    keeps $\sigma(x)$ and the scale: $\sigma = y/s$ is lost where a learned scale is zero.
 
     Args:
         x: Floating-point tensor of any shape.
