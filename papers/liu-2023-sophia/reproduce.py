@@ -84,7 +84,7 @@ def draw(best: dict[str, dict[int, dict[str, Any]]]) -> Figure:
 def reproduce(quick: bool, progress: bool) -> Reproduction:
     """Train with all rates for half of the steps, and with AdamW for all of them."""
     torch.set_num_threads(1)
-    steps, batch = (40, 4) if quick else (4000, 15)
+    steps, batch = (40, 4) if quick else (2000, 15)
     size = {"width": 16 if quick else 32, "layers": 1 if quick else 2}
     text = Text()
     names = list(RATES)

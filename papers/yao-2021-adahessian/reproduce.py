@@ -75,7 +75,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     """Train with all rates from several starts."""
     torch.set_num_threads(1)
     size = {"blocks": 1, "channels": 4, "steps": 25, "images": 256}
-    size |= {} if quick else {"blocks": 2, "channels": 6, "steps": 1000, "images": 1000}
+    size |= {} if quick else {"blocks": 2, "channels": 6, "steps": 500, "images": 1000}
     seeds = range(1 if quick else 2)
     rates = {name: each[1::3] if quick else each for name, each in RATES.items()}
     work = [(name, rate, seed) for name in rates for rate in rates[name] for seed in seeds]

@@ -118,8 +118,7 @@ def test_first_line_counts(findings, said):
 
 
 def test_a_finding_says_everything_once():
-    lines = str(CUT).splitlines()
-    assert lines == [
+    expected = [
         "HD104 the graph is cut",
         "    cause: backward detaches the saved tensor 0 <x>.",
         "    [zero] reverse-over-reverse, order 2: relative error 1.0e+00, tolerance 3.0e-08",
@@ -129,6 +128,8 @@ def test_a_finding_says_everything_once():
         f"    remedy: {CODES['HD104'].remedy}",
         "    page: docs/reference/findings.md#hd104-the-graph-is-cut",
     ]
+    # Long lines are wrapped.
+    assert str(CUT).split() == " ".join(expected).split()
 
 
 def test_a_cause_that_holds_the_measurement_does_not_repeat_it():
@@ -190,7 +191,7 @@ def test_html_says_what_the_text_says():
     said = "".join(parsed(REPORT._repr_html_()).text)
     for part in ("f<T> & g", "saved tensor 0 <x>.", "a <b> note", "1.0e+00 wrong", "inf non-finite", "HD104"):
         assert part in said
-    assert "return g * 2 * x" in said
+    assert "return g * slope(x)" in said
 
 
 def test_html_brings_everything_along_and_fixes_no_text_colour():
