@@ -82,13 +82,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     runs: dict[str, dict[float, list[dict[str, float]]]] = {name: {} for name in rates}
     for name, rate, seed in tqdm(work, desc="training", leave=False, disable=not progress):
         runs[name].setdefault(rate, []).append(train(name, rate, seed, size))
-    lazy = [train(ADAHESSIAN, 0.1, seed, size, update_every=5) for seed in seeds]
 
     means = {
         name: {rate: sum(each["accuracy"] for each in found) / len(found) for rate, found in curve.items()}
         for name, curve in runs.items()
     }
     best = {name: max(curve.values()) for name, curve in means.items()}
+    lazy = [train(ADAHESSIAN, best_rate(means[ADAHESSIAN]), seed, size, update_every=5) for seed in seeds]
     # The ratio of the largest to the smallest rate that is as good as the best.
     wide = {}
     for name, curve in means.items():
