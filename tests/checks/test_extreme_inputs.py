@@ -24,6 +24,7 @@ SMOOTH = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_smooth_functions_are_right(name):
     f, extreme = SMOOTH[name]

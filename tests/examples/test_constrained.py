@@ -36,6 +36,7 @@ def rows(problems: dict) -> dict:
     return {name: {row.quantity: row for row in EXAMPLE["compare"](problem)} for name, problem in problems.items()}
 
 
+@pytest.mark.slow
 def test_the_table(capsys: pytest.CaptureFixture[str], rows: dict) -> None:
     EXAMPLE["main"](["--quick"])
     lines = capsys.readouterr().out.splitlines()

@@ -298,6 +298,7 @@ def test_sparse_constants_and_products_that_are_nan(compilations: list[fx.GraphM
     assert len(compilations) == 2
 
 
+@pytest.mark.slow
 def test_a_product_of_rounding_alone_is_no_disagreement() -> None:
     """Ones move both logits alike, and are in the null space of the Gauss-Newton matrix of a softmax."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()

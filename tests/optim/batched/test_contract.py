@@ -266,7 +266,7 @@ def test_minimisers_are_differentiable():
     [
         ({"x0": torch.ones(())}, "x0: expected leaves whose first dimension is that of the problems"),
         ({"x0": {"a": torch.ones(2, 3), "b": torch.ones(3)}}, "x0: expected leaves whose first dimension"),
-        ({"x0": torch.ones(0, 2)}, "x0: expected leaves whose first dimension"),
+        ({"x0": torch.ones(0, 2)}, "x0: expected at least one problem along the first dimension, got 0"),
         ({"args": (torch.ones(3),)}, r"args\[0\]: expected 2 in dimension 0.*pass in_dims with None"),
         ({"args": (torch.ones(2),), "in_dims": (0, None)}, "in_dims: expected an int or None, or a tuple"),
         ({"method": "cg"}, "method: expected one of 'bfgs'"),
