@@ -53,6 +53,11 @@ def attributes_of(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if not any(value is each for each in exchanged)}
 
 
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether hooks change or read the gradients of a module's outputs or inputs."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
 def has_compiled_call(module: nn.Module) -> bool:
     """Whether `torch.compile` stands in the place of a module's call."""
     return is_compiled(module) or module._compiled_call_impl is not None

@@ -170,7 +170,9 @@ SINCE = {"torch._higher_order_ops.utils._hop_compile_and_call": "2.12"}
 ATTRIBUTES = {
     "tensor": ("_backward_hooks", "_base", "_post_accumulate_grad_hooks", "_version"),
     "storage": ("_cdata",),
-    "module": ("_buffers", "_compiled_call_impl", "_modules", "_parameters"),
+    "module": (
+        *("_backward_hooks", "_backward_pre_hooks", "_buffers", "_compiled_call_impl", "_modules", "_parameters"),
+    ),
     "convolution": ("_reversed_padding_repeated_twice",),
     "node of an operator": ("_input_metadata", "_saved_"),  # and what follows: one for each thing that it keeps
     "node of a Function": ("_forward_cls", "_input_metadata"),

@@ -16,6 +16,7 @@ from hodiff.checks.report.data import Entry
 from hodiff.checks.subjects.double_precision import is_low
 from hodiff.checks.subjects.module_calls import ModuleCall, same
 from hodiff.checks.subjects.subject import Comparison, Subject, is_coarse, padding_rows, subject_of_call, tensors_of
+from hodiff.torch_internals.modules import has_backward_hooks
 from hodiff.torch_internals.tensors import has_gradient_hooks
 
 # Relative errors of rules that are wrong are seldom smaller.
@@ -130,7 +131,13 @@ def _of_outputs(root: ModuleCall) -> Iterator[str]:
 
 
 def _of_hooks(module: nn.Module) -> Iterator[str]:
-    """Hooks on parameters change what training gets for a gradient, and no derivative."""
+    """Hooks on parameters change what training gets for a gradient, and no derivative; those of modules all of it."""
+    parts = [name or type(part).__name__ for name, part in module.named_modules() if has_backward_hooks(part)]
+    if parts:
+        yield (
+            f"backward hooks change gradients, and no other derivative, and torch.func refuses them: those of modules "
+            f"{', '.join(parts)}; check without them, handle.remove()"
+        )
     hooked = [name for name, each in module.named_parameters() if has_gradient_hooks(each)]
     if hooked:
         yield f"hooks on gradients of parameters are not run: those of {', '.join(hooked)}"

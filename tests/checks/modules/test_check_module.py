@@ -752,3 +752,12 @@ def test_scripted_submodules():
             return self.head(self.norm(x)).tanh()
 
     assert hodiff.check(Net(), torch.randn(5, 3)).ok
+
+
+def test_backward_hooks_of_modules_are_noted():
+    """They are what is amiss where reverse passes differ from all else."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    model[1].register_full_backward_hook(lambda module, gradients, _: (2 * gradients[0],))
+    report = hodiff.check(model, X)
+    assert not report.ok
+    assert any("backward hooks change gradients" in note and "modules 1;" in note for note in report.notes)
