@@ -9,6 +9,7 @@ import hodiff
 from hodiff.checks.comparisons.orders import against_differences, climb
 from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.corrections import table
+from hodiff.corrections.linalg.factored import FactoredSolve
 
 # torch says of these, once, that they are deprecated.
 pytestmark = pytest.mark.filterwarnings(
@@ -337,3 +338,29 @@ def test_the_table_says_so():
     mended = {name for name, row in rows.items() if row.mended}
     assert {name for name in mended if ".linalg." in name} == {"torch.linalg.tensorsolve", "torch.linalg.slogdet"}
     assert mended >= {"torch.slogdet", "torch.logdet"}
+
+
+@pytest.mark.parametrize("stride", [1, 3, 9])
+def test_factors_may_have_any_stride_where_they_have_one_element(stride):
+    matrices, right = regular(2, 1, 1, 3, 3), randn(2, 1, 1, 3, 2)
+    pair, pivots, _ = LINALG.lu_factor_ex(matrices)
+    pair = pair.as_strided(pair.shape, (9, stride, stride, 1, 3), 0)
+    found = FactoredSolve.call(matrices, right, pair, pivots, False)
+    torch.testing.assert_close(matrices @ found, right)
+
+
+def test_directions_at_once_through_a_batch_of_one():
+    """By the projections on eigenvectors, which are exact to first order, direction by direction."""
+    matrix, directions = regular(1, 1, 4, 4), randn(3, 1, 1, 4, 4)
+    values, vectors = LINALG.eig(matrix)
+    exact = LINALG.solve(vectors, directions.to(vectors.dtype) @ vectors).diagonal(dim1=-2, dim2=-1)
+
+    zero, one = torch.zeros((), dtype=D), torch.ones((), dtype=D)
+
+    def derivative(direction):
+        with hodiff.corrected():
+            return torch.func.jvp(lambda t: LINALG.eigvals(matrix + t * direction), (zero,), (one,))
+
+    found, slopes = torch.func.vmap(derivative)(directions)
+    torch.testing.assert_close(found, values.expand(3, 1, 1, 4))
+    torch.testing.assert_close(slopes, exact)

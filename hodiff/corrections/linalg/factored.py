@@ -6,6 +6,7 @@ at every order, while the derivatives belong to the matrix: $\dot X = A^{-1} (\d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,12 +62,15 @@ class FactoredSolve(AnyOrderFunction):
         """Substitute forwards and backwards."""
         del matrix
         batch = torch.broadcast_shapes(pair.shape[:-2], right.shape[:-2])
-        right = right.expand(*batch, *right.shape[-2:])
-        if batch != pair.shape[:-2]:
-            # The kernel broadcasts factors wrongly, in silence, if the strides of a dimension of one are unusual.
-            pair = pair.expand(*batch, *pair.shape[-2:]).contiguous()
-            pivots = pivots.expand(*batch, pivots.shape[-1]).contiguous()
-        solution = torch.linalg.lu_solve(pair, pivots, right, adjoint=adjoint)
+        count = math.prod(batch)
+
+        def in_one(tensor: Tensor, core: int) -> Tensor:
+            return tensor.expand(*batch, *tensor.shape[-core:]).reshape(count, *tensor.shape[-core:])
+
+        # The kernel goes from matrix to matrix by the stride of the last batch dimension, in silence also where that
+        # has one element, so that its stride means nothing.
+        solution = torch.linalg.lu_solve(in_one(pair, 2), in_one(pivots, 1), in_one(right, 2), adjoint=adjoint)
+        solution = solution.reshape(*batch, *right.shape[-2:])
         # A compiler's tangents of tangents have to be laid out by rows.
         return solution.contiguous() if torch.compiler.is_compiling() else solution
 
