@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 from benchmarks.objectives import DIGITS, digits
@@ -72,6 +74,20 @@ def status(field: str) -> int:
     # Not `getrusage`: a child inherits its maximum from the parent, however large that is.
     line = next(line for line in STATUS.read_text(encoding="utf-8").splitlines() if line.startswith(f"{field}:"))
     return 1024 * int(line.split()[1])
+
+
+def peak_bytes(run: Callable[[], Any]) -> int:
+    """The most that torch's allocator had handed out at once during a call, beyond what was there before."""
+    run()  # what is allocated once and kept, for the call after
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        run()
+    assert profiler.profiler is not None
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    peak = held = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
 
 
 def main(problem: str, name: str) -> None:

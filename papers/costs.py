@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.memory import peak_bytes
 from benchmarks.race import Contestant, median_ratio, race
 
 Run = Callable[[], Any]
@@ -43,17 +43,3 @@ def flops(run: Run) -> int:
     with FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops()
-
-
-def peak_bytes(run: Run) -> int:
-    """The most that torch's allocator had handed out at once during a call, beyond what was there before."""
-    run()  # what is allocated once and kept, for the call after
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        run()
-    assert profiler.profiler is not None
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    peak = held = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak

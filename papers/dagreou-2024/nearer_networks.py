@@ -16,9 +16,9 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import torch_ways
+from benchmarks.memory import peak_bytes
 from benchmarks.objectives import Objective, TransformerLayer
 from benchmarks.workloads.hvp import direction
-from papers.costs import peak_bytes
 from papers.networks import digit_images, residual_network
 
 ROUTES = {

@@ -1,12 +1,10 @@
 """The density of Hessian eigenvalues during training, with batch norm and without.
 
 python papers/ghorbani-2019/reproduce.py
-python papers/ghorbani-2019/reproduce.py --residual --out FOLDER     residual networks instead, nearer to the paper's
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from benchmarks.objectives import Objective, digits
 from benchmarks.torch_ways import gradient
 from benchmarks.workloads.hvp import flatten
 from hodiff.estimators import SpectralDensity, eigsh, spectral_density
-from papers.common import Claim, Reproduction, run, span, verdict
+from papers.common import OURS, Claim, Reproduction, run, span, verdict
 from papers.networks import digit_images, residual_network
 
 CLASSES = 10
@@ -142,39 +140,66 @@ def draw(densities: dict[str, list[SpectralDensity]], looks: dict[str, list[dict
     return figure
 
 
-def reproduce(quick: bool, progress: bool, residual: bool = False) -> Reproduction:
-    """Follow both networks through training, and check the estimate against an exact spectrum."""
-    size = RESIDUAL if residual else QUICK if quick else FULL
-    looks: dict[str, list[dict[str, float]]] = {name: [] for name in KINDS}
+Looks = dict[str, list[dict[str, float]]]
+
+
+def follow(size: Size, progress: bool) -> tuple[Looks, dict[str, list[SpectralDensity]]]:
+    """What is seen of both networks at the steps to look at."""
+    looks: Looks = {name: [] for name in KINDS}
     densities: dict[str, list[SpectralDensity]] = {name: [] for name in KINDS}
     for name, batch_norm in KINDS.items():
         for step, objective in trained(size, batch_norm, progress):
             found, density = look(objective, size)
             densities[name].append(density)
             looks[name].append({"step": step, **found})
-    exact = distance_from_exact(quick)
+    return looks, densities
 
-    plain, normed = looks.values()
-    outliers = [max(each["ratio"] for each in plain), max(each["ratio"] for each in normed)]
-    # Outliers appear as the loss falls; before that there is nothing to concentrate in.
-    shares = [
+
+def outliers(looks: Looks) -> list[float]:
+    """The largest ratios, without batch norm and with it."""
+    return [max(each["ratio"] for each in kind) for kind in looks.values()]
+
+
+def shares(looks: Looks) -> list[list[float]]:
+    """Of the gradient; outliers appear as the loss falls, and before that there is nothing to concentrate in."""
+    return [
         [each["gradient in their space"] for each in kind if each["loss"] < kind[0]["loss"] / 2]
-        for kind in (plain, normed)
+        for kind in looks.values()
     ]
+
+
+def in_words(looks: Looks) -> tuple[str, str]:
+    """What was measured of outliers and of the gradient's share."""
+    plain, normed = outliers(looks)
+    first = looks["without batch norm"][0]["ratio"]
+    without, within = shares(looks)
+    return (
+        f"largest over tenth largest: {first:.1f} at the start, up to {plain:.0f} without; "
+        f"{normed:.1f} at most with batch norm",
+        f"share of its squared norm, below half the first loss: {span(without, 2)} without, {span(within, 2)} with",
+    )
+
+
+def reproduce(quick: bool, progress: bool) -> Reproduction:
+    """Follow both networks through training, and check the estimate against an exact spectrum."""
+    size = QUICK if quick else FULL
+    looks, densities = follow(size, progress)
+    exact = distance_from_exact(quick)
+    plain, normed = outliers(looks)
+    without, within = shares(looks)
+    ratios, concentration = in_words(looks)
     claims = [
         Claim(
             "Without batch norm large isolated eigenvalues appear during training; with it they are almost absent",
             "qualitative",
-            f"largest over tenth largest: {plain[0]['ratio']:.1f} at the start, up to {outliers[0]:.0f} without; "
-            f"{outliers[1]:.1f} at most with batch norm",
-            verdict(outliers[0] > 10 and outliers[1] < 5, outliers[0] > 2 * outliers[1]),
+            ratios,
+            verdict(plain > 10 and normed < 5, plain > 2 * normed),
         ),
         Claim(
             "Without batch norm the gradient concentrates in their eigenspace; with it it hardly does",
             "qualitative",
-            f"share of its squared norm, below half the first loss: {span(shares[0], 2)} without, "
-            f"{span(shares[1], 2)} with",
-            verdict(min(shares[0]) > 0.5 > max(shares[1]), min(shares[0]) > max(shares[1])),
+            concentration,
+            verdict(min(without) > 0.5 > max(within), min(without) > max(within)),
         ),
         Claim(
             "Stochastic Lanczos quadrature reproduces the exact density of a small network",
@@ -184,14 +209,14 @@ def reproduce(quick: bool, progress: bool, residual: bool = False) -> Reproducti
             verdict(exact["L1 distance"] < 0.02, exact["L1 distance"] < 0.1),
         ),
     ]
+    data: dict[str, Any] = {"training": looks, "exact": exact}
+    if not quick:
+        data["residual networks"], _ = follow(RESIDUAL, progress)
+        for what, measured in zip(("outliers", "gradient's share"), in_words(data["residual networks"]), strict=True):
+            claims.append(Claim(f"Residual networks, nearer to the paper's: the {what}", "qualitative", measured, OURS))
     settings = {"images": size.images, "channels": size.channels, "steps": size.steps, "batch": 64, "rate": 0.02}
-    return Reproduction(claims, settings, {"training": looks, "exact": exact}, draw(densities, looks))
+    return Reproduction(claims, settings, data, draw(densities, looks))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--residual", action="store_true")
-    own, sys.argv[1:] = parser.parse_known_args()
-    if own.residual and "--out" not in sys.argv:
-        parser.error("--residual: expected --out as well, as the results on file are of the other networks")
-    run(__file__, __doc__ or "", lambda quick, progress: reproduce(quick, progress, own.residual))
+    run(__file__, __doc__ or "", reproduce)

@@ -30,6 +30,7 @@ HF, PRECONDITIONED = "Hessian-free", "Hessian-free, preconditioned"
 MOMENTUM, CG, ADAM = "gradient descent with momentum", "nonlinear conjugate gradients", "Adam"
 RATES = {MOMENTUM: (0.003, 0.01, 0.03, 0.1), ADAM: (0.001, 0.003, 0.01)}
 GAUSS_NEWTON, HESSIAN = "Gauss-Newton", "Hessian"
+DAMPINGS = (1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
 
 
 def curves(count: int, side: int) -> Tensor:
@@ -142,12 +143,12 @@ def by_scipy(problem: Problem, seconds: float) -> Curve:
     return found
 
 
-def newton(problem: Problem, curvature: str, steps: int, iterations: int) -> list[float]:
+def newton(problem: Problem, curvature: str, damping: float, steps: int, iterations: int) -> list[float]:
     """Losses by steps with either matrix, all else the same: damping, products, and a line search."""
     network = problem.network()
     optimizer = hodiff.optim.NewtonCG(
         network.parameters(),
-        damping=1.0,
+        damping=damping,
         curvature="gauss-newton" if curvature == GAUSS_NEWTON else "hessian",
         cg_iterations=iterations,
         line_search_fn="backtracking",
@@ -200,7 +201,10 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
         chosen[name] = min(trials, key=lambda rate, trials=trials: trials[rate])
         found[name] = by_loop(problem, make(chosen[name]), seconds)
     found[CG] = by_scipy(problem, seconds)
-    newtons = {kind: newton(problem, kind, steps // 3, iterations) for kind in (GAUSS_NEWTON, HESSIAN)}
+    newtons = {
+        kind: {each: newton(problem, kind, each, steps, iterations) for each in (DAMPINGS[2:5] if quick else DAMPINGS)}
+        for kind in (GAUSS_NEWTON, HESSIAN)
+    }
 
     best = {name: curve.best for name, curve in found.items()}
     others = min(best[MOMENTUM], best[CG])
@@ -213,7 +217,10 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
         name: min(loss for loss, products in zip(each.losses, each.products, strict=True) if products <= budget)
         for name, each in ((HF, plain), (PRECONDITIONED, better))
     }
-    ends = {name: losses[-1] for name, losses in newtons.items()}
+    ends = {name: {damping: losses[-1] for damping, losses in each.items()} for name, each in newtons.items()}
+    by_matrix = {name: min(each, key=lambda damping, of=each: of[damping]) for name, each in ends.items()}
+    lowest = {name: ends[name][damping] for name, damping in by_matrix.items()}
+    ahead = sum(ends[GAUSS_NEWTON][damping] < end for damping, end in ends[HESSIAN].items())
     claims = [
         Claim(
             "From random weights it reaches a much lower error than gradient methods do",
@@ -237,8 +244,9 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
         Claim(
             "The Gauss-Newton matrix gives better steps than the Hessian",
             "qualitative",
-            f"cross-entropy after {steps // 3} steps: {ends[GAUSS_NEWTON]:.2f} against {ends[HESSIAN]:.2f}",
-            verdict(ends[GAUSS_NEWTON] < 0.95 * ends[HESSIAN], ends[GAUSS_NEWTON] < ends[HESSIAN]),
+            f"cross-entropy after {steps} steps, each with the best of {len(ends[HESSIAN])} dampings: "
+            f"{lowest[GAUSS_NEWTON]:.2f} against {lowest[HESSIAN]:.2f}; with equal damping it is ahead at {ahead}",
+            verdict(lowest[GAUSS_NEWTON] < 0.95 * lowest[HESSIAN], lowest[GAUSS_NEWTON] < lowest[HESSIAN]),
         ),
         Claim(
             "Adam in the same time",
@@ -248,13 +256,15 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
         ),
     ]
     settings = {"curves": count, "widths": widths, "steps": steps, "products a step": iterations, "rates": chosen}
+    settings["dampings"] = by_matrix
     data = {
         "seconds": seconds,
         "best": best,
         "errors": {name: {"seconds": c.seconds[::5], "errors": c.errors[::5]} for name, c in found.items()},
         "newton": newtons,
     }
-    return Reproduction(claims, settings, data, draw(problem.images, side, found, newtons))
+    shown = {f"{name}, damping {by_matrix[name]:g}": each[by_matrix[name]] for name, each in newtons.items()}
+    return Reproduction(claims, settings, data, draw(problem.images, side, found, shown))
 
 
 if __name__ == "__main__":
