@@ -17,6 +17,7 @@ from benchmarks.workloads import (
     checks,
     corrections,
     dense,
+    footprints,
     functions,
     hvp,
     jacobian,
@@ -124,6 +125,7 @@ WORKLOADS = {
     "checks": Workload("checks of Functions, and the defects that they see", checks.problems, rounds=10),
 }
 TALLIES = {
+    "footprints": Tally("memory of products, memory and time of inner loops, float32", footprints.sections),
     "standard_problems": Tally(
         "what minimisers and least squares evaluate on standard problems, and where they end",
         standard_problems.sections,

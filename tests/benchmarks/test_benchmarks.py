@@ -45,6 +45,7 @@ def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "minimize",
         "batched",
         "checks",
+        "footprints",
         "standard_problems",
         "training",
     ]
@@ -65,6 +66,18 @@ def test_quick_standard_problems_say_where_each_ends(
     regressions = parts["NIST's certified regressions"]
     assert list(regressions) == ["BoxBOD", "Chwirut1"]
     assert all(float(end.partition(": ")[2]) >= 6 for ends in regressions.values() for end in ends["trf"])
+
+
+@pytest.mark.slow
+def test_quick_footprints_are_those_of_their_ways(tmp_path: Path) -> None:
+    benchmarks("--quick", "--only", "footprints", "--save", tmp_path)
+    parts = json.loads((tmp_path / "footprints.json").read_text(encoding="utf-8"))["parts"]
+    (products,) = parts["Products"].values()
+    assert products["Hessian, later"] < products["Hessian, first"]
+    recorded, checkpointed, mixed, first_order = parts["Inner loops"].values()
+    assert first_order < mixed < recorded / 2
+    assert checkpointed < recorded
+    assert min(parts["Routes"].values()) > 1
 
 
 @pytest.mark.slow
