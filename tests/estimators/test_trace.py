@@ -74,6 +74,8 @@ def test_xtrace_is_the_best_on_decaying_spectra():
     }
     assert by["xtrace"] < 0.7 * by["hutch++"]
     assert by["hutch++"] < 0.1 * by["hutchinson"]
+    errors, standard_errors = errors_of(A, 100, method="xtrace", products=40)
+    assert 0.6 < rms(standard_errors) / rms(errors) < 1  # its terms share their vectors
 
 
 @pytest.mark.parametrize("probes", ["gaussian", "sphere"])

@@ -67,6 +67,14 @@ def test_half_a_unit_in_the_last_place(name):
             assert abs(mpmath.mpf(value) - exact) <= 0.52 * unit, argument
 
 
+@pytest.mark.parametrize("f", [hf.softplus, hf.log_sigmoid])
+def test_two_units_in_the_last_place_where_values_are_those_of_torch(f):
+    x = torch.cat([torch.linspace(-80, 80, 100_000), torch.linspace(-3, 3, 100_000)])
+    exact = f(x.double())
+    unit = torch.from_numpy(np.spacing(exact.abs().float().numpy())).double()
+    assert ((f(x).double() - exact).abs() / unit).max() <= 2
+
+
 @needs_kernels
 @pytest.mark.parametrize("name", [name for name in EXACT if "slope" not in name])
 def test_infinities_and_nan(name):
