@@ -1,0 +1,256 @@
+"""Figures in documents are those of the results on file, from which they were taken."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+NETWORKS = ["mlp", "transformer", "cnn"]
+PRODUCT = ["hodiff.hvp", "fastest torch", "torch func.jvp of func.grad"]
+
+
+@cache
+def on_file(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@cache
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def rows_of(workload: str, problem: str) -> dict[str, Any]:
+    (found,) = (each for each in on_file(workload)["problems"] if each["problem"] == problem)
+    return {row["name"]: row for row in found["rows"]}
+
+
+def gradients(workload: str, problem: str, name: str) -> float:
+    """The time in gradients; of the fastest right way of torch where that is asked for."""
+    rows = rows_of(workload, problem)
+    if name == "fastest torch":
+        return min(row["gradients"] for row in rows.values() if row["group"] == "torch" and row["gradients"])
+    return rows[name]["gradients"]
+
+
+def milliseconds(workload: str, problem: str, name: str) -> float:
+    return rows_of(workload, problem)[name]["milliseconds"]
+
+
+def table_after(page: str, mark: str) -> list[list[str]]:
+    """The cells of the first table behind some words of a page, without its header."""
+    after = text_of(page).split(mark, 1)[1]
+    lines = after[after.index("\n|") + 1 :].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def numbers(cells: list[str]) -> list[str]:
+    """Those in some cells, in turn: `1.65 / 1.40` and `94 (64)` have two."""
+    return re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", " ".join(cells))
+
+
+def says(shown: str, measured: float) -> bool:
+    """Whether a number is another, rounded to the digits that it has."""
+    plain = shown.replace(",", "")
+    mantissa, _, exponent = plain.partition("e")
+    _, _, decimals = mantissa.partition(".")
+    unit = 10.0 ** (int(exponent or 0) - len(decimals))
+    if len(mantissa) > 3 and not decimals:
+        unit = 10.0 ** (len(mantissa) - 3)  # of thousands three digits are told
+    return abs(float(plain) - measured) <= 0.501 * unit
+
+
+def of_products(page: str, mark: str) -> Iterator[tuple[str, list[str], list[float]]]:
+    for row, network in zip(table_after(page, mark), NETWORKS, strict=True):
+        yield network, row, [gradients("hvp", network, name) for name in PRODUCT]
+
+
+def readme_products() -> Iterator[tuple[str, float]]:
+    for network, row, products in of_products("README.md", "## Speed"):
+        operator = [gradients("operators", network, f"hessian linearized{how}") for how in ("", ", compiled")]
+        yield from zip(numbers(row[1:]), [*products, *operator], strict=True)
+
+
+def readme_dense() -> Iterator[tuple[str, float]]:
+    ours, theirs = re.findall(r"takes ([\d,]+) ms, and ([\d,]+) by the fastest way in torch", text_of("README.md"))[0]
+    rows = rows_of("dense", "digits-64-32-10-1797")
+    yield ours, rows["hodiff.hessian, dict"]["milliseconds"]
+    yield theirs, min(row["milliseconds"] for row in rows.values() if row["group"] == "torch")
+
+
+def readme_layer_norm() -> Iterator[tuple[str, float]]:
+    (percent,) = re.findall(r"\(benchmarks/results/hvp\.md\) by ([\d.]+) %", text_of("README.md"))
+    yield percent, 100 * rows_of("hvp", "transformer")["torch func.grad of func.jvp"]["relative_error"]
+
+
+def speed_products() -> Iterator[tuple[str, float]]:
+    for network, row, products in of_products("docs/benchmarks/speed.md", "## Products"):
+        yield from zip(
+            numbers(row[1:5]), [*products, gradients("hvp", network, "torch autograd.functional.hvp")], strict=True
+        )
+
+
+def speed_operators() -> Iterator[tuple[str, float]]:
+    for row, network in zip(table_after("docs/benchmarks/speed.md", "blocks\nare counted"), NETWORKS, strict=True):
+        (block,) = (
+            each["problem"]
+            for each in on_file("operators")["problems"]
+            if network in each["problem"] and each["problem"] != network
+        )
+        yield from zip(
+            numbers(row[1:6]),
+            [
+                gradients("operators", network, "hessian linearized"),
+                gradients("operators", network, "hessian linearized, compiled"),
+                gradients("operators", block, "hessian linearized, compiled"),
+                gradients("operators", network, "gauss-newton linearized"),
+                gradients("operators", network, "gauss-newton linearized, compiled"),
+                gradients("operators", network, "torch, graph of the gradient kept"),
+            ],
+            strict=True,
+        )
+
+
+def checking_times() -> Iterator[tuple[str, float]]:
+    (line,) = re.findall(r"^\| milliseconds, .*", text_of("docs/guides/checking.md"), re.MULTILINE)
+    names = ["gradcheck and gradgradcheck", "the same, every switch on", "hodiff.check"]
+    yield from zip(
+        numbers(line.strip("|").split("|")[1:]),
+        [milliseconds("checks", "elementwise", name) for name in names],
+        strict=True,
+    )
+
+
+def zoo_counts() -> Iterator[tuple[str, float]]:
+    """In the README and the guide, as the page of the zoo counts them."""
+    line = re.findall(r"^\| \*\*all\*\* .*", text_of("docs/reference/zoo.md"), re.MULTILINE)[0]
+    (plain, count), (switches, _), _, (ours, _) = [
+        tuple(map(float, each)) for each in re.findall(r"(\d+) of (\d+)", line)
+    ]
+    (readme,) = re.findall(
+        r"Of (\d+) small Functions.*? find (\d+)\s+with every switch on", text_of("README.md"), re.DOTALL
+    )
+    yield from zip(readme, (count, switches), strict=True)
+    (row,) = re.findall(r"^\| wrong Functions found .*", text_of("docs/guides/checking.md"), re.MULTILINE)
+    yield from zip(re.findall(r"(\d+) of", row), (plain, switches, ours), strict=True)
+
+
+def corrections_in_gradients() -> Iterator[tuple[str, float]]:
+    (found,) = re.findall(
+        r"a gradient inside took ([\d.]+) \(MLP\), ([\d.]+)\s+\(CNN\) and ([\d.]+) \(transformer",
+        text_of("docs/guides/corrections.md"),
+    )
+    problems = {each["title"]: each for each in on_file("corrections")["problems"]}
+    for shown, network in zip(found, ("mlp", "cnn", "transformer"), strict=True):
+        _, inside = problems[f"{network}: gradient"]["rows"]
+        yield shown, inside["gradients"]
+
+
+def batched_parts() -> Iterator[tuple[str, float]]:
+    shown = re.findall(
+        r"took a (\d+)th \(least squares\) to a (\d+)th \(`\"bfgs\"`\)", text_of("docs/guides/optimizers.md")
+    )[0]
+    for each, problem in zip(shown, ("peaks", "rosenbrock bfgs"), strict=True):
+        # The loop is over a fiftieth of the problems.
+        yield each, float(f"{50 / gradients('batched', problem, 'all at once, batched=True'):.2g}")
+
+
+def compiled_dense() -> Iterator[tuple[str, float]]:
+    pattern = r"([\d.]+) ms against ([\d.]+) for 650 parameters and (\d+) against (\d+) for\s+2,410"
+    shown = re.findall(pattern, text_of("docs/guides/operators.md"))[0]
+    names = ["hodiff.HessianOperator, compiled, at a new point", "hodiff.HessianOperator, to_dense"]
+    yield from zip(
+        shown,
+        [milliseconds("dense", f"digits-{network}-256", name) for network in ("64-10", "64-32-10") for name in names],
+        strict=True,
+    )
+
+
+def footprints_of_products() -> Iterator[tuple[str, float]]:
+    parts = on_file("footprints")["parts"]["Products"]
+    for row, network in zip(
+        table_after("docs/guides/operators.md", "Measured, in peaks of a gradient"), NETWORKS, strict=True
+    ):
+        yield from zip(numbers(row[1:]), parts[network].values(), strict=True)
+
+
+def footprints_of_inner_loops() -> Iterator[tuple[str, float]]:
+    parts = on_file("footprints")["parts"]
+    for name, shown in table_after("docs/guides/meta.md", 'So "auto" is'):
+        yield shown, parts["Inner loops"][name]
+    pattern = (
+        r"mixed route takes ([\d.]+) times.*?, ([\d.]+) for a CNN.*?, ([\d.]+) for an MLP 784-512-512-10 "
+        r"and a transformer, ([\d.]+) for"
+    )
+    shown = re.findall(pattern, text_of("docs/guides/meta.md"), re.DOTALL)[0]
+    sines, digits, mlp, transformer, cnn = parts["Routes"].values()
+    yield from zip((*shown[:3], *shown[2:]), (sines, digits, mlp, transformer, cnn), strict=True)
+
+
+def training_losses() -> Iterator[tuple[str, float]]:
+    """Medians of the last losses; an optimizer that is not trained on a task has an empty cell."""
+    parts = list(on_file("training")["parts"].values())
+    for name, *cells in table_after("docs/guides/optimizers.md", "### How they fare in training"):
+        full = f"{name} 0.9" if name.endswith("momentum") else name
+        for shown, part in zip(cells, parts, strict=True):
+            if shown:
+                yield shown, median(course["losses"][-1] for course in part[full]["courses"])
+
+
+def standard_problems() -> Iterator[tuple[str, float]]:
+    """Rows of the guide's table in the summary of the results."""
+    page = (RESULTS / "standard_problems.md").read_text(encoding="utf-8").split("\n## ")[1]
+    summary = dict(re.findall(r"^\| ([\w-]+) +\| +(\d+ of 41 .*)\|$", page, re.MULTILINE))
+    for name, *cells in table_after("docs/guides/optimizers.md", "## How they fare on standard problems"):
+        methods = re.findall(r'"([\w-]+)"', name)
+        for number, method in enumerate(methods):
+            expected = [each.strip() for each in summary[method].split("|")]
+            for cell, measured in zip(cells, (expected[0].split()[0], *expected[1:]), strict=True):
+                parts = cell.split(", ")
+                found = numbers(parts[number : number + 1] if len(parts) > 1 else parts)
+                assert bool(found) == (measured not in ("", "0")), (name, cell, measured)
+                yield from ((each, float(measured)) for each in found)
+
+
+CLAIMS: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
+    each.__name__: each
+    for each in (
+        readme_products,
+        readme_dense,
+        readme_layer_norm,
+        speed_products,
+        speed_operators,
+        checking_times,
+        zoo_counts,
+        corrections_in_gradients,
+        batched_parts,
+        compiled_dense,
+        footprints_of_products,
+        footprints_of_inner_loops,
+        training_losses,
+        standard_problems,
+    )
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_documents_say_what_was_measured(claim: str) -> None:
+    compared = list(CLAIMS[claim]())
+    assert compared
+    assert [(shown, measured) for shown, measured in compared if not says(shown, measured)] == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "measured", "right"),
+    [("2.71", 2.7139, True), ("2.71", 2.7161, False), ("4,270", 4274.0, True), ("4,270", 4277.0, False),
+     ("653", 653.4, True), ("653", 654.0, False), ("1.2e-5", 1.24e-5, True), ("1.2e-5", 1.3e-5, False),
+     ("0.26", 0.2649, True), ("41", 40.0, False)],
+)  # fmt: skip
+def test_rounded_numbers_are_told_from_stale_ones(shown: str, measured: float, right: bool) -> None:
+    assert says(shown, measured) == right
