@@ -75,8 +75,13 @@ def derivative(f: TensorFunction, route: str) -> TensorFunction:
     if "reverse" not in modes:
         return _by_basis(f, route)
     free = len(modes) - 1 - modes[::-1].index("reverse")
+    # What torch.func once refused it is not asked again: f may take long until it comes to that.
+    refused = False
 
     def evaluate(x: Tensor, *directions: Tensor) -> Tensor:
+        nonlocal refused
+        if refused and not in_transform():
+            return _recorded(f, x, directions)
         remaining = iter(directions)
         function = f
         for level, mode in enumerate(modes):
@@ -86,6 +91,7 @@ def derivative(f: TensorFunction, route: str) -> TensorFunction:
         except RuntimeError as error:
             if "forward" in modes or in_transform() or not says(error, Wording.NO_SETUP_CONTEXT):
                 raise
+            refused = True
             return _recorded(f, x, directions)
 
     return evaluate

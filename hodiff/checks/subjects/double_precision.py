@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -40,15 +39,17 @@ class InDouble(TorchFunctionMode):
         if func in _CASTS:
             self._note(args)
             return args[0].to(_CASTS[func])
-        if any(type(leaf) is torch.dtype for leaf in _leaves(args, kwargs)):
+        if _any_dtype(args) or (kwargs and _any_dtype(kwargs.values())):
             self._note(args)
             args, kwargs = tree_map_only(torch.dtype, lambda dtype: _DOUBLE.get(dtype, dtype), (args, kwargs))
         result = func(*args, **(kwargs or {}))
         # To ask for a dtype is a call as well, so results come first, which are seldom low.
-        if not isinstance(result, (Tensor, list, tuple)) or not any(map(is_low, _leaves((result,), None))):
+        if not (
+            is_low(result) if isinstance(result, Tensor) else isinstance(result, (list, tuple)) and _any_low(result)
+        ):
             return result
         # What is made of nothing has torch's default precision.
-        made = not any(map(is_low, _leaves(args, kwargs)))
+        made = not (_any_low(args) or (kwargs and _any_low(kwargs.values())))
         return tree_map_only(Tensor, _in_double, result) if made else result
 
     def _note(self, args: Any) -> None:
@@ -57,13 +58,18 @@ class InDouble(TorchFunctionMode):
             self.places[place] = None
 
 
-def _leaves(args: Any, kwargs: Any) -> Iterator[Any]:
-    """What a call was given, and what is in its lists; pytrees take longer than most calls."""
-    for each in chain(args, kwargs.values()) if kwargs else args:
-        if isinstance(each, (list, tuple)):
-            yield from each
-        else:
-            yield each
+def _any_dtype(leaves: Iterable[Any]) -> bool:
+    """Whether a dtype is among what a call was given, or in its lists; pytrees take longer than most calls."""
+    # Each call within a checked model comes here, for which generators are slow.
+    for each in leaves:
+        if type(each) is torch.dtype or (isinstance(each, (list, tuple)) and torch.dtype in map(type, each)):
+            return True
+    return False
+
+
+def _any_low(leaves: Iterable[Any]) -> bool:
+    """The same of tensors of a lower precision."""
+    return any(is_low(each) or (isinstance(each, (list, tuple)) and any(map(is_low, each))) for each in leaves)
 
 
 def is_low(leaf: Any) -> bool:
