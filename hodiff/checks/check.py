@@ -65,7 +65,9 @@ def check(
     second order with SciPy's Hessian of values only, and once more in a curved loss, whose incoming gradient
     depends on the input. ``torch.autograd.gradcheck`` and ``gradgradcheck`` run with each switch on,
     ``torch.func.vmap`` is compared with a loop, and ``torch.compile`` with eager code. The truth is float64;
-    inputs of another dtype are checked in it as well. An f with ``approximate`` and ``derivative_error``, as
+    inputs of another dtype are checked in it as well. Where no route is right at an order, the next one is judged by
+    differences of differences, if the time of the first says that they take less than ten seconds; else it is skipped,
+    and the report says so. An f with ``approximate`` and ``derivative_error``, as
     `hodiff.functions.numpy_function` makes them, has its own estimate among the notes.
 
     The rules of each custom Function in f are then called by hand: their saved tensors, what comes in and what they

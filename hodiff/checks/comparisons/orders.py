@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from hodiff.checks.comparisons.judgement import exact, is_settled, judge, scale_
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scalarize import draw_normal
 from hodiff.checks.oracles.compositions import along_directions, derivative, route_names
-from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
+from hodiff.checks.oracles.finite_differences import LEVELS, DifferenceEstimate, extrapolate
 from hodiff.checks.progress import advance
 from hodiff.checks.report.data import Entry
 
@@ -26,6 +27,10 @@ Trusted = Callable[..., Tensor]
 # Up to this many numbers derivatives are taken along the basis; beyond, along this many random directions, of which
 # each sees every element. SciPy's evaluations grow with the square of it.
 DIRECTIONS = 2
+# Where no route is right, the order above is judged by differences of differences, if these take no longer: their time
+# is that of the order's own for each of some forty steps.
+SECONDS = 10.0
+_STEPS = 2 * LEVELS + 1
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Level:
         trusted: The function that gives the truth at any point.
         lower: The largest of the lower orders, at whose rounding level a derivative that vanishes is compared.
         eps: The rounding of the problem.
+        above: Why there is no level above, where one was asked for.
     """
 
     order: int
@@ -54,6 +60,12 @@ class Level:
     trusted: Trusted
     lower: float
     eps: float
+    above: str = "the order below has no settled value"
+
+    @property
+    def raises(self) -> bool:
+        """Whether every route does."""
+        return _all_raise(self.outcomes)
 
     @property
     def settled(self) -> bool:
@@ -89,15 +101,34 @@ def climb(
     """Differentiate a loss at the origin to an order, a level each, as far as there is a truth to climb on."""
     levels: list[Level] = []
     trusted: Trusted = loss
-    lower = _size(loss, problem)
+    lower, seconds = _size(loss, problem), 0.0
     for k in range(1, order + 1):
-        level = _level(problem, loss, trusted, _Directions.of(problem, k, generator), lower)
+        at = _Directions.of(problem, k, generator)
+        outcomes = _outcomes(problem, loss, at)
+        # Where every route raises there is nothing to compare, and nothing to take differences of differences for.
+        silent = k > 1 and _all_raise(outcomes)
+        if seconds > SECONDS and not silent:
+            levels[-1] = replace(levels[-1], above=f"differences of differences would take some {seconds:.0f} s")
+            break
+        start = time.perf_counter()
+        level = _level(problem, loss, trusted, at, lower, outcomes, silent=silent)
+        elapsed = time.perf_counter() - start
         levels.append(level)
         # Differences of differences can be climbed on where no route agrees with them, at their cost.
-        if not level.settled or (level.truth is level.differences and not by_differences):
+        guessed = level.truth is level.differences
+        if (guessed and not by_differences) or not (level.settled or silent):
             break
+        # The next order takes differences along each element of the point, where this one took them along a few.
+        wider = len(problem.point) / len(at.free) if k == 1 else 1 / len(at.tuples)
+        seconds = seconds * _STEPS if silent else guessed * elapsed * wider * len(at.free) * _STEPS
         trusted, lower = level.trusted, max(lower, level.scale)
     return levels
+
+
+def any_raises(problem: ScalarProblem, loss: Loss, order: int, generator: torch.Generator) -> bool:
+    """Whether a route does, at any order."""
+    orders = (_Directions.of(problem, k, generator) for k in range(1, order + 1))
+    return any(isinstance(each, Failure) for at in orders for each in _outcomes(problem, loss, at).values())
 
 
 def _size(loss: Loss, problem: ScalarProblem) -> float:
@@ -132,7 +163,7 @@ def against_differences(levels: list[Level], order: int, quantity: str = "vs dif
         for route, outcome in level.outcomes.items():
             yield level.compare(route, quantity, outcome, level.differences)
     for k in range(len(levels) + 1, order + 1):
-        yield Entry("all routes", k, quantity, None, None, "skipped", "the order below has no settled value")
+        yield Entry("all routes", k, quantity, None, None, "skipped", levels[-1].above)
 
 
 def between_routes(levels: list[Level]) -> Iterator[Entry]:
@@ -182,11 +213,35 @@ def _short(directions: Tensor) -> Tensor:
     return directions * torch.exp2(-directions.norm(dim=1, keepdim=True).log2().round())
 
 
-def _level(problem: ScalarProblem, loss: Loss, below: Trusted, at: _Directions, lower: float) -> Level:
+def _outcomes(problem: ScalarProblem, loss: Loss, at: _Directions) -> dict[str, Any]:
+    return {
+        route: attempt(evaluate_route, loss, route, problem.point, at.tuples, at.free)
+        for route in route_names(at.order)
+    }
+
+
+def _all_raise(outcomes: Mapping[str, Outcome]) -> bool:
+    return all(isinstance(outcome, Failure) for outcome in outcomes.values())
+
+
+def _level(
+    problem: ScalarProblem,
+    loss: Loss,
+    below: Trusted,
+    at: _Directions,
+    lower: float,
+    outcomes: dict[str, Any],
+    *,
+    silent: bool,
+) -> Level:
+    """The level of what the routes gave; a silent one has no differences."""
     point, eps, k = problem.point, problem.eps, at.order
-    outcomes = {route: attempt(evaluate_route, loss, route, point, at.tuples, at.free) for route in route_names(k)}
     basis = torch.eye(len(point), dtype=point.dtype, device=point.device)
-    differences = _differences(below, point, at.tuples, at.free, problem)
+    if silent:
+        nothing = torch.full((len(at.tuples), len(point)), math.nan).to(point)
+        differences = DifferenceEstimate(nothing, math.inf, 0.0, smooth=True)
+    else:
+        differences = _differences(below, point, at.tuples, at.free, problem)
 
     def by_differences(t: Tensor, *directions: Tensor) -> Tensor:
         return _differences(below, t, (directions,), basis, problem).value[0]

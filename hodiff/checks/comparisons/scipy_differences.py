@@ -27,6 +27,10 @@ def against_scipy(
 ) -> Iterator[Entry]:
     """Compare each route's Hessian with SciPy's, along the same directions."""
     for level in levels[1:2]:
+        if level.raises:
+            for route, outcome in level.outcomes.items():
+                yield level.compare(route, "vs SciPy", outcome, level.truth)
+            return
         W = level.free.T
         # Where differences had to take small steps, as beside a pole, SciPy's have to be as small from the first on.
         found = level.differences.step

@@ -71,12 +71,11 @@ def _report(
     """The report, the problem in float64, and its derivatives if differences judge them."""
     problem, trouble, lost = _in_double(own)
     surrogate = approximate or declares_surrogate(f, problem.function, problem.leaves)
-    levels = climb(problem, problem.loss, switches.order, generator)
-    comparisons = _surrogate_entries if surrogate else _entries
-    entries = [
-        *_trouble(trouble),
-        *comparisons(own, problem, levels, switches, generator, in_double=not (trouble or lost)),
-    ]
+    levels, entries = [], [*_trouble(trouble), *switches.failed]
+    if not switches.failed:
+        levels = climb(problem, problem.loss, switches.order, generator)
+        comparisons = _surrogate_entries if surrogate else _entries
+        entries += comparisons(own, problem, levels, switches, generator, in_double=not (trouble or lost))
     calls = calls_within(problem, f)
     causes = probe(
         *(f, args, problem.function, problem.leaves, calls),

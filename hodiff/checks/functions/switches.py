@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from hodiff.checks.report.data import Entry
 from hodiff.corrections import corrected
 
 METHODS = ("auto", "directions", "matrices")
@@ -25,6 +26,7 @@ class Switches:
         correct: Whether derivatives are taken within `hodiff.corrected()`, as hodiff's transforms take them.
         brief: Whether this is one of many checks of the same function: what torch's own checks say is left out, what
             torch alone would give, and what is looked for at edges, far away and on other devices.
+        failed: What is known to raise, if that is all that fails: then nothing is compared again.
     """
 
     order: int = 2
@@ -35,6 +37,7 @@ class Switches:
     method: str = "auto"
     correct: bool = True
     brief: bool = False
+    failed: tuple[Entry, ...] = ()
 
     @property
     def mode(self) -> AbstractContextManager[Any]:

@@ -25,6 +25,7 @@ from hodiff.checks.subjects.module_calls import ModuleCall
 from hodiff.checks.subjects.subject import Subject, subject_of_loss, tensors_of
 from hodiff.checks.subjects.torch_functions import Culprit, culprits, custom_classes
 from hodiff.corrections.registry import CORRECTIONS
+from hodiff.torch_internals.wording import Wording, says
 
 # The code of a failed comparison that nothing else explains; the first status that occurs decides.
 _BY_STATUS = {"non-smooth": "HD901", "non-finite": "HD112", "raises": "HD408", "zero": "HD115", "wrong": "HD115"}
@@ -60,7 +61,9 @@ class Inquiry:
         if guilty.loss is not None:
             return self._alone(guilty, subject_of_loss(guilty.loss, guilty.call), "the loss", "")
         # Of what writes into its inputs no function alone is at fault.
-        told = statuses(guilty.failed) == {"non-smooth"} or _writes(self.subject_for(guilty.call))
+        told = (
+            statuses(guilty.failed) == {"non-smooth"} or _names_custom(guilty) or _writes(self.subject_for(guilty.call))
+        )
         culprits_inside = [] if told else list(self._culprits(guilty))
         if culprits_inside:
             return tuple(self._of_culprit(guilty, culprit) for culprit in culprits_inside)
@@ -68,7 +71,7 @@ class Inquiry:
 
     def _alone(self, guilty: Guilty, subject: Subject, label: str, location: str) -> tuple[Finding, ...]:
         """What a check says; if it says nothing, which routes disagree."""
-        report = attempt(self._check_alone, subject)
+        report = attempt(self._check_alone, subject, () if guilty.loss is not None else guilty.failed)
         # A warning that a comparison shows may be all that is amiss.
         shown = () if isinstance(report, Failure) else tuple(each for each in report.findings if each.kind != "seen")
         errors = tuple(each for each in shown if each.severity == "error") or shown
@@ -85,13 +88,18 @@ class Inquiry:
     def _culprits(self, guilty: Guilty) -> Iterator[Culprit]:
         """The functions inside that fail as the whole does: others have kinks, or are moved as they never are."""
         ways = set(map(_way, guilty.failed))
-        for culprit in culprits(guilty.call.again, self.mode, self.order, self.seed):
+        raising = {kind for kind, _ in ways} == {"raises"}
+        for culprit in culprits(guilty.call.again, self.mode, self.order, self.seed, raising=raising):
             if not ways.isdisjoint(map(_way, culprit.failed)):
                 yield culprit
 
-    def _check_alone(self, subject: Subject) -> Report:
+    def _check_alone(self, subject: Subject, failed: tuple[Entry, ...]) -> Report:
+        # No comparison says more of what raises.
+        failed = failed if statuses(failed) == {"raises"} else ()
         # The mode is that around it.
-        switches = Switches(order=self.order, vmap=False, scipy=False, brief=True, seed=self.seed, correct=False)
+        switches = Switches(
+            order=self.order, vmap=False, scipy=False, brief=True, seed=self.seed, correct=False, failed=failed
+        )
         with self.mode():
             return check_function(subject.function, subject.inputs, switches)
 
@@ -163,6 +171,12 @@ def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
         evidence=(*_evidence(guilty), *(f"custom Function {each.__name__}" for each in classes), *numbers(failed)),
         location=location,
     )
+
+
+def _names_custom(guilty: Guilty) -> bool:
+    """Whether torch says of all that fails that a Function takes ctx in forward, and there is a custom one inside."""
+    said = all(says(entry.detail, Wording.NO_SETUP_CONTEXT) for entry in guilty.failed)
+    return said and bool(custom_classes(guilty.call))
 
 
 def _writes(subject: Subject) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -57,9 +57,11 @@ class Search:
             The smallest calls at fault, that which is executed first before the others.
         """
         first = self._descend(root, failed)
-        if first.call is root and loss is not None and not self.failures(root):
-            yield Guilty(root, failed, loss=loss)
-            return
+        if first.call is root and loss is not None:
+            if not self.failures(root):
+                yield Guilty(root, failed, loss=loss)
+                return
+            first = replace(first, failed=self.failures(root))
         yield first
         seen = {first.call.signature}
         for call in root.leaves():

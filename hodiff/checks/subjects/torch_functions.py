@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.report.data import Entry
 from hodiff.checks.subjects.module_calls import ModuleCall
-from hodiff.checks.subjects.subject import failures, is_free, subject_of_function, tensors_of
+from hodiff.checks.subjects.subject import failures, is_free, raises, subject_of_function, tensors_of
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.graph_nodes import function_of
 from hodiff.torch_internals.interception import MODULES_BETWEEN
@@ -87,6 +87,8 @@ def culprits(
     order: int,
     seed: int,
     suspects: Callable[[Any], bool] = lambda function: True,
+    *,
+    raising: bool = False,
 ) -> Iterator[Culprit]:
     """Check every torch function that is called, alone, at what it was called with.
 
@@ -96,6 +98,7 @@ def culprits(
         order: The highest order.
         seed: The seed.
         suspects: Which functions to check.
+        raising: Whether only those are looked for that raise.
 
     Yields:
         The functions whose routes disagree, each once, in the order of their calls.
@@ -108,8 +111,9 @@ def culprits(
         if use.key in checked or use.function in found or not suspects(use.function):
             continue
         checked.add(use.key)
+        subject = subject_of_function(use.function, use.args, use.kwargs)
         with mode():
-            failed = failures(subject_of_function(use.function, use.args, use.kwargs), order, seed)
+            failed = () if raising and not raises(subject, order, seed) else failures(subject, order, seed)
         if failed:
             found.add(use.function)
             name = resolve_name(use.function) or getattr(use.function, "__name__", str(use.function))

@@ -1,0 +1,164 @@
+"""How often a check calls what it checks: what a solver inside makes dear must not be asked for twice."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import Function
+
+import hodiff
+from hodiff.checks.comparisons import orders
+from hodiff.checks.oracles.compositions import derivative
+from hodiff.checks.subjects.torch_functions import culprits
+
+X = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
+
+
+class OldSine(Function):
+    """Takes ctx in forward, which torch.func refuses."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x.cos()
+
+
+class Mute(Function):
+    """Has no derivative at all."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        raise ValueError("no slope")
+
+    @staticmethod
+    def jvp(ctx, g):
+        raise ValueError("no slope")
+
+
+class Off(Function):
+    """Wrong by every route."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 1.01 * g * ctx.saved_tensors[0].cos()
+
+    @staticmethod
+    def jvp(ctx, g):
+        return 1.01 * g * ctx.saved_tensors[0].cos()
+
+
+class Counted(nn.Module):
+    """Counts its calls, and those of its copies."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        COUNTS.append(1)
+        return self.function(self.layer(x))
+
+
+COUNTS: list[int] = []
+
+
+def calls_of(module):
+    COUNTS.clear()
+    report = hodiff.check(module, X)
+    return report, len(COUNTS)
+
+
+def test_what_raises_by_every_route_is_compared_once():
+    report, count = calls_of(Counted(Mute.apply))
+    assert not report.ok
+    assert "no slope" in str(report)
+    # Differences of differences were thousands of calls.
+    assert count < 200
+
+
+def test_what_torch_refuses_is_compared_once():
+    report, count = calls_of(Counted(OldSine.apply))
+    assert report.codes == ("HD405",)
+    assert report.ok
+    assert count < 200
+
+
+def test_torch_functions_are_not_searched_for_what_torch_says_of_a_custom_one(monkeypatch):
+    searched = []
+    monkeypatch.setattr("hodiff.checks.modules.faults.culprits", lambda *_, **__: searched.append(1) or ())
+    assert calls_of(Counted(OldSine.apply))[0].codes == ("HD405",)
+    assert not searched
+    calls_of(Counted(Mute.apply))
+    assert searched
+
+
+def test_the_function_that_raises_is_found_among_those_that_do_not():
+    def step(x):
+        # Torch has no derivative of it by its first argument.
+        return torch.igamma(x.abs(), x.exp()) * torch.exp(x)
+
+    found = list(culprits(lambda: lambda: step(X), nullcontext, 2, 0, raising=True))
+    everything = list(culprits(lambda: lambda: step(X), nullcontext, 2, 0))
+    assert [each.name for each in found] == ["torch.igamma"]
+    assert [each.failed for each in found] == [each.failed for each in everything]
+
+
+def test_a_function_that_raises_has_entries_of_every_order():
+    report = hodiff.check(Mute, X, order=3)
+    raised = {(entry.order, entry.quantity) for entry in report.entries if entry.status == "raises"}
+    assert {(k, "vs differences") for k in (1, 2, 3)} | {(2, "vs SciPy")} <= raised
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+def test_differences_of_differences_have_a_budget_and_say_so(monkeypatch, seconds):
+    monkeypatch.setattr(orders, "SECONDS", seconds)
+    report = hodiff.check(Off, X, vmap=False)
+    said = [each.detail for each in report.entries if each.route == "all routes" and each.status == "skipped"]
+    assert not report.ok
+    assert bool(said) == (seconds == 0)
+    assert all(each.startswith("differences of differences would take some ") for each in said)
+
+
+def test_a_refusal_is_remembered():
+    calls = []
+
+    def f(x):
+        calls.append(1)
+        return OldSine.apply(x).sum()
+
+    gradient = derivative(f, "reverse")
+    expected = X.cos()
+    for count in (2, 3, 4):  # the first call is refused, and made again
+        torch.testing.assert_close(gradient(X), expected)
+        assert len(calls) == count
+    # A transform around it takes what torch.func says.
+    with pytest.raises(RuntimeError):
+        torch.func.jvp(gradient, (X,), (X,))
