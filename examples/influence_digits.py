@@ -13,8 +13,11 @@ what happens when the image is in fact left out and the model trained again, by 
 derivative. If the two correlate by less than 0.9, it ends with exit status 1.
 
 Then it gives a tenth of the training images a wrong label, and looks for them among those with the most influence on
-their own loss; they are found as fast by the loss alone, which costs nothing. Source: P. W. Koh, P. Liang,
-"Understanding black-box predictions via influence functions", ICML 2017, equation 2, figure 2 and section 5.4.
+their own loss; they are found as fast by the loss alone, which costs nothing. For a network, whose training ends
+before a minimum, `influence_compared.py` holds such predictions by several methods against training again.
+
+Source: P. W. Koh, P. Liang, "Understanding black-box predictions via influence functions", ICML 2017, equation 2,
+figure 2 and section 5.4.
 """
 
 from __future__ import annotations

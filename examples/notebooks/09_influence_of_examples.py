@@ -124,4 +124,4 @@ suptitle = figure.suptitle("the ten most harmful, with the label they were given
 
 # %% [markdown]
 # For a network that did not reach its minimum this prediction gets worse, and the derivative *through training* is
-# the better one: `examples/influence.py` measures both.
+# the better one: `examples/influence_compared.py` measures both.

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from examples.influence import WAYS, Training, left_out, parse_options, prepare, score, train_again
+from examples.influence_compared import WAYS, Training, left_out, parse_options, prepare, score, train_again
 from papers.common import OURS, Claim, Reproduction, run, verdict
 
 PARTS = (0.01, 0.02, 0.05, 0.1, 0.3)  # of the training images, left out
@@ -27,7 +27,7 @@ MAGIC, EKFAC = "through training", "EK-FAC"
 
 
 def make(quick: bool) -> tuple[Training, argparse.Namespace]:
-    """The training run of examples/influence.py."""
+    """The training run of examples/influence_compared.py."""
     options = parse_options(["--quick"] if quick else ["--trainings", "40"])
     if quick:
         options.epochs, options.trainings = 20, 12

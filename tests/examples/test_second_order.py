@@ -62,7 +62,7 @@ IN_THEIR_RUN = {
     "digits_optimizers",
     "distributed_hessian",
     "edge_of_stability",
-    "influence",
+    "influence_compared",
     "ode_parameters",
     "poisson_network",
 }

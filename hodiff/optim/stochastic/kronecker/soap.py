@@ -32,7 +32,9 @@ class SOAP(KroneckerOptimizer):
 
     where columns of Q, and V with them, are first put in the order of $Q^\top L\, Q$'s diagonal; and likewise for more
     dimensions. The first step makes the eigenvectors of the first gradient, and leaves the parameters where they are:
-    in its own basis a gradient has zeros that are rounding only, which Adam would make steps of full length.
+    in its own basis a gradient has zeros that are rounding only, which Adam would make steps of full length. Gradients
+    of exactly low rank leave some eigenvectors undetermined, which rounding then chooses, so that two machines may take
+    different paths, of equal quality.
 
     Dimensions of one are left out. Those behind the first are merged, from the last on, while their product is at most
     `max_preconditioner_size`: a convolution's weight (C, D, 3, 3) is a matrix (C, 9 D). A larger dimension keeps its

@@ -1,6 +1,6 @@
 """What would the network think, had it not seen these images? Three predictions, held against training again.
 
-    python examples/influence.py
+    python examples/influence_compared.py
 
 A network learns digits by some hundred steps of gradient descent with momentum, in float64, from the same start over
 the same batches: a function of the weights w of the training images, all 1. How do the losses L of held-out images
@@ -15,8 +15,8 @@ change when some weights become 0? By the derivative dL/dw, which three methods 
 Then the network is trained again, with one image left out at a time, and with random parts of the images left out, and
 the changes of each held-out loss are ranked: the linear datamodelling score is the rank correlation (Spearman) of
 predicted and actual changes, averaged over held-out images. If that of the derivative through training falls below 0.95
-where 2 % of the images are left out, the script ends with exit status 1. Influence at a minimum, and wrong labels:
-`influence_digits.py`.
+where 2 % of the images are left out, the script ends with exit status 1. To see first what an influence is, at the
+minimum of a convex model and with wrong labels to find: `influence_digits.py`.
 
 The scores of a run with the defaults, which takes 40 seconds of one core:
 
@@ -223,7 +223,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=100, help="images a step")
     parser.add_argument("--rate", type=float, default=0.05, help="learning rate")
     parser.add_argument("--trainings", type=int, default=100, help="trainings again, of each kind")
-    parser.add_argument("--output", type=Path, default=Path("figures/influence.png"), help="the figure's path")
+    parser.add_argument("--output", type=Path, default=Path("figures/influence_compared.png"), help="the figure's path")
     parser.add_argument("--seed", type=int, default=0, help="of the split, the start, the batches and what is left out")
     options = parser.parse_args(arguments)
     if options.quick:

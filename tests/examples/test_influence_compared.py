@@ -9,7 +9,7 @@ import torch
 from torch.func import functional_call, jacrev
 from torch.nn.functional import cross_entropy
 
-EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "influence.py"))
+EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "influence_compared.py"))
 
 
 @pytest.fixture(scope="module")
