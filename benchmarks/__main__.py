@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import memory
-from benchmarks.machine import machine
+from benchmarks.machine import machine, one_core
 from benchmarks.problems import Result, measure
 from benchmarks.registry import TALLIES, WORKLOADS
 from benchmarks.report import PEER, RESULTS, describe, peer_rows, save_json, time_table
@@ -19,12 +21,19 @@ Times are medians over rounds, in each of which every contestant ran once in tur
 of {unit}, `/ fastest torch` the time over that of torch's fastest right way; both are
 medians of the ratios within a round. `relative error` compares with {reference}; a
 contestant beyond {tolerance:g} is wrong and not timed."""
+ONE_CORE = "Times are those of the processor, on one core."
 PEERS = f"""\
 {PEER} Timed by `python -m benchmarks.peers` in an environment of its own, beside a torch gradient there, which its
 ratio refers to."""
 
 
 def run_workload(name: str, *, rounds: int | None, quick: bool, directory: Path | None) -> list[str]:
+    """Measure one workload with as many threads as it is for, print its tables and save them; see `_run`."""
+    with one_core() if WORKLOADS[name].one_core else nullcontext():
+        return _run(name, rounds=rounds, quick=quick, directory=directory)
+
+
+def _run(name: str, *, rounds: int | None, quick: bool, directory: Path | None) -> list[str]:
     """Measure one workload, print its tables and save them.
 
     Args:
@@ -37,6 +46,7 @@ def run_workload(name: str, *, rounds: int | None, quick: bool, directory: Path 
         What hodiff got wrong.
     """
     workload = WORKLOADS[name]
+    clock = time.process_time if workload.one_core else time.perf_counter
     here = machine()
     page: list[str] = []
 
@@ -47,12 +57,14 @@ def run_workload(name: str, *, rounds: int | None, quick: bool, directory: Path 
     say(f"# {name}: {workload.title}\n\n{describe(here)}\n")
     results: list[Result] = []
     for problem in workload.problems(quick):
-        result = measure(problem, rounds or (5 if quick else workload.rounds))
+        result = measure(problem, rounds or (5 if quick else workload.rounds), clock)
         peers = peer_rows(directory or RESULTS, name, problem.name)
         if not results:
             say(
                 EXPLANATION.format(tolerance=problem.tolerance, unit=workload.unit, reference=workload.reference) + "\n"
             )
+            if workload.one_core:
+                say(ONE_CORE + "\n")
             if peers:
                 say(PEERS + "\n")
         say(f"## {result.title}\n\n{time_table(result, peers)}\n")

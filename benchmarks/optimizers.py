@@ -1,12 +1,9 @@
-"""What a step of each of `hodiff.optim`'s optimizers costs, in gradients of the same loss, raced in one process.
-
-python -m benchmarks.optimizers     prints the table of docs/guides/optimizers.md
-"""
+"""What a step of each of `hodiff.optim`'s optimizers costs, in gradients of the same loss, raced in one process."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.machine import machine
+from benchmarks.machine import one_core
 from benchmarks.race import Contestant, median_ratio, race
+from benchmarks.report import table
+from benchmarks.training.tasks import TASKS
 from hodiff.optim import KFAC, SAM, SOAP, AdaHessian, NewtonCG, Shampoo, SophiaG, SophiaH
 
 Step = Callable[[], Any]
@@ -46,6 +45,13 @@ class Transformer(nn.Module):
 def transformer() -> Batch:
     """Two layers, d = 128, 8 x 64 tokens."""
     return Transformer(), torch.randint(64, (8, 64)), torch.randint(64, (8, 64))
+
+
+def convolutions() -> Batch:
+    """The network of the training benchmark, a batch of 128 digits."""
+    task = TASKS["convolutions"]
+    data = task.load()
+    return task.make(), data.inputs[:128], data.targets[:128]
 
 
 def loop(make: Callable[..., Any], batch: Batch, of: Callable[[nn.Module], Any] = nn.Module.parameters) -> Step:
@@ -91,6 +97,7 @@ NEVER = 10**9
 newton = partial(NewtonCG, damping=1.0, cg_iterations=10, cg_tolerance=0.0)
 WAYS: dict[str, Callable[[Batch], Step]] = {
     "gradient": gradient,
+    "`torch.optim.SGD`": partial(loop, torch.optim.SGD),
     "`torch.optim.Adam`": partial(loop, torch.optim.Adam),
     "`SophiaH`, `SophiaG` or `AdaHessian`, not due": partial(loop, partial(SophiaH, update_every=NEVER)),
     "`SophiaH`, due, loop": partial(loop, partial(SophiaH, update_every=1)),
@@ -111,21 +118,61 @@ WAYS: dict[str, Callable[[Batch], Step]] = {
     "`NewtonCG`, 10 iterations": partial(closure, newton),
     "`NewtonCG`, Gauss-Newton, 10 iterations": partial(pair, partial(newton, curvature="gauss-newton")),
 }
-WORKLOADS = {"MLP 784-512-512-10": mlp, "transformer, 2 layers, d = 128": transformer}
+# Steps of a hundred that are of each kind, with the defaults.
+AVERAGES = {
+    "`SophiaH`, loop": {"`SophiaH`, `SophiaG` or `AdaHessian`, not due": 90, "`SophiaH`, due, loop": 10},
+    "`SophiaH`, closure": {"`SophiaH`, `SophiaG` or `AdaHessian`, not due": 90, "`SophiaH`, due, closure": 10},
+    "`SophiaG`": {"`SophiaH`, `SophiaG` or `AdaHessian`, not due": 90, "`SophiaG`, due": 10},
+    "`AdaHessian`, loop": {"`AdaHessian`, due, loop": 100},
+    "`AdaHessian`, closure": {"`AdaHessian`, due, closure": 100},
+    "`KFAC`": {
+        "`KFAC`, not due": 90,
+        "`KFAC`, due for curvature": 9,
+        "`KFAC`, due for curvature and inverses": 1,
+    },
+    "`Shampoo`": {"`Shampoo`, not due": 90, "`Shampoo`, due for roots": 10},
+    "`SOAP`": {"`SOAP`, not due": 90, "`SOAP`, due for its basis": 10},
+}
+WORKLOADS = {
+    "MLP 784-512-512-10": mlp,
+    "transformer, 2 layers, d = 128": transformer,
+    "digits CNN of 8 and 16 channels, 128 images": convolutions,
+}
+Ratios = dict[str, dict[str, float]]
 
 
-def main(rounds: int = 7) -> None:
-    """Race and print."""
-    columns = []
-    for name, make in WORKLOADS.items():
-        torch.manual_seed(0)
-        contestants = [Contestant(way, "hodiff", of(make())) for way, of in WAYS.items()]
-        seconds = race(contestants, rounds, name)
-        columns.append({way: median_ratio(each, seconds["gradient"]) for way, each in seconds.items()})
-    lines = [f"| a step of | {' | '.join(WORKLOADS)} |", f"|---|{'---|' * len(WORKLOADS)}"]
-    lines += [f"| {way} | {' | '.join(f'{each[way]:.1f}' for each in columns)} |" for way in WAYS if way != "gradient"]
-    sys.stdout.write("\n".join([str(machine()), *lines, ""]))
+def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
+    """Title, table and data of single steps and of steps on average; quick, of the smallest network."""
+    wanted = [*WORKLOADS][-1:] if quick else [*WORKLOADS]
+    with one_core():
+        columns = {name: measured(name, 2 if quick else 11) for name in wanted}
+    unit = "In gradients of the same loss, float32, one thread, by the processor's clock; medians over the rounds."
+    yield "one step", f"{unit}\n\n{as_table(columns, 'a step of')}", columns
+    means = {name: averages(found) for name, found in columns.items()}
+    how = (
+        "With the defaults: curvature, roots and bases every 10 steps, `AdaHessian`'s always, "
+        "`KFAC`'s inverses every 100."
+    )
+    yield "a step on average", f"{how}\n\n{as_table(means, 'an average step of')}", means
 
 
-if __name__ == "__main__":
-    main()
+def measured(name: str, rounds: int) -> dict[str, float]:
+    """The ratio of each way to the gradient."""
+    torch.manual_seed(0)
+    contestants = [Contestant(way, "hodiff", of(WORKLOADS[name]())) for way, of in WAYS.items()]
+    seconds = race(contestants, rounds, name, time.process_time)
+    return {way: median_ratio(each, seconds["gradient"]) for way, each in seconds.items() if way != "gradient"}
+
+
+def averages(found: dict[str, float]) -> dict[str, float]:
+    """The cost of steps on average, from that of each kind."""
+    return {
+        name: sum(found[way] * count for way, count in kinds.items()) / sum(kinds.values())
+        for name, kinds in AVERAGES.items()
+    }
+
+
+def as_table(columns: Ratios, title: str) -> str:
+    """Ratios by way and network, in Markdown."""
+    ways = next(iter(columns.values()))
+    return table([title, *columns], [[way, *(f"{each[way]:.2f}" for each in columns.values())] for way in ways])

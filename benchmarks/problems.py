@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarks.race import Contestant, median_ratio, race
+from benchmarks.race import Clock, Contestant, median_ratio, race
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,13 @@ class Result:
         return asdict(self)
 
 
-def measure(problem: Problem, rounds: int) -> Result:
+def measure(problem: Problem, rounds: int, clock: Clock = time.perf_counter) -> Result:
     """Check every contestant, and time those that are right.
 
     Args:
         problem: What to measure.
         rounds: How many rounds to time.
+        clock: What tells the seconds.
 
     Returns:
         The rows.
@@ -90,7 +92,7 @@ def measure(problem: Problem, rounds: int) -> Result:
     checked = [each for each in problem.contestants if each.group not in {"unit", "peer gradient"}]
     errors = {each.name: problem.error(each.run()) for each in checked}
     right = [each for each in problem.contestants if errors.get(each.name, 0.0) <= problem.tolerance]
-    seconds = race(right, rounds, problem.name)
+    seconds = race(right, rounds, problem.name, clock)
     medians = {each.name: median(seconds[each.name]) for each in right}
     fastest = min((each.name for each in right if each.group == "torch"), key=medians.__getitem__, default=None)
 

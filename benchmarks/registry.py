@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import meta_memory
+from benchmarks import meta_memory, optimizers
 from benchmarks.memory import TITLE, Peak, dense_peaks
 from benchmarks.problems import Problem
 from benchmarks.training import page
@@ -43,6 +43,7 @@ class Workload:
         draw_peaks: Draws them into a directory.
         unit: What the column `gradients` counts in.
         reference: What answers are compared with.
+        one_core: Whether one thread works, and seconds are those of the processor.
     """
 
     title: str
@@ -53,6 +54,7 @@ class Workload:
     draw_peaks: Callable[[Sequence[Peak], Path], None] | None = None
     unit: str = "one eager gradient of the same function"
     reference: str = "central differences of the float64 gradient, or with a closed form"
+    one_core: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ WORKLOADS = {
         rounds=10,
         unit="one evaluation of the function",
         reference="torch.func.jacrev",
+        one_core=True,
     ),
     "overhead": Workload("what a product costs beyond its arithmetic", overhead.problems, rounds=100),
     "corrections": Workload("what corrections cost on three networks, float32", corrections.problems, rounds=30),
@@ -114,6 +117,7 @@ WORKLOADS = {
         rounds=10,
         unit="SciPy's run with derivatives by hand",
         reference="the value that SciPy reaches",
+        one_core=True,
     ),
     "batched": Workload(
         "many small minimisations at once, float64",
@@ -130,6 +134,7 @@ TALLIES = {
         "what minimisers and least squares evaluate on standard problems, and where they end",
         standard_problems.sections,
     ),
+    "optimizers": Tally("what a step of each optimizer costs, in gradients", optimizers.sections),
     "training": Tally(
         "optimizers of first and second order on small networks, by steps and by seconds", page.sections, page.draw
     ),

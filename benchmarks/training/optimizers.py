@@ -1,4 +1,4 @@
-"""What trains: how each optimizer is made and steps. Settings are the defaults but for the learning rate."""
+"""What trains: how each optimizer is made and steps. Settings are the defaults but for rates and what the name says."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ OPTIMIZERS = {
     "`Shampoo`": Row(lambda model, lr: Shampoo(model.parameters(), lr)),
     "`SOAP`": Row(lambda model, lr: SOAP(model.parameters(), lr)),
     "`KFAC`": Row(lambda model, lr: KFAC(model.parameters(), lr)),
+    # Chosen after short runs of these very tasks.
+    "`KFAC`, `kl_clip=3e-5`": Row(lambda model, lr: KFAC(model.parameters(), lr, kl_clip=3e-5)),
     "`LayerwiseGaussNewton`": Row(
         lambda model, lr: LayerwiseGaussNewton(model.named_parameters(), lr), pair, large=True
     ),

@@ -94,7 +94,7 @@ def draw(parts: dict[str, dict[str, Any]], directory: Path) -> None:
     """The losses of each task against steps and against seconds."""
     figure = Figure(figsize=(11, 3.4 * len(parts)), layout="constrained")
     rows = figure.subplots(len(parts), 2, squeeze=False, sharey="row")
-    colors = {name: f"C{i}" if i < 10 else "black" for i, name in enumerate(OPTIMIZERS)}
+    colors = dict(zip(OPTIMIZERS, [*(f"C{i}" for i in range(10)), "black", "gold"], strict=True))
     for axes_of, (title, found) in zip(rows, parts.items(), strict=True):
         for axes, clock in zip(axes_of, ("steps", "seconds"), strict=True):
             for name, run in found.items():

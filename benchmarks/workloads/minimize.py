@@ -1,4 +1,4 @@
-"""Whole runs of `hodiff.optim.minimize` beside SciPy's with derivatives written by hand in NumPy."""
+"""Whole runs of `hodiff.optim.minimize` beside SciPy's with derivatives by hand in NumPy, and by torch.autograd."""
 
 from __future__ import annotations
 
@@ -61,6 +61,30 @@ def _rosenbrock(n: int, steps: int) -> Problem:
     return _problem("rosenbrock", title, f, np.zeros(n), {"maxiter": steps}, **by_hand)
 
 
+class _Autograd:
+    """What SciPy asks for, by `torch.autograd`: the gradient's graph at a point stays for the products there."""
+
+    def __init__(self, f: Callable[[Tensor], Tensor]):
+        self.f, self.at = f, np.empty(0)
+
+    def _record(self, x: np.ndarray) -> None:
+        if not np.array_equal(self.at, x):
+            self.at, self.x = x.copy(), torch.from_numpy(x.copy()).requires_grad_()
+            self.value = self.f(self.x)
+            (self.gradient,) = torch.autograd.grad(self.value, self.x, create_graph=True)
+
+    def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """Of one recording."""
+        self._record(x)
+        return self.value.item(), self.gradient.detach().numpy()
+
+    def product(self, x: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """By a pass backward through the gradient."""
+        self._record(x)
+        (found,) = torch.autograd.grad(self.gradient, self.x, torch.from_numpy(v.copy()), retain_graph=True)
+        return found.numpy()
+
+
 def _problem(
     name: str,
     title: str,
@@ -78,6 +102,13 @@ def _problem(
         found = so.minimize(value, start, jac=gradient, hessp=product, method="trust-ncg", options=options)
         return float(found.fun)
 
+    def by_autograd() -> float:
+        way = _Autograd(f)
+        found = so.minimize(
+            way.value_and_gradient, start, jac=True, hessp=way.product, method="trust-ncg", options=options
+        )
+        return float(found.fun)
+
     def by_hodiff() -> float:
         return float(hodiff.optim.minimize(f, x0, options=options).fun)
 
@@ -87,6 +118,7 @@ def _problem(
         title=title,
         contestants=[
             Contestant("SciPy, derivatives by hand in NumPy", "unit", by_hand),
+            Contestant("SciPy, derivatives by torch.autograd", "torch", by_autograd),
             Contestant("hodiff.optim.minimize", "hodiff", by_hodiff),
         ],
         error=lambda found: abs(found - expected) / abs(expected),

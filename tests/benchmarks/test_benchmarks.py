@@ -6,9 +6,13 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.optimize as so
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,6 +51,7 @@ def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "checks",
         "footprints",
         "standard_problems",
+        "optimizers",
         "training",
     ]
 
@@ -94,3 +99,71 @@ def test_quick_overhead_saves_finite_ratios(tmp_path: Path) -> None:
         assert row["milliseconds"] > 0
         assert row["group"] == "unit" or row["relative_error"] <= problem["tolerance"]
     assert printed.startswith((tmp_path / "overhead.md").read_text(encoding="utf-8")[:200])
+
+
+@pytest.fixture
+def from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+@pytest.mark.usefixtures("from_the_root")
+def test_all_have_saved_results_that_the_index_lists() -> None:
+    registry = importlib.import_module("benchmarks.registry")
+    index = (ROOT / "docs" / "benchmarks" / "index.md").read_text(encoding="utf-8")
+    for name in [*registry.WORKLOADS, *registry.TALLIES]:
+        page = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text(encoding="utf-8")
+        assert page.startswith(f"# {name}: ")
+        saved = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        assert f"torch {saved['machine']['torch']}" in page
+        assert f"| `python -m benchmarks --only {name}` | " in index
+        assert f"(../../benchmarks/results/{name}.md) |" in index
+
+
+@pytest.mark.usefixtures("from_the_root")
+def test_on_one_core_the_clock_stands_while_others_have_it() -> None:
+    machine, race = importlib.import_module("benchmarks.machine"), importlib.import_module("benchmarks.race")
+    threads = torch.get_num_threads()
+    with machine.one_core():
+        assert machine.machine()["threads"] == 1
+        assert race.seconds_a_call(lambda: time.sleep(0.05), 1, time.process_time) < 0.025
+        assert race.seconds_a_call(lambda: time.sleep(0.05), 1, time.perf_counter) >= 0.05
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.usefixtures("from_the_root")
+def test_minimize_races_right_derivatives() -> None:
+    workload = importlib.import_module("benchmarks.workloads.minimize")
+    way = workload._Autograd(lambda x: (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum())
+    draw = np.random.default_rng(0)
+    for x, v in draw.standard_normal((3, 2, 6)):
+        value, gradient = way.value_and_gradient(x)
+        np.testing.assert_allclose(value, so.rosen(x))
+        np.testing.assert_allclose(gradient, so.rosen_der(x))
+        np.testing.assert_allclose(way.product(x, v), so.rosen_hess_prod(x, v))
+    for problem in workload.problems(True):
+        assert [each.group for each in problem.contestants] == ["unit", "torch", "hodiff"]
+        assert all(problem.error(each.run()) <= problem.tolerance for each in problem.contestants)
+
+
+@pytest.mark.usefixtures("from_the_root")
+def test_steps_on_average() -> None:
+    optimizers = importlib.import_module("benchmarks.optimizers")
+    for kinds in optimizers.AVERAGES.values():
+        assert sum(kinds.values()) == 100
+        assert set(kinds) <= set(optimizers.WAYS)
+    found = dict.fromkeys(optimizers.WAYS, 1.0)
+    found |= {"`KFAC`, due for curvature": 11.0, "`KFAC`, due for curvature and inverses": 101.0}
+    assert optimizers.averages(found)["`KFAC`"] == pytest.approx(1 + 0.9 + 1)
+    assert optimizers.averages(found)["`SOAP`"] == pytest.approx(1)
+    (row,) = [line for line in optimizers.as_table({"net": found}, "a step of").splitlines() if "inverses" in line]
+    assert row.split() == ["|", "`KFAC`,", "due", "for", "curvature", "and", "inverses", "|", "101.00", "|"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("from_the_root")
+def test_quick_optimizers_cost_more_than_a_gradient() -> None:
+    (one, _, found), (average, text, means) = importlib.import_module("benchmarks.optimizers").sections(True)
+    assert (one, average) == ("one step", "a step on average")
+    (ratios,), (mean,) = found.values(), means.values()
+    assert ratios["`NewtonCG`, 10 iterations"] > 5 > ratios["`torch.optim.SGD`"] > 0.5
+    assert f"{mean['`KFAC`']:.2f}" in text
