@@ -13,6 +13,15 @@ learns in place; `torch.optim.LBFGS` keeps the last hundred gradients. Both star
 they make no progress any more, or after some thousand iterations. Seconds are those of the processor; the error is that
 of u on a finer grid, relative to u, and is computed with the clock stopped.
 
+A run with the defaults, on one core of an AMD EPYC that others used as well, medians of three starts:
+
+                          least error   iterations   seconds   to 1e-3   to 1e-4   to 1e-5
+    ssbroyden                 1.6e-06        2,764      11.4      0.41      1.05      3.47
+    torch.optim.LBFGS         2.5e-04        2,730      13.9      0.71
+
+At the least error of L-BFGS, ssbroyden is 5.6 times as soon. Six digits it nearly has, L-BFGS between three and four.
+Iterations are the last of 3,000 at which the error was noted.
+
 Source: J. Urbán, P. Stefanou & J. Pons, J. Comput. Phys. 523 (2025); M. Raissi, P. Perdikaris & G. Karniadakis, J.
 Comput. Phys. 378 (2019).
 """

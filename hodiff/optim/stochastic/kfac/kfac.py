@@ -46,7 +46,8 @@ class KFAC(KroneckerFactoredOptimizer):
         damping: $\mu$; it takes effect with the next inverses.
         weight_decay: $\lambda$, decoupled.
         factor_decay: $\beta$.
-        kl_clip: $\kappa$, for each group; None for $\nu = 1$.
+        kl_clip: $\kappa$, for each group, in units of the loss; None for $\nu = 1$. It bounds D, of which momentum
+            makes a longer M; for long training by small batches a smaller one, such as 3e-5, was better.
         update_every: Take new curvature every so many steps; None for `update_curvature` only, for which layers note
             their inputs in every step.
         refresh_every: Take new inverses with each so many-th curvature, and with the first, second, fourth, eighth ...
