@@ -34,6 +34,7 @@ if _TYPE_CHECKING:
     from hodiff import operators as operators
     from hodiff import optim as optim
     from hodiff import plot as plot
+    from hodiff import taylor as taylor
     from hodiff.authoring import custom_jvp as custom_jvp
     from hodiff.authoring import custom_vjp as custom_vjp
     from hodiff.authoring import elementwise as elementwise
@@ -51,6 +52,7 @@ if _TYPE_CHECKING:
     from hodiff.operators import JacobianOperator as JacobianOperator
     from hodiff.operators import KFACOperator as KFACOperator
     from hodiff.operators import LinearOperator as LinearOperator
+    from hodiff.taylor import laplacian as laplacian
 
 __version__ = "0.1.0"
 
@@ -74,8 +76,12 @@ _LATE = {
     "JacobianOperator": "hodiff.operators",
     "KFACOperator": "hodiff.operators",
     "LinearOperator": "hodiff.operators",
+    "laplacian": "hodiff.taylor",
 }
-_PACKAGES = {"authoring", "checks", "estimators", "functions", "implicit", "meta", "nn", "operators", "optim", "plot"}
+_PACKAGES = {
+    *("authoring", "checks", "estimators", "functions", "implicit", "meta", "nn", "operators", "optim", "plot"),
+    "taylor",
+}
 
 
 def __getattr__(name: str) -> _Any:

@@ -29,6 +29,11 @@ def forward_pass(f: Callable[..., Any], primals: Any, tangents: Any, *, has_aux:
         return torch.func.jvp(f, primals, tangents, has_aux=has_aux)
 
 
+def inside_of_function() -> bool:
+    """Whether the forward or a rule of a Function runs, where torch switches tangents and gradients off."""
+    return not (tangents_are_on() or torch.is_grad_enabled() or torch.is_inference_mode_enabled())
+
+
 def in_forward_mode() -> bool:
     """Whether a level of forward mode is open, by `torch.func.jvp` or by `torch.autograd.forward_ad`."""
     return forward_ad._current_level >= 0

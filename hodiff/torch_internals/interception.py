@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import overrides
+from torch._functorch import eager_transforms
 from torch._functorch.autograd_function import custom_function_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +21,13 @@ dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
 subclasses_are_asked: Callable[[], bool] = torch._C._is_torch_function_enabled
 
 DispatchMode = TorchDispatchMode
+
+
+@contextmanager
+def functions_offered() -> Iterator[None]:
+    """`Function.apply` asks modes, and objects that stand for tensors, as it does inside a transform: an idle one."""
+    with eager_transforms.grad_increment_nesting():
+        yield
 
 
 @contextmanager

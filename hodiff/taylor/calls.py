@@ -1,0 +1,144 @@
+"""What becomes of a torch function that is called with jets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hodiff.errors import InputError
+from hodiff.taylor.fallback import unknown
+from hodiff.taylor.jets import _HANDLERS, Jet
+from hodiff.taylor.registry import RULES, entry_of
+from hodiff.taylor.series import Frame
+from hodiff.taylor.views import assign, watched
+from hodiff.torch_internals.forward_mode import inside_of_function
+from hodiff.torch_internals.interception import apply_in_transform
+from hodiff.torch_internals.transforms import in_transform
+
+# In place they give a tensor another shape, which its views would not have.
+_OTHER_SHAPES = frozenset({
+    *("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_"),
+})
+
+
+class FunctionMet(BaseException):
+    """An operator is called in the forward of a Function, whose own rule has been passed by."""
+
+
+def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the rule of a function, of the deepest call that jets belong to; jets of others are constants to it."""
+    frame = deepest(args, kwargs)
+    if frame.ended or any(jet.frame.ended for jet in jets_in([*args])):
+        raise of_an_earlier_call()
+    if not torch.compiler.is_compiling() and inside_of_function():
+        raise FunctionMet
+    # While f's call is handled its own mode is set aside.
+    if frame.mode is not None and may_be_differentiated(args, kwargs):
+        with frame.mode:
+            return _follow(frame, func, args, kwargs)
+    return _follow(frame, func, args, kwargs)
+
+
+def of_an_earlier_call() -> InputError:
+    """The error of a value that was kept."""
+    return InputError(
+        "jet: a value that moves in an earlier call was kept, such as in a list or a module, and is used again: "
+        "expected values of this call, or x.detach() where it was kept."
+    )
+
+
+def _follow(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is apply_in_transform and args[0] in RULES:
+        func, args = args[0], args[1:]
+    if kwargs.get("out") is not None:
+        raise InputError("jet: out=: expected None where a value moves; assign the result, or write it by copy_.")
+    entry = entry_of(func)
+    if entry is None or getattr(func, "__name__", "") in _OTHER_SHAPES:
+        return _without_rule(frame, func, args, kwargs)
+    if not entry.analytic and any(jet.is_complex() for jet in jets_in([*args, *kwargs.values()])):
+        return _without_rule(frame, func, args, kwargs)
+    if kwargs and entry.parameters:
+        kwargs = _by_the_rules_names(entry.parameters, kwargs)
+    if entry.plain is not None:
+        return assign(args[0], entry.rule(frame, entry.plain, *args, **kwargs))
+    result = entry.rule(frame, func, *args, **kwargs)
+    if entry.switch is not None and (args[entry.switch : entry.switch + 1] == (True,) or kwargs.get("inplace")):
+        return assign(args[0], result)
+    return watched(entry.name, result, func, args, kwargs)
+
+
+# torch's names of first and second arguments, where rules have others.
+_FIRST, _SECOND = (
+    frozenset(("input", "self")),
+    frozenset(("other", "exponent", "mat2", "vec", "vec2", "tensor", "weight")),
+)
+
+
+def _by_the_rules_names(parameters: tuple[str, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments as the rule calls them."""
+    found = {}
+    for name, value in kwargs.items():
+        if name not in parameters and name in _FIRST:
+            found[parameters[0]] = value
+        elif name not in parameters and name in _SECOND and len(parameters) > 1:
+            found[parameters[1]] = value
+        else:
+            found[name] = value
+    return found
+
+
+def _without_rule(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """By nested forward mode; what writes in place, by the function that does not."""
+    name = str(getattr(func, "__name__", ""))
+    if not name.endswith("_") or name.endswith("__"):
+        return unknown(frame, func, args, kwargs)
+    plain = getattr(torch.Tensor, name[:-1], None)
+    if plain is None or name in _OTHER_SHAPES:
+        raise InputError(
+            f"jet: {name} writes in place, and is not known for a value that moves: expected a function that returns a "
+            "new tensor, such as x.unsqueeze(0) in place of x.unsqueeze_(0)."
+        )
+    return assign(args[0], unknown(frame, plain, args, kwargs))
+
+
+def may_be_differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether somebody outside may ask for derivatives of what a rule computes."""
+    if in_transform():
+        return True
+    return torch.is_grad_enabled() and _requires_grad((args, kwargs))
+
+
+def _requires_grad(tree: Any) -> bool:
+    if isinstance(tree, (torch.Tensor, Jet)):
+        return tree.requires_grad
+    if isinstance(tree, dict):
+        return any(_requires_grad(each) for each in tree.values())
+    return isinstance(tree, (list, tuple)) and any(_requires_grad(each) for each in tree)
+
+
+def jets_in(tree: Any) -> Iterator[Jet]:
+    """The jets of arguments, also those in lists."""
+    if isinstance(tree, Jet):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for each in tree:
+            yield from jets_in(each)
+    elif isinstance(tree, dict):
+        for each in tree.values():
+            yield from jets_in(each)
+
+
+def deepest(*trees: Any) -> Frame:
+    """The frame of the innermost call that jets belong to."""
+    found: Frame | None = None
+    for tree in trees:
+        for jet in jets_in(tree):
+            if found is None or jet.frame.depth > found.depth:
+                found = jet.frame
+    assert found is not None
+    return found
+
+
+_HANDLERS.append(handle)

@@ -1,0 +1,146 @@
+"""Functions without a rule: nested forward mode of that one function, which is right and takes 2^K."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.common.randomness import RandomState
+from hodiff.derivatives.transforms import pull, push
+from hodiff.errors import InputError
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.series import Coefficient, Frame, filled, plus
+from hodiff.taylor.substitution import Batched, along_directions, call, one_after_another
+from hodiff.torch_internals.tensors import version_of
+from hodiff.torch_internals.wording import UNAVAILABLE, says
+
+
+def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The coefficients of a function of jets, by `torch.func.jvp` in t to each order."""
+    if frame.observer is not None:
+        frame.observer(func)
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    places = [i for i, each in enumerate(leaves) if isinstance(each, Jet) and each.frame is frame]
+    jets = [leaves[i] for i in places]
+    described: list[Any] = []
+
+    def tensors(values: Sequence[Any]) -> tuple[Any, ...]:
+        """What the function returns that can move; the rest is described."""
+        given = list(leaves)
+        for i, each in zip(places, values, strict=True):
+            given[i] = each
+        plain_args, plain_kwargs = pytree.tree_unflatten(given, spec)
+        before = _versions(values)
+        outputs, out_spec = pytree.tree_flatten(call(func, plain_args, plain_kwargs))
+        if before != _versions(values):
+            name = getattr(func, "__name__", func)
+            raise InputError(
+                f"jet: {name} writes to its argument, which is not known for a value that moves: expected a function "
+                "that returns a new tensor."
+            )
+        described[:] = [[_MOVES if _can_move(each) else each for each in outputs], out_spec]
+        return tuple(each for each in outputs if _can_move(each))
+
+    with nullcontext() if frame.mode is None else frame.mode:
+        series = _series(frame, tensors, jets)
+    moving = iter(series)
+    outputs = [Jet(frame, next(moving)) if each is _MOVES else each for each in described[0]]
+    return pytree.tree_unflatten(outputs, described[1])
+
+
+def _versions(values: Sequence[Any]) -> list[int]:
+    """How often tensors were written to, where that can be asked."""
+    return [] if torch.compiler.is_compiling() else [version_of(each) for each in values if isinstance(each, Tensor)]
+
+
+# In the place of an output that moves.
+_MOVES = object()
+
+
+def _can_move(x: Any) -> bool:
+    return isinstance(x, (Tensor, Jet)) and (x.is_floating_point() or x.is_complex())
+
+
+def _series(frame: Frame, tensors: Any, jets: list[Jet]) -> list[list[Coefficient]]:
+    """The coefficients of the outputs."""
+    order, values = frame.order, [jet.value for jet in jets]
+    # The highest coefficients of a collapsed series enter linearly, and are pushed by themselves.
+    apart = frame.collapsed and frame.directions is not None
+    top = order - 1 if apart else order
+    given = [Batched(_dense(frame, jet, k), frame.has_axis(k)) for jet in jets for k in range(1, top + 1)]
+    # What is drawn at random is the same for all.
+    state = RandomState(each for each in values if isinstance(each, Tensor))
+
+    def derivatives(*coefficients: Any) -> tuple[tuple[Any, ...], ...]:
+        def at(t: Any) -> tuple[Any, ...]:
+            points = []
+            for i, value in enumerate(values):
+                point = value
+                for k in range(1, top + 1):
+                    point = point + coefficients[i * top + k - 1] * t.to(value.dtype) ** k
+                points.append(point)
+            return tensors(points)
+
+        return _tower(at, torch.zeros((), dtype=_real(values[0]).dtype, device=values[0].device), order)
+
+    if any(each.axis for each in given):
+        parts = along_directions(derivatives, given, {}, randomness="same")
+        if state.advanced:
+            # What torch draws in a vmap may be another for each direction, and a rule's own draws are.
+            parts = one_after_another(derivatives, given, state.rewind)
+        first, *rising = parts
+        # The value is that of any direction.
+        first = [each[0] for each in first]
+    else:
+        first, *rising = derivatives(*(each.tensor for each in given))
+    found: list[list[Coefficient]] = [[each] for each in first]
+    for k, parts in enumerate(rising, start=1):
+        for column, each in zip(found, parts, strict=True):
+            summed = each.sum(0) if frame.directions is not None and not frame.has_axis(k) and given[:1] else each
+            column.append(summed / math.factorial(k))
+    if apart and any(jet.coefficients[order] is not None for jet in jets):
+        state.rewind()
+        tangents = tuple(_dense(frame, jet, order) for jet in jets)
+        start = torch.zeros((), dtype=_real(values[0]).dtype, device=values[0].device)
+        _, slopes = _slopes(
+            lambda t: tensors([x + t.to(x.dtype) * v for x, v in zip(values, tangents, strict=True)]), start
+        )
+        for column, slope in zip(found, slopes, strict=True):
+            column[order] = plus(column[order], slope)
+    return found
+
+
+def _real(x: Any) -> Any:
+    return x.real if x.is_complex() else x
+
+
+def _dense(frame: Frame, jet: Jet, k: int) -> Coefficient:
+    return filled(frame, jet.coefficients, k, jet.value)
+
+
+def _tower(function: Any, t: Any, order: int) -> tuple[tuple[Any, ...], ...]:
+    """Value and derivatives of a function of a number, one evaluation nested as deep as the order."""
+    if order == 0:
+        return (function(t),)
+    values, slopes = _slopes(lambda t: _tower(function, t, order - 1), t)
+    return (*values, slopes[-1])
+
+
+def _slopes(function: Any, t: Any) -> tuple[Any, Any]:
+    """Values and derivatives by a number, in forward mode; where torch lacks that, by reverse mode applied twice."""
+    try:
+        return push(lambda t: (function(t), ()), (t,), (torch.ones_like(t),))[:2]
+    except (RuntimeError, NotImplementedError) as error:
+        if not says(error, *UNAVAILABLE):
+            raise
+    values, pullback, _ = pull(lambda t: (function(t), ()), t)
+    # The pullback is linear in cotangents; its own pullback is the tangent.
+    zeros = pytree.tree_map(torch.zeros_like, values)
+    _, twice, _ = pull(lambda cotangents: (pullback(cotangents), ()), zeros)
+    return values, twice((torch.ones_like(t),))[0]

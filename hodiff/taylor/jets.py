@@ -1,0 +1,220 @@
+"""The value that a function sees in the place of a tensor: a truncated power series that answers torch's functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.taylor.series import Coefficient, Coefficients, Frame
+
+# Set by `calls`, which knows the rules, and rules know jets.
+_HANDLERS: list[Callable[..., Any]] = []
+
+
+class Jet:
+    """A truncated power series in the place of a tensor.
+
+    It is no tensor: what would pass a tensor by torch's functions, and so lose its derivatives, fails on a jet.
+
+    Args:
+        frame: What all series of the call have in common.
+        coefficients: Those from the value up.
+    """
+
+    __slots__ = ("_seen", "base", "exact", "frame", "held", "taken", "version")
+    # NumPy leaves operators to it.
+    __array_ufunc__ = None
+
+    def __init__(self, frame: Frame, coefficients: Coefficients):
+        self.frame = frame
+        self.held = tuple(coefficients)
+        # How many times it was written to, and where it is a view: of which jet, by what, and as of which time.
+        self.version = 0
+        self.base: Jet | None = None
+        self.taken: Callable[[Any], Any] | None = None
+        # Whether what is written to the view is what the base gets.
+        self.exact = True
+        self._seen = 0
+
+    @property
+    def coefficients(self) -> tuple[Coefficient, ...]:
+        """Those from the value up; None is zero."""
+        base = self.base
+        if base is not None and self.taken is not None:
+            held = base.coefficients
+            if base.version != self._seen:
+                self.held = tuple(self.taken(Jet(self.frame, held)).held)
+                self._seen = base.version
+                self.version += 1
+        return self.held
+
+    @property
+    def value(self) -> Any:
+        """Coefficient 0."""
+        return self.coefficients[0]
+
+    def as_view(self, base: Jet, taken: Callable[[Any], Any], *, exact: bool = True) -> Jet:
+        """This jet as a view of another, which sees what is written to that one."""
+        base.coefficients  # noqa: B018  (brings its version up to date)
+        self.base, self.taken, self._seen, self.exact = base, taken, base.version, exact
+        return self
+
+    def write(self, coefficients: Coefficients) -> Jet:
+        """Take other coefficients, in place."""
+        self.coefficients  # noqa: B018
+        self.held = tuple(coefficients)
+        self.version += 1
+        return self
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _HANDLERS[0](func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in ("data", "grad"):
+            raise InputError(f"jet: .{name} of a value that moves is not known: x.detach() is its value as a constant.")
+        if name in ("H", "mH"):
+            return _HANDLERS[0](Tensor.adjoint, (self,), {})
+        if name in _AS_THE_VALUE:
+            return getattr(self.value, name)
+        found = getattr(Tensor, name, None)
+        if found is None:
+            raise AttributeError(f"a jet has no attribute {name!r}, nor has a tensor")
+        if callable(found):
+            return _Method(self, found)
+        return _HANDLERS[0](found.__get__, (self,), {})
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a coefficient does."""
+        return any(isinstance(each, Tensor) and each.requires_grad for each in self.coefficients)
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        _HANDLERS[0](Tensor.requires_grad_, (self, value), {})
+
+    @property
+    def T(self) -> Any:  # noqa: N802
+        """As of a tensor."""
+        this: Any = self
+        return torch.permute(this, tuple(reversed(range(self.value.ndim))))
+
+    @property
+    def mT(self) -> Any:  # noqa: N802
+        """As of a tensor."""
+        this: Any = self
+        return torch.transpose(this, -2, -1)
+
+    # What Python asks of the type, not of the value
+    def __repr__(self) -> str:
+        along = "" if self.frame.directions is None else f", {self.frame.directions} directions"
+        return f"Jet(order {self.frame.order}{along}, value {self.value!r})"
+
+    def __format__(self, specification: str) -> str:
+        return format(self.value, specification)
+
+    def __deepcopy__(self, memo: Any) -> Jet:
+        return Jet(self.frame, [each.clone() if isinstance(each, Tensor) else each for each in self.coefficients])
+
+    def __reduce__(self) -> Any:
+        raise self._no_number("pickling")
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __iter__(self) -> Iterator[Any]:
+        this: Any = self
+        return iter(torch.unbind(this))
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __float__(self) -> float:
+        raise self._no_number("float()")
+
+    def __int__(self) -> int:
+        raise self._no_number("int()")
+
+    def __complex__(self) -> complex:
+        raise self._no_number("complex()")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise self._no_number("NumPy")
+
+    def _no_number(self, who: str) -> InputError:
+        return InputError(
+            f"jet: {who} would lose the derivatives of a value that moves: expected torch's functions, or x.detach() "
+            "for a constant."
+        )
+
+
+def tensor_of(x: Any) -> Any:
+    """The tensor below all jets."""
+    while isinstance(x, Jet):
+        x = x.value
+    return x
+
+
+# What the value alone decides.
+_AS_THE_VALUE = frozenset({
+    *("shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_sparse", "is_quantized", "is_nested", "is_meta"),
+    *("itemsize", "nbytes", "is_mps", "is_cpu", "is_leaf", "is_mkldnn"),
+})
+
+
+class _Method:
+    """A method of tensors, of a jet."""
+
+    def __init__(self, jet: Jet, function: Any):
+        self.jet = jet
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _HANDLERS[0](self.function, (self.jet, *args), kwargs)
+
+
+# Operators by torch's functions; of those whose name begins with r the arguments are exchanged.
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    **{"add": torch.add, "sub": torch.sub, "mul": torch.mul, "truediv": torch.div, "pow": torch.pow},
+    **{"matmul": torch.matmul, "floordiv": torch.floor_divide, "mod": torch.remainder},
+    **{"neg": torch.neg, "pos": torch.positive, "abs": torch.abs, "invert": torch.bitwise_not},
+    **{"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge},
+    **{"getitem": Tensor.__getitem__, "setitem": Tensor.__setitem__},
+}
+_REFLECTED = ("add", "sub", "mul", "truediv", "pow", "matmul", "floordiv", "mod")
+_IN_PLACE = {
+    "iadd": Tensor.add_,
+    "isub": Tensor.sub_,
+    "imul": Tensor.mul_,
+    "itruediv": Tensor.div_,
+    "ipow": Tensor.pow_,
+}
+
+
+def _operator(function: Any) -> Callable[..., Any]:
+    def call(self: Jet, *args: Any) -> Any:
+        return _HANDLERS[0](function, (self, *args), {})
+
+    return call
+
+
+def _reflected(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Jet, other: Any) -> Any:
+        return _HANDLERS[0](function, (other, self), {})
+
+    return call
+
+
+for _name, _function in (*_OPERATORS.items(), *_IN_PLACE.items()):
+    setattr(Jet, f"__{_name}__", _operator(_function))
+for _name in _REFLECTED:
+    setattr(Jet, f"__r{_name}__", _reflected(_OPERATORS[_name]))

@@ -1,0 +1,124 @@
+"""One pass of a function over jets."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.randomness import RandomState
+from hodiff.common.trees import PyTree, flatten, flatten_primals, unflatten
+from hodiff.corrections import corrected
+from hodiff.errors import RouteError
+from hodiff.taylor import calls
+from hodiff.taylor import rules as rules
+from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.registry import keep_methods
+from hodiff.taylor.series import Coefficient, Frame
+from hodiff.torch_internals.interception import functions_offered
+from hodiff.torch_internals.wording import Wording, says
+from hodiff.torch_internals.wrapped_tensors import unwrap_if_ended
+
+keep_methods()
+
+
+class _Depth(threading.local):
+    """How many calls are under way in a thread, one inside of the other."""
+
+    calls = 0
+
+
+_RUNNING = _Depth()
+# A compiler traces one thread, and no threading.local.
+_traced = 0
+
+
+@contextmanager
+def framed(
+    order: int,
+    directions: int | None = None,
+    *,
+    collapsed: bool = False,
+    correct: bool = True,
+    observer: Callable[[Any], None] | None = None,
+) -> Iterator[Frame]:
+    """The frame of a call, deeper than those around it."""
+    global _traced
+    compiling = torch.compiler.is_compiling()
+    if compiling:
+        _traced += 1
+    else:
+        _RUNNING.calls += 1
+    try:
+        depth = _traced if compiling else _RUNNING.calls
+        frame = Frame(order, directions, collapsed, depth, corrected() if correct else None, observer)
+        yield frame
+        frame.ended = True
+    finally:
+        if compiling:
+            _traced -= 1
+        else:
+            _RUNNING.calls -= 1
+
+
+def through(frame: Frame, f: Callable[..., Any], args: Sequence[Any]) -> tuple[list[list[Coefficient]], Any]:
+    """The coefficients of each leaf of f's output, and its structure."""
+    mode = nullcontext() if frame.mode is None else frame.mode
+    state = RandomState(
+        each for jet in calls.jets_in(list(args)) for each in jet.coefficients if isinstance(each, Tensor)
+    )
+    try:
+        with mode:
+            outputs, spec = flatten(f(*args))
+    except (TypeError, ValueError, RuntimeError) as error:
+        if re.search(r"\bJet\b", str(error)) and not isinstance(error, RouteError):
+            raise _takes_tensors_alone(error) from error
+        raise
+    except calls.FunctionMet:
+        # Operators in the forward of a Function would go by their own derivatives, not by the Function's. Once more,
+        # where Functions show themselves.
+        state.rewind()
+        outputs, spec = _with_functions(f, args, mode)
+    found: list[list[Coefficient]] = []
+    for each in outputs:
+        if isinstance(each, Jet) and each.frame.ended:
+            raise calls.of_an_earlier_call()
+        moves = isinstance(each, Jet) and each.frame is frame
+        constant = each if isinstance(each, (Tensor, Jet)) else torch.as_tensor(each)
+        parts = each.coefficients if moves else (constant, *[None] * frame.order)
+        found.append([unwrap_if_ended(part) if isinstance(part, Tensor) else part for part in parts])
+    return found, spec
+
+
+def _takes_tensors_alone(error: Exception) -> RouteError:
+    said = str(error).splitlines()[0]
+    return RouteError(
+        "jet: a value that moves comes to something that takes tensors alone, such as a transform of torch.func inside "
+        "of f, a function of hodiff.functions, or code that asks for the type: expected torch's functions and methods, "
+        f"and for gradients inside torch.autograd.grad(..., create_graph=True). It says: {said}"
+    )
+
+
+def _with_functions(f: Callable[..., Any], args: Sequence[Any], mode: Any) -> Any:
+    try:
+        with functions_offered(), mode:
+            return flatten(f(*args))
+    except RuntimeError as error:
+        if says(error, Wording.NO_SETUP_CONTEXT):
+            raise RouteError(
+                "jet: a Function whose forward takes ctx shows itself to nobody: expected one with setup_context, and "
+                f"with jvp or a rule of it by hodiff.taylor.register. torch says: {error}"
+            ) from error
+        raise
+
+
+def primal_leaves(tree: PyTree, caller: str, argument: str) -> tuple[list[Any], Any]:
+    """The leaves of an argument, tensors that can be differentiated, or jets of an outer call."""
+    leaves, spec = flatten(tree)
+    flatten_primals(unflatten([tensor_of(each) for each in leaves], spec), caller, argument, complex_too=True)
+    return leaves, spec

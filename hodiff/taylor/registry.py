@@ -1,0 +1,211 @@
+"""The table of rules: for each torch function, by all the names it is called by, how a series goes through it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hodiff.errors import InputError
+
+# Takes the frame, the torch function that was called, and its arguments, of which some are jets or hold jets.
+Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What becomes of a call.
+
+    Attributes:
+        name: The rule's.
+        rule: It itself.
+        plain: Of a function that writes its result to its first argument, the one that does not.
+        switch: The place of the parameter `inplace`, of a function that has one.
+        analytic: Whether the rule is right for complex numbers, too.
+        parameters: What the rule calls the arguments of the function; empty where it takes any.
+    """
+
+    name: str
+    rule: Rule
+    plain: Any = None
+    switch: int | None = None
+    analytic: bool = False
+    parameters: tuple[str, ...] = ()
+
+
+# What is looked up at every call.
+RULES: dict[Any, Entry] = {}
+
+_SPACES: dict[str, Any] = {
+    "linalg": torch.linalg,
+    "fft": torch.fft,
+    "special": torch.special,
+    "nn": functional,
+}
+# Other names of a function; those with two underscores are operators.
+ALIASES = {
+    "abs": "absolute __abs__",
+    "acos": "arccos",
+    "acosh": "arccosh",
+    "add": "__add__ __radd__ __iadd__",
+    "asin": "arcsin",
+    "asinh": "arcsinh",
+    "atan": "arctan",
+    "atan2": "arctan2",
+    "atanh": "arctanh",
+    "cat": "concat concatenate",
+    "clamp": "clip",
+    "digamma": "special.digamma special.psi",
+    "div": "divide true_divide __truediv__ __itruediv__",
+    "rdiv": "__rtruediv__ __rdiv__",
+    "erf": "special.erf",
+    "erfc": "special.erfc",
+    "erfinv": "special.erfinv",
+    "exp2": "special.exp2",
+    "expm1": "special.expm1",
+    "getitem": "__getitem__",
+    "setitem": "__setitem__",
+    "lgamma": "special.gammaln",
+    "log1p": "special.log1p",
+    "logit": "special.logit",
+    "logsumexp": "special.logsumexp",
+    "log_softmax": "special.log_softmax",
+    "matmul": "__matmul__ linalg.matmul",
+    "rmatmul": "__rmatmul__",
+    "maximum": "",
+    "movedim": "moveaxis",
+    "mul": "multiply __mul__ __rmul__ __imul__",
+    "neg": "negative __neg__",
+    "outer": "ger",
+    "polygamma": "special.polygamma",
+    "pos": "positive __pos__",
+    "pow": "__pow__ __ipow__",
+    "rpow": "__rpow__",
+    "rsub": "__rsub__",
+    "sigmoid": "special.expit",
+    "sinc": "special.sinc",
+    "softmax": "special.softmax",
+    "sub": "subtract __sub__ __isub__",
+    "swapaxes": "swapdims",
+    "trapezoid": "trapz",
+    "vstack": "row_stack",
+    "xlogy": "special.xlogy",
+}
+_IN_PLACE_OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
+
+
+def enter(name: str, rule: Rule, *, analytic: bool = False) -> None:
+    """Enter a rule for a torch function, its methods, other names and forms in place."""
+    parameters = _parameters(rule)
+    for each in (name, *ALIASES.get(name, "").split()):
+        out_of_place = list(functions_named(each))
+        for function in out_of_place:
+            plain = functions_named(name) if each in _IN_PLACE_OPERATORS else iter(())
+            RULES[function] = Entry(name, rule, next(plain, None), _place_of_switch(function), analytic, parameters)
+        if not each.endswith("_"):
+            for function in functions_named(each + "_"):
+                plain_one = out_of_place[0] if out_of_place else function
+                RULES[function] = Entry(name, rule, plain_one, None, analytic, parameters)
+
+
+def _parameters(rule: Rule) -> tuple[str, ...]:
+    """What a rule calls the arguments of its function, behind the frame and the function."""
+    found = list(inspect.signature(rule).parameters.values())[2:]
+    return tuple(each.name for each in found if each.kind is each.POSITIONAL_OR_KEYWORD)
+
+
+def _place_of_switch(function: Any) -> int | None:
+    """Where a function of torch.nn.functional takes whether it works in place."""
+    if not isinstance(function, FunctionType):
+        return None
+    names = list(inspect.signature(function, follow_wrapped=False).parameters)
+    return names.index("inplace") if "inplace" in names else None
+
+
+def rule(*names: str, analytic: bool = False) -> Callable[[Rule], Rule]:
+    """Decorator that enters a rule by names, such as "sin", "linalg.inv" or "nn.softplus"."""
+
+    def entered(function: Rule) -> Rule:
+        for name in names:
+            enter(name, function, analytic=analytic)
+        return function
+
+    return entered
+
+
+analytic_rule = partial(rule, analytic=True)
+
+
+def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
+    r"""Decorator that enters a rule by which series go through a function in Taylor mode.
+
+    Args:
+        *functions: A torch function by all the names it is called by, an operator such as `torch.ops.library.name`, or
+            a `torch.autograd.Function` with `setup_context`.
+
+    Returns:
+        The decorator. The rule takes the arguments of the function, of which some stand for tensors that move, and
+        computes the result by torch functions, which have rules themselves.
+
+    Raises:
+        InputError: If no function is given, or one is not callable.
+
+    Example:
+        >>> import torch, hodiff
+        >>> @hodiff.taylor.register(torch.special.bessel_j0)
+        ... def series_near_zero(x, *, out=None):
+        ...     return 1 - x**2 / 4 + x**4 / 64
+        >>> one = torch.tensor(1.0)
+        >>> hodiff.taylor.jet(torch.special.bessel_j0, (0 * one,), ([one, 0 * one],))[1]
+        (tensor(0.), tensor(-0.5000))
+        >>> del hodiff.taylor.RULES[torch.special.bessel_j0]
+    """
+    if not functions or not all(callable(each) for each in functions):
+        raise InputError(
+            f"register: functions: expected torch functions, got {functions!r}; write @register(torch.sin)."
+        )
+
+    def entered(own: Rule) -> Rule:
+        for function in functions:
+            name = str(getattr(function, "__name__", function))
+            RULES[function] = Entry(name, lambda frame, func, *args, **kwargs: own(*args, **kwargs), analytic=True)
+        return own
+
+    return entered
+
+
+# Methods that torch writes in Python, which a compiler finds in no dictionary.
+_WRITTEN_IN_PYTHON = ("__rsub__", "__rdiv__", "__rtruediv__", "__pow__", "__rpow__", "__rmod__", "__rfloordiv__")
+_METHODS = [(name, getattr(Tensor, name)) for name in (*_WRITTEN_IN_PYTHON, "norm", "split")]
+_OF_METHODS: dict[str, Entry] = {}
+
+
+def entry_of(function: Any) -> Entry | None:
+    """The entry of a function, or of the operator that an overload belongs to."""
+    if torch.compiler.is_compiling():
+        for name, method in _METHODS:
+            if function is method:
+                return _OF_METHODS.get(name)
+    return RULES.get(function) or RULES.get(getattr(function, "overloadpacket", None))
+
+
+def keep_methods() -> None:
+    """Find the entries of methods by their names, once all rules are entered."""
+    _OF_METHODS.update((name, RULES[method]) for name, method in _METHODS if method in RULES)
+
+
+def functions_named(name: str) -> Iterator[Any]:
+    """What torch offers under a name: functions, methods and operators."""
+    room, _, short = name.rpartition(".")
+    spaces = (_SPACES[room],) if room else (torch, Tensor, functional, torch.ops.aten)
+    for space in spaces:
+        found = getattr(space, short, None)
+        if callable(found):
+            yield found

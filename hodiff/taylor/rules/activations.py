@@ -1,0 +1,159 @@
+"""Activations that are made of others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from hodiff.taylor.elementwise import Derivatives, System
+from hodiff.taylor.registry import rule
+from hodiff.taylor.rules.arithmetic import of_one
+from hodiff.taylor.rules.elementary import _normal_density, _sech2, polygamma
+from hodiff.taylor.series import Frame
+from hodiff.taylor.substitution import value_of
+
+_GELU = System(
+    lambda x: (functional.gelu(x), torch.special.ndtr(x), _normal_density(x)),
+    lambda u, v, p, g: (p + u * g, g, -u * g),
+)
+_TANHSHRINK = System(
+    lambda x: (functional.tanhshrink(x), torch.tanh(x), _sech2(x)),
+    lambda u, v, t, w: (t * t, w, -2 * t * w),
+)
+
+
+@rule("nn.gelu")
+def gelu(frame: Frame, func: Any, x: Any, approximate: str = "none") -> Any:
+    """By the normal distribution, or by tanh."""
+    if approximate == "none":
+        return of_one(frame, x, _GELU)
+    return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+
+
+@rule("nn.silu")
+def silu(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
+    """X times its sigmoid."""
+    return x * torch.sigmoid(x)
+
+
+@rule("nn.mish")
+def mish(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
+    """X tanh(softplus(x))."""
+    return x * torch.tanh(functional.softplus(x, threshold=1e300))
+
+
+@rule("nn.softsign")
+def softsign(frame: Frame, func: Any, x: Any) -> Any:
+    """X over 1 + |x|."""
+    return x / (1 + torch.abs(x))
+
+
+@rule("nn.tanhshrink")
+def tanhshrink(frame: Frame, func: Any, x: Any) -> Any:
+    """X less tanh."""
+    return of_one(frame, x, _TANHSHRINK)
+
+
+@rule("nn.logsigmoid")
+def logsigmoid(frame: Frame, func: Any, x: Any) -> Any:
+    """Minus softplus of minus x."""
+    return -functional.softplus(-x, threshold=1e300)
+
+
+def _exponential_below(frame: Frame, x: Any, alpha: float, scale: float, rate: float) -> Any:
+    """Scale x above 0, scale alpha expm1(rate x) below."""
+
+    def coefficient(u: Any, m: int) -> Any:
+        low = torch.clamp(u, max=0) * rate
+        below = torch.expm1(low) if m == 0 else torch.exp(low) * (rate**m / math.factorial(m))
+        above = u if m == 0 else 1.0 if m == 1 else 0.0
+        # At 0 itself the slope is that from below, and there are no further ones.
+        return scale * torch.where(u > 0 if m < 2 else u >= 0, above, alpha * below).to(u.dtype)
+
+    return of_one(frame, x, Derivatives(coefficient))
+
+
+@rule("nn.elu")
+def elu(frame: Frame, func: Any, x: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+    """The exponential below 0."""
+    return _exponential_below(frame, x, alpha, 1.0, 1.0)
+
+
+@rule("selu", "nn.selu")
+def selu(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
+    """Elu with two constants."""
+    return _exponential_below(frame, x, 1.6732632423543772, 1.0507009873554805, 1.0)
+
+
+@rule("celu", "nn.celu")
+def celu(frame: Frame, func: Any, x: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+    """Elu whose slope is continuous."""
+    return _exponential_below(frame, x, alpha, 1.0, 1 / alpha)
+
+
+@rule("nn.glu")
+def glu(frame: Frame, func: Any, x: Any, dim: int = -1) -> Any:
+    """One half times the sigmoid of the other."""
+    a, b = torch.chunk(x, 2, dim)
+    return a * torch.sigmoid(b)
+
+
+@rule("polygamma")
+def polygamma_rule(frame: Frame, func: Any, n: Any, x: Any) -> Any:
+    """Derivatives of the digamma function; a method has its arguments the other way round."""
+    n, x = (n, x) if isinstance(n, int) else (x, n)
+    return of_one(frame, x, polygamma(n))
+
+
+@rule("xlogy", "special.xlog1py")
+def xlogy(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
+    """A log b, and 0 where a is a 0 that does not move."""
+    log = torch.log1p if "1p" in getattr(func, "__name__", "") else torch.log
+    x, y = value_of(frame, a), value_of(frame, b)
+    still = torch.as_tensor(x == 0) if x is a else torch.zeros((), dtype=torch.bool)
+    safe = torch.where(still, torch.ones_like(torch.as_tensor(y)), b) if bool(still.any()) else b
+    return a * (log(safe) if not isinstance(safe, (int, float)) else math.log(safe))
+
+
+@rule("atan2")
+def atan2(frame: Frame, func: Any, y: Any, x: Any, *, out: None = None) -> Any:
+    """The arctangent of the quotient that is below 1 in size, turned to the value's quadrant."""
+    a, b = value_of(frame, y), value_of(frame, x)
+    steep = torch.abs(a) > torch.abs(b)
+    above = torch.where(steep, -x, y)
+    below = torch.where(steep, y, x)
+    turned = torch.atan(above / below)
+    return turned + (torch.atan2(a, b) - value_of(frame, turned))
+
+
+@rule("hypot")
+def hypot(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
+    """The root of the sum of squares."""
+    return torch.sqrt(a * a + b * b)
+
+
+@rule("lerp")
+def lerp(frame: Frame, func: Any, a: Any, b: Any, weight: Any, *, out: None = None) -> Any:
+    """A and a share of the way to b."""
+    return a + weight * (b - a)
+
+
+@rule("addcmul")
+def addcmul(frame: Frame, func: Any, x: Any, a: Any, b: Any, *, value: Any = 1, out: None = None) -> Any:
+    """X + value a b."""
+    return x + value * (a * b)
+
+
+@rule("addcdiv")
+def addcdiv(frame: Frame, func: Any, x: Any, a: Any, b: Any, *, value: Any = 1, out: None = None) -> Any:
+    """X + value a / b."""
+    return x + value * (a / b)
+
+
+@rule("ldexp")
+def ldexp(frame: Frame, func: Any, x: Any, exponent: Any, *, out: None = None) -> Any:
+    """X times a power of 2."""
+    return x * 2.0**exponent

@@ -1,0 +1,153 @@
+"""Sums, products, quotients and powers of two arguments that broadcast: their shapes are aligned first."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hodiff.taylor.elementwise import Derivatives, System
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.registry import analytic_rule, enter
+from hodiff.taylor.rules.elementary import ELEMENTARY, LOGIT, power
+from hodiff.taylor.series import Coefficient, Frame, plus, product, quotient, times
+from hodiff.taylor.substitution import moves, value_of
+
+
+def series_of(frame: Frame, x: Any, rank: int) -> list[Coefficient]:
+    """Coefficients of an argument, those with directions in a rank of values that puts no direction on other axes."""
+    if not moves(frame, x):
+        return [x, *[None] * frame.order]
+    missing = rank - x.value.ndim
+    if missing <= 0 or frame.directions is None:
+        return list(x.coefficients)
+    return [
+        each.reshape(frame.directions, *[1] * missing, *each.shape[1:])
+        if each is not None and frame.has_axis(k)
+        else each
+        for k, each in enumerate(x.coefficients)
+    ]
+
+
+def aligned(frame: Frame, *args: Any) -> list[list[Coefficient]]:
+    """The series of arguments in the rank of what they broadcast to."""
+    rank = max(getattr(value_of(frame, each), "ndim", 0) for each in args)
+    return [series_of(frame, each, rank) for each in args]
+
+
+def widened(frame: Frame, coefficients: Sequence[Coefficient]) -> Any:
+    """A jet of coefficients that may have the shape of one argument, each in the shape and dtype of the value."""
+    value = coefficients[0]
+    rest = [
+        None if each is None else each.to(value.dtype).expand(frame.shape(k, value.shape))
+        for k, each in enumerate(coefficients)
+        if k
+    ]
+    return Jet(frame, [value, *rest])
+
+
+@analytic_rule("add")
+def add(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = None) -> Any:
+    """Coefficient by coefficient."""
+    u, v = aligned(frame, a, b)
+    first = u[0] + times(alpha, v[0])
+    return widened(frame, [first, *(plus(x, times(alpha, y)) for x, y in zip(u[1:], v[1:], strict=True))])
+
+
+@analytic_rule("sub")
+def sub(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = None) -> Any:
+    """As a sum."""
+    return add(frame, func, a, b, alpha=-alpha)
+
+
+@analytic_rule("rsub")
+def rsub(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    """B less a."""
+    return add(frame, func, b, a, alpha=-alpha)
+
+
+@analytic_rule("mul")
+def mul(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
+    """Cauchy's product."""
+    u, v = aligned(frame, a, b)
+    return widened(frame, product(frame, u, u if a is b else v))
+
+
+@analytic_rule("div")
+def div(frame: Frame, func: Any, a: Any, b: Any, *, rounding_mode: str | None = None, out: None = None) -> Any:
+    """The quotient; a rounded one is constant between its jumps."""
+    if rounding_mode is not None:
+        return torch.div(value_of(frame, a), value_of(frame, b), rounding_mode=rounding_mode)
+    u, v = aligned(frame, a, b)
+    return widened(frame, quotient(frame, u, v))
+
+
+@analytic_rule("rdiv")
+def rdiv(frame: Frame, func: Any, a: Any, b: Any) -> Any:
+    """B over a."""
+    return div(frame, func, b, a)
+
+
+@analytic_rule("pow")
+def pow(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
+    """By the binomial series where the exponent is a number, else exp(b log a)."""
+    if not hasattr(b, "ndim") or isinstance(b, np.generic):
+        number = b.item() if isinstance(b, np.generic) else b
+        if not isinstance(number, complex):
+            return of_one(frame, a, power(number))
+        return torch.exp(number * torch.log(a.to(torch.result_type(value_of(frame, a), 1j))))
+    if moves(frame, b):
+        return torch.exp(b * (_log(a) if isinstance(a, (int, float, complex)) else torch.log(a)))
+    return of_one(frame, a, Derivatives(lambda x, m: _falling(x, b, m)))
+
+
+@analytic_rule("float_power")
+def float_power(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
+    """The power in double precision."""
+    return torch.pow(*(each.double() if hasattr(each, "double") else each for each in (a, b)))
+
+
+def _log(number: Any) -> Any:
+    return cmath.log(number) if isinstance(number, complex) or number <= 0 else math.log(number)
+
+
+def _falling(x: Any, exponent: Any, m: int) -> Any:
+    """The binomial coefficient of a tensor of exponents over m, times x^(p-m); 0 where the coefficient is 0."""
+    factor = torch.ones_like(exponent)
+    for j in range(m):
+        factor = factor * (exponent - j) / (j + 1)
+    # A power of 0 below 0 would make NaN of 0 times infinity.
+    return factor * torch.where(factor == 0, 1, torch.pow(x, torch.where(factor == 0, 1, exponent - m)))
+
+
+@analytic_rule("rpow")
+def rpow(frame: Frame, func: Any, a: Any, b: Any) -> Any:
+    """B to the power of a."""
+    return pow(frame, func, b, a)
+
+
+def of_one(frame: Frame, u: Any, function: System | Derivatives) -> Any:
+    """An elementwise function of a jet."""
+    return widened(frame, function.series(frame, u.coefficients))
+
+
+# Those whose rows hold for complex numbers; others go by forward mode there.
+ANALYTIC = frozenset(("exp", "log", "sqrt", "rsqrt", "square", "reciprocal", "sin", "cos", "sinh", "cosh"))
+
+
+def _enter(name: str, function: System | Derivatives) -> None:
+    enter(name, lambda frame, func, u, *, out=None: of_one(frame, u, function), analytic=name in ANALYTIC)
+
+
+@analytic_rule("logit")
+def logit(frame: Frame, func: Any, x: Any, eps: float | None = None, *, out: None = None) -> Any:
+    """log(x / (1 - x)), of x within eps of 0 and 1."""
+    return of_one(frame, x if eps is None else torch.clamp(x, eps, 1 - eps), LOGIT)
+
+
+for _name, _function in ELEMENTARY.items():
+    _enter(_name, _function)

@@ -1,0 +1,83 @@
+"""Functions whose result does not change with their arguments, or changes in jumps: the value alone counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hodiff.errors import InputError
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.registry import analytic_rule, enter
+from hodiff.taylor.series import Frame
+from hodiff.taylor.substitution import call, value_of
+from hodiff.taylor.views import assign, picks
+
+PLAIN = """
+    eq ne lt le gt ge isnan isinf isfinite isposinf isneginf isreal isclose allclose equal logical_and logical_or
+    logical_not logical_xor argmax argmin argsort nonzero count_nonzero searchsorted bucketize all any signbit
+    round floor ceil trunc fix floor_divide heaviside size dim numel nelement ndimension stride is_floating_point
+    is_complex is_contiguous element_size is_same_size result_type can_cast promote_types storage_offset
+    rand_like randn_like randint_like ones_like get_device is_nonzero has_names is_signed multinomial bernoulli
+    histc bincount int long short bool byte char is_inference is_conj is_neg detach
+    __floordiv__ __rfloordiv__ __invert__ is_tensor is_storage one_hot nn.one_hot isin lexsort data_ptr
+"""
+
+
+def plain(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of the values."""
+    return call(func, value_of(frame, args), value_of(frame, kwargs))
+
+
+for _name in PLAIN.split():
+    enter(_name, plain, analytic=True)
+# Of complex numbers the direction moves.
+for _name in ("sign", "sgn"):
+    enter(_name, plain)
+
+
+@analytic_rule("zeros_like", "empty_like", "new_zeros", "new_empty", "new_full", "new_ones")
+def made_like(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """A constant that values which move can be written to."""
+    return Jet(frame, [plain(frame, func, *args, **kwargs), *[None] * frame.order])
+
+
+@analytic_rule("copy")
+def copy(frame: Frame, func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
+    """What is written by copy_."""
+    return source
+
+
+@analytic_rule("zero")
+def zero(frame: Frame, func: Any, x: Any) -> Any:
+    """What is written by zero_."""
+    return torch.zeros_like(value_of(frame, x))
+
+
+@analytic_rule("item", "tolist", "numpy", "__array__", "__dlpack__", "cpu_numpy")
+def no_number(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuse."""
+    raise InputError(
+        f"jet: {getattr(func, '__name__', func)} would lose the derivatives of a value that moves: expected torch's "
+        "functions, or x.detach() for a constant."
+    )
+
+
+@analytic_rule("setitem")
+def setitem(frame: Frame, func: Any, x: Any, index: Any, value: Any) -> None:
+    """Write to the view that the index takes, or to the elements that it picks."""
+    source: Any = x
+    shown = source[value_of(frame, index)] if isinstance(x, Jet) else x
+    if isinstance(shown, Jet) and shown.base is not None and not picks(value_of(frame, index)):
+        assign(shown, value)
+        return
+    if not isinstance(x, Jet):
+        assign(x, value)
+    places = torch.arange(x.value.numel(), device=x.value.device).reshape(x.value.shape)[value_of(frame, index)]
+    flat = x.reshape(-1)
+    value = torch.broadcast_to(_tensor(value, x.value), places.shape).reshape(-1)
+    assign(x, torch.index_copy(flat, 0, places.reshape(-1), value).reshape(x.value.shape))
+
+
+def _tensor(value: Any, like: torch.Tensor) -> Any:
+    return value.to(like.dtype) if isinstance(value, (Jet, torch.Tensor)) else torch.as_tensor(value, dtype=like.dtype)

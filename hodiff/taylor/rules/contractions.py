@@ -1,0 +1,181 @@
+"""Functions that are linear in each of two arguments: sums of products of coefficients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from hodiff.errors import InputError
+from hodiff.taylor.fallback import unknown
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.registry import analytic_rule, enter
+from hodiff.taylor.series import Coefficient, Frame, plus
+from hodiff.taylor.substitution import Batched, along_directions, moves, value_of
+
+
+def bilinear(frame: Frame, func: Any, a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
+    r"""$v_k = \sum_{i+j=k} B(a_i, b_j)$."""
+    u = a.coefficients if moves(frame, a) else (a, *[None] * frame.order)
+    v = b.coefficients if moves(frame, b) else (b, *[None] * frame.order)
+    parts: list[Coefficient] = []
+    for k in range(frame.order + 1):
+        ends: Coefficient = None
+        inner: Coefficient = None
+        for i in range(k + 1):
+            x, y = u[i], v[k - i]
+            if x is None or y is None:
+                continue
+            each = along_directions(
+                func, (Batched(x, frame.has_axis(i)), Batched(y, frame.has_axis(k - i)), *args), kwargs
+            )
+            if i in (0, k):
+                ends = plus(ends, each)
+            else:
+                inner = plus(inner, each)
+        parts.append(plus(ends, frame.summed(k, inner)))
+    return Jet(frame, parts)
+
+
+BILINEAR = "bmm mm mv dot vdot inner outer kron linalg.cross cross linalg.vecdot tensordot"
+for _name in BILINEAR.split():
+    enter(_name, bilinear, analytic=True)
+
+
+@analytic_rule("matmul")
+def matmul(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
+    """A product with a constant matrix at one stroke for all coefficients."""
+    if func is torch.Tensor.matmul and torch.compiler.is_compiling() and not moves(frame, a):
+        # Dynamo hands on x @ W, for a jet x, as if it were W @ x.
+        raise InputError(
+            "jet: @ between a constant tensor and a value that moves cannot be told from its reverse in torch.compile: "
+            "write torch.matmul(a, b)."
+        )
+    if moves(frame, a) and not moves(frame, b) and isinstance(b, torch.Tensor) and b.ndim == 2:
+        return rows_together(frame, a, lambda rows: rows @ b, lambda value: value @ b)
+    return bilinear(frame, torch.matmul, a, b)
+
+
+@analytic_rule("rmatmul")
+def rmatmul(frame: Frame, func: Any, a: Any, b: Any) -> Any:
+    """B @ a."""
+    return matmul(frame, func, b, a)
+
+
+@analytic_rule("nn.linear")
+def linear(frame: Frame, func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    """One product for all coefficients where the weight is constant."""
+    if moves(frame, x) and not moves(frame, weight):
+        result = rows_together(
+            frame,
+            x,
+            lambda rows: functional.linear(rows, weight),
+            lambda value: functional.linear(value, weight, value_of(frame, bias)),
+        )
+        if moves(frame, bias):
+            return Jet(frame, [result.value, *(result + (bias - bias.value)).coefficients[1:]])
+        return result
+    product = matmul(frame, torch.matmul, x, weight.mT if weight.ndim > 1 else weight)
+    return product if bias is None else product + bias
+
+
+# Fewer rows than this go through a matrix together, as reading it takes most of the time; more are not worth the copy.
+FEW_ROWS = 256
+
+
+def rows_together(frame: Frame, x: Any, function: Any, value_function: Any) -> Any:
+    """A linear function of the last axis: the rows of small coefficients as one matrix."""
+    value = x.value
+    first = value_function(value)
+    parts: list[Coefficient] = [first, *[None] * frame.order]
+    width = value.shape[-1]
+    few: list[tuple[int, Any]] = []
+    for k, each in enumerate(x.coefficients):
+        if k == 0 or each is None:
+            continue
+        if not isinstance(each, torch.Tensor) or width == 0 or each.numel() > FEW_ROWS * width:
+            parts[k] = function(each)
+        else:
+            few.append((k, each.reshape(-1, width)))
+    if few:
+        rows = [each for _, each in few]
+        found = function(rows[0] if len(rows) == 1 else torch.cat(rows))
+        for (k, _), part in zip(few, found.split([len(each) for each in rows]), strict=True):
+            parts[k] = part.reshape(frame.shape(k, first.shape))
+    return Jet(frame, parts)
+
+
+def _convolution(frame: Frame, func: Any, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
+    found = bilinear(frame, lambda a, b: func(a, b, None, *args, **kwargs), x, weight)
+    if bias is None:
+        return found
+    rank = getattr(value_of(frame, weight), "ndim", 3) - 2
+    return found + bias.reshape(-1, *[1] * rank)
+
+
+for _name in ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"):
+    enter(f"nn.{_name}", _convolution, analytic=True)
+    enter(_name, _convolution, analytic=True)
+
+
+@analytic_rule("einsum")
+def einsum(frame: Frame, func: Any, equation: Any, *operands: Any) -> Any:
+    """Operands are contracted one after another; each step is a product of two."""
+    if not isinstance(equation, str):
+        return unknown(frame, func, (equation, *operands), {})
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    if len(operands) == 1:
+        x = operands[0]
+        parts = [
+            None
+            if each is None
+            else along_directions(lambda a: torch.einsum(equation, a), (Batched(each, frame.has_axis(k)),), {})
+            for k, each in enumerate(x.coefficients)
+        ]
+        return Jet(frame, parts)
+    if len(operands) == 2:
+        return bilinear(frame, lambda a, b: torch.einsum(equation, a, b), *operands)
+    return _by_pairs(equation, operands)
+
+
+def _by_pairs(equation: str, operands: tuple[Any, ...]) -> Any:
+    """The first two operands to one that keeps what others and the output need."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if not arrow:
+        letters = inputs.replace(",", "").replace("...", "")
+        output = ("..." if "..." in inputs else "") + "".join(
+            sorted(letter for letter in set(letters) if letters.count(letter) == 1)
+        )
+    later = "".join(terms[2:]) + output
+    kept = "".join(dict.fromkeys(letter for letter in terms[0] + terms[1] if letter in later and letter != "."))
+    dots = "..." if "..." in terms[0] or "..." in terms[1] else ""
+    pair = torch.einsum(f"{terms[0]},{terms[1]}->{dots}{kept}", operands[0], operands[1])
+    return torch.einsum(f"{dots}{kept},{','.join(terms[2:])}->{output}", pair, *operands[2:])
+
+
+@analytic_rule("addmm", "addmv", "baddbmm", "addr", "addbmm")
+def add_product(frame: Frame, func: Any, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """The sum and the product apart."""
+    name = getattr(func, "__name__", "").rstrip("_")
+    product = {"addr": torch.outer, "addbmm": lambda a, b: torch.bmm(a, b).sum(0)}.get(name, torch.matmul)(a, b)
+    return alpha * product if beta == 0 else beta * x + alpha * product
+
+
+@analytic_rule("chain_matmul", "linalg.multi_dot")
+def chain(frame: Frame, func: Any, *matrices: Any) -> Any:
+    """From the left."""
+    given = matrices[0] if len(matrices) == 1 else matrices
+    result = given[0]
+    for each in given[1:]:
+        result = torch.matmul(result, each)
+    return result
+
+
+@analytic_rule("nn.bilinear")
+def three_fold(frame: Frame, func: Any, a: Any, b: Any, weight: Any, bias: Any = None) -> Any:
+    """Two products."""
+    found = torch.einsum("...i,kij,...j->...k", a, weight, b)
+    return found if bias is None else found + bias

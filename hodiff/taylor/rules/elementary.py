@@ -1,0 +1,115 @@
+"""Elementwise functions of one argument, a row each: a system of equations, or derivatives in closed form.
+
+Unknowns that are small where the function saturates are unknowns of their own, so that no digit cancels: of tanh its
+slope, of the sigmoid its complement.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from hodiff.taylor.elementwise import Derivatives, System
+
+_ROOT_PI = math.sqrt(math.pi)
+_ROOT_TWO_PI = math.sqrt(2 * math.pi)
+
+
+def _sech2(x: Any) -> Any:
+    return 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x)
+
+
+def _normal_density(x: Any) -> Any:
+    return torch.exp(-x * x / 2) / _ROOT_TWO_PI
+
+
+def power(exponent: float) -> Derivatives:
+    """x^p: the binomial coefficient of p over m, times x^(p-m)."""
+
+    def coefficient(x: Any, m: int) -> Any:
+        factor = 1.0
+        for j in range(m):
+            factor = factor * (exponent - j) / (j + 1)
+        if m == 0:
+            return torch.pow(x, exponent)
+        if factor == 0:
+            return None
+        return factor if exponent == m else factor * torch.pow(x, exponent - m)
+
+    return Derivatives(coefficient)
+
+
+def _polygamma_value(n: int, x: Any) -> Any:
+    # torch's trigamma is right to nine digits alone.
+    return torch.special.zeta(2, x) if n == 1 else torch.polygamma(n, x)
+
+
+def polygamma(n: int) -> Derivatives:
+    """The derivative n of the digamma function."""
+    return Derivatives(lambda x, m: _polygamma_value(n + m, x) / math.factorial(m))
+
+
+def _lgamma(x: Any, m: int) -> Any:
+    return torch.lgamma(x) if m == 0 else _polygamma_value(m - 1, x) / math.factorial(m)
+
+
+LOGIT = System(lambda x: (torch.logit(x),), lambda u, v: (1 / (u * (1 - u)),))
+
+ELEMENTARY: dict[str, System | Derivatives] = {
+    # Exponentials and logarithms
+    "exp": System(lambda x: (torch.exp(x),), lambda u, v: (v,)),
+    "exp2": System(lambda x: (torch.exp2(x),), lambda u, v: (math.log(2) * v,)),
+    "expm1": System(lambda x: (torch.expm1(x), torch.exp(x)), lambda u, v, e: (e, e)),
+    "log": System(lambda x: (torch.log(x),), lambda u, v: (1 / u,)),
+    "log2": System(lambda x: (torch.log2(x),), lambda u, v: (1 / (math.log(2) * u),)),
+    "log10": System(lambda x: (torch.log10(x),), lambda u, v: (1 / (math.log(10) * u),)),
+    "log1p": System(lambda x: (torch.log1p(x),), lambda u, v: (1 / (1 + u),)),
+    "special.entr": System(lambda x: (torch.special.entr(x), torch.log(x)), lambda u, v, w: (-1 - w, 1 / u)),
+    # Powers
+    "sqrt": power(0.5),
+    "rsqrt": power(-0.5),
+    "square": power(2),
+    "reciprocal": power(-1),
+    # Trigonometric and hyperbolic functions, and their inverses
+    "sin": System(lambda x: (torch.sin(x), torch.cos(x)), lambda u, v, w: (w, -v)),
+    "cos": System(lambda x: (torch.cos(x), torch.sin(x)), lambda u, v, w: (-w, v)),
+    "tan": System(lambda x: (torch.tan(x),), lambda u, v: (1 + v * v,)),
+    "asin": System(lambda x: (torch.asin(x), torch.rsqrt((1 - x) * (1 + x))), lambda u, v, r: (r, u * r * r * r)),
+    "acos": System(lambda x: (torch.acos(x), torch.rsqrt((1 - x) * (1 + x))), lambda u, v, r: (-r, u * r * r * r)),
+    "atan": System(lambda x: (torch.atan(x),), lambda u, v: (1 / (1 + u * u),)),
+    "sinh": System(lambda x: (torch.sinh(x), torch.cosh(x)), lambda u, v, w: (w, v)),
+    "cosh": System(lambda x: (torch.cosh(x), torch.sinh(x)), lambda u, v, w: (w, v)),
+    "tanh": System(lambda x: (torch.tanh(x), _sech2(x)), lambda u, v, w: (w, -2 * v * w)),
+    "asinh": System(lambda x: (torch.asinh(x), torch.rsqrt(1 + x * x)), lambda u, v, r: (r, -u * r * r * r)),
+    "acosh": System(lambda x: (torch.acosh(x), torch.rsqrt((x - 1) * (x + 1))), lambda u, v, r: (r, -u * r * r * r)),
+    "atanh": System(lambda x: (torch.atanh(x),), lambda u, v: (1 / ((1 - u) * (1 + u)),)),
+    # The logistic family: s the sigmoid, c its complement
+    "sigmoid": System(lambda x: (torch.sigmoid(x), torch.sigmoid(-x)), lambda u, s, c: (s * c, -(s * c))),
+    "logsigmoid": System(
+        lambda x: (torch.nn.functional.logsigmoid(x), torch.sigmoid(-x), torch.sigmoid(x)),
+        lambda u, v, c, s: (c, -(s * c), s * c),
+    ),
+    # The normal distribution's family
+    "erf": System(lambda x: (torch.erf(x), 2 / _ROOT_PI * torch.exp(-x * x)), lambda u, v, g: (g, -2 * u * g)),
+    "erfc": System(lambda x: (torch.erfc(x), 2 / _ROOT_PI * torch.exp(-x * x)), lambda u, v, g: (-g, -2 * u * g)),
+    "erfinv": System(
+        lambda x: (torch.erfinv(x), _ROOT_PI / 2 * torch.exp(torch.erfinv(x) ** 2)),
+        lambda u, v, h: (h, 2 * v * h * h),
+    ),
+    "special.ndtr": System(lambda x: (torch.special.ndtr(x), _normal_density(x)), lambda u, v, g: (g, -u * g)),
+    "special.ndtri": System(
+        lambda x: (torch.special.ndtri(x), _ROOT_TWO_PI * torch.exp(torch.special.ndtri(x) ** 2 / 2)),
+        lambda u, v, h: (h, v * h * h),
+    ),
+    # The gamma function's
+    "lgamma": Derivatives(_lgamma),
+    "digamma": polygamma(0),
+    # Piecewise polynomials, with torch's slopes at the joints
+    "abs": Derivatives(lambda x, m: (torch.abs, torch.sign)[m](x) if m < 2 else None),
+    "relu": Derivatives(lambda x, m: torch.relu(x) if m == 0 else (x > 0).to(x.dtype) if m == 1 else None),
+    "frac": Derivatives(lambda x, m: torch.frac(x) if m == 0 else 1.0 if m == 1 else None),
+    "deg2rad": Derivatives(lambda x, m: torch.deg2rad(x) if m == 0 else math.pi / 180 if m == 1 else None),
+    "rad2deg": Derivatives(lambda x, m: torch.rad2deg(x) if m == 0 else 180 / math.pi if m == 1 else None),
+}

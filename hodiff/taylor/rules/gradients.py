@@ -1,0 +1,122 @@
+r"""Gradients inside of a function of jets, as physics-informed networks take them.
+
+With a scalar s of a series u, $\partial s_K / \partial u_j$ is coefficient $K - j$ of $\nabla s(u)$: one backward pass
+from the highest coefficient gives all coefficients of the gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hodiff.errors import InputError
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.registry import RULES, Entry, analytic_rule
+from hodiff.taylor.series import Frame, filled
+from hodiff.taylor.substitution import moves
+
+
+@analytic_rule("requires_grad")
+def requires_grad_(frame: Frame, func: Any, x: Any, requires_grad: bool = True) -> Any:
+    """Let all coefficients, zeros too, be leaves that gradients can be asked of."""
+    if not requires_grad:
+        return x
+    return Jet(frame, [_leaf(filled(frame, x.coefficients, k, x.value)) for k in range(frame.order + 1)])
+
+
+def _leaf(x: Any) -> Any:
+    # The caller's tensor stays as it is.
+    return x.view_as(x) if x.requires_grad else x.detach().clone().requires_grad_()
+
+
+def _series_of_both(frame: Frame, y: Any, weight: Any) -> tuple[Any, Any]:
+    """The coefficients of an output, and of its weight."""
+    zeros = [None] * frame.order
+    ys = y.coefficients if moves(frame, y) else (y, *zeros)
+    if weight is None:
+        return ys, (torch.ones_like(ys[0]), *zeros)
+    return ys, weight.coefficients if moves(frame, weight) else (weight, *zeros)
+
+
+def _requires_grad(x: Any) -> bool:
+    return x is not None and bool(x.requires_grad)
+
+
+def grad(
+    frame: Frame,
+    func: Any,
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: Any = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Any, ...]:
+    """`torch.autograd.grad` of jets by jets and by constants."""
+    if is_grads_batched:
+        raise InputError(
+            "jet: is_grads_batched=True is not known for values that move: take one gradient after another."
+        )
+    outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+    inputs = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+    weights = grad_outputs if isinstance(grad_outputs, (tuple, list)) else [grad_outputs] * len(outputs)
+    pairs = [_series_of_both(frame, y, weight) for y, weight in zip(outputs, weights, strict=True)]
+    if not any(_requires_grad(each) for y, _ in pairs for each in y):
+        raise InputError(
+            "jet: torch.autograd.grad: no output requires a gradient: call x.requires_grad_() before x is used."
+        )
+    unused, order = allow_unused or materialize_grads, frame.order
+
+    def one(k: int, x: Any, direction: int | None = None) -> Any:
+        """The gradient of coefficient k of the sum of products; the weights are constants to it."""
+        ys, ws = [], []
+        for y, w in pairs:
+            for i in range(k + 1):
+                left, right = y[i], w[k - i]
+                if not _requires_grad(left) or right is None:
+                    continue
+                if direction is not None:
+                    left = left[direction] if frame.has_axis(i) else left
+                    right = right[direction] if frame.has_axis(k - i) else right
+                elif frame.has_axis(k - i) and not frame.has_axis(i):
+                    right = right.sum(0)
+                ys.append(left)
+                ws.append(right.expand(left.shape))
+        if not ys or not _requires_grad(x):
+            return None
+        return torch.autograd.grad(ys, x, ws, retain_graph=True, create_graph=create_graph, allow_unused=True)[0]
+
+    moving_pairs = [each for y, w in pairs for each in (*y[1:], *w[1:])]
+    found = []
+    for x in inputs:
+        if not moves(frame, x):
+            if frame.directions is not None and any(each is not None for each in moving_pairs):
+                raise InputError(
+                    "jet: a gradient by a tensor that does not move is not known along several directions, as for a "
+                    "Laplacian."
+                )
+            parts = [one(k, x) for k in range(order + 1)]
+        else:
+            # Of several directions that are not summed, the last coefficient is one for each.
+            parts = [one(order, x.coefficients[order - m]) for m in range(order + 1)]
+            if frame.has_axis(order):
+                parts[0] = None if parts[0] is None else parts[0][0]
+                parts[order] = torch.stack([
+                    g if (g := one(order, x.coefficients[0], r)) is not None else torch.zeros_like(x.value)
+                    for r in range(frame.directions or 0)
+                ])
+        if parts[0] is None and not unused:
+            raise InputError(
+                "jet: one of the inputs of torch.autograd.grad has no part in its outputs; allow_unused=True?"
+            )
+        value = parts[0] if parts[0] is not None else torch.zeros_like(x.value if isinstance(x, Jet) else x)
+        missing = all(part is None for part in parts) and not materialize_grads
+        found.append(None if missing else Jet(frame, [value, *parts[1:]]))
+    return tuple(found)
+
+
+RULES[torch.autograd.grad] = Entry("autograd.grad", grad, analytic=True)

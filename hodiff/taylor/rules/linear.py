@@ -1,0 +1,138 @@
+"""Functions that are linear in some of their arguments together: each coefficient goes through the function itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hodiff.errors import InputError
+from hodiff.taylor.fallback import unknown
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.registry import Rule, analytic_rule, enter
+from hodiff.taylor.series import Frame
+from hodiff.taylor.substitution import along_directions, call, moves, part_of, value_of
+
+# Their parameters in order, where `!` marks those in which they are linear together; `input!` alone where none is
+# written. A last parameter with `*` takes all that follow. Of other constants the value depends, and no coefficient.
+LINEAR = """
+    view reshape expand permute transpose t adjoint movedim swapaxes squeeze unsqueeze
+    flatten unflatten narrow select diagonal unfold real imag view_as_real view_as_complex split chunk unbind
+    tensor_split hsplit vsplit dsplit split_with_sizes getitem conj resolve_conj pos contiguous to ravel
+    broadcast_to unsafe_split unsafe_chunk unsafe_split_with_sizes linalg.diagonal diagonal_copy cpu alias
+    neg clone sum mean cumsum flip fliplr flipud roll rot90 diag diag_embed diagflat tril triu trace
+    index_select gather take take_along_dim masked_select repeat tile repeat_interleave
+    float double half bfloat16 cfloat cdouble chalf type type_as to_dense sum_to_size atleast_1d atleast_2d atleast_3d
+    fft.fft fft.ifft fft.rfft fft.irfft fft.hfft fft.ihfft fft.fft2 fft.ifft2 fft.rfft2 fft.irfft2 fft.fftn fft.ifftn
+    fft.rfftn fft.irfftn fft.fftshift fft.ifftshift
+    nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d
+    nn.pixel_shuffle nn.pixel_unshuffle nn.fold nn.unfold nn.interpolate nn.upsample nn.channel_shuffle
+    physical_conj resolve_neg nn.affine_grid gradient
+"""
+JOINT = """
+    cat tensors!
+    stack tensors!
+    hstack tensors!
+    vstack tensors!
+    dstack tensors!
+    column_stack tensors!
+    where condition input! other!
+    diff input! n dim prepend! append!
+    nn.pad input! pad mode value!
+    masked_fill input! mask value!
+    masked_scatter input! mask source!
+    index_add input! dim index source!
+    index_copy input! dim index source!
+    index_fill input! dim index value!
+    index_put input! indices values!
+    scatter input! dim index src!
+    scatter_add input! dim index src!
+    select_scatter input! src!
+    slice_scatter input! src!
+    diagonal_scatter input! src!
+    block_diag tensors!*
+    broadcast_tensors tensors!*
+    atleast_1d tensors!*
+    meshgrid tensors!*
+    fill input value!
+    full_like input value!
+"""
+
+
+def linear_rule(parameters: Sequence[str]) -> Rule:
+    """The rule of a function by its parameters."""
+    names = [each.rstrip("!*").rstrip("!") for each in parameters]
+    linear = {name for name, each in zip(names, parameters, strict=True) if "!" in each}
+
+    def part(name: str) -> bool:
+        return name in linear
+
+    def name_of(position: int) -> str:
+        if position < len(names):
+            return names[position]
+        return names[-1] if parameters[-1].endswith("*") else ""
+
+    def rule(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(a, torch.dtype) for a in args) and getattr(func, "__name__", "") == "view":
+            raise InputError("jet: view(dtype) reads the bits of a value that moves: expected x.to(dtype).")
+        named = {"axis": "dim"}
+        fixed = [a for i, a in enumerate(args) if not part(name_of(i))]
+        fixed += [a for name, a in kwargs.items() if not part(named.get(name, name))]
+        if moves(frame, fixed):
+            return unknown(frame, func, args, kwargs)
+        parts = [call(func, value_of(frame, args), value_of(frame, kwargs))]
+        for k in range(1, frame.order + 1):
+            if not any(each.coefficients[k] is not None for each in jets_of(frame, (args, kwargs))):
+                parts.append(None)
+                continue
+            given = [part_of(frame, a, k) if part(name_of(i)) else a for i, a in enumerate(args)]
+            keyed = {name: part_of(frame, a, k) if part(name) else a for name, a in kwargs.items()}
+            parts.append(along_directions(func, given, keyed))
+        return assembled(frame, parts)
+
+    return rule
+
+
+def jets_of(frame: Frame, tree: Any) -> list[Jet]:
+    """The jets of a frame among arguments."""
+    if isinstance(tree, Jet):
+        return [tree] if tree.frame is frame else []
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return [jet for each in tree for jet in jets_of(frame, each)] if isinstance(tree, (list, tuple)) else []
+
+
+def assembled(frame: Frame, parts: Sequence[Any]) -> Any:
+    """Results of each coefficient as jets: one, or those of a tuple or list."""
+    if isinstance(parts[0], (list, tuple)):
+        several = (
+            assembled(frame, [None if part is None else part[i] for part in parts]) for i in range(len(parts[0]))
+        )
+        return type(parts[0])(several) if type(parts[0]) in (list, tuple) else type(parts[0])(list(several))
+    return Jet(frame, parts)
+
+
+for _name in LINEAR.split():
+    enter(_name, linear_rule(["input!"]), analytic=True)
+for _row in JOINT.strip().splitlines():
+    _name, *_parameters = _row.split()
+    enter(_name, linear_rule(_parameters), analytic=True)
+
+
+@analytic_rule("expand_as")
+def expand_as(frame: Frame, func: Any, x: Any, other: Any) -> Any:
+    """Of the other the shape alone counts."""
+    return x.expand(other.shape)
+
+
+@analytic_rule("view_as")
+def view_as(frame: Frame, func: Any, x: Any, other: Any) -> Any:
+    """Likewise."""
+    return x.view(other.shape)
+
+
+@analytic_rule("reshape_as")
+def reshape_as(frame: Frame, func: Any, x: Any, other: Any) -> Any:
+    """Likewise."""
+    return x.reshape(other.shape)

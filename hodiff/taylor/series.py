@@ -1,0 +1,149 @@
+"""Coefficients of truncated power series, along one direction or along several that share their value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+# A tensor (or a jet of an outer call), a number, or None for zero.
+Coefficient = Any
+Coefficients = Sequence[Coefficient]
+
+
+class Frame:
+    """What all series of one call have in common.
+
+    Coefficient 0 is shared by all directions. Those above have the directions as their first axis, but for the highest
+    of a collapsed series, which is the sum over them.
+
+    Args:
+        order: The highest power that is kept.
+        directions: How many directions there are, or None for one without an axis.
+        collapsed: Whether the highest coefficient is summed over the directions.
+        depth: How many calls it is inside of: of two series the deeper one is differentiated, the other a constant.
+        mode: In which rules run whose own derivatives may be asked for, such as hodiff's corrections.
+        observer: Is told of each function without a rule.
+    """
+
+    def __init__(
+        self,
+        order: int,
+        directions: int | None,
+        collapsed: bool,
+        depth: int,
+        mode: Any = None,
+        observer: Callable[[Any], None] | None = None,
+    ):
+        self.order = order
+        self.directions = directions
+        self.collapsed = collapsed
+        self.depth = depth
+        self.mode = mode
+        self.observer = observer
+        self.ended = False
+
+    def has_axis(self, k: int) -> bool:
+        """Whether coefficient k has the axis of directions."""
+        return self.directions is not None and k > 0 and not (self.collapsed and k == self.order)
+
+    def axis_of(self, k: int) -> int | None:
+        """The axis of directions of coefficient k, as `torch.func.vmap` takes it."""
+        return 0 if self.has_axis(k) else None
+
+    def shape(self, k: int, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of coefficient k of a series of values of a shape."""
+        return (*([self.directions or 0] if self.has_axis(k) else []), *shape)
+
+    def summed(self, k: int, inner: Coefficient) -> Coefficient:
+        """A sum of products of coefficients between the ends, as it enters coefficient k."""
+        if inner is None or self.directions is None or self.has_axis(k):
+            return inner
+        return inner.sum(0)
+
+
+def plus(a: Coefficient, b: Coefficient) -> Coefficient:
+    """The sum, where None is zero."""
+    if a is None:
+        return b
+    return a if b is None else a + b
+
+
+def times(a: Coefficient, b: Coefficient) -> Coefficient:
+    """The product, where None is zero and 1 costs nothing."""
+    if a is None or b is None:
+        return None
+    if type(a) in (int, float) and a == 1:
+        return b
+    return a if type(b) in (int, float) and b == 1 else a * b
+
+
+def inner_products(frame: Frame, a: Coefficients, b: Coefficients, k: int) -> Coefficient:
+    """The sum of a_i b_{k-i} over 0 < i < k, as it enters coefficient k."""
+    total = None
+    if a is b:
+        for i in range(1, (k + 1) // 2):
+            total = plus(total, times(a[i], a[k - i]))
+        total = times(2, total)
+        if k > 1 and k % 2 == 0 and a[k // 2] is not None:
+            middle = a[k // 2]
+            total = plus(total, middle * middle)
+    else:
+        for i in range(1, k):
+            total = plus(total, times(a[i], b[k - i]))
+    return frame.summed(k, total)
+
+
+def product(frame: Frame, a: Coefficients, b: Coefficients) -> list[Coefficient]:
+    """Cauchy's product of two series of one shape."""
+    result = [times(a[0], b[0])]
+    for k in range(1, frame.order + 1):
+        ends = plus(times(a[0], b[k]), times(a[k], b[0]))
+        result.append(plus(ends, inner_products(frame, a, b, k)))
+    return result
+
+
+def quotient(frame: Frame, a: Coefficients, b: Coefficients) -> list[Coefficient]:
+    r"""The series q with q b = a: $q_k = (a_k - \sum_{j=1}^k b_j q_{k-j}) / b_0$."""
+    result: list[Coefficient] = [a[0] / b[0]]
+    for k in range(1, frame.order + 1):
+        known = plus(times(b[k], result[0]), inner_products(frame, b, [*result, None], k))
+        rest = a[k] if known is None else plus(a[k], -known)
+        result.append(None if rest is None else rest / b[0])
+    return result
+
+
+def composition(frame: Frame, u: Coefficients, taylor: Coefficients) -> list[Coefficient]:
+    r"""The series of $\varphi(u)$ by the Taylor coefficients of φ at $u_0$: $\sum_m \varphi_m (u - u_0)^m$.
+
+    Args:
+        frame: The series'.
+        u: Its coefficients.
+        taylor: Those of φ, in the shape of its value.
+
+    Returns:
+        The coefficients.
+    """
+    change = [None, *u[1:]]
+    result = [taylor[0], *(times(taylor[1], each) for each in u[1:])]
+    power: list[Coefficient] = change
+    for m in range(2, frame.order + 1):
+        # The m-th power of the change begins with t^m.
+        known = power
+        power = [None] * m
+        for k in range(m, frame.order + 1):
+            power.append(inner_products(frame, known, change, k))
+            result[k] = plus(result[k], times(taylor[m], power[k]))
+    return result
+
+
+def scaled(coefficients: Coefficients, factor: Callable[[int], float]) -> list[Coefficient]:
+    """Each coefficient k times factor(k)."""
+    return [None if each is None else times(factor(k), each) for k, each in enumerate(coefficients)]
+
+
+def filled(frame: Frame, coefficients: Coefficients, k: int, value: Any) -> Any:
+    """Coefficient k as a tensor, zeros where it is None."""
+    found = coefficients[k]
+    return torch.zeros_like(value).expand(frame.shape(k, value.shape)) if found is None else found

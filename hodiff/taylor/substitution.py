@@ -1,0 +1,167 @@
+"""Arguments of a function with coefficients in the place of jets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import MethodDescriptorType, WrapperDescriptorType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.series import Frame
+
+_METHODS = (MethodDescriptorType, WrapperDescriptorType)
+
+
+def moves(frame: Frame, x: Any) -> bool:
+    """Whether an argument, or one in a list, is a jet of this frame."""
+    if isinstance(x, Jet):
+        return x.frame is frame
+    return isinstance(x, (list, tuple)) and any(moves(frame, each) for each in x)
+
+
+def value_of(frame: Frame, tree: Any) -> Any:
+    """Arguments with values in the place of this frame's jets."""
+    if isinstance(tree, Jet) and tree.frame is frame:
+        return tree.value
+    if isinstance(tree, dict):
+        return {key: value_of(frame, each) for key, each in tree.items()}
+    if isinstance(tree, (list, tuple)) and moves(frame, tree):
+        return type(tree)(value_of(frame, each) for each in tree)
+    return tree
+
+
+def part_of(frame: Frame, tree: Any, k: int) -> Any:
+    """An argument that enters linearly, with coefficients k in the place of jets and zero in that of constants."""
+    if isinstance(tree, Jet) and tree.frame is frame:
+        found = tree.coefficients[k]
+        return Batched(torch.zeros_like(tree.value), False) if found is None else Batched(found, frame.has_axis(k))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(part_of(frame, each, k) for each in tree)
+    if isinstance(tree, (Tensor, Jet)):
+        constant: Any = tree
+        return Batched(torch.zeros_like(constant), False)
+    return 0 if isinstance(tree, (int, float, complex)) and not isinstance(tree, bool) else tree
+
+
+def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function of tensors, which may be jets of an outer call."""
+    if args and isinstance(args[0], Jet) and isinstance(func, _METHODS):
+        # A method of tensors refuses an object that is none before it asks it.
+        return args[0].__torch_function__(func, (), tuple(args), kwargs)
+    return func(*args, **kwargs)
+
+
+class Batched:
+    """A tensor, and whether its first axis is that of directions."""
+
+    def __init__(self, tensor: Any, axis: bool):
+        self.tensor = tensor
+        self.axis = axis
+
+
+def along_directions(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, randomness: str = "error"
+) -> Any:
+    """Call a function of arguments some of which are `Batched`, direction by direction where they have the axis."""
+    found = list(_batched((args, kwargs)))
+
+    def apply(*tensors: Any) -> Any:
+        given, named = _exchanged((args, kwargs), iter(tensors))
+        return call(function, given, named)
+
+    tensors = [each.tensor for each in found]
+    if not any(each.axis for each in found):
+        return apply(*tensors)
+    axes = tuple(0 if each.axis else None for each in found)
+    if any(isinstance(each, Jet) for each in tensors):
+        return _over_jets(apply, tensors, axes)
+    try:
+        return torch.func.vmap(apply, in_dims=axes, randomness=randomness)(*tensors)
+    except RuntimeError:
+        # For want of a batching rule, as a rule; an error of the function itself comes again.
+        return one_after_another(apply, found)
+
+
+def one_after_another(
+    function: Callable[..., Any], given: Sequence[Batched], before: Callable[[], object] = lambda: None
+) -> Any:
+    """As `torch.func.vmap` over directions, by a loop, with something to be done before each."""
+    rows = []
+    for i in range(next(len(each.tensor) for each in given if each.axis)):
+        before()
+        rows.append(function(*(each.tensor[i] if each.axis else each.tensor for each in given)))
+    columns = zip(*(pytree.tree_leaves(row) for row in rows), strict=True)
+    return pytree.tree_unflatten([torch.stack(column) for column in columns], pytree.tree_structure(rows[0]))
+
+
+def _over_jets(function: Callable[..., Any], tensors: Sequence[Any], axes: Sequence[int | None]) -> Any:
+    """`torch.func.vmap` of a function of jets, whose coefficients may have an axis before the one that is mapped."""
+    flat: list[Any] = []
+    dims: list[int | None] = []
+    shapes = [_spread(each, axis, flat, dims) for each, axis in zip(tensors, axes, strict=True)]
+    marks: list[Any] = []
+
+    def apply(*leaves: Any) -> Any:
+        rest = iter(leaves)
+        found: list[Any] = []
+        marks[:] = [_spread(function(*[_rebuilt(shape, rest) for shape in shapes]), 0, found, [])]
+        return tuple(found)
+
+    found = torch.func.vmap(apply, in_dims=tuple(dims))(*flat)
+    return _rebuilt(marks[0], iter(found), moved=True)
+
+
+def _spread(tree: Any, axis: int | None, flat: list[Any], dims: list[int | None], before: int = 0) -> Any:
+    """Put the tensors that jets are made of into a list, with the place of the mapped axis, and say what they made."""
+    if isinstance(tree, Jet):
+        frame = tree.frame
+        parts = tuple(
+            None if each is None else _spread(each, axis, flat, dims, before + frame.has_axis(k))
+            for k, each in enumerate(tree.coefficients)
+        )
+        return ("jet", frame, parts)
+    if isinstance(tree, (list, tuple)):
+        return ("list", type(tree), tuple(_spread(each, axis, flat, dims, before) for each in tree))
+    if not isinstance(tree, Tensor):
+        return ("constant", tree, ())
+    flat.append(tree)
+    dims.append(None if axis is None else axis + before)
+    return ("tensor", before, ())
+
+
+def _rebuilt(shape: Any, leaves: Iterator[Any], *, moved: bool = False) -> Any:
+    """The inverse; with `moved`, of tensors whose mapped axis is the first and belongs after those of directions."""
+    kind, what, parts = shape
+    if kind == "jet":
+        return Jet(what, [None if each is None else _rebuilt(each, leaves, moved=moved) for each in parts])
+    if kind == "list":
+        return what([_rebuilt(each, leaves, moved=moved) for each in parts])
+    if kind == "constant":
+        return what
+    leaf = next(leaves)
+    return leaf.movedim(0, what) if moved and what else leaf
+
+
+def _batched(tree: Any) -> Iterator[Batched]:
+    if isinstance(tree, Batched):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for each in tree:
+            yield from _batched(each)
+    elif isinstance(tree, dict):
+        for each in tree.values():
+            yield from _batched(each)
+
+
+def _exchanged(tree: Any, tensors: Iterator[Any]) -> Any:
+    if isinstance(tree, Batched):
+        return next(tensors)
+    if isinstance(tree, (list, tuple)) and type(tree) in (list, tuple):
+        return type(tree)([_exchanged(each, tensors) for each in tree])
+    if isinstance(tree, dict):
+        return {key: _exchanged(each, tensors) for key, each in tree.items()}
+    return tree

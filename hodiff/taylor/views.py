@@ -1,0 +1,150 @@
+"""Jets that are views of others, and writing to jets: what is written to a view reaches all that share its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hodiff.errors import InputError
+from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.series import Coefficient, filled
+from hodiff.taylor.substitution import call
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
+
+
+def watched(name: str, result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A result, or the parts of one, as views of those arguments whose memory their values are in."""
+    if isinstance(result, (list, tuple)):
+        parts = [_watched(name, each, k, func, args, kwargs) for k, each in enumerate(result)]
+        return type(result)(parts)
+    return _watched(name, result, None, func, args, kwargs)
+
+
+def _watched(name: str, part: Any, k: int | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not isinstance(part, Jet) or part.base is not None:
+        return part
+    for place, argument in enumerate(args):
+        inside = argument if isinstance(argument, (list, tuple)) else (argument,)
+        for i, base in enumerate(inside):
+            if base is part:
+                return part
+            if not isinstance(base, Jet) or base.frame is not part.frame or not shows_memory(name, part, base, args):
+                continue
+
+            def taken(source: Any, place: int = place, i: int = i) -> Any:
+                given = list(args)
+                own = given[place]
+                given[place] = (
+                    type(own)([*own[:i], source, *own[i + 1 :]]) if isinstance(own, (list, tuple)) else source
+                )
+                found = call(func, given, kwargs)
+                return found if k is None else found[k]
+
+            plain = not (tensor_of(base).is_complex() or tensor_of(part).is_complex()) or name not in _TURNING
+            return part.as_view(base, taken, exact=plain)
+    return part
+
+
+def shows_memory(name: str, part: Jet, base: Jet, args: Sequence[Any]) -> bool:
+    """Whether a jet's value lies in the memory of another's."""
+    value, whole = tensor_of(part), tensor_of(base)
+    if value is whole:
+        return True
+    if torch.compiler.is_compiling() or is_wrapped(value):
+        # Where memory cannot be asked for, by what torch promises.
+        if name == "getitem":
+            return not picks(args[1])
+        return name in _VIEWS or (name in _MAY_COPY and bool(whole.is_contiguous()))
+    return value.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+_VIEWS = frozenset([
+    "view",
+    "view_as",
+    "expand",
+    "expand_as",
+    "permute",
+    "transpose",
+    "t",
+    "adjoint",
+    "movedim",
+    "swapaxes",
+    "squeeze",
+    "unsqueeze",
+    "unflatten",
+    "narrow",
+    "select",
+    "diagonal",
+    "unfold",
+    "real",
+    "imag",
+    "view_as_real",
+    "view_as_complex",
+    "split",
+    "chunk",
+    "unbind",
+    "tensor_split",
+    "hsplit",
+    "vsplit",
+    "dsplit",
+    "split_with_sizes",
+    "conj",
+    "broadcast_to",
+])
+_MAY_COPY = frozenset({"reshape", "reshape_as", "flatten", "ravel"})
+# Views of complex numbers that show others than are in their memory.
+_TURNING = frozenset({"conj", "real", "imag", "view_as_real", "view_as_complex", "adjoint", "resolve_conj", "alias"})
+
+
+def picks(index: Any) -> bool:
+    """Whether an index picks elements, and does not show a part."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(each, (torch.Tensor, list)) for each in parts)
+
+
+def assign(target: Any, result: Any) -> Any:
+    """Write a result to a jet, in place."""
+    if not isinstance(target, Jet):
+        raise InputError(
+            f"jet: cannot write a value that moves to a constant tensor {tuple(target.shape)}: make that one by "
+            "torch.zeros_like(x) or torch.clone(x) of a value that moves, or put the parts together by torch.stack or "
+            "torch.cat."
+        )
+    frame, value = target.frame, target.value
+    new = [result] if not isinstance(result, Jet) or result.frame is not frame else result.coefficients
+    new = [*new, *[None] * (frame.order + 1 - len(new))]
+    spread = [
+        None if each is None else torch.as_tensor(each).to(value.dtype).expand(frame.shape(k, value.shape))
+        for k, each in enumerate(new)
+    ]
+    _write(target, spread)
+    return target
+
+
+def _write(target: Jet, new: list[Coefficient]) -> None:
+    """Write coefficients, to the base of a view at the places that it shows."""
+    base, taken = target.base, target.taken
+    if base is None or taken is None:
+        target.write(new)
+        return
+    if not target.exact:
+        raise InputError(
+            "jet: writing to a conjugate, or to a part of complex numbers, is not known for a value that moves: "
+            "expected torch.complex(real, imag) of new parts."
+        )
+    frame, value = base.frame, base.value
+    numbers: Any = torch.arange(value.numel(), device=value.device).reshape(value.shape)
+    places = taken(numbers).reshape(-1).long()
+    written: list[Coefficient] = []
+    for k, each in enumerate(new):
+        if each is None and base.coefficients[k] is None:
+            written.append(None)
+            continue
+        whole = filled(frame, base.coefficients, k, value)
+        part = torch.zeros((), dtype=value.dtype, device=value.device) if each is None else each
+        flat = whole.reshape(*frame.shape(k, ()), -1)
+        part = part.expand(frame.shape(k, target.value.shape)).reshape(*frame.shape(k, ()), -1)
+        written.append(flat.index_copy(-1, places, part).reshape(whole.shape))
+    _write(base, written)
