@@ -1,0 +1,216 @@
+"""Odd ways to call torch, each against the function as torch computes it and its forward mode with corrections."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from mpmath_series import D
+from torch import nn
+from torch.nn import functional
+
+import hodiff
+from hodiff.taylor import jet, value_grad_laplacian
+
+Q = torch.tensor([1.0, 2.0, 3.0, 1.5], dtype=D)
+V = torch.tensor([1.0, -1.0, 2.0, 0.5], dtype=D)
+
+
+def written_through(take):
+    """A function that writes to what may be a view of a value, and returns that."""
+
+    def f(x):
+        y = x * x
+        take(y).mul_(2)
+        return y
+
+    return f
+
+
+FORMS = {
+    "keywords": lambda x: torch.mul(other=x, input=x) + torch.pow(x, exponent=3) + torch.sub(input=x, other=2 * x),
+    "matmul by keywords": lambda x: torch.matmul(x, other=x),
+    "power 0": lambda x: (x**0).sum() * x,
+    "median": lambda x: x.median() * x,
+    "NumPy scalars": lambda x: np.float64(2.5) * x ** np.float32(3) + x * np.int64(2),
+    "modulus": lambda x: torch.complex(x, x * x).abs(),
+    "phase": lambda x: torch.sgn(torch.complex(x, x * x)).real,
+    "complex variance": lambda x: torch.complex(x, x * x).var(),
+    "complex determinant": lambda x: torch.linalg.slogdet(torch.complex(x, x**3).reshape(2, 2))[1],
+    "phase of a determinant": lambda x: torch.linalg.slogdet(torch.complex(x, x**3).reshape(2, 2))[0].imag,
+    "sublists": lambda x: torch.einsum(x, [0], x, [0], []),
+    "attention without weights": nn.MultiheadAttention(2, 1, dtype=D).requires_grad_(False).__call__,
+    "hardswish at its joints": lambda x: functional.hardswish(x - x.detach() + torch.tensor([3, -3, 1, 0])),
+    "fmin of equal ones": lambda x: torch.fmin(x**2, x),
+    "float_power": lambda x: torch.float_power(x.float(), 2),
+    **{
+        f"write through {name}": written_through(take)
+        for name, take in {
+            "ravel": lambda y: y.ravel(),
+            "expand_as": lambda y: y.expand_as(y),
+            "double": lambda y: y.double(),
+            "dropout in evaluation": lambda y: functional.dropout(y, 0.5, False),
+            "transposed sum": lambda y: torch.einsum("ij->ji", y.reshape(2, 2)),
+            "broadcast tensors": lambda y: torch.broadcast_tensors(y, torch.zeros(4))[0],
+            "unsafe_chunk": lambda y: torch.unsafe_chunk(y, 2)[1],
+            "a diagonal": lambda y: torch.linalg.diagonal(y.reshape(2, 2)),
+        }.items()
+    },
+}
+FORMS["attention without weights"] = lambda x, layer=FORMS["attention without weights"]: layer(
+    x.reshape(2, 2), x.reshape(2, 2), x.reshape(2, 2), need_weights=False
+)[0]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_form(name):
+    f = FORMS[name]
+    value, (slope, second) = jet(f, (Q,), ([V, 0 * V],))
+
+    def along(t):
+        return f(Q + t * V)
+
+    def first(t):
+        return torch.func.jvp(along, (t,), (torch.ones_like(t),))
+
+    zero = torch.zeros((), dtype=D)
+    with hodiff.corrected():
+        right, (_, curvature) = first(zero), torch.func.jvp(first, (zero,), (torch.ones_like(zero),))[1]
+    torch.testing.assert_close(value, f(Q))
+    torch.testing.assert_close(slope, right[1])
+    torch.testing.assert_close(second, curvature)
+
+
+def test_complex_powers():
+    """Against x^i = exp(i log x) and a^x = exp(x log a), written out."""
+    terms = ([V, 0 * V, V],)
+    found = jet(lambda x: ((x**1j).real, ((2 + 1j) ** x).imag), (Q,), terms)
+    right = jet(lambda x: (x.log().cos(), (x * (0.5 * np.log(5.0))).exp() * (x * np.arctan(0.5)).sin()), (Q,), terms)
+    torch.testing.assert_close(found, right)
+
+
+def test_weights_of_gradients_inside_are_constants():
+    def f(x):
+        x.requires_grad_()
+        (g,) = torch.autograd.grad(x**3, x, grad_outputs=x * x, create_graph=True)
+        return g.sum()
+
+    x = Q.clone()
+    value, gradient, total = value_grad_laplacian(f)(x)
+    torch.testing.assert_close((value, gradient, total), ((3 * Q**4).sum(), 12 * Q**3, (36 * Q**2).sum()))
+    assert not x.requires_grad
+
+
+def test_chunks_draw_the_same():
+    x = torch.ones(6, dtype=D)
+    value, gradient, total = value_grad_laplacian(lambda x: (functional.dropout(x) ** 2).sum(), chunk_size=1)(x)
+    kept = value / 4
+    assert (gradient == 8).sum() == kept
+    torch.testing.assert_close(total, 8 * kept)
+
+
+def test_second_derivatives_at_kinks_are_torchs():
+    zero = torch.zeros((), dtype=D)
+    one = torch.ones((), dtype=D)
+    for f in (functional.elu, functional.selu, lambda x: functional.celu(x, 0.3)):
+        assert jet(f, (zero,), ([one, zero],))[1][1] == 0
+    value, gradient, _ = value_grad_laplacian(lambda x: torch.linalg.vector_norm(x) * (x + 2).sum())(torch.zeros(3))
+    assert value == 0
+    assert gradient.tolist() == [0.0] * 3
+
+
+class Cubed(torch.autograd.Function):
+    """With backward alone."""
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return 3 * ctx.saved_tensors[0] ** 2 * cotangent
+
+
+class Doubled(torch.autograd.Function):
+    """Writes to its argument."""
+
+    @staticmethod
+    def forward(x):
+        return x.mul_(2)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_dirty(*inputs)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return 2 * cotangent
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent.mul_(2)
+
+
+def test_laplacian_of_a_function_with_backward_alone():
+    torch.testing.assert_close(hodiff.laplacian(lambda x: Cubed.apply(x * x).sum())(Q), (30 * Q**4).sum())
+
+
+def test_keywords_of_the_function():
+    torch.testing.assert_close(hodiff.laplacian(lambda x, b: (b * x * x).sum())(Q, b=3.0), torch.tensor(24.0, dtype=D))
+
+
+def test_numbers_come_back():
+    value, (slope,) = jet(lambda x: (x, 3.0), (Q,), ([V],))
+    assert value[1] == 3.0
+    assert slope[1] == 0.0
+
+
+KEPT: list = []
+REFUSED = {
+    "kept": (lambda x: x * KEPT[0], "a value that moves in an earlier call was kept"),
+    "kept and returned": (lambda x: KEPT[0], "a value that moves in an earlier call was kept"),
+    "data": (lambda x: x.data * x, r"\.data of a value that moves is not known"),
+    "data written": (lambda x: setattr(x, "data", x), "data"),
+    "conjugate": (lambda x: torch.complex(x, x).conj().mul_(2).real, "writing to a conjugate"),
+    "unique": (lambda x: torch.unique(x * x), "not differentiable|not implemented|unique"),
+    "marked as dirty": (lambda x: Doubled.apply(x * x), "writes to its argument|mark_dirty|in-?place"),
+    "without a graph": (lambda x: torch.autograd.grad(x.sum(), x)[0], r"call x\.requires_grad_\(\) before"),
+    "bits": (lambda x: x.view(torch.int64).double(), r"view\(dtype\) reads the bits"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    jet(lambda x: KEPT.append(x * x) or x, (Q,), ([V],))
+    f, words = REFUSED[name]
+    try:
+        with pytest.raises(Exception, match=words):
+            jet(f, (Q,), ([V],))
+    finally:
+        KEPT.clear()
+
+
+def test_a_deep_copy_moves():
+    torch.testing.assert_close(hodiff.laplacian(lambda x: copy.deepcopy(x * x).sum())(Q), torch.tensor(8.0, dtype=D))
+
+
+COMPILED = {
+    "square": lambda x: x**2,
+    "relu": lambda x: x.relu().square(),
+    "layer_norm": lambda x: functional.layer_norm(x, (4,)),
+    "softmax": lambda x: torch.softmax(x, -1),
+    "attention": lambda x: functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+    "difference": lambda x: x - Q,
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled(name):
+    x = torch.rand(3, 4, dtype=D) + 0.2
+    found = hodiff.laplacian(COMPILED[name], batched=True)
+    torch.testing.assert_close(torch.compile(found, fullgraph=True, backend="eager")(x), found(x))

@@ -1,0 +1,129 @@
+"""Elementwise functions in Taylor mode, along curves, against mpmath's series at sixty digits."""
+
+import math
+
+import mpmath as mp
+import pytest
+import torch
+from mpmath_series import mpmath_series, number
+from torch.nn import functional
+
+from hodiff.taylor import jet
+from hodiff.taylor.rules.elementary import ELEMENTARY
+
+FUNCTIONS = {
+    "exp": (torch.exp, mp.exp, (-3.0, 0.4)),
+    "exp2": (torch.exp2, lambda x: mp.power(2, x), (-3.0, 0.4)),
+    "expm1": (torch.expm1, mp.expm1, (-3.0, 1e-3)),
+    "log": (torch.log, mp.log, (0.3, 7.0)),
+    "log2": (torch.log2, lambda x: mp.log(x, 2), (0.3, 7.0)),
+    "log10": (torch.log10, mp.log10, (0.3, 7.0)),
+    "log1p": (torch.log1p, mp.log1p, (-0.6, 1e-3)),
+    "special.entr": (torch.special.entr, lambda x: -x * mp.log(x), (0.3, 2.0)),
+    "sqrt": (torch.sqrt, mp.sqrt, (0.3, 7.0)),
+    "rsqrt": (torch.rsqrt, lambda x: 1 / mp.sqrt(x), (0.3, 7.0)),
+    "square": (torch.square, lambda x: x * x, (0.0, -2.0)),
+    "reciprocal": (torch.reciprocal, lambda x: 1 / x, (0.3, -2.0)),
+    "sin": (torch.sin, mp.sin, (0.0, 2.0)),
+    "cos": (torch.cos, mp.cos, (0.0, 2.0)),
+    "tan": (torch.tan, mp.tan, (0.0, 1.2)),
+    "asin": (torch.asin, mp.asin, (0.0, -0.7)),
+    "acos": (torch.acos, mp.acos, (0.0, -0.7)),
+    "atan": (torch.atan, mp.atan, (0.0, 5.0)),
+    "sinh": (torch.sinh, mp.sinh, (0.0, 2.0)),
+    "cosh": (torch.cosh, mp.cosh, (0.0, 2.0)),
+    "tanh": (torch.tanh, mp.tanh, (0.2, 15.0)),
+    "asinh": (torch.asinh, mp.asinh, (0.0, 5.0)),
+    "acosh": (torch.acosh, mp.acosh, (1.5, 5.0)),
+    "atanh": (torch.atanh, mp.atanh, (0.0, -0.7)),
+    "sigmoid": (torch.sigmoid, lambda x: 1 / (1 + mp.exp(-x)), (-30.0, 0.3)),
+    "logit": (torch.logit, lambda x: mp.log(x / (1 - x)), (0.2, 0.7)),
+    "logsigmoid": (functional.logsigmoid, lambda x: -mp.log1p(mp.exp(-x)), (-30.0, 0.3)),
+    "erf": (torch.erf, mp.erf, (0.0, 1.5)),
+    "erfc": (torch.erfc, mp.erfc, (0.0, 4.0)),
+    "erfinv": (torch.erfinv, mp.erfinv, (0.1, -0.7)),
+    "special.ndtr": (torch.special.ndtr, mp.ncdf, (0.0, -4.0)),
+    "special.ndtri": (torch.special.ndtri, lambda x: mp.sqrt(2) * mp.erfinv(2 * x - 1), (0.3, 0.7)),
+    "lgamma": (torch.lgamma, mp.loggamma, (0.7, 5.0)),
+    "digamma": (torch.digamma, mp.digamma, (0.7, 5.0)),
+    "abs": (torch.abs, lambda x: x, (0.7,)),
+    "relu": (torch.relu, lambda x: x, (0.7,)),
+    "frac": (torch.frac, lambda x: x - 2, (2.3,)),
+    "deg2rad": (torch.deg2rad, mp.radians, (2.3,)),
+    "rad2deg": (torch.rad2deg, mp.degrees, (2.3,)),
+    "gelu": (functional.gelu, lambda x: x * mp.ncdf(x), (0.0, -1.0, 3.0)),
+    "gelu by tanh": (
+        lambda x: functional.gelu(x, approximate="tanh"),
+        lambda x: x / 2 * (1 + mp.tanh(mp.sqrt(2 / mp.pi) * (x + mp.mpf("0.044715") * x**3))),
+        (0.0, 2.0),
+    ),
+    "silu": (functional.silu, lambda x: x / (1 + mp.exp(-x)), (0.0, -2.0)),
+    "mish": (functional.mish, lambda x: x * mp.tanh(mp.log1p(mp.exp(x))), (0.0, 2.0)),
+    "softplus": (functional.softplus, lambda x: mp.log1p(mp.exp(x)), (-5.0, 2.0)),
+    "softplus of another beta": (lambda x: functional.softplus(x, 3.0), lambda x: mp.log1p(mp.exp(3 * x)) / 3, (0.5,)),
+    "elu": (functional.elu, mp.expm1, (-0.7,)),
+    "celu": (lambda x: functional.celu(x, 2.0), lambda x: 2 * mp.expm1(x / 2), (-0.7,)),
+    "softsign": (functional.softsign, lambda x: x / (1 + x), (0.7,)),
+    "tanhshrink": (functional.tanhshrink, lambda x: x - mp.tanh(x), (0.05, 2.0)),
+    "power": (lambda x: x**2.5, lambda x: mp.power(x, 2.5), (0.7,)),
+    "cube": (lambda x: x**3, lambda x: x**3, (0.0, -1.0)),
+    "negative power": (lambda x: x**-2, lambda x: x**-2, (0.7,)),
+    "exponential": (lambda x: 1.7**x, lambda x: mp.power(1.7, x), (0.7,)),
+    "power of itself": (lambda x: x**x, lambda x: mp.power(x, x), (0.7,)),
+    "hypot": (lambda x: torch.hypot(x, 1 - x), lambda x: mp.hypot(x, 1 - x), (0.7,)),
+    "atan2": (lambda x: torch.atan2(x, -1 - x), lambda x: mp.atan2(x, -1 - x), (0.7, 3.0)),
+    "logaddexp": (lambda x: torch.logaddexp(x, -x), lambda x: mp.log(mp.exp(x) + mp.exp(-x)), (0.7,)),
+    "xlogy": (lambda x: torch.xlogy(x, 1 + x), lambda x: x * mp.log(1 + x), (0.7,)),
+    "polygamma": (lambda x: torch.polygamma(2, x), lambda x: mp.polygamma(2, x), (0.7,)),
+    "a fraction": (lambda x: torch.sin(x) / (1 + x * x), lambda x: mp.sin(x) / (1 + x * x), (0.7,)),
+}
+
+
+def test_every_row_is_here():
+    assert set(ELEMENTARY) <= set(FUNCTIONS)
+
+
+# Of the fourth order and less by powers of the change, above by equations.
+@pytest.mark.parametrize("order", [3, 10])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_series_are_mpmaths(name, order):
+    f, exact, points = FUNCTIONS[name]
+    rest = [0.3, -0.2, 0.1, *[0.0] * (order - 3)]
+    for point in points:
+        expected = mpmath_series(exact, [point, *rest], order)
+        value, found = jet(f, (number(point),), ([number(each) for each in rest],), normalized=True)
+        size = max(map(abs, expected))
+        for k, (got, right) in enumerate(zip([value, *found], expected, strict=True)):
+            # Relative to the coefficient, or to the largest where terms of other signs make it small.
+            assert math.isclose(got.item(), right, rel_tol=1e-12, abs_tol=1e-13 * size), (name, point, k)
+
+
+SATURATED = {
+    "tanh": (torch.tanh, mp.tanh, (18.0, -25.0)),
+    "sigmoid": (torch.sigmoid, lambda x: 1 / (1 + mp.exp(-x)), (-40.0,)),
+    "softplus": (functional.softplus, lambda x: mp.log1p(mp.exp(x)), (-40.0,)),
+    "logsigmoid": (functional.logsigmoid, lambda x: -mp.log1p(mp.exp(-x)), (40.0,)),
+    "erfc": (torch.erfc, mp.erfc, (8.0,)),
+    "ndtr": (torch.special.ndtr, mp.ncdf, (-8.0,)),
+}
+
+
+@pytest.mark.parametrize("name", SATURATED)
+def test_small_derivatives_keep_their_digits(name):
+    f, exact, points = SATURATED[name]
+    for point in points:
+        expected = mpmath_series(exact, [point, 1.0], 5)
+        one, zero = number(1.0), number(0.0)
+        _, found = jet(f, (number(point),), ([one, *[zero] * 4],), normalized=True)
+        for got, right in zip(found, expected[1:], strict=True):
+            assert math.isclose(got.item(), right, rel_tol=1e-11), (name, point)
+
+
+def test_ties_and_kinks_are_torchs():
+    zero, one = number(0.0), number(1.0)
+    half = (number(0.5), number(0.0))
+    assert jet(lambda x: torch.maximum(x, 0 * x), (zero,), ([one, zero],))[1] == half
+    assert jet(torch.abs, (zero,), ([one],))[1] == (number(0.0),)
+    assert jet(functional.relu, (zero,), ([one],))[1] == (number(0.0),)
+    assert jet(lambda x: torch.clamp(x, min=0.0), (zero,), ([one],))[1] == (number(1.0),)
+    assert jet(lambda x: torch.clamp(x, min=0 * x), (zero,), ([one],))[1] == (number(1.0),)

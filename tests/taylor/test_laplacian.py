@@ -1,0 +1,164 @@
+"""The Laplacian against closed forms, and against the trace of a Hessian made of primitives."""
+
+import pytest
+import torch
+from mpmath_series import D
+from torch.nn import functional
+
+import hodiff
+from hodiff.taylor import value_grad_laplacian
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=GENERATOR, dtype=D)
+
+
+W1, W2 = randn(7, 4) / 2, randn(3, 7) / 2
+
+
+def network(x):
+    """Three outputs."""
+    return functional.linear(torch.tanh(functional.linear(x, W1)), W2)
+
+
+def exact_laplacian(x):
+    """Of the network: tanh'' is -2 tanh (1 - tanh²), times the squared length of each row of weights."""
+    t = torch.tanh(x @ W1.mT)
+    return (-2 * t * (1 - t * t) * W1.square().sum(1)) @ W2.mT
+
+
+def test_of_a_network():
+    x = randn(4)
+    torch.testing.assert_close(hodiff.laplacian(network)(x), exact_laplacian(x))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 3])
+def test_of_a_batch(chunk_size):
+    x = randn(5, 4)
+    torch.testing.assert_close(hodiff.laplacian(network, batched=True, chunk_size=chunk_size)(x), exact_laplacian(x))
+
+
+def test_by_vmap():
+    x = randn(5, 4)
+    torch.testing.assert_close(torch.func.vmap(hodiff.laplacian(network))(x), exact_laplacian(x))
+
+
+def test_harmonic_functions_have_none():
+    x = randn(3)
+    potential = lambda x: 1 / (x * x).sum().sqrt()  # noqa: E731
+    assert hodiff.laplacian(potential)(x).abs() < 1e-13
+    power = lambda x: (x * x).sum() ** 1.5  # noqa: E731
+    # Δ rᵖ = p (p + n - 2) rᵖ⁻²
+    torch.testing.assert_close(hodiff.laplacian(power)(x), 12 * x.norm())
+
+
+def test_bilaplacian_of_a_power_of_the_radius():
+    x = randn(3)
+    twice = hodiff.laplacian(hodiff.laplacian(lambda x: (x * x).sum() ** 2.5))
+    # Δ Δ r⁵ = 30 · 12 r
+    torch.testing.assert_close(twice(x), 360 * x.norm())
+
+
+def test_weights():
+    x, sigma, B = randn(4), randn(2, 4), randn(4, 4)
+    f = lambda x: (x @ B @ x) * x.sum()  # noqa: E731
+    H = (B + B.mT) * x.sum() + torch.outer((B + B.mT) @ x, torch.ones(4, dtype=D))
+    H = H + torch.outer(torch.ones(4, dtype=D), (B + B.mT) @ x)
+    torch.testing.assert_close(hodiff.laplacian(f, weights=sigma)(x), torch.trace(sigma @ H @ sigma.mT))
+
+
+def test_value_and_gradient():
+    x = {"a": randn(3), "b": randn(2, 2)}
+    f = lambda x: (x["a"] ** 3).sum() * x["b"].sin().sum()  # noqa: E731
+    value, gradient, total = value_grad_laplacian(f)(x)
+    cubes, sines = (x["a"] ** 3).sum(), x["b"].sin().sum()
+    torch.testing.assert_close(value, cubes * sines)
+    torch.testing.assert_close(gradient, {"a": 3 * x["a"] ** 2 * sines, "b": cubes * x["b"].cos()})
+    torch.testing.assert_close(total, (6 * x["a"]).sum() * sines - cubes * sines)
+
+
+def test_value_and_gradient_of_a_batch():
+    x = randn(5, 4)
+    value, gradient, total = value_grad_laplacian(lambda x: network(x)[:, 0], batched=True)(x)
+    t = torch.tanh(x @ W1.mT)
+    torch.testing.assert_close(value, network(x)[:, 0])
+    torch.testing.assert_close(gradient, ((1 - t * t) * W2[0]) @ W1)
+    torch.testing.assert_close(total, exact_laplacian(x)[:, 0])
+
+
+def test_second_argument_alone():
+    a, x = randn(4), randn(4)
+    found = hodiff.laplacian(lambda a, x: (a * x * x).sum() + (a**4).sum(), argnums=1)(a, x)
+    torch.testing.assert_close(found, 2 * a.sum())
+
+
+def test_training_by_a_laplacian():
+    """The gradient in the weights, against that of the closed form."""
+    x, W = randn(5, 4), W1.clone().requires_grad_()
+
+    def loss(W, total):
+        return total(W).square().sum()
+
+    def series(W):
+        return hodiff.laplacian(lambda x: torch.tanh(x @ W.mT) @ W2.mT, batched=True)(x)
+
+    def closed(W):
+        t = torch.tanh(x @ W.mT)
+        return (-2 * t * (1 - t * t) * W.square().sum(1)) @ W2.mT
+
+    (found,) = torch.autograd.grad(loss(W, series), W)
+    (right,) = torch.autograd.grad(loss(W, closed), W)
+    torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_whole(backend):
+    x = randn(5, 4)
+    compiled = torch.compile(hodiff.laplacian(network, batched=True), fullgraph=True, backend=backend)
+    torch.testing.assert_close(compiled(x), exact_laplacian(x))
+
+
+def test_a_product_that_dynamo_turns_round_is_refused():
+    W, x = randn(4, 4), randn(4, 4)
+    compiled = torch.compile(hodiff.laplacian(lambda x: (x @ W).sin(), batched=True), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"write torch\.matmul\(a, b\)"):
+        compiled(x)
+    by_name = torch.compile(hodiff.laplacian(lambda x: torch.matmul(x, W).sin(), batched=True), backend="eager")
+    torch.testing.assert_close(by_name(x), hodiff.laplacian(lambda x: (x @ W).sin(), batched=True)(x))
+
+
+def test_of_what_does_not_move():
+    x = randn(4)
+    assert hodiff.laplacian(lambda x: torch.ones(2, dtype=D))(x).tolist() == [0.0, 0.0]
+    assert hodiff.laplacian(lambda x: 3 * x)(x).tolist() == [0.0] * 4
+
+
+WRONG = {
+    "options": ({"argnums": True}, "laplacian: argnums: expected an int"),
+    "chunks": ({"chunk_size": 0}, "laplacian: chunk_size: expected an int"),
+    "batched": ({"batched": 1}, "laplacian: batched: expected True or False"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_options(case):
+    options, words = WRONG[case]
+    with pytest.raises(hodiff.InputError, match=words):
+        hodiff.laplacian(network, **options)
+
+
+def test_wrong_arguments():
+    for f, options, x, words in (
+        (network, {}, torch.ones(4, dtype=torch.int64), "argument 0: expected a real floating-point tensor"),
+        (network, {}, torch.ones(4, dtype=torch.complex128), "argument 0: expected a real tensor"),
+        (network, {"argnums": 1}, randn(4), "argnums: expected one of 1 positional"),
+        (network, {"weights": randn(2, 3)}, randn(4), r"weights: expected \(R, 4\) float64, .* got \(2, 3\)"),
+        (network, {"weights": [randn(2, 4)]}, randn(4), "weights: expected the structure"),
+        (torch.sin, {"batched": True}, randn(), "with a leading dimension of points"),
+    ):
+        with pytest.raises(hodiff.InputError, match=words):
+            hodiff.laplacian(f, **options)(x)
+    with pytest.raises(hodiff.InputError, match=r"f: expected an output of shape \(\), got \(3,\)"):
+        value_grad_laplacian(network)(randn(4))

@@ -1,0 +1,381 @@
+"""Jets inside of what torch offers: gradients, batches, compilers, writes in place, Functions; and jets of jets."""
+
+import threading
+
+import pytest
+import torch
+from mpmath_series import D, derivatives, number
+from torch.autograd import Function
+from torch.nn import functional
+
+import hodiff
+from hodiff.taylor import explain, jet, register
+from hodiff.taylor.registry import RULES
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=GENERATOR, dtype=D)
+
+
+X, V = randn(3), randn(3)
+ZERO = torch.zeros(3, dtype=D)
+
+
+def cubic(x):
+    return (x[0] * x[1] * x[2]).reshape(()) + x[0] ** 2
+
+
+def cubic_along(x, v):
+    """Its coefficients in t at x + t v."""
+    (a, b, c), (d, e, f) = x, v
+    first = d * b * c + a * e * c + a * b * f + 2 * a * d
+    second = d * e * c + d * b * f + a * e * f + d * d
+    return [a * b * c + a * a, first, second, d * e * f]
+
+
+def assert_series(found, expected):
+    value, terms = found
+    for got, right in zip([value, *terms], derivatives(expected), strict=True):
+        torch.testing.assert_close(got, right)
+
+
+def test_along_a_line():
+    assert_series(jet(cubic, (X,), ([V, ZERO, ZERO],)), cubic_along(X, V))
+
+
+def test_a_gradient_of_a_jet():
+    """The third coefficient is the product of the directions: its gradient in one of them is that of the others."""
+
+    def third(v):
+        return jet(cubic, (X,), ([v, ZERO, ZERO],))[1][2]
+
+    expected = 6 * torch.stack([V[1] * V[2], V[0] * V[2], V[0] * V[1]])
+    torch.testing.assert_close(torch.func.grad(third)(V), expected)
+    torch.testing.assert_close(torch.func.jvp(third, (V,), (V,))[1], 3 * 6 * V.prod())
+    v = V.clone().requires_grad_()
+    (found,) = torch.autograd.grad(third(v), v)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_batch_of_jets():
+    X, V = randn(4, 3), randn(4, 3)
+    value, terms = torch.func.vmap(lambda x, v: jet(cubic, (x,), ([v, 0 * v, 0 * v],)))(X, V)
+    for i in range(4):
+        assert_series((value[i], tuple(each[i] for each in terms)), cubic_along(X[i], V[i]))
+
+
+def test_a_jet_of_a_jet():
+    """The mixed derivative by two parameters of curves."""
+    W = randn(3)
+
+    def inner(x):
+        return jet(cubic, (x,), ([V, ZERO],))[1][1]
+
+    # D² f(x)[V, V] moved along W: the third differential, of which only x0 x1 x2 has a part.
+    (d, e, f), (p, q, r) = V, W
+    expected = 2 * (d * e * r + d * f * q + e * f * p)
+    torch.testing.assert_close(jet(inner, (X,), ([W],))[1][0], expected)
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_gradients_inside(order):
+    """As physics-informed networks take them: |∇f|² of a cubic, along a line."""
+
+    def squared_slope(x):
+        x.requires_grad_()
+        (gradient,) = torch.autograd.grad(cubic(x), x, create_graph=True)
+        return (gradient * gradient).sum()
+
+    def written_out(x):
+        g = torch.stack([x[1] * x[2] + 2 * x[0], x[0] * x[2], x[0] * x[1]])
+        return (g * g).sum()
+
+    terms = [V, *[ZERO] * (order - 1)]
+    found, right = jet(squared_slope, (X,), (terms,)), jet(written_out, (X,), (terms,))
+    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(hodiff.laplacian(squared_slope)(X), torch.trace(torch.func.hessian(written_out)(X)))
+    assert not X.requires_grad
+
+
+def test_writes_in_place_and_views():
+    x = randn(5)
+
+    def f(x):
+        out = torch.zeros_like(x)
+        out[1:3] = x[0:2] ** 2
+        out[0].add_(x[4] * x[3])
+        row = out.view(5)[3:]
+        row.mul_(2).add_(x[:2])
+        out[torch.tensor([0, 1])] *= x[2]
+        return (out**2).sum() + out[3].sin()
+
+    def written_out(x):
+        return (x[4] * x[3] * x[2]) ** 2 + (x[0] ** 2 * x[2]) ** 2 + x[1] ** 4 + x[0] ** 2 + x[1] ** 2 + x[0].sin()
+
+    torch.testing.assert_close(f(x), written_out(x))
+    found = jet(f, (x,), ([randn(5) * 0 + 1, randn(5) * 0],))
+    torch.testing.assert_close(found, jet(written_out, (x,), ([x * 0 + 1, x * 0],)))
+    torch.testing.assert_close(hodiff.laplacian(f)(x), torch.trace(torch.func.hessian(written_out)(x)))
+
+
+WRITTEN = {
+    "relu": lambda x: functional.relu(x, inplace=True),
+    "elu": lambda x: functional.elu(x, 1.0, True),
+    "a module": torch.nn.LeakyReLU(0.1, inplace=True),
+    "masked": lambda x: x.masked_fill_(torch.tensor([True, False, False, True]), 2.0),
+    "copied": lambda x: x.copy_(x.flip(0)),
+    "zeros": lambda x: x.zero_(),
+    "filled": lambda x: x.fill_(2.0),
+    "without a rule": lambda x: x.sinc_(),
+    "added": lambda x: x.index_add_(0, torch.tensor([1, 1]), x[:2] ** 2),
+    "added to a part": lambda x: x[1:3].add_(x[0]),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written(name):
+    """By the derivative of torch's own forward mode, and the caller's tensors stay as they are."""
+    x, v = torch.tensor([-1.0, 0.5, -2.0, 3.0], dtype=D), torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=D)
+    kept = x.clone(), v.clone()
+
+    def f(x):
+        x = x * 1.5
+        WRITTEN[name](x)
+        return x * x
+
+    value, (slope,) = jet(f, (x,), ([v],))
+    with hodiff.corrected():
+        expected = torch.func.jvp(f, (x,), (v,))
+    torch.testing.assert_close((value, slope), expected)
+    torch.testing.assert_close((x, v), kept)
+
+
+def test_writes_that_are_refused():
+    for f, words in (
+        (lambda x: x.clone().unsqueeze_(0), "unsqueeze_ writes in place, and is not known"),
+        (lambda x: torch.sin(x, out=x.clone()), "out=: expected None"),
+    ):
+        with pytest.raises(hodiff.InputError, match=words):
+            jet(f, (X,), ([V],))
+
+
+COPIES = {
+    "picked": lambda x: x[torch.tensor([0, 1])],
+    "masked": lambda x: x[x > -100],
+    "contiguous": lambda x: x.reshape(2, 2).mT.contiguous(),
+    "reshaped": lambda x: x.reshape(2, 2).mT.reshape(4),
+    "converted": lambda x: x.to(torch.float32),
+    "cloned": lambda x: x.clone(),
+    "flattened": lambda x: x.reshape(2, 2).mT.flatten(),
+}
+SHOWN = {
+    "itself": lambda x: x.contiguous(),
+    "shape": lambda x: x.reshape(2, 2),
+    "part": lambda x: x[1:],
+    "of a part": lambda x: x.view(2, 2)[0].unsqueeze(0),
+    "one of several": lambda x: x.unbind()[2],
+    "converted": lambda x: x.to(torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", [*COPIES, *(f"{name}, shown" for name in SHOWN)])
+def test_what_is_written_to_a_copy_stays_there(name):
+    take = SHOWN[name.removesuffix(", shown")] if name.endswith("shown") else COPIES[name]
+    x = torch.arange(1.0, 5.0, dtype=D)
+
+    def f(x):
+        x = x * 1
+        take(x).mul_(3)
+        return x
+
+    value, (slope,) = jet(f, (x,), ([torch.ones(4, dtype=D)],))
+    torch.testing.assert_close(value, f(x))
+    torch.testing.assert_close(slope, f(x) / x)
+
+
+class Square(Function):
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return 2 * ctx.saved_tensors[0] * cotangent
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 2 * ctx.saved_tensors[0] * tangent
+
+
+class StraightThrough(Function):
+    """Its rule is not the derivative of its forward."""
+
+    @staticmethod
+    def forward(x):
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent.clone()
+
+
+class BackwardAlone(Function):
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return 2 * ctx.saved_tensors[0] * cotangent
+
+
+class Legacy(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * x
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent
+
+
+@pytest.mark.parametrize("recording", [True, False])
+@pytest.mark.parametrize("function", [Square, BackwardAlone])
+def test_a_function_goes_by_its_rule(function, recording):
+    square = function.apply
+    with torch.set_grad_enabled(recording):
+        found = jet(lambda x: square(x) * x, (number(1.3),), ([number(2.0), number(0.0), number(0.0)],))
+    expected = [1.3**3, 3 * 1.3**2 * 2, 6 * 1.3 * 4, 6 * 8.0]
+    torch.testing.assert_close(torch.stack([found[0], *found[1]]), torch.tensor(expected, dtype=D))
+
+
+def test_a_rule_that_is_no_derivative_is_followed():
+    found = jet(lambda x: StraightThrough.apply(x) * x, (number(1.2),), ([number(1.0), number(0.0)],))
+    torch.testing.assert_close(torch.stack(found[1]), torch.tensor([2.2, 2.0], dtype=D))
+    with torch.inference_mode():
+        again = jet(lambda x: StraightThrough.apply(x) * x, (number(1.2),), ([number(1.0), number(0.0)],))
+    torch.testing.assert_close(again[1], found[1])
+
+
+def test_a_function_without_setup_context_is_refused():
+    with pytest.raises(hodiff.RouteError, match="expected one with setup_context"):
+        jet(Legacy.apply, (X,), ([V],))
+
+
+def test_a_rule_of_ones_own():
+    @register(StraightThrough)
+    def square(x):
+        return x * x
+
+    try:
+        found = jet(StraightThrough.apply, (X,), ([V, ZERO],))
+    finally:
+        del RULES[StraightThrough]
+    torch.testing.assert_close(found[1], (2 * X * V, 2 * V * V))
+    with pytest.raises(hodiff.InputError, match="register: functions: expected torch functions"):
+        register()
+
+
+def test_draws_are_the_same_for_all_coefficients():
+    torch.manual_seed(0)
+    x = randn(50)
+    value, (slope,) = jet(lambda x: functional.dropout(x, 0.5), (x,), ([torch.ones(50, dtype=D)],))
+    torch.testing.assert_close(value, slope * x)
+    assert set(slope.tolist()) == {0.0, 2.0}
+
+
+def test_what_explain_says():
+    assert explain(lambda x: torch.special.i1(x) + torch.special.i1(2 * x), X).nested == {"special.i1": 2}
+    assert "every function has a rule" in str(explain(torch.tanh, X))
+
+
+def test_numbers_are_not_taken_out():
+    for f, words in (
+        (lambda x: float(x[0]) * x, r"float\(\) would lose the derivatives"),
+        (lambda x: x[0].item() * x, "item would lose the derivatives"),
+        (lambda x: x.numpy(), "numpy would lose the derivatives"),
+    ):
+        with pytest.raises(hodiff.InputError, match=words):
+            jet(f, (X,), ([V],))
+    # Of a comparison the value decides, as it does for torch.
+    assert jet(lambda x: x[0] if x[0] > x[1] else x[1], (X,), ([V],))[0] == max(X[0], X[1])
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        torch.func.vmap(torch.sin),
+        lambda x: torch.func.grad(cubic)(x),
+        lambda x: torch.func.grad(lambda w: (w * x).sum())(torch.ones(3, dtype=D)),
+        hodiff.functions.gelu,
+    ],
+    ids=["vmap", "grad", "grad of another", "hodiff's function"],
+)
+def test_what_takes_tensors_alone_is_named(f):
+    with pytest.raises(hodiff.RouteError, match="a value that moves comes to something that takes tensors alone"):
+        jet(f, (X,), ([V],))
+
+
+def test_a_constant_is_not_written_to():
+    def f(x):
+        out = torch.zeros(3, dtype=D)
+        out[0] = x[0]
+        return out
+
+    with pytest.raises(hodiff.InputError, match=r"cannot write a value that moves .*: make that one by"):
+        jet(f, (X,), ([V],))
+
+
+WRONG = {
+    "no tuple": (X, ([V],), "primals: expected a tuple"),
+    "no list": ((X,), (V,), r"series\[0\]: expected a list"),
+    "counts": ((X, X), ([V],), "series: expected one for each of 2 primals, got 1"),
+    "orders": ((X, X), ([V], [V, V]), r"series: expected lists of one length, the order, got \[1, 2\]"),
+    "shape": ((X,), ([V, V[:2]],), r"series\[0\]\[1\]: v does not match x: expected \(3,\) float64, got \(2,\)"),
+    "integers": ((torch.ones(2, dtype=torch.int64),), ([V],), r"primals\[0\]"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments(case):
+    primals, series, words = WRONG[case]
+    with pytest.raises(hodiff.InputError, match=words):
+        jet(lambda *xs: xs[0], primals, series)
+
+
+def test_threads():
+    """Each has its own depth of calls."""
+    failures = []
+
+    def run(seed):
+        x = torch.randn(3, generator=torch.Generator().manual_seed(seed), dtype=D)
+        for _ in range(20):
+            outer = jet(lambda x: jet(cubic, (x,), ([V],))[1][0], (x,), ([V],))[1][0]
+            if not torch.allclose(outer, 2 * cubic_along(x, V)[2]):
+                failures.append(seed)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failures
