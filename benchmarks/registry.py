@@ -27,6 +27,7 @@ from benchmarks.workloads import (
     overhead,
     pointwise,
     standard_problems,
+    taylor,
 )
 
 
@@ -125,6 +126,14 @@ WORKLOADS = {
         rounds=5,
         unit="the loop over a fiftieth of the problems, so that 1 is fifty times as fast",
         reference="the loop's minimisers",
+    ),
+    "taylor": Workload(
+        "Laplacians, and derivatives of high order along a line",
+        taylor.problems,
+        rounds=10,
+        unit="the first row: the propagator by hand, or one evaluation",
+        reference="the propagator by hand in float64, or nested forward mode",
+        one_core=True,
     ),
     "checks": Workload("checks of Functions, and the defects that they see", checks.problems, rounds=10),
 }

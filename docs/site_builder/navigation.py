@@ -19,6 +19,7 @@ SIDE_BAR = {
         "guides/optimizers.md",
         "guides/implicit.md",
         "guides/meta.md",
+        "guides/taylor.md",
     ),
     "Explanations": (
         "explanations/routes.md",

@@ -48,6 +48,7 @@ def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "meta",
         "minimize",
         "batched",
+        "taylor",
         "checks",
         "footprints",
         "standard_problems",
