@@ -119,6 +119,7 @@ NAMES = (
     "torch._functorch.autograd_function.VmapInfo",
     "torch._functorch.autograd_function.custom_function_call",
     "torch._functorch.eager_transforms.JVP_NESTING",
+    "torch._functorch.eager_transforms.grad_increment_nesting",
     "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
     "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack",
     "torch._functorch.utils.unwrap_dead_wrappers",

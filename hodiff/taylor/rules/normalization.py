@@ -275,7 +275,7 @@ def norm(
     if ord == "fro" or ord is None:
         return torch.linalg.vector_norm(x, 2, dim, keepdim)
     number = isinstance(ord, (int, float))
-    classic = getattr(func, "__module__", "") in ("torch.functional", "torch._tensor")
+    classic = not getattr(func, "__name__", "").startswith("linalg")
     if number and (classic or isinstance(dim, int) or (dim is None and x.ndim == 1)):
         return torch.linalg.vector_norm(x, ord, dim, keepdim)
     return unknown(frame, func, (x, ord, dim, keepdim), kwargs)
