@@ -220,5 +220,5 @@ def _gradient(slopes: Any, leaves: list[Any], batched: bool) -> list[Any]:
     """The derivatives by direction, sorted to the leaves."""
     # Points stand behind the directions, and before the coordinates.
     rows = slopes.movedim(0, -1) if batched else slopes
-    sizes = [leaf[0].numel() if batched and len(leaf) else leaf.numel() for leaf in leaves]
+    sizes = [torch.Size(leaf.shape[1:] if batched else leaf.shape).numel() for leaf in leaves]
     return [part.reshape(leaf.shape) for part, leaf in zip(rows.split(sizes, -1), leaves, strict=True)]

@@ -48,10 +48,6 @@ class Frame:
         """Whether coefficient k has the axis of directions."""
         return self.directions is not None and k > 0 and not (self.collapsed and k == self.order)
 
-    def axis_of(self, k: int) -> int | None:
-        """The axis of directions of coefficient k, as `torch.func.vmap` takes it."""
-        return 0 if self.has_axis(k) else None
-
     def shape(self, k: int, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of coefficient k of a series of values of a shape."""
         return (*([self.directions or 0] if self.has_axis(k) else []), *shape)
@@ -136,11 +132,6 @@ def composition(frame: Frame, u: Coefficients, taylor: Coefficients) -> list[Coe
             power.append(inner_products(frame, known, change, k))
             result[k] = plus(result[k], times(taylor[m], power[k]))
     return result
-
-
-def scaled(coefficients: Coefficients, factor: Callable[[int], float]) -> list[Coefficient]:
-    """Each coefficient k times factor(k)."""
-    return [None if each is None else times(factor(k), each) for k, each in enumerate(coefficients)]
 
 
 def filled(frame: Frame, coefficients: Coefficients, k: int, value: Any) -> Any:

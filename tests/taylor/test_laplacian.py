@@ -88,6 +88,11 @@ def test_value_and_gradient_of_a_batch():
     torch.testing.assert_close(total, exact_laplacian(x)[:, 0])
 
 
+def test_no_points_at_all():
+    found = value_grad_laplacian(lambda x: x.square().sum(-1), batched=True)(torch.zeros(0, 3))
+    assert [tuple(each.shape) for each in found] == [(0,), (0, 3), (0,)]
+
+
 def test_second_argument_alone():
     a, x = randn(4), randn(4)
     found = hodiff.laplacian(lambda a, x: (a * x * x).sum() + (a**4).sum(), argnums=1)(a, x)

@@ -14,7 +14,6 @@ EXCEPTIONS = {
     "half": "half precision",
     "cfloat": "single precision",
     "chalf": "half precision",
-    "linalg.norm.subgradients_at_zero": "at the kink of a norm",
     "masked.logaddexp": "of two infinities",
 }
 NOT_COMPARED = ("no oracle", "nothing to differentiate")
