@@ -1,9 +1,9 @@
 """Taylor mode: truncated power series through a function, of any order, in one pass."""
 
+from hodiff.taylor.differential import laplacian as laplacian
+from hodiff.taylor.differential import value_grad_laplacian as value_grad_laplacian
 from hodiff.taylor.explain import Explanation as Explanation
 from hodiff.taylor.explain import explain as explain
 from hodiff.taylor.jet import jet as jet
-from hodiff.taylor.laplacian import laplacian as laplacian
-from hodiff.taylor.laplacian import value_grad_laplacian as value_grad_laplacian
 from hodiff.taylor.registry import RULES as RULES
 from hodiff.taylor.registry import register as register
