@@ -10,8 +10,9 @@ import torch
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import _HANDLERS, Jet
-from hodiff.taylor.registry import RULES, entry_of
+from hodiff.taylor.registry import RULES, Entry, entry_of
 from hodiff.taylor.series import Frame
+from hodiff.taylor.sparsity import by_slots
 from hodiff.taylor.views import assign, watched
 from hodiff.torch_internals.forward_mode import inside_of_function
 from hodiff.torch_internals.interception import apply_in_transform
@@ -62,11 +63,16 @@ def _follow(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if kwargs and entry.parameters:
         kwargs = _by_the_rules_names(entry.parameters, kwargs)
     if entry.plain is not None:
-        return assign(args[0], entry.rule(frame, entry.plain, *args, **kwargs))
-    result = entry.rule(frame, func, *args, **kwargs)
+        return assign(args[0], _by_rule(frame, entry, entry.plain, args, kwargs))
+    result = _by_rule(frame, entry, func, args, kwargs)
     if entry.switch is not None and (args[entry.switch : entry.switch + 1] == (True,) or kwargs.get("inplace")):
         return assign(args[0], result)
     return watched(entry.name, result, func, args, kwargs)
+
+
+def _by_rule(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    found = by_slots(frame, entry, func, args, kwargs) if frame.sparse else NotImplemented
+    return entry.rule(frame, func, *args, **kwargs) if found is NotImplemented else found
 
 
 # torch's names of first and second arguments, where rules have others.

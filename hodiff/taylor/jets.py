@@ -23,15 +23,17 @@ class Jet:
     Args:
         frame: What all series of the call have in common.
         coefficients: Those from the value up.
+        support: Which directions the slots of coefficients are, where they do not hold all of them in order.
     """
 
-    __slots__ = ("_seen", "base", "exact", "frame", "held", "taken", "version")
+    __slots__ = ("_seen", "base", "exact", "frame", "held", "support", "taken", "version")
     # NumPy leaves operators to it.
     __array_ufunc__ = None
 
-    def __init__(self, frame: Frame, coefficients: Coefficients):
+    def __init__(self, frame: Frame, coefficients: Coefficients, support: Any = None):
         self.frame = frame
         self.held = tuple(coefficients)
+        self.support = support
         # How many times it was written to, and where it is a view: of which jet, by what, and as of which time.
         self.version = 0
         self.base: Jet | None = None
@@ -42,12 +44,22 @@ class Jet:
 
     @property
     def coefficients(self) -> tuple[Coefficient, ...]:
-        """Those from the value up; None is zero."""
+        """Those from the value up, with all directions; None is zero."""
+        held = self.in_slots()
+        if self.support is not None:
+            whole = self.support.dense
+            self.held = tuple(whole(each) if self.frame.has_axis(k) else each for k, each in enumerate(held))
+            self.support = None
+        return self.held
+
+    def in_slots(self) -> tuple[Coefficient, ...]:
+        """Those from the value up, with the directions of the support alone."""
         base = self.base
         if base is not None and self.taken is not None:
-            held = base.coefficients
+            held = base.in_slots()
             if base.version != self._seen:
-                self.held = tuple(self.taken(Jet(self.frame, held)).held)
+                again = self.taken(Jet(self.frame, held, base.support))
+                self.held, self.support = again.in_slots(), again.support
                 self._seen = base.version
                 self.version += 1
         return self.held
@@ -55,18 +67,18 @@ class Jet:
     @property
     def value(self) -> Any:
         """Coefficient 0."""
-        return self.coefficients[0]
+        return self.in_slots()[0]
 
     def as_view(self, base: Jet, taken: Callable[[Any], Any], *, exact: bool = True) -> Jet:
         """This jet as a view of another, which sees what is written to that one."""
-        base.coefficients  # noqa: B018  (brings its version up to date)
+        base.in_slots()  # Brings its version up to date.
         self.base, self.taken, self._seen, self.exact = base, taken, base.version, exact
         return self
 
     def write(self, coefficients: Coefficients) -> Jet:
         """Take other coefficients, in place."""
-        self.coefficients  # noqa: B018
-        self.held = tuple(coefficients)
+        self.in_slots()
+        self.held, self.support = tuple(coefficients), None
         self.version += 1
         return self
 
@@ -93,7 +105,7 @@ class Jet:
     @property
     def requires_grad(self) -> bool:
         """Whether a coefficient does."""
-        return any(isinstance(each, Tensor) and each.requires_grad for each in self.coefficients)
+        return any(isinstance(each, Tensor) and each.requires_grad for each in self.in_slots())
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:

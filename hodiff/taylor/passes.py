@@ -46,6 +46,7 @@ def framed(
     collapsed: bool = False,
     correct: bool = True,
     observer: Callable[[Any], None] | None = None,
+    sparse: bool = False,
 ) -> Iterator[Frame]:
     """The frame of a call, deeper than those around it."""
     global _traced
@@ -56,7 +57,7 @@ def framed(
         _RUNNING.calls += 1
     try:
         depth = _traced if compiling else _RUNNING.calls
-        frame = Frame(order, directions, collapsed, depth, corrected() if correct else None, observer)
+        frame = Frame(order, directions, collapsed, depth, corrected() if correct else None, observer, sparse)
         yield frame
         frame.ended = True
     finally:
@@ -66,11 +67,13 @@ def framed(
             _RUNNING.calls -= 1
 
 
-def through(frame: Frame, f: Callable[..., Any], args: Sequence[Any]) -> tuple[list[list[Coefficient]], Any]:
-    """The coefficients of each leaf of f's output, and its structure."""
+def through(
+    frame: Frame, f: Callable[..., Any], args: Sequence[Any], *, slots: bool = False
+) -> tuple[list[list[Coefficient]], Any]:
+    """The coefficients of each leaf of f's output, and its structure; with `slots` not all directions need be there."""
     mode = nullcontext() if frame.mode is None else frame.mode
     state = RandomState(
-        each for jet in calls.jets_in(list(args)) for each in jet.coefficients if isinstance(each, Tensor)
+        each for jet in calls.jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor)
     )
     try:
         with mode:
@@ -90,7 +93,7 @@ def through(frame: Frame, f: Callable[..., Any], args: Sequence[Any]) -> tuple[l
             raise calls.of_an_earlier_call()
         moves = isinstance(each, Jet) and each.frame is frame
         constant = each if isinstance(each, (Tensor, Jet)) else torch.as_tensor(each)
-        parts = each.coefficients if moves else (constant, *[None] * frame.order)
+        parts = (each.in_slots() if slots else each.coefficients) if moves else (constant, *[None] * frame.order)
         found.append([unwrap_if_ended(part) if isinstance(part, Tensor) else part for part in parts])
     return found, spec
 

@@ -25,6 +25,7 @@ class Frame:
         depth: How many calls it is inside of: of two series the deeper one is differentiated, the other a constant.
         mode: In which rules run whose own derivatives may be asked for, such as hodiff's corrections.
         observer: Is told of each function without a rule.
+        sparse: Whether jets may hold the directions alone that their elements depend on, in slots.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Frame:
         depth: int,
         mode: Any = None,
         observer: Callable[[Any], None] | None = None,
+        sparse: bool = False,
     ):
         self.order = order
         self.directions = directions
@@ -42,6 +44,7 @@ class Frame:
         self.depth = depth
         self.mode = mode
         self.observer = observer
+        self.sparse = sparse
         self.ended = False
 
     def has_axis(self, k: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from hodiff.common.options import require_bools, require_callable, require_int
@@ -15,7 +16,8 @@ from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.passes import framed, primal_leaves, through
-from hodiff.taylor.series import Coefficient, plus
+from hodiff.taylor.series import Coefficient, Frame, filled, plus
+from hodiff.taylor.sparsity import support
 
 
 def laplacian(
@@ -25,6 +27,7 @@ def laplacian(
     weights: PyTree = None,
     batched: bool = False,
     chunk_size: int | None = None,
+    sparse: bool = True,
     correct: bool = True,
 ) -> Callable[..., PyTree]:
     r"""Function that computes the Laplacian of each output of a function, by one pass forward.
@@ -45,6 +48,9 @@ def laplacian(
         batched: Whether the argument has a leading dimension of points, N, at each of which `f` computes an entry of
             its own: `f` maps (N, D) to (N, ...). The Laplacian is then that of each point, of the shape of the output.
         chunk_size: How many directions go through `f` at once, which bounds memory; None for all.
+        sparse: Whether first derivatives that are zero because of how `f` is built are left out, as those of the
+            features of one particle by the coordinates of another; of all directions at once, and not within
+            `torch.compile`. The result is the same.
         correct: As in `hodiff.hvp`.
 
     Returns:
@@ -61,12 +67,14 @@ def laplacian(
     Source: F. Dangel et al., "Collapsing Taylor mode automatic differentiation", 2025, section 3; R. Li et al., "A
     computational framework for neural network-based variational Monte Carlo with Forward Laplacian", 2024.
     """
-    _require_options("laplacian", f, argnums, batched, chunk_size, correct)
+    _require_options("laplacian", f, argnums, batched, chunk_size, sparse, correct)
 
     @leave_inference_mode
     def transformed(*args: Any, **kwargs: Any) -> PyTree:
         function = partial(f, **kwargs) if kwargs else f
-        found, spec, _ = _second_order("laplacian", function, argnums, args, weights, batched, chunk_size, correct)
+        found, spec, _ = _second_order(
+            "laplacian", function, argnums, args, weights, batched, chunk_size, sparse, correct, slopes=False
+        )
         return unflatten([each[2] for each in found], spec)
 
     return transformed
@@ -78,6 +86,7 @@ def value_grad_laplacian(
     *,
     batched: bool = False,
     chunk_size: int | None = None,
+    sparse: bool = True,
     correct: bool = True,
 ) -> Callable[..., tuple[Any, PyTree, Any]]:
     r"""Function that computes value, gradient and Laplacian of a scalar function, for the price of the Laplacian.
@@ -87,6 +96,7 @@ def value_grad_laplacian(
         argnums: As in `hodiff.laplacian`.
         batched: As in `hodiff.laplacian`.
         chunk_size: As in `hodiff.laplacian`.
+        sparse: As in `hodiff.laplacian`.
         correct: As in `hodiff.hvp`.
 
     Returns:
@@ -103,13 +113,13 @@ def value_grad_laplacian(
 
     Source: As of `hodiff.laplacian`.
     """
-    _require_options("value_grad_laplacian", f, argnums, batched, chunk_size, correct)
+    _require_options("value_grad_laplacian", f, argnums, batched, chunk_size, sparse, correct)
 
     @leave_inference_mode
     def transformed(*args: Any, **kwargs: Any) -> tuple[Any, PyTree, Any]:
         function = partial(f, **kwargs) if kwargs else f
         found, _, (leaves, leaf_spec) = _second_order(
-            "value_grad_laplacian", function, argnums, args, None, batched, chunk_size, correct
+            "value_grad_laplacian", function, argnums, args, None, batched, chunk_size, sparse, correct
         )
         shape = tuple(leaves[0].shape[:1]) if batched else ()
         if len(found) != 1 or tuple(found[0][0].shape) != shape:
@@ -124,11 +134,13 @@ def value_grad_laplacian(
     return transformed
 
 
-def _require_options(caller: str, f: Any, argnums: Any, batched: Any, chunk_size: Any, correct: Any) -> None:
+def _require_options(
+    caller: str, f: Any, argnums: Any, batched: Any, chunk_size: Any, sparse: Any, correct: Any
+) -> None:
     require_callable(caller, f=f)
     require_int(caller, "argnums", argnums)
     require_int(caller, "chunk_size", chunk_size, 1, optional=True)
-    require_bools(caller, batched=batched, correct=correct)
+    require_bools(caller, batched=batched, sparse=sparse, correct=correct)
 
 
 def _second_order(
@@ -139,7 +151,10 @@ def _second_order(
     weights: PyTree,
     batched: bool,
     chunk_size: int | None,
+    sparse: bool,
     correct: bool,
+    *,
+    slopes: bool = True,
 ) -> tuple[list[tuple[Any, Any, Any]], Any, tuple[list[Any], Any]]:
     """Of each output value, derivatives by direction and Laplacian; the structures of output and argument."""
     if not -len(args) <= argnums < len(args):
@@ -149,6 +164,13 @@ def _second_order(
         if tensor_of(leaf).is_complex() or (batched and leaf.ndim == 0):
             kind = "a real tensor with a leading dimension of points" if batched else "a real tensor"
             raise InputError(f"{caller}: argument {argnums}: expected {kind}, got {describe(tensor_of(leaf))}.")
+    if sparse and weights is None and chunk_size is None and _may_be_sparse(leaves):
+        with framed(2, sum(_sizes(leaves, batched)), collapsed=True, correct=correct, sparse=True) as frame:
+            given = list(args)
+            given[argnums] = unflatten(_unit_jets(frame, leaves, batched), spec)
+            parts, structure = through(frame, f, given, slots=not slopes)
+            found = [_filled(frame, part) if slopes else part for part in parts]
+        return [_scaled(part) for part in found], structure, (leaves, spec)
     directions = (
         _unit_directions(leaves, batched) if weights is None else _given_directions(caller, weights, leaves, spec)
     )
@@ -166,19 +188,41 @@ def _second_order(
             given = list(args)
             given[argnums] = unflatten(jets, spec)
             parts, structure = through(frame, f, given)
-            parts = [
-                [value, _dense(frame.shape(1, value.shape), value, first), second] for value, first, second in parts
-            ]
+            parts = [_filled(frame, part) for part in parts]
         found = parts if not found else [_joined(old, new) for old, new in zip(found, parts, strict=True)]
-    # Coefficients are those of t^k.
-    scaled = [
-        (value, first, torch.zeros_like(value) if second is None else 2 * second) for value, first, second in found
-    ]
-    return scaled, structure, (leaves, spec)
+    return [_scaled(part) for part in found], structure, (leaves, spec)
 
 
-def _dense(shape: tuple[int, ...], value: Any, coefficient: Coefficient) -> Any:
-    return torch.zeros_like(value).expand(shape) if coefficient is None else coefficient
+def _filled(frame: Frame, part: list[Coefficient]) -> list[Coefficient]:
+    """With zeros for no first derivatives."""
+    return [part[0], filled(frame, part, 1, part[0]), part[2]]
+
+
+def _scaled(part: list[Coefficient]) -> tuple[Any, Any, Any]:
+    """Derivatives of coefficients, which are those of t^k."""
+    value, first, second = part
+    return value, first, torch.zeros_like(value) if second is None else 2 * second
+
+
+def _may_be_sparse(leaves: list[Any]) -> bool:
+    return not torch.compiler.is_compiling() and not any(isinstance(leaf, Jet) for leaf in leaves)
+
+
+def _sizes(leaves: list[Any], batched: bool) -> list[int]:
+    """The number of coordinates of each leaf."""
+    return [torch.Size(leaf.shape[1:] if batched else leaf.shape).numel() for leaf in leaves]
+
+
+def _unit_jets(frame: Frame, leaves: list[Any], batched: bool) -> list[Jet]:
+    """Each coordinate as the only one that moves in its own direction: one slot, in which all are 1."""
+    found, start = [], 0
+    for leaf, size in zip(leaves, _sizes(leaves, batched), strict=True):
+        shape = (1, *([1] if batched else []), *(leaf.shape[1:] if batched else leaf.shape))
+        index = np.arange(start, start + size).reshape(shape)
+        slot = torch.ones_like(tensor_of(leaf)).unsqueeze(0)
+        found.append(Jet(frame, [leaf, slot, None], support(index, frame.directions or 0)))
+        start += size
+    return found
 
 
 def _joined(old: list[Coefficient], new: list[Coefficient]) -> list[Coefficient]:
@@ -189,7 +233,7 @@ def _joined(old: list[Coefficient], new: list[Coefficient]) -> list[Coefficient]
 def _unit_directions(leaves: list[Any], batched: bool) -> list[Any]:
     """For each leaf the unit directions of all, those of the other leaves zero; at all points at once."""
     shapes = [tuple(leaf.shape[1:] if batched else leaf.shape) for leaf in leaves]
-    sizes = [torch.Size(shape).numel() for shape in shapes]
+    sizes = _sizes(leaves, batched)
     found, start = [], 0
     for leaf, shape, size in zip(leaves, shapes, sizes, strict=True):
         plain = tensor_of(leaf)
@@ -220,5 +264,5 @@ def _gradient(slopes: Any, leaves: list[Any], batched: bool) -> list[Any]:
     """The derivatives by direction, sorted to the leaves."""
     # Points stand behind the directions, and before the coordinates.
     rows = slopes.movedim(0, -1) if batched else slopes
-    sizes = [torch.Size(leaf.shape[1:] if batched else leaf.shape).numel() for leaf in leaves]
+    sizes = _sizes(leaves, batched)
     return [part.reshape(leaf.shape) for part, leaf in zip(rows.split(sizes, -1), leaves, strict=True)]

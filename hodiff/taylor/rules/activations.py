@@ -25,6 +25,12 @@ _TANHSHRINK = System(
 )
 
 
+_SILU = System(
+    lambda x: (functional.silu(x), torch.sigmoid(x), torch.sigmoid(-x)),
+    lambda u, v, s, c: (s + u * (s * c), s * c, -(s * c)),
+)
+
+
 @rule("nn.gelu")
 def gelu(frame: Frame, func: Any, x: Any, approximate: str = "none") -> Any:
     """By the normal distribution, or by tanh."""
@@ -36,7 +42,7 @@ def gelu(frame: Frame, func: Any, x: Any, approximate: str = "none") -> Any:
 @rule("nn.silu")
 def silu(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     """X times its sigmoid."""
-    return x * torch.sigmoid(x)
+    return of_one(frame, x, _SILU)
 
 
 @rule("nn.mish")

@@ -1,0 +1,38 @@
+"""Which functions keep jets in slots, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hodiff.taylor.registry import Entry
+from hodiff.taylor.series import Frame
+from hodiff.taylor.sparsity.contractions import matmul
+from hodiff.taylor.sparsity.determinants import slogdet
+from hodiff.taylor.sparsity.levels import cumulative, linear
+from hodiff.taylor.sparsity.moving import MOVING, moving
+from hodiff.taylor.sparsity.pointwise import POINTWISE, pointwise
+from hodiff.taylor.sparsity.reductions import total
+from hodiff.taylor.sparsity.slots import Call
+
+# Rules of others are made of functions of jets, which come here themselves; what reads coefficients gets all directions.
+HANDLERS: dict[str, Callable[[Call], Any]] = {
+    **dict.fromkeys(POINTWISE, pointwise),
+    **dict.fromkeys(MOVING, moving),
+    **dict.fromkeys(("sum", "mean"), total),
+    **dict.fromkeys(("matmul", "rmatmul", "mm", "bmm"), matmul),
+    "nn.linear": linear,
+    "cumsum": cumulative,
+    **dict.fromkeys(("slogdet", "linalg.slogdet"), slogdet),
+}
+
+
+def by_slots(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function returns for jets in slots; NotImplemented where its rule takes them as they are."""
+    handler = HANDLERS.get(entry.name)
+    if handler is None:
+        return NotImplemented
+    call = Call(frame, entry, func, args, kwargs)
+    if not any(jet.support is not None for jet in call.jets):
+        return NotImplemented
+    return handler(call)

@@ -1,0 +1,198 @@
+"""Functions that move elements: indices go where the elements go."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.series import Frame
+from hodiff.taylor.sparsity.slots import Call, moves
+from hodiff.taylor.sparsity.supports import Support, support
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
+
+MOVING = frozenset([
+    "view",
+    "reshape",
+    "expand",
+    "permute",
+    "transpose",
+    "t",
+    "adjoint",
+    "movedim",
+    "swapaxes",
+    "squeeze",
+    "unsqueeze",
+    "flatten",
+    "unflatten",
+    "narrow",
+    "select",
+    "diagonal",
+    "unfold",
+    "split",
+    "chunk",
+    "unbind",
+    "tensor_split",
+    "hsplit",
+    "vsplit",
+    "dsplit",
+    "split_with_sizes",
+    "getitem",
+    "ravel",
+    "broadcast_to",
+    "unsafe_split",
+    "unsafe_chunk",
+    "unsafe_split_with_sizes",
+    "linalg.diagonal",
+    "diagonal_copy",
+    "alias",
+    "expand_as",
+    "view_as",
+    "reshape_as",
+    "flip",
+    "fliplr",
+    "flipud",
+    "roll",
+    "rot90",
+    "diag",
+    "diag_embed",
+    "diagflat",
+    "tril",
+    "triu",
+    "index_select",
+    "gather",
+    "take",
+    "take_along_dim",
+    "masked_select",
+    "repeat",
+    "tile",
+    "repeat_interleave",
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
+    "nn.pixel_shuffle",
+    "nn.pixel_unshuffle",
+    "nn.unfold",
+    "nn.channel_shuffle",
+    "cat",
+    "stack",
+    "hstack",
+    "vstack",
+    "dstack",
+    "column_stack",
+    "nn.pad",
+    "masked_scatter",
+    "index_copy",
+    "index_fill",
+    "select_scatter",
+    "slice_scatter",
+    "diagonal_scatter",
+    "block_diag",
+    "broadcast_tensors",
+    "meshgrid",
+])
+
+# Constants among the arguments that have more elements are not looked up, and their calls go by all directions.
+MOST_ELEMENTS = 1 << 16
+
+
+def moving(call: Call) -> Any:
+    """The rule on as many slots as the widest jet has."""
+    key = _key(call) if call.sparse else None
+    if key is None:
+        return NotImplemented
+    slots = max(jet.support.slots for jet in call.jets if moves(jet))
+    inner = call.inner_frame(slots)
+    args, kwargs = call.with_jets([_widened(jet, inner, slots) for jet in call.jets])
+    result = call.entry.rule(inner, call.func, *args, **kwargs)
+    parts, spec = pytree.tree_flatten(result)
+    supports = _supports(call, key, slots)
+    found = [
+        Jet(call.frame, part.coefficients, own) if isinstance(part, Jet) and part.frame is inner else part
+        for part, own in zip(parts, supports, strict=True)
+    ]
+    return pytree.tree_unflatten(found, spec)
+
+
+def _widened(jet: Jet, inner: Frame, slots: int) -> Jet:
+    """A jet with empty slots behind its own."""
+    parts = []
+    for k, each in enumerate(jet.in_slots()):
+        if each is not None and jet.frame.has_axis(k) and len(each) < slots:
+            each = torch.cat((each, each.new_zeros((slots - len(each), *each.shape[1:]))))
+        parts.append(each)
+    return Jet(inner, parts)
+
+
+_KNOWN: OrderedDict[Any, list[Support | None]] = OrderedDict()
+_MOST = 4096
+
+
+def _supports(call: Call, key: Any, slots: int) -> list[Support | None]:
+    """That of each result."""
+    found = _KNOWN.get(key)
+    if found is None:
+        found = _KNOWN[key] = _moved(call, slots)
+        while len(_KNOWN) > _MOST:
+            _KNOWN.popitem(last=False)
+    return found
+
+
+def _moved(call: Call, slots: int) -> list[Support | None]:
+    """The function on indices in the place of first coefficients, where 0 is none."""
+    inner = Frame(1, slots, False, call.frame.depth)
+    directions = next(jet.support.directions for jet in call.jets if moves(jet))
+    args, kwargs = call.with_jets([_indices(jet, inner, slots) for jet in call.jets])
+    parts = pytree.tree_leaves(call.entry.rule(inner, call.func, *args, **kwargs))
+    return [support(_numbers(part, slots), directions) if isinstance(part, Jet) else None for part in parts]
+
+
+def _indices(jet: Jet, inner: Frame, slots: int) -> Jet:
+    shape = tuple(jet.value.shape)
+    table = np.zeros((slots, *shape))
+    if moves(jet):
+        table[: jet.support.slots] = jet.support.index + 1
+    device = jet.value.device
+    return Jet(
+        inner,
+        [torch.zeros(shape, dtype=torch.float64, device=device), torch.as_tensor(table, device=device)],
+    )
+
+
+def _numbers(part: Jet, slots: int) -> Any:
+    _, found = part.coefficients
+    if found is None:
+        return np.full((slots, *part.value.shape), -1)
+    return found.cpu().numpy().astype(np.int64) - 1
+
+
+def _key(call: Call) -> Any:
+    """What decides where elements go; None where that cannot be told."""
+    parts: list[Any] = [call.entry.name, str(call.func), str(call.spec)]
+    for each in call.leaves:
+        if isinstance(each, Jet):
+            parts.append((id(each.support) if moves(each) else None, tuple(each.value.shape)))
+        elif isinstance(each, torch.Tensor):
+            if is_wrapped(each) or each.numel() > MOST_ELEMENTS:
+                return None
+            integer = not (each.is_floating_point() or each.is_complex())
+            numbers = each.detach().cpu().numpy().tobytes() if integer else b""
+            parts.append((tuple(each.shape), str(each.dtype), numbers))
+        else:
+            parts.append(_hashable(each))
+    # Supports stay as they are as long as somebody has them.
+    return tuple(parts), tuple(jet.support for jet in call.jets)
+
+
+def _hashable(each: Any) -> Any:
+    return (type(each).__name__, str(each))
+
+
+def sequence(x: Any) -> tuple[int, ...]:
+    """Dimensions, given as one or several."""
+    return tuple(x) if isinstance(x, Sequence) else (x,)

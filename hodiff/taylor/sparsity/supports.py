@@ -1,0 +1,263 @@
+"""Which directions each element of a value depends on: index sets in slots, of NumPy integers that are made once.
+
+Coefficients that have an axis of directions hold zeros for most of them in networks that act on particles, graphs or
+points one by one. Instead of all R directions they hold K slots, and a support says which direction a slot is for each
+element.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+# Above this share of all directions, slots gain less than it costs to sort them.
+DENSE = 0.5
+
+
+class Support:
+    """The directions of the slots of a coefficient.
+
+    Equal supports are one object, so that what is derived of one is derived once.
+
+    Args:
+        index: Directions by slot and element, (K, *s), where s broadcasts to the shape of the value, its dimensions of
+            size 1 where the directions do not change; -1 for a slot that is zero there. At an element no direction
+            stands in two slots.
+        directions: How many there are in all, R.
+    """
+
+    def __init__(self, index: Indices, directions: int):
+        self.index = index
+        self.directions = directions
+        self.slots = len(index)
+
+    @property
+    def ndim(self) -> int:
+        """The rank of the value."""
+        return self.index.ndim - 1
+
+    @cached_property
+    def varies(self) -> NDArray[np.bool_]:
+        """Whether the direction of a slot changes along a dimension of the value, (K, rank); -1 agrees with any."""
+        found = np.zeros((self.slots, self.ndim), dtype=bool)
+        for axis in range(self.ndim):
+            if self.index.shape[axis + 1] > 1:
+                found[:, axis] = changes(self.index, axis + 1).reshape(self.slots, -1).any(1)
+        return found
+
+    def dense(self, coefficient: Any) -> Any:
+        """The coefficient with all directions in their order."""
+        return None if coefficient is None else self.all_places(coefficient)
+
+    @cached_property
+    def all_places(self) -> Places:
+        """The places of the slots among all directions."""
+        # What stands in an empty slot is zero, and is added to the first direction.
+        return Places(np.maximum(self.index, 0), self.directions)
+
+    def aligned(self, rank: int) -> Indices:
+        """The index for values that have more dimensions, on the left."""
+        missing = rank - self.ndim
+        return self.index.reshape(self.slots, *[1] * missing, *self.index.shape[1:])
+
+
+class Places:
+    """Where the slots of a coefficient go.
+
+    Args:
+        target: The new slot of each, by slot and element, (K, *s), where s broadcasts to the shape of the value.
+        slots: How many new ones there are.
+    """
+
+    def __init__(self, target: Indices, slots: int):
+        for axis in range(1, target.ndim):
+            if target.shape[axis] > 1 and (target == target.take([0], axis)).all():
+                target = target.take([0], axis)
+        self.target = np.ascontiguousarray(target)
+        self.slots = slots
+        self.same_everywhere = target.size == len(target)
+        once = self.same_everywhere and slots == len(target) and len(set(target.ravel().tolist())) == slots
+        # Where slots change their order alone, which one comes to each place.
+        self.order = np.argsort(target.ravel()) if once else None
+        self.stay = once and bool((target.ravel() == np.arange(slots)).all())
+        self._tensors: dict[torch.device, torch.Tensor] = {}
+
+    def __call__(self, coefficient: Any) -> Any:
+        """The coefficient in its new slots; those that meet are added."""
+        if self.stay:
+            return coefficient
+        target = self.tensor(coefficient.device)
+        if self.order is not None:
+            return coefficient.index_select(0, target)
+        shape = coefficient.shape[1:]
+        zeros = coefficient.new_zeros((self.slots, *shape))
+        if self.same_everywhere:
+            return zeros.index_add(0, target.reshape(-1), coefficient)
+        return zeros.scatter_add(0, target.expand(len(target), *shape), coefficient)
+
+    def tensor(self, device: torch.device) -> torch.Tensor:
+        """The order, or else the targets, on a device."""
+        found = self._tensors.get(device)
+        if found is None:
+            made = self.target if self.order is None else self.order
+            found = self._tensors[device] = torch.as_tensor(made, device=device)
+        return found
+
+    @lru_cache(maxsize=64)  # noqa: B019  (places live as long as the supports that they belong to)
+    def rows(self, axes: tuple[int, ...]) -> Places:
+        """The places of slots and elements along axes as one axis, in their order."""
+        kept = [a for a in range(1, self.target.ndim) if a not in axes]
+        moved = self.target.transpose(0, *axes, *kept)
+        return Places(moved.reshape(-1, *moved.shape[1 + len(axes) :]), self.slots)
+
+
+def changes(index: Indices, axis: int) -> NDArray[np.bool_]:
+    """Whether directions differ along an axis, where -1 agrees with any."""
+    largest = index.max(axis)
+    smallest = np.where(index < 0, np.iinfo(index.dtype).max, index).min(axis)
+    return (largest >= 0) & (largest != smallest)
+
+
+_KNOWN: OrderedDict[tuple[Any, ...], Support] = OrderedDict()
+_MOST = 4096
+
+
+def support(index: Indices, directions: int) -> Support:
+    """The support of an index, in its smallest form."""
+    for axis in range(1, index.ndim):
+        if index.shape[axis] > 1 and (index == index.take([0], axis)).all():
+            index = index.take([0], axis)
+    index = np.ascontiguousarray(index, dtype=np.int64)
+    key = (index.shape, index.tobytes(), directions)
+    found = _KNOWN.get(key)
+    if found is None:
+        found = _KNOWN[key] = Support(index, directions)
+        while len(_KNOWN) > _MOST:
+            _KNOWN.popitem(last=False)
+    return found
+
+
+@lru_cache(maxsize=_MOST)
+def united(supports: tuple[Support, ...], rank: int) -> tuple[Support, tuple[Places, ...]] | None:
+    """The support of a result that depends, element by element, on values with these ones.
+
+    Returns:
+        It and where the slots of each of them go; None where it is dense.
+    """
+    indices = [each.aligned(rank) for each in supports]
+    shape = np.broadcast_shapes(*(each.shape[1:] for each in indices))
+    rows = np.concatenate([np.broadcast_to(each, (len(each), *shape)) for each in indices])
+    merged = merged_rows(rows.reshape(len(rows), -1), _limit(supports[0].directions))
+    if merged is None:
+        return None
+    index, targets = merged
+    bounds = np.cumsum([each.slots for each in supports])[:-1]
+    found = support(index.reshape(-1, *shape), supports[0].directions)
+    return found, tuple(Places(part.reshape(-1, *shape), found.slots) for part in np.split(targets, bounds))
+
+
+@lru_cache(maxsize=_MOST)
+def levelled(given: Support, dims: tuple[int, ...]) -> tuple[Support, Places] | None:
+    """The support with the same directions all along some dimensions, and where slots go; None where it is dense.
+
+    Args:
+        given: The support.
+        dims: Dimensions of the value, from 0.
+    """
+    rows, places = level_rows(given, dims)
+    rest = rows.shape[1:]
+    merged = merged_rows(rows.reshape(len(rows), -1), _limit(given.directions))
+    if merged is None:
+        return None
+    index, targets = merged
+    # Along the dimensions slots stood in rows of their own, (slot, place).
+    by_place = targets.reshape(len(rows), *rest)[places]
+    sizes = [given.index.shape[d + 1] for d in dims]
+    by_place = by_place.reshape(given.slots, *sizes, *rest)
+    kept = [d for d in range(given.ndim) if d not in dims]
+    order = [0, *((1 + dims.index(d)) if d in dims else 1 + len(dims) + kept.index(d) for d in range(given.ndim))]
+    own = [1 if d in dims else rest[kept.index(d)] for d in range(given.ndim)]
+    found = support(index.reshape(-1, *own), given.directions)
+    return found, Places(by_place.transpose(order), found.slots)
+
+
+def level_rows(given: Support, dims: tuple[int, ...]) -> tuple[Indices, Indices]:
+    """Directions by row and the other dimensions, a row for each slot and place along the dimensions where they differ.
+
+    Returns:
+        The rows, and the row of each slot and place, (K, places).
+    """
+    index = given.index
+    kept = [d for d in range(given.ndim) if d not in dims]
+    places = math.prod(index.shape[d + 1] for d in dims)
+    rest = [index.shape[d + 1] for d in kept]
+    apart = index.transpose(0, *(d + 1 for d in dims), *(d + 1 for d in kept)).reshape(len(index), places, *rest)
+    varying = given.varies[:, list(dims)].any(1)
+    rows: list[Any] = []
+    place_of = np.zeros((len(index), places), dtype=np.int64)
+    for slot in range(len(index)):
+        if varying[slot]:
+            place_of[slot] = len(rows) + np.arange(places)
+            rows.extend(apart[slot])
+        else:
+            place_of[slot] = len(rows)
+            rows.append(apart[slot].max(0))
+    return np.stack(rows), place_of
+
+
+def _limit(directions: int) -> int:
+    return max(1, int(DENSE * directions))
+
+
+def merged_rows(rows: Indices, limit: int) -> tuple[Indices, Indices] | None:
+    """Rows of directions, those that agree made one, and no direction twice at a place.
+
+    Args:
+        rows: Directions by row and place, (n, P).
+        limit: The most rows of the result.
+
+    Returns:
+        The result, and the row of it that each row goes to, by place, (n, P); None beyond the limit.
+    """
+    found: list[Any] = []
+    known: dict[bytes, int] = {}
+    holes = (rows < 0).any(1)
+    goes = np.zeros(len(rows), dtype=np.int64)
+    for i, row in enumerate(rows):
+        key = row.tobytes()
+        if key in known:
+            goes[i] = known[key]
+            continue
+        at = -1
+        if found and (holes[i] or any(each.min() < 0 for each in found)):
+            table = np.stack(found)
+            agrees = ((table == row) | (table < 0) | (row < 0)).all(1)
+            at = int(agrees.argmax()) if agrees.any() else -1
+        if at < 0:
+            at = len(found)
+            if at >= limit:
+                return None
+            found.append(row.copy())
+        else:
+            found[at] = np.maximum(found[at], row)
+        known[key] = goes[i] = at
+    table = np.stack(found)
+    targets = np.repeat(goes[:, None], rows.shape[1], 1)
+    # A direction that stands in two rows at a place goes to the first.
+    for later in range(1, len(table)):
+        twice = (table[:later] == table[later]) & (table[later] >= 0)
+        if twice.any():
+            doubled = twice.any(0)
+            first = twice.argmax(0)
+            table[later, doubled] = -1
+            of_later = (goes == later)[:, None] & doubled & (rows >= 0)
+            targets = np.where(of_later, first, targets)
+    return table, targets
