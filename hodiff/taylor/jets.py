@@ -26,7 +26,7 @@ class Jet:
         support: Which directions the slots of coefficients are, where they do not hold all of them in order.
     """
 
-    __slots__ = ("_seen", "base", "exact", "frame", "held", "support", "taken", "version")
+    __slots__ = ("_seen", "_whole", "base", "exact", "frame", "held", "support", "taken", "version")
     # NumPy leaves operators to it.
     __array_ufunc__ = None
 
@@ -34,6 +34,7 @@ class Jet:
         self.frame = frame
         self.held = tuple(coefficients)
         self.support = support
+        self._whole: tuple[Coefficient, ...] | None = None
         # How many times it was written to, and where it is a view: of which jet, by what, and as of which time.
         self.version = 0
         self.base: Jet | None = None
@@ -46,11 +47,12 @@ class Jet:
     def coefficients(self) -> tuple[Coefficient, ...]:
         """Those from the value up, with all directions; None is zero."""
         held = self.in_slots()
-        if self.support is not None:
+        if self.support is None:
+            return held
+        if self._whole is None:
             whole = self.support.dense
-            self.held = tuple(whole(each) if self.frame.has_axis(k) else each for k, each in enumerate(held))
-            self.support = None
-        return self.held
+            self._whole = tuple(whole(each) if self.frame.has_axis(k) else each for k, each in enumerate(held))
+        return self._whole
 
     def in_slots(self) -> tuple[Coefficient, ...]:
         """Those from the value up, with the directions of the support alone."""
@@ -59,7 +61,7 @@ class Jet:
             held = base.in_slots()
             if base.version != self._seen:
                 again = self.taken(Jet(self.frame, held, base.support))
-                self.held, self.support = again.in_slots(), again.support
+                self.held, self.support, self._whole = again.in_slots(), again.support, None
                 self._seen = base.version
                 self.version += 1
         return self.held
@@ -78,7 +80,7 @@ class Jet:
     def write(self, coefficients: Coefficients) -> Jet:
         """Take other coefficients, in place."""
         self.in_slots()
-        self.held, self.support = tuple(coefficients), None
+        self.held, self.support, self._whole = tuple(coefficients), None, None
         self.version += 1
         return self
 

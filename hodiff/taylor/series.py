@@ -69,6 +69,13 @@ def plus(a: Coefficient, b: Coefficient) -> Coefficient:
     return a if b is None else a + b
 
 
+def minus(a: Coefficient, b: Coefficient) -> Coefficient:
+    """The difference, where None is zero."""
+    if b is None:
+        return a
+    return -b if a is None else a - b
+
+
 def times(a: Coefficient, b: Coefficient) -> Coefficient:
     """The product, where None is zero and 1 costs nothing."""
     if a is None or b is None:
@@ -108,7 +115,7 @@ def quotient(frame: Frame, a: Coefficients, b: Coefficients) -> list[Coefficient
     result: list[Coefficient] = [a[0] / b[0]]
     for k in range(1, frame.order + 1):
         known = plus(times(b[k], result[0]), inner_products(frame, b, [*result, None], k))
-        rest = a[k] if known is None else plus(a[k], -known)
+        rest = minus(a[k], known)
         result.append(None if rest is None else rest / b[0])
     return result
 

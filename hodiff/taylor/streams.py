@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hodiff.taylor.series import Coefficient, Frame, inner_products, plus, times
+from hodiff.taylor.series import Coefficient, Frame, inner_products, minus, plus, times
 
 
 class Stream:
@@ -59,7 +59,7 @@ class Stream:
             for j in range(k + 1):
                 other[j]
             known = plus(times(other[k], quotient[0]), inner_products(self.frame, other.known, quotient.known, k))
-            rest = self[k] if known is None else plus(self[k], -known)
+            rest = minus(self[k], known)
             return None if rest is None else rest / other[0]
 
         quotient.more = more

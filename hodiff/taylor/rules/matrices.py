@@ -10,7 +10,7 @@ import torch
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.registry import rule
-from hodiff.taylor.series import Coefficient, Frame, plus, times
+from hodiff.taylor.series import Coefficient, Frame, minus, plus, times
 from hodiff.taylor.substitution import Batched, along_directions, moves
 
 
@@ -29,11 +29,6 @@ def between(
             pair = (Batched(a[i], frame.has_axis(i)), Batched(b[k - i], frame.has_axis(k - i)))
             total = plus(total, along_directions(function, pair, {}))
     return frame.summed(k, total)
-
-
-def minus(a: Coefficient, b: Coefficient) -> Coefficient:
-    """The difference, where None is zero."""
-    return a if b is None else plus(a, -b)
 
 
 def mapped(frame: Frame, k: int, function: Callable[[Any], Any], x: Coefficient) -> Coefficient:
@@ -156,17 +151,29 @@ def logdet(frame: Frame, func: Any, A: Any) -> Any:
 
 @rule("slogdet", "linalg.slogdet")
 def slogdet(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
-    r"""$k v_k = \sum_{j=1}^k j\, \mathrm{tr}(A_j V_{k-j})$ with V the inverse."""
-    a, V = A.coefficients, torch.linalg.inv(A).coefficients
+    r"""$k v_k = \mathrm{tr}(B_k)$ with $B_k = (k A_k - \sum_{j=1}^{k-1} B_j A_{k-j}) A_0^{-1}$: the series of $A' A^{-1}$."""
+    a = A.coefficients
     found = torch.linalg.slogdet(a[0])
+    inverse = torch.linalg.inv(a[0])
     v: list[Coefficient] = [found.logabsdet]
+    B: list[Coefficient] = [None]
 
-    def trace(x: Any, y: Any) -> Any:
+    def trace(x: Any) -> Any:
+        return torch.diagonal(x, dim1=-2, dim2=-1).sum(-1)
+
+    def paired(x: Any, y: Any) -> Any:
         return (x * y.mT).sum((-2, -1))
 
-    rising = [times(j, each) for j, each in enumerate(a)]
+    over = [None, *(mapped(frame, k, lambda each: each @ inverse, a[k]) for k in range(1, frame.order))]
     for k in range(1, frame.order + 1):
-        total = plus(mapped(frame, k, lambda each: trace(each, V[0]), rising[k]), between(frame, trace, rising, V, k))
+        # Of the last one the trace alone is asked for, which takes no product of matrices.
+        if k == frame.order:
+            total = mapped(frame, k, lambda each, k=k: k * paired(each, inverse), a[k])
+            rest = between(frame, paired, [*B, None], [*over, None], k)
+            total = minus(total, rest)
+        else:
+            B.append(minus(times(k, over[k]), between(frame, torch.matmul, [*B, None], over, k)))
+            total = mapped(frame, k, trace, B[k])
         v.append(None if total is None else total / k)
     return type(found)([found.sign, Jet(frame, v)])
 

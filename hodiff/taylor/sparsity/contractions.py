@@ -15,6 +15,7 @@ import torch
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.series import plus
 from hodiff.taylor.sparsity.levels import times_constant
+from hodiff.taylor.sparsity.quotients import Quotient
 from hodiff.taylor.sparsity.slots import Call, moves
 from hodiff.taylor.sparsity.supports import Places, Support, levelled, support
 
@@ -24,6 +25,10 @@ def matmul(call: Call) -> Any:
     (a, b, *_), _ = call.arguments
     if call.entry.name == "rmatmul":
         a, b = b, a
+    if isinstance(a, Quotient) and a.waits and a.denominator.value.shape[-1] == 1:
+        return torch.matmul(_any(a.numerator), b) / a.denominator
+    if isinstance(b, Quotient) and b.waits and b.denominator.value.shape[-2] == 1:
+        return torch.matmul(a, _any(b.numerator)) / b.denominator
     if len(call.jets) == 1:
         return times_constant(call, a, b)
     if a is b or not all(isinstance(each, Jet) and moves(each) for each in (a, b)):
@@ -34,6 +39,11 @@ def matmul(call: Call) -> Any:
         return NotImplemented
     rank = max(a.value.ndim, b.value.ndim)
     return product(_of_rank(a, rank), _of_rank(b, rank))
+
+
+def _any(jet: Jet) -> Any:
+    """A jet as torch's functions take it."""
+    return jet
 
 
 def _with_vectors(a: Any, b: Any) -> Any:

@@ -12,12 +12,20 @@ from hodiff.taylor.sparsity.determinants import slogdet
 from hodiff.taylor.sparsity.levels import cumulative, linear
 from hodiff.taylor.sparsity.moving import MOVING, moving
 from hodiff.taylor.sparsity.pointwise import POINTWISE, pointwise
+from hodiff.taylor.sparsity.quotients import quotient
 from hodiff.taylor.sparsity.reductions import total
 from hodiff.taylor.sparsity.slots import Call
+
+def divided(call: Call) -> Any:
+    """The quotient on common slots, or one that waits."""
+    found = pointwise(call)
+    return quotient(call) if found is NotImplemented else found
+
 
 # Rules of others are made of functions of jets, which come here themselves; what reads coefficients gets all directions.
 HANDLERS: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(POINTWISE, pointwise),
+    "div": divided,
     **dict.fromkeys(MOVING, moving),
     **dict.fromkeys(("sum", "mean"), total),
     **dict.fromkeys(("matmul", "rmatmul", "mm", "bmm"), matmul),

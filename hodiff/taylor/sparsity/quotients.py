@@ -1,0 +1,64 @@
+"""Quotients that wait: an attention's weights are divided after the sum that they are made for.
+
+Numerators of a softmax over particles depend on two of them, weights on all. Where weights go into a product of matrices,
+as those of attention do, the division comes after the product, and the weights themselves are never made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.series import Coefficient
+from hodiff.taylor.sparsity.slots import Call, moves
+
+
+class Quotient(Jet):
+    """A jet in slots over one that has all directions and is broadcast to it; divided when somebody asks.
+
+    Args:
+        call: The division.
+        numerator: What is divided.
+        denominator: By what.
+    """
+
+    __slots__ = ("_given", "call", "denominator", "numerator")
+
+    def __init__(self, call: Call, numerator: Jet, denominator: Jet):
+        super().__init__(call.frame, [numerator.value / denominator.value])
+        self.call = call
+        self.numerator = numerator
+        self.denominator = denominator
+
+    def in_slots(self) -> tuple[Coefficient, ...]:
+        """Those of the quotient, from now on held."""
+        if len(self.held) == 1:
+            call = self.call
+            args, kwargs = call.arguments
+            divided = call.entry.rule(call.frame, call.func, *args, **kwargs)
+            self.held = divided.in_slots()
+        return super().in_slots()
+
+    @property
+    def value(self) -> Any:
+        """Coefficient 0, without the others."""
+        return self.held[0]
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody has asked yet."""
+        return len(self.held) == 1
+
+
+def quotient(call: Call) -> Any:
+    """A quotient that waits; NotImplemented where the division may as well be done."""
+    args, kwargs = call.arguments
+    if len(args) != 2 or kwargs:
+        return NotImplemented
+    a, b = args
+    if not all(isinstance(each, Jet) and each.frame is call.frame and moves(each) for each in (a, b)):
+        return NotImplemented
+    if a.support is None or b.support is not None or a.value.ndim != b.value.ndim:
+        return NotImplemented
+    broadcast = a.value.ndim > 1 and 1 in (b.value.shape[-1], b.value.shape[-2]) and b.value.numel() < a.value.numel()
+    return Quotient(call, a, b) if broadcast else NotImplemented
