@@ -6,6 +6,7 @@ and coefficient 2 takes $\sum_d A_1^{(d)} B_1^{(d)}$, where the few directions c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from hodiff.taylor.jets import Jet
-from hodiff.taylor.series import plus
+from hodiff.taylor.series import minus, plus, times
 from hodiff.taylor.sparsity.levels import times_constant
 from hodiff.taylor.sparsity.quotients import Quotient
 from hodiff.taylor.sparsity.slots import Call, moves
@@ -26,9 +27,9 @@ def matmul(call: Call) -> Any:
     if call.entry.name == "rmatmul":
         a, b = b, a
     if isinstance(a, Quotient) and a.waits and a.denominator.value.shape[-1] == 1:
-        return torch.matmul(_any(a.numerator), b) / a.denominator
+        return over(lambda numerator: torch.matmul(numerator, b), a)
     if isinstance(b, Quotient) and b.waits and b.denominator.value.shape[-2] == 1:
-        return torch.matmul(a, _any(b.numerator)) / b.denominator
+        return over(lambda numerator: torch.matmul(a, numerator), b)
     if len(call.jets) == 1:
         return times_constant(call, a, b)
     if a is b or not all(isinstance(each, Jet) and moves(each) for each in (a, b)):
@@ -41,11 +42,6 @@ def matmul(call: Call) -> Any:
     return product(_of_rank(a, rank), _of_rank(b, rank))
 
 
-def _any(jet: Jet) -> Any:
-    """A jet as torch's functions take it."""
-    return jet
-
-
 def _with_vectors(a: Any, b: Any) -> Any:
     """By matrices of one row, or one column."""
     left = a.unsqueeze(0) if a.value.ndim == 1 else a
@@ -53,6 +49,21 @@ def _with_vectors(a: Any, b: Any) -> Any:
     found = torch.matmul(left, right)
     found = found.squeeze(-1) if b.value.ndim == 1 else found
     return found.squeeze(-1 if b.value.ndim == 1 else -2) if a.value.ndim == 1 else found
+
+
+def over(function: Callable[[Any], Any], waiting: Quotient) -> Any:
+    """A linear function of a quotient n / s that waits, to order 2."""
+    # With σ = s / s0, n / s0 goes through the function, and what comes out over 1 + σ1 + σ2.
+    n0, n1, n2 = waiting.numerator.in_slots()
+    s0, s1, s2 = waiting.denominator.in_slots()
+    inverse = 1 / s0
+    scaled = Jet(waiting.frame, [n0 * inverse, *(times(each, inverse) for each in (n1, n2))], waiting.numerator.support)
+    found = function(scaled)
+    value, first, second = found.coefficients
+    rate = s1 * inverse
+    first = torch.addcmul(first, value, rate, value=-1)
+    second = minus(second, (first * rate).sum(0))
+    return Jet(waiting.frame, [value, first, second if s2 is None else minus(second, value * (s2 * inverse))])
 
 
 def _of_rank(jet: Any, rank: int) -> Any:
@@ -65,59 +76,108 @@ def product(a: Jet, b: Jet) -> Any:
     a0, a1, a2 = a.in_slots()
     b0, b1, b2 = b.in_slots()
     frame, value = a.frame, a0 @ b0
-    left, left_support = _slopes(a1, a.support, b0)
-    right, right_support = _slopes(b1.mT, _turned(b.support), a0.mT)
     second = None if a2 is None else a2 @ b0
     second = plus(second, None if b2 is None else a0 @ b2)
     second = plus(second, _shared(a1, a.support, b1, b.support))
-    first: Any = Jet(frame, [value, left, second], left_support)
-    other: Any = Jet(frame, [torch.zeros_like(value), right.mT, None], _turned(right_support))
-    return first + other
+    by_row, by_column = _Factor(a1, a.support, b0, -1), _Factor(b1, b.support, a0, -2)
+    if by_row.level is None or by_column.level is None:
+        total = _Total()
+        by_row.add_to(total)
+        by_column.add_to(total)
+        return Jet(frame, [value, total.held, second])
+    first: Any = Jet(frame, [value, by_row.levelled(), second], by_row.level[0])
+    return first + Jet(frame, [torch.zeros_like(value), by_column.levelled(), None], by_column.level[0])
+
+
+class _Total:
+    """A coefficient with all directions, made here, to which is added in place."""
+
+    def __init__(self) -> None:
+        self.held: Any = None
+
+    def add(self, each: Any) -> None:
+        self.held = each if self.held is None else self.held.add_(each)
+
+    def add_slots(self, places: Places, each: Any) -> None:
+        self.held = places.onto(self.held, each)
+
+    def add_products(self, places: Places, x: Any, y: Any) -> None:
+        """Products of elements, of which each direction has one row, (places, slots, ...)."""
+        if not places.stay:
+            self.add_slots(places, (x * y).flatten(0, 1))
+        elif self.held is None:
+            self.held = (x * y).flatten(0, 1)
+        else:
+            self.held.unflatten(0, (len(x), -1)).addcmul_(x, y)
+
+
+class _Factor:
+    """Coefficient 1 of one factor times the value of the other, which are summed over an axis, -1 of A or -2 of B."""
+
+    def __init__(self, coefficient: Any, given: Support | None, other: Any, axis: int):
+        self.coefficient = coefficient
+        self.given = given
+        self.other = other
+        self.axis = axis
+        self.level = None if given is None else levelled(given, (given.ndim + axis,))
+
+    def times(self, coefficient: Any) -> Any:
+        return coefficient @ self.other if self.axis == -1 else self.other @ coefficient
+
+    def levelled(self) -> Any:
+        """In slots that are the same along the sum."""
+        assert self.level is not None
+        return self.times(self.level[1](self.coefficient))
+
+    def add_to(self, total: _Total) -> None:
+        """With all directions."""
+        if self.given is None:
+            total.add(self.times(self.coefficient))
+            return
+        if self.level is not None:
+            total.add_slots(self.level[0].all_places, self.levelled())
+            return
+        kinds = _kinds(self.given, self.axis)
+        for kind in sorted(kinds):
+            slots, places = kinds[kind]
+            part = self.coefficient[list(slots)] if len(slots) < self.given.slots else self.coefficient
+            if kind == "inner":
+                # Each direction of an element along the sum is met once there: no sum is left.
+                own, other = part.movedim(self.axis, 0), self.other.movedim(-3 - self.axis, 0).unsqueeze(1)
+                total.add_products(places, own.unsqueeze(self.axis), other.unsqueeze(-3 - self.axis))
+            elif kind == "rows":
+                total.add_slots(places, self.times(part))
+            else:
+                total.add(self.times(places(part)))
+
+
+@lru_cache(maxsize=4096)
+def _kinds(given: Support, axis: int) -> dict[str, tuple[tuple[int, ...], Places]]:
+    """Slots by where their directions change: along an axis alone, on others or nowhere, or both; and where they go."""
+    found: dict[str, list[int]] = {}
+    holes = (given.index < 0).reshape(given.slots, -1).any(1)
+    for slot, varies in enumerate(given.varies):
+        # Of an inner slot one direction is read for each place, which must stand there.
+        alone = varies.sum() == 1 and not holes[slot]
+        kind = "rows" if not varies[axis] else "inner" if alone else "whole"
+        found.setdefault(kind, []).append(slot)
+    return {kind: (tuple(slots), _places_of_kind(given, axis, kind, slots)) for kind, slots in found.items()}
+
+
+def _places_of_kind(given: Support, axis: int, kind: str, slots: list[int]) -> Places:
+    index = given.index[slots]
+    if kind == "rows":
+        # An empty slot has the direction that others have along the axis, or none.
+        index = index.max(axis, keepdims=True)
+    elif kind == "inner":
+        # By place and slot, as the products come.
+        index = np.moveaxis(index, axis, 0).reshape(index.shape[axis], len(slots), -1)[..., 0].reshape(-1)
+    return Places(np.maximum(index, 0), given.directions)
 
 
 def _turned(given: Support | None) -> Support | None:
     """Of the transposed matrix."""
     return None if given is None else support(given.index.swapaxes(-1, -2), given.directions)
-
-
-def _slopes(a1: Any, given: Support | None, b0: Any) -> tuple[Any, Support | None]:
-    """A_1 B_0 and its support."""
-    if given is None:
-        return a1 @ b0, None
-    found = levelled(given, (given.ndim - 1,))
-    if found is not None:
-        level, places = found
-        return places(a1) @ b0, level
-    # Each direction of an element along the sum is met once there: no sum is left.
-    total = None
-    for kind, slots in _kinds(given).items():
-        part = a1[list(slots)] if len(slots) < given.slots else a1
-        own = given.index[list(slots)]
-        if kind == "rows":
-            each = Places(np.maximum(own, 0), given.directions)(part @ b0)
-        elif kind == "inner":
-            outer = part.movedim(-1, 1).unsqueeze(-1) * b0.movedim(-2, 0).unsqueeze(-2)
-            target = np.maximum(own.reshape(len(own), -1, own.shape[-1])[:, 0], 0)
-            each = Places(target.reshape(-1), given.directions)(outer.flatten(0, 1))
-        else:
-            each = Places(np.maximum(own, 0), given.directions)(part) @ b0
-        total = plus(total, each)
-    return total, None
-
-
-@lru_cache(maxsize=4096)
-def _kinds(given: Support) -> dict[str, tuple[int, ...]]:
-    """Slots by where their directions change: by row or nowhere, along the sum alone, or both."""
-    found: dict[str, tuple[int, ...]] = {}
-    holes = (given.index < 0).reshape(given.slots, -1).any(1)
-    for slot, varies in enumerate(given.varies):
-        if not varies[-1]:
-            kind = "rows"
-        else:
-            # Of an inner slot one direction is read for each place, which must stand there.
-            kind = "both" if varies[:-1].any() or holes[slot] else "inner"
-        found[kind] = (*found.get(kind, ()), slot)
-    return found
 
 
 def _shared(a1: Any, a: Support | None, b1: Any, b: Support | None) -> Any:
@@ -189,12 +249,12 @@ def _by_pairs(a1: Any, b1: Any, pairs: _Pairs) -> Any:
 
 def _by_rows(a1: Any, a: Support, b1: Any, b: Support | None) -> Any:
     """Slots of A one kind after another, with the directions of B that they have; None where slots change both ways."""
-    kinds = _kinds(a)
-    if "both" in kinds or any(size != 1 for size in a.index.shape[1:-2]):
+    kinds = _kinds(a, -1)
+    if "whole" in kinds or any(size != 1 for size in a.index.shape[1:-2]):
         return None
     whole = b1 if b is None else b.dense(b1)
     total = None
-    for kind, slots in kinds.items():
+    for kind, (slots, _) in kinds.items():
         part = a1[list(slots)] if len(slots) < a.slots else a1
         own = a.index[list(slots)]
         own = own.reshape(len(own), *own.shape[-2:])

@@ -11,10 +11,11 @@ from hodiff.taylor.sparsity.contractions import matmul
 from hodiff.taylor.sparsity.determinants import slogdet
 from hodiff.taylor.sparsity.levels import cumulative, linear
 from hodiff.taylor.sparsity.moving import MOVING, moving
-from hodiff.taylor.sparsity.pointwise import POINTWISE, pointwise
+from hodiff.taylor.sparsity.pointwise import POINTWISE, added, multiplied, pointwise
 from hodiff.taylor.sparsity.quotients import quotient
 from hodiff.taylor.sparsity.reductions import total
 from hodiff.taylor.sparsity.slots import Call
+
 
 def divided(call: Call) -> Any:
     """The quotient on common slots, or one that waits."""
@@ -25,6 +26,8 @@ def divided(call: Call) -> Any:
 # Rules of others are made of functions of jets, which come here themselves; what reads coefficients gets all directions.
 HANDLERS: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(POINTWISE, pointwise),
+    "add": added,
+    "mul": multiplied,
     "div": divided,
     **dict.fromkeys(MOVING, moving),
     **dict.fromkeys(("sum", "mean"), total),

@@ -18,7 +18,11 @@ def total(call: Call) -> Any:
         return NotImplemented
     (jet, dims, keepdim) = options
     value = jet.value
-    dims = tuple(range(value.ndim)) if dims is None or dims == () else tuple(sorted(d % value.ndim for d in sequence(dims)))
+    dims = (
+        tuple(range(value.ndim))
+        if dims is None or dims == ()
+        else tuple(sorted(d % value.ndim for d in sequence(dims)))
+    )
     count = math.prod(value.shape[d] for d in dims) if call.entry.name == "mean" else 1
     found = summed(jet, dims, keepdim=keepdim)
     return found if count == 1 else found / count

@@ -88,27 +88,34 @@ class Places:
         # Where slots change their order alone, which one comes to each place.
         self.order = np.argsort(target.ravel()) if once else None
         self.stay = once and bool((target.ravel() == np.arange(slots)).all())
-        self._tensors: dict[torch.device, torch.Tensor] = {}
+        self._tensors: dict[tuple[str, torch.device], torch.Tensor] = {}
 
     def __call__(self, coefficient: Any) -> Any:
         """The coefficient in its new slots; those that meet are added."""
-        if self.stay:
-            return coefficient
-        target = self.tensor(coefficient.device)
-        if self.order is not None:
-            return coefficient.index_select(0, target)
-        shape = coefficient.shape[1:]
-        zeros = coefficient.new_zeros((self.slots, *shape))
-        if self.same_everywhere:
-            return zeros.index_add(0, target.reshape(-1), coefficient)
-        return zeros.scatter_add(0, target.expand(len(target), *shape), coefficient)
+        return coefficient if self.stay else self.onto(None, coefficient)
 
-    def tensor(self, device: torch.device) -> torch.Tensor:
-        """The order, or else the targets, on a device."""
-        found = self._tensors.get(device)
+    def onto(self, total: Any, coefficient: Any) -> Any:
+        """A total to which the coefficient was added in its new slots, in place; None is zero."""
+        if total is None:
+            if self.order is not None:
+                return coefficient.index_select(0, self.tensor("order", coefficient.device))
+            total = coefficient.new_zeros((self.slots, *coefficient.shape[1:]))
+        if self.same_everywhere:
+            return total.index_add_(0, self.tensor("target", coefficient.device).reshape(-1), coefficient)
+        return total.scatter_add_(0, self.full(coefficient.shape, coefficient.device), coefficient)
+
+    def full(self, shape: torch.Size, device: torch.device) -> torch.Tensor:
+        """The targets of a coefficient of a shape, as `scatter_add` and `gather` take them."""
+        target = self.tensor("target", device)
+        rank = len(shape) - 1
+        target = target.reshape(len(target), *[1] * (rank - target.ndim + 1), *target.shape[1:])
+        return target.expand(shape)
+
+    def tensor(self, name: str, device: torch.device) -> torch.Tensor:
+        """The order or the targets, on a device."""
+        found = self._tensors.get((name, device))
         if found is None:
-            made = self.target if self.order is None else self.order
-            found = self._tensors[device] = torch.as_tensor(made, device=device)
+            found = self._tensors[name, device] = torch.as_tensor(getattr(self, name), device=device)
         return found
 
     @lru_cache(maxsize=64)  # noqa: B019  (places live as long as the supports that they belong to)
