@@ -6,7 +6,7 @@ from mpmath_series import D
 from torch.nn import functional
 
 import hodiff
-from hodiff.taylor import divergence, hessian_diagonal
+from hodiff.taylor import derivative_tensor, divergence, hessian_diagonal
 from hodiff.taylor.differential.cubature import fourth_powers
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -184,6 +184,23 @@ def test_groups_of_directions_draw_the_same():
     ):
         torch.manual_seed(3)
         torch.testing.assert_close(operator(f, chunk_size=chunk_size)(x), exact)
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_corrections_can_be_switched_off(correct):
+    """Series know whether hodiff's rules are to take the place of torch's."""
+    seen = []
+
+    def f(x):
+        seen.append(x.frame.mode is not None)
+        return x * x
+
+    x = randn(2)
+    for operator in (hodiff.bilaplacian, divergence, hessian_diagonal, hodiff.laplacian):
+        operator(f, correct=correct)(x)
+    hodiff.partial(f, (0,), correct=correct)(x)
+    derivative_tensor(f, 2, correct=correct)(x)
+    assert seen == [correct] * 6
 
 
 def test_no_coordinates_and_no_points():

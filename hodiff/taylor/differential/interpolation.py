@@ -2,8 +2,8 @@ r"""Mixed derivatives as combinations of derivatives along lines, with exact rat
 
 Along the line of s the derivative of order d is a form of degree d, $F(s) = D^d f[s, \dots, s]$; mixed derivatives are
 its coefficients, and follow from its values. The way by which all derivatives of an order share lines is from A.
-Griewank, J. Utke & A. Walther, "Evaluating higher derivative tensors by forward propagation of univariate Taylor series",
-Math. Comp. 69, 2000.
+Griewank, J. Utke & A. Walther, "Evaluating higher derivative tensors by forward propagation of univariate Taylor
+series", Math. Comp. 69, 2000.
 """
 
 from __future__ import annotations
