@@ -72,6 +72,15 @@ def test_mean_and_spread(case, kind):
     torch.testing.assert_close(found.standard_error.square().mean(), found.value.var(), rtol=tolerance, atol=0)
 
 
+def test_weights_of_each_point():
+    x, weights = randn(3, N), randn(4, 3, N)
+    exact = hodiff.laplacian(wave, batched=True, weights=weights)(x)
+    every = hodiff.laplacian(wave, batched=True, weights=weights, randomised="coordinates", samples=4)(x)
+    assert_same(every, exact, torch.zeros(3, dtype=D))
+    drawn = hodiff.laplacian(wave, batched=True, weights=weights, randomised="gaussian", samples=4000)(x)
+    assert ((drawn.value - exact).abs() < 5 * drawn.standard_error).all()
+
+
 @pytest.mark.parametrize("case", ["laplacian", "weighted", "divergence"])
 @pytest.mark.parametrize("samples", [N, 100])
 def test_all_coordinates_are_exact(case, samples):
