@@ -77,10 +77,10 @@ class Jet:
         self.base, self.taken, self._seen, self.exact = base, taken, base.version, exact
         return self
 
-    def write(self, coefficients: Coefficients) -> Jet:
+    def write(self, coefficients: Coefficients, support: Any = None) -> Jet:
         """Take other coefficients, in place."""
         self.in_slots()
-        self.held, self.support, self._whole = tuple(coefficients), None, None
+        self.held, self.support, self._whole = tuple(coefficients), support, None
         self.version += 1
         return self
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _python_dispatch as dispatch
+
+from hodiff.torch_internals.transforms import in_transform, outside_transforms
 
 
 def graph_so_far() -> tuple[fx.Graph, Any]:
@@ -29,4 +31,16 @@ def node_of(tensor: Tensor) -> tuple[fx.Node | None, bool]:
 def outside_of_trace() -> Iterator[None]:
     """Compute with real tensors for a while."""
     with dispatch._disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        yield
+
+
+@contextmanager
+def for_later_calls() -> Iterator[None]:
+    """Make tensors that may be kept: of no transform, no trace and no inference mode."""
+    with (
+        dispatch._disable_current_modes(),
+        outside_transforms() if in_transform() else nullcontext(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
         yield

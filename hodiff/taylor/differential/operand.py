@@ -95,7 +95,8 @@ class Operand:
     @property
     def may_be_sparse(self) -> bool:
         """Whether a pass may be made in slots: their indices are NumPy's, and belong to tensors."""
-        return not torch.compiler.is_compiling() and not any(isinstance(leaf, Jet) for leaf in self.leaves)
+        plain = not torch.compiler.is_compiling() and not any(isinstance(leaf, Jet) for leaf in self.leaves)
+        return plain and self.size > 0
 
     def pass_in_slots(self, *, slopes: bool) -> Pass:
         """The collapsed series of order 2 along unit directions, each held where it may be other than zero.

@@ -19,6 +19,7 @@ from hodiff.taylor.sparsity.levels import times_constant
 from hodiff.taylor.sparsity.quotients import Quotient
 from hodiff.taylor.sparsity.slots import Call, moves
 from hodiff.taylor.sparsity.supports import Places, Support, levelled, support
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 
 def matmul(call: Call) -> Any:
@@ -108,7 +109,9 @@ class _Total:
         elif self.held is None:
             self.held = (x * y).flatten(0, 1)
         else:
-            self.held.unflatten(0, (len(x), -1)).addcmul_(x, y)
+            rows = self.held.unflatten(0, (len(x), -1))
+            # vmap has no rule for the form in place.
+            self.held = (torch.addcmul(rows, x, y) if is_wrapped(rows) else rows.addcmul_(x, y)).flatten(0, 1)
 
 
 class _Factor:

@@ -14,6 +14,7 @@ from hodiff.taylor.jets import Jet
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity.slots import Call, moves
 from hodiff.taylor.sparsity.supports import Support, support
+from hodiff.torch_internals.tracing import for_later_calls
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 MOVING = frozenset([
@@ -112,11 +113,15 @@ def moving(call: Call) -> Any:
     result = call.entry.rule(inner, call.func, *args, **kwargs)
     parts, spec = pytree.tree_flatten(result)
     supports = _supports(call, key, slots)
-    found = [
-        Jet(call.frame, part.coefficients, own) if isinstance(part, Jet) and part.frame is inner else part
-        for part, own in zip(parts, supports, strict=True)
-    ]
+    found = [_outward(call.frame, inner, part, own) for part, own in zip(parts, supports, strict=True)]
     return pytree.tree_unflatten(found, spec)
+
+
+def _outward(frame: Frame, inner: Frame, part: Any, own: Support | None) -> Any:
+    """A result with its support; one without elements has no derivatives."""
+    if not isinstance(part, Jet) or part.frame is not inner:
+        return part
+    return Jet(frame, [part.value, *[None] * frame.order] if own is None else part.coefficients, own)
 
 
 def _widened(jet: Jet, inner: Frame, slots: int) -> Jet:
@@ -147,9 +152,13 @@ def _moved(call: Call, slots: int) -> list[Support | None]:
     """The function on indices in the place of first coefficients, where 0 is none."""
     inner = Frame(1, slots, False, call.frame.depth)
     directions = next(jet.support.directions for jet in call.jets if moves(jet))
-    args, kwargs = call.with_jets([_indices(jet, inner, slots) for jet in call.jets])
-    parts = pytree.tree_leaves(call.entry.rule(inner, call.func, *args, **kwargs))
-    return [support(_numbers(part, slots), directions) if isinstance(part, Jet) else None for part in parts]
+    with for_later_calls():
+        args, kwargs = call.with_jets([_indices(jet, inner, slots) for jet in call.jets])
+        parts = pytree.tree_leaves(call.entry.rule(inner, call.func, *args, **kwargs))
+        return [
+            support(_numbers(part, slots), directions) if isinstance(part, Jet) and part.value.numel() else None
+            for part in parts
+        ]
 
 
 def _indices(jet: Jet, inner: Frame, slots: int) -> Jet:

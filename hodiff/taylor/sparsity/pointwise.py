@@ -109,7 +109,8 @@ def added(call: Call) -> Any:
         common = None
         first = slotted.support.all_places.onto(whole.in_slots()[1].clone(), slotted.in_slots()[1])
     (a0, _, a2), (b0, _, b2) = a.in_slots(), b.in_slots()
-    return Jet(call.frame, [a0 + b0, first, plus(a2, b2)], common)
+    value, second = a0 + b0, plus(a2, b2)
+    return Jet(call.frame, [value, first, None if second is None else second.expand(value.shape)], common)
 
 
 def _expanded(coefficient: Any, rank: int, shape: torch.Size) -> Any:

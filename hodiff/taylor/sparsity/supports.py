@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hodiff.torch_internals.tracing import for_later_calls
+
 Indices = NDArray[np.int64]
 
 # Above this share of all directions, slots gain less than it costs to sort them.
@@ -69,6 +71,12 @@ class Support:
         return self.index.reshape(self.slots, *[1] * missing, *self.index.shape[1:])
 
 
+def kept(array: Indices, device: torch.device) -> torch.Tensor:
+    """An array as a tensor that belongs to no call."""
+    with for_later_calls():
+        return torch.tensor(array, device=device)
+
+
 class Places:
     """Where the slots of a coefficient go.
 
@@ -115,7 +123,7 @@ class Places:
         """The order or the targets, on a device."""
         found = self._tensors.get((name, device))
         if found is None:
-            found = self._tensors[name, device] = torch.as_tensor(getattr(self, name), device=device)
+            found = self._tensors[name, device] = kept(getattr(self, name), device)
         return found
 
     @lru_cache(maxsize=64)  # noqa: B019  (places live as long as the supports that they belong to)
@@ -267,4 +275,7 @@ def merged_rows(rows: Indices, limit: int) -> tuple[Indices, Indices] | None:
             table[later, doubled] = -1
             of_later = (goes == later)[:, None] & doubled & (rows >= 0)
             targets = np.where(of_later, first, targets)
-    return table, targets
+    # A row may have lost all that it had; what still points to it is zero.
+    kept = (table >= 0).any(1)
+    kept[0] = True
+    return table[kept], np.where(kept, np.cumsum(kept) - 1, 0)[targets]
