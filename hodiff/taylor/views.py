@@ -114,7 +114,8 @@ def assign(target: Any, result: Any) -> Any:
         )
     frame, value = target.frame, target.value
     if isinstance(result, Jet) and result.frame is frame and result.support is not None and target.base is None:
-        if (result.value.shape, result.value.dtype) == (value.shape, value.dtype):
+        own = result.value
+        if (own.shape, own.dtype) == (value.shape, value.dtype):
             return target.write(result.in_slots(), result.support)
     new = [result] if not isinstance(result, Jet) or result.frame is not frame else result.coefficients
     new = [*new, *[None] * (frame.order + 1 - len(new))]

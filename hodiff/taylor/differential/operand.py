@@ -99,11 +99,7 @@ class Operand:
         return plain and self.size > 0
 
     def pass_in_slots(self, *, slopes: bool) -> Pass:
-        """The collapsed series of order 2 along unit directions, each held where it may be other than zero.
-
-        Args:
-            slopes: Whether the first derivatives are asked for.
-        """
+        """The collapsed series of order 2 along unit directions, held where it may be other than zero."""
         with framed(2, self.size, collapsed=True, correct=self.correct, sparse=True) as frame:
             given = list(self.args)
             given[self.argnums] = unflatten(list(self._in_own_directions(frame)), self.spec)

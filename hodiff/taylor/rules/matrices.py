@@ -151,7 +151,7 @@ def logdet(frame: Frame, func: Any, A: Any) -> Any:
 
 @rule("slogdet", "linalg.slogdet")
 def slogdet(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
-    r"""$k v_k = \mathrm{tr}(B_k)$ with $B_k = (k A_k - \sum_{j=1}^{k-1} B_j A_{k-j}) A_0^{-1}$: the series of $A' A^{-1}$."""
+    r"""$k v_k = \mathrm{tr}(B_k)$ with $B_k = (k A_k - \sum_{j=1}^{k-1} B_j A_{k-j}) A_0^{-1}$, the series of A'/A."""
     a = A.coefficients
     found = torch.linalg.slogdet(a[0])
     inverse = torch.linalg.inv(a[0])
@@ -168,9 +168,8 @@ def slogdet(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
     for k in range(1, frame.order + 1):
         # Of the last one the trace alone is asked for, which takes no product of matrices.
         if k == frame.order:
-            total = mapped(frame, k, lambda each, k=k: k * paired(each, inverse), a[k])
-            rest = between(frame, paired, [*B, None], [*over, None], k)
-            total = minus(total, rest)
+            last = mapped(frame, k, lambda each: paired(each, inverse), times(k, a[k]))
+            total = minus(last, between(frame, paired, [*B, None], [*over, None], k))
         else:
             B.append(minus(times(k, over[k]), between(frame, torch.matmul, [*B, None], over, k)))
             total = mapped(frame, k, trace, B[k])

@@ -1,19 +1,18 @@
 r"""Determinants of matrices in which a row moves with few directions, as those of particles in orbitals.
 
 Of $\log |\det A|$ coefficient 1 is $\operatorname{tr} W$ and coefficient 2 is $\operatorname{tr}(A_0^{-1} A_2) -
-\tfrac{1}{2} \sum_d \operatorname{tr} (W^{(d)} W^{(d)})$ with $W = A_1 A_0^{-1}$: of the last sum those pairs of rows count
-that have a direction in common.
+\tfrac{1}{2} \sum_d \operatorname{tr} (W^{(d)} W^{(d)})$ with $W = A_1 A_0^{-1}$: of the last sum those pairs of rows
+count that have a direction in common.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 
 from hodiff.taylor.jets import Jet
+from hodiff.taylor.sparsity.meetings import pairs_of
 from hodiff.taylor.sparsity.reductions import summed
 from hodiff.taylor.sparsity.slots import Call
 from hodiff.taylor.sparsity.supports import Support, support
@@ -38,17 +37,18 @@ def slogdet(call: Call) -> Any:
     trace = summed(rows, (rows.value.ndim - 1,), keepdim=False)
     first = trace.in_slots()[1]
     second = None if A2 is None else (A2 * inverse.mT).sum((-2, -1))
-    left, right = _meetings(A.support)
-    device = A0.device
     n = A0.shape[-1]
+    pairs = pairs_of(A.support, n, A.support, n)
+    assert pairs is not None
     by_row = W.movedim(-2, 1).flatten(0, 1)
 
-    def entries(slots_and_rows: Any, columns: Any) -> Any:
-        picked = by_row.index_select(0, torch.as_tensor(slots_and_rows, device=device))
-        index = torch.as_tensor(columns, device=device).reshape(-1, *[1] * (picked.ndim - 1))
+    def entries(rows: torch.Tensor, columns: torch.Tensor) -> Any:
+        picked = by_row.index_select(0, rows)
+        index = columns.reshape(-1, *[1] * (picked.ndim - 1))
         return picked.gather(-1, index.expand(*picked.shape[:-1], 1)).squeeze(-1)
 
-    squares = (entries(left[0] * n + left[1], right[1]) * entries(right[0] * n + right[1], left[1])).sum(0)
+    left, right, _, left_row, right_row = pairs.tensors(A0.device)
+    squares = (entries(left, right_row) * entries(right, left_row)).sum(0)
     second = -squares / 2 if second is None else second - squares / 2
     log = Jet(A.frame, [found.logabsdet, first, second], trace.support)
     return type(found)([found.sign, log])
@@ -56,17 +56,3 @@ def slogdet(call: Call) -> Any:
 
 def _of_rows(given: Support) -> Support:
     return support(given.index.squeeze(-1), given.directions)
-
-
-@lru_cache(maxsize=4096)
-def _meetings(given: Support) -> tuple[Any, Any]:
-    """Slots and rows, and slots and rows again, that have one direction."""
-    rows = given.index.reshape(given.slots, -1)
-    left, right = [], []
-    for direction in np.unique(rows[rows >= 0]):
-        own = np.argwhere(rows == direction)
-        for one in own:
-            for other in own:
-                left.append(one)
-                right.append(other)
-    return np.array(left).T.copy(), np.array(right).T.copy()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from hodiff.taylor.jets import Jet
 from hodiff.taylor.registry import Entry
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity.contractions import matmul
@@ -23,7 +24,8 @@ def divided(call: Call) -> Any:
     return quotient(call) if found is NotImplemented else found
 
 
-# Rules of others are made of functions of jets, which come here themselves; what reads coefficients gets all directions.
+# Rules of others are made of functions of jets, which come here themselves; those that read coefficients get all
+# directions.
 HANDLERS: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(POINTWISE, pointwise),
     "add": added,
@@ -41,9 +43,16 @@ HANDLERS: dict[str, Callable[[Call], Any]] = {
 def by_slots(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a function returns for jets in slots; NotImplemented where its rule takes them as they are."""
     handler = HANDLERS.get(entry.name)
-    if handler is None:
+    if handler is None or not (_in_slots(args) or _in_slots(kwargs.values())):
         return NotImplemented
-    call = Call(frame, entry, func, args, kwargs)
-    if not any(jet.support is not None for jet in call.jets):
-        return NotImplemented
-    return handler(call)
+    return handler(Call(frame, entry, func, args, kwargs))
+
+
+def _in_slots(tree: Iterable[Any]) -> bool:
+    for each in tree:
+        if isinstance(each, Jet):
+            if each.support is not None:
+                return True
+        elif isinstance(each, (list, tuple)) and _in_slots(each):
+            return True
+    return False

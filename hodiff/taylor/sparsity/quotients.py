@@ -1,7 +1,7 @@
 """Quotients that wait: an attention's weights are divided after the sum that they are made for.
 
-Numerators of a softmax over particles depend on two of them, weights on all. Where weights go into a product of matrices,
-as those of attention do, the division comes after the product, and the weights themselves are never made.
+Numerators of a softmax over particles depend on two of them, weights on all. Where weights go into a product of
+matrices, as those of attention do, the division comes after the product, and the weights themselves are never made.
 """
 
 from __future__ import annotations

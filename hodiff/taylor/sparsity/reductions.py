@@ -24,7 +24,7 @@ def total(call: Call) -> Any:
         else tuple(sorted(d % value.ndim for d in sequence(dims)))
     )
     count = math.prod(value.shape[d] for d in dims) if call.entry.name == "mean" else 1
-    found = summed(jet, dims, keepdim=keepdim)
+    found: Any = summed(jet, dims, keepdim=keepdim)
     return found if count == 1 else found / count
 
 

@@ -78,8 +78,7 @@ def outward(frame: Frame, inner: Frame, result: Any, given: Support) -> Any:
         own = given if given.ndim == rank else support(given.aligned(rank), given.directions)
         return Jet(frame, result.coefficients, own)
     if isinstance(result, (list, tuple)):
-        several = [outward(frame, inner, each, given) for each in result]
-        return type(result)(several) if type(result) in (list, tuple) else type(result)(several)
+        return type(result)([outward(frame, inner, each, given) for each in result])
     return result
 
 

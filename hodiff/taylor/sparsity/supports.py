@@ -186,6 +186,9 @@ def levelled(given: Support, dims: tuple[int, ...]) -> tuple[Support, Places] | 
     Args:
         given: The support.
         dims: Dimensions of the value, from 0.
+
+    Returns:
+        It and the places of the slots of the given one.
     """
     rows, places = level_rows(given, dims)
     rest = rows.shape[1:]
@@ -215,7 +218,7 @@ def level_rows(given: Support, dims: tuple[int, ...]) -> tuple[Indices, Indices]
     places = math.prod(index.shape[d + 1] for d in dims)
     rest = [index.shape[d + 1] for d in kept]
     apart = index.transpose(0, *(d + 1 for d in dims), *(d + 1 for d in kept)).reshape(len(index), places, *rest)
-    varying = given.varies[:, list(dims)].any(1)
+    varying: Any = given.varies[:, list(dims)].any(1)
     rows: list[Any] = []
     place_of = np.zeros((len(index), places), dtype=np.int64)
     for slot in range(len(index)):
@@ -244,7 +247,7 @@ def merged_rows(rows: Indices, limit: int) -> tuple[Indices, Indices] | None:
     """
     found: list[Any] = []
     known: dict[bytes, int] = {}
-    holes = (rows < 0).any(1)
+    holes: Any = (rows < 0).any(1)
     goes = np.zeros(len(rows), dtype=np.int64)
     for i, row in enumerate(rows):
         key = row.tobytes()
@@ -276,6 +279,6 @@ def merged_rows(rows: Indices, limit: int) -> tuple[Indices, Indices] | None:
             of_later = (goes == later)[:, None] & doubled & (rows >= 0)
             targets = np.where(of_later, first, targets)
     # A row may have lost all that it had; what still points to it is zero.
-    kept = (table >= 0).any(1)
+    kept: Any = (table >= 0).any(1)
     kept[0] = True
     return table[kept], np.where(kept, np.cumsum(kept) - 1, 0)[targets]
