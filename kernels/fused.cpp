@@ -1,4 +1,4 @@
-// Elementwise functions and rows of softmax in one pass over memory, for float32 on a CPU.
+// Elementwise functions and rows of softmax in one pass over memory, for float32 on a CPU; a few for float64, too.
 //
 // Numbers are widened to double, so that each formula may be the plain one: double keeps the digits that float32 would
 // lose to cancellation in the tails, and its range holds every intermediate. What comes back is right to about half a
@@ -487,6 +487,45 @@ FOR_EACH_PROCESSOR void turn_block(const float* x, float* out, long rows, long c
     for (long i = 0; i < rows; ++i) out[j * stride + i] = x[i * columns + j];
 }
 
+// Of a function of a collapsed series of order 2 with derivatives a and 2b: first = a u for each of the directions, a row
+// apart each, and last = a w + b sum(u u); w may be null.
+template <class T>
+INLINE void collapsed_part(const T* a, const T* b, const T* u, const T* w, T* first, T* last, long rows, long stride,
+                           long count) {
+  T sums[BLOCK];
+  for (long i = 0; i < count; ++i) sums[i] = 0;
+  for (long row = 0; row < rows; ++row) {
+    const T* from = u + row * stride;
+    T* to = first + row * stride;
+    for (long i = 0; i < count; ++i) {
+      const T x = from[i];
+      to[i] = a[i] * x;
+      sums[i] += x * x;
+    }
+  }
+  if (w)
+    for (long i = 0; i < count; ++i) last[i] = a[i] * w[i] + b[i] * sums[i];
+  else
+    for (long i = 0; i < count; ++i) last[i] = b[i] * sums[i];
+}
+FOR_EACH_PROCESSOR void collapsed_block(const float* a, const float* b, const float* u, const float* w, float* first,
+                                        float* last, long rows, long stride, long count) {
+  collapsed_part(a, b, u, w, first, last, rows, stride, count);
+}
+FOR_EACH_PROCESSOR void collapsed_block(const double* a, const double* b, const double* u, const double* w,
+                                        double* first, double* last, long rows, long stride, long count) {
+  collapsed_part(a, b, u, w, first, last, rows, stride, count);
+}
+template <class T>
+void collapsed(const T* a, const T* b, const T* u, const T* w, T* first, T* last, long rows, long n) {
+  const long blocks = (n + BLOCK - 1) / BLOCK;
+  // Few elements with many directions are cut smaller, so that every thread has some.
+  const long size = blocks > 7 ? BLOCK : (n + 7) / 8;
+#pragma omp parallel for schedule(static) if (n * rows > SERIAL)
+  for (long i = 0; i < n; i += size)
+    collapsed_block(a + i, b + i, u + i, w ? w + i : nullptr, first + i, last + i, rows, n, n - i < size ? n - i : size);
+}
+
 template <class Work>
 void in_blocks(long n, Work work) {
   const long blocks = (n + BLOCK - 1) / BLOCK;
@@ -606,6 +645,16 @@ EXPORT void hodiff_add_relu(const float* x, const float* y, float* out, std::uin
 // out = v where the mask is set, and 0 elsewhere.
 EXPORT void hodiff_masked(const float* v, const std::uint8_t* mask, float* out, long n) {
   in_blocks(n, [=](long start, long count) { masked_block(v + start, mask + start, out + start, count); });
+}
+
+// See collapsed_part.
+EXPORT void hodiff_collapsed_float(const float* a, const float* b, const float* u, const float* w, float* first,
+                                   float* last, long rows, long n) {
+  collapsed(a, b, u, w, first, last, rows, n);
+}
+EXPORT void hodiff_collapsed_double(const double* a, const double* b, const double* u, const double* w, double* first,
+                                    double* last, long rows, long n) {
+  collapsed(a, b, u, w, first, last, rows, n);
 }
 
 // out = x^T, of a matrix with few columns.

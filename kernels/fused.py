@@ -114,6 +114,14 @@ def masked(v: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
+def collapsed(a: Tensor, b: Tensor, u: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
+    r"""$a u_r$ for each direction r, and $a w + b \sum_r u_r^2$: (R, n) to (R, n) and (n,); w may be None for zero."""
+    first, last = torch.empty_like(u), torch.empty_like(a)
+    pointers = (a.data_ptr(), b.data_ptr(), u.data_ptr(), _at(w), first.data_ptr(), last.data_ptr())
+    run(f"hodiff_collapsed_{'float' if a.dtype is torch.float32 else 'double'}", *pointers, len(u), a.numel())
+    return first, last
+
+
 def turned(x: Tensor) -> Tensor:
     """The transpose of a matrix with few columns, contiguous."""
     out = x.new_empty(x.shape[1], x.shape[0])

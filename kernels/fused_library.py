@@ -102,18 +102,18 @@ def suit(*tensors: Tensor) -> bool:
     return all(x.dtype is torch.float32 and x.device.type == "cpu" and x.shape == shape for x in tensors)
 
 
-def takes(*tensors: Tensor, mask: Tensor | None = None) -> bool:
-    """Whether kernels may read these tensors and boolean mask: plain contiguous float32 memory that nothing watches."""
+def takes(*tensors: Tensor, mask: Tensor | None = None, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether kernels may read these tensors and boolean mask: plain contiguous memory that nothing watches."""
     if torch.compiler.is_compiling() or not available():
         return False
     if dispatch_mode_count() or in_jit_trace():
         return False
     if in_forward_mode() and tangents_are_on():
         return False
-    return all(map(_is_readable, tensors)) and (mask is None or _is_readable(mask, torch.bool))
+    return all(_is_readable(x, dtype) for x in tensors) and (mask is None or _is_readable(mask, torch.bool))
 
 
-def _is_readable(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+def _is_readable(x: Tensor, dtype: torch.dtype) -> bool:
     return (
         x.dtype is dtype
         and x.device.type == "cpu"

@@ -21,6 +21,8 @@ _ARGUMENTS = {
     "hodiff_normalization_curvature": (*(_POINTER,) * 9, _LONG, _LONG, _LONG, _DOUBLE, _LONG),
     "hodiff_add_relu": (*(_POINTER,) * 4, _LONG),
     "hodiff_masked": (*(_POINTER,) * 3, _LONG),
+    "hodiff_collapsed_float": (*(_POINTER,) * 6, _LONG, _LONG),
+    "hodiff_collapsed_double": (*(_POINTER,) * 6, _LONG, _LONG),
     "hodiff_turn": (_POINTER, _POINTER, _LONG, _LONG),
     "hodiff_average_float": (_POINTER, _LONG, _LONG, _POINTER),
     "hodiff_average_double": (_POINTER, _LONG, _LONG, _POINTER),

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from hodiff.kernels import fused
+
 # A tensor (or a jet of an outer call), a number, or None for zero.
 Coefficient = Any
 Coefficients = Sequence[Coefficient]
@@ -131,6 +133,10 @@ def composition(frame: Frame, u: Coefficients, taylor: Coefficients) -> list[Coe
     Returns:
         The coefficients.
     """
+    if frame.collapsed and frame.order == 2:
+        found = _fused_composition(frame, u, taylor)
+        if found is not None:
+            return found
     change = [None, *u[1:]]
     result = [taylor[0], *(times(taylor[1], each) for each in u[1:])]
     power: list[Coefficient] = change
@@ -142,6 +148,20 @@ def composition(frame: Frame, u: Coefficients, taylor: Coefficients) -> list[Coe
             power.append(inner_products(frame, known, change, k))
             result[k] = plus(result[k], times(taylor[m], power[k]))
     return result
+
+
+def _fused_composition(frame: Frame, u: Coefficients, taylor: Coefficients) -> list[Coefficient] | None:
+    """A collapsed series of order 2 in one pass over memory, where a kernel takes the tensors."""
+    value, first, second = u
+    given = [taylor[1], taylor[2], *(each for each in (first, second) if each is not None)]
+    if first is None or frame.directions is None or not all(type(each) is torch.Tensor for each in given):
+        return None
+    shape = value.shape
+    if (taylor[1].shape, taylor[2].shape, first.shape[1:]) != (shape, shape, shape):
+        return None
+    if value.dtype not in (torch.float32, torch.float64) or not fused.takes(*given, dtype=value.dtype):
+        return None
+    return [taylor[0], *fused.collapsed(taylor[1], taylor[2], first, second)]
 
 
 def filled(frame: Frame, coefficients: Coefficients, k: int, value: Any) -> Any:
