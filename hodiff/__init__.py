@@ -52,7 +52,9 @@ if _TYPE_CHECKING:
     from hodiff.operators import JacobianOperator as JacobianOperator
     from hodiff.operators import KFACOperator as KFACOperator
     from hodiff.operators import LinearOperator as LinearOperator
+    from hodiff.taylor import bilaplacian as bilaplacian
     from hodiff.taylor import laplacian as laplacian
+    from hodiff.taylor import partial as partial
 
 __version__ = "0.1.0"
 
@@ -76,7 +78,9 @@ _LATE = {
     "JacobianOperator": "hodiff.operators",
     "KFACOperator": "hodiff.operators",
     "LinearOperator": "hodiff.operators",
+    "bilaplacian": "hodiff.taylor",
     "laplacian": "hodiff.taylor",
+    "partial": "hodiff.taylor",
 }
 _PACKAGES = {
     *("authoring", "checks", "estimators", "functions", "implicit", "meta", "nn", "operators", "optim", "plot"),

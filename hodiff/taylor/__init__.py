@@ -1,6 +1,12 @@
 """Taylor mode: truncated power series through a function, of any order, in one pass."""
 
+from hodiff.taylor.differential import RandomisedEstimate as RandomisedEstimate
+from hodiff.taylor.differential import bilaplacian as bilaplacian
+from hodiff.taylor.differential import derivative_tensor as derivative_tensor
+from hodiff.taylor.differential import divergence as divergence
+from hodiff.taylor.differential import hessian_diagonal as hessian_diagonal
 from hodiff.taylor.differential import laplacian as laplacian
+from hodiff.taylor.differential import partial as partial
 from hodiff.taylor.differential import value_grad_laplacian as value_grad_laplacian
 from hodiff.taylor.explain import Explanation as Explanation
 from hodiff.taylor.explain import explain as explain

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
-from hodiff.common.options import require_bools, require_callable, require_int
-from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, describe, flatten, unflatten
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
-from hodiff.taylor.jets import Jet, tensor_of
-from hodiff.taylor.passes import framed, primal_leaves, through
-from hodiff.taylor.series import Coefficient, plus
+from hodiff.taylor.differential.estimates import estimate
+from hodiff.taylor.differential.operand import Operand, bound, grouped, require_options
+from hodiff.taylor.differential.sampling import sampled, sampling_of
 
 
 def laplacian(
@@ -24,9 +21,12 @@ def laplacian(
     *,
     weights: PyTree = None,
     batched: bool = False,
+    randomised: str | None = None,
+    samples: int = 16,
+    generator: torch.Generator | None = None,
     chunk_size: int | None = None,
     correct: bool = True,
-) -> Callable[..., PyTree]:
+) -> Callable[..., Any]:
     r"""Function that computes the Laplacian of each output of a function, by one pass forward.
 
     $$ \Delta f(x) = \sum_i \frac{\partial^2 f}{\partial x_i^2}, \qquad \text{or} \qquad
@@ -35,7 +35,19 @@ def laplacian(
     Value, first derivatives in all directions and the *sum* of the second ones go through `f` together (a collapsed
     jet), in about the time of the gradient in each direction. Nothing of the Hessian's size is stored. The result can
     be differentiated, so that a network can be trained by it, and works inside `torch.func` transforms and
-    `torch.compile(fullgraph=True)`. The Laplacian of a Laplacian is the bilaplacian.
+    `torch.compile(fullgraph=True)`.
+
+    In very many dimensions `randomised` takes the mean of $D^2 f(x)[v, v]$ over random directions, whose expectation is
+    the Laplacian where those have mean 0 and covariance I, and says how far chance may have put it off:
+
+    | `randomised` | directions | without error for |
+    |---|---|---|
+    | `"rademacher"` | signs | a diagonal Hessian |
+    | `"gaussian"` | standard normal numbers | nothing |
+    | `"coordinates"` | $\sqrt n\, e_i$, of different i | a constant diagonal, or n samples |
+
+    With `batched` each point draws directions of its own, so that errors of points are independent. Under
+    `torch.func.vmap` pass `randomness="different"` or `"same"` to it; in `torch.compile` pass no generator.
 
     Args:
         f: Function that returns a tensor, or a pytree of tensors, of any shape.
@@ -44,11 +56,16 @@ def laplacian(
             all; None for the unit ones, and so for the Laplacian.
         batched: Whether the argument has a leading dimension of points, N, at each of which `f` computes an entry of
             its own: `f` maps (N, D) to (N, ...). The Laplacian is then that of each point, of the shape of the output.
+        randomised: Of which distribution directions are drawn: "rademacher", "gaussian", or "coordinates", which are
+            drawn without replacement; None for the exact sum. With `weights` they are the factors of $w_r$.
+        samples: How many random directions.
+        generator: Where random numbers come from; torch's own if None.
         chunk_size: How many directions go through `f` at once, which bounds memory; None for all.
         correct: As in `hodiff.hvp`.
 
     Returns:
-        Function of the arguments of `f` that returns the Laplacian in the structure and shapes of what `f` returns.
+        Function of the arguments of `f` that returns the Laplacian in the structure and shapes of what `f` returns;
+        with `randomised` a `hodiff.taylor.RandomisedEstimate` of it.
 
     Raises:
         InputError: If an option is unknown, the argument cannot be differentiated, or weights do not match it.
@@ -57,17 +74,28 @@ def laplacian(
         >>> import torch, hodiff
         >>> hodiff.laplacian(lambda x: (x**3).sum() + x.prod())(torch.tensor([1.0, 2.0]))
         tensor(18.)
+        >>> many, source = torch.ones(100_000), torch.Generator().manual_seed(0)
+        >>> found = hodiff.laplacian(lambda x: x.square().mean(), randomised="rademacher", generator=source)(many)
+        >>> round(found.value.item(), 4), round(found.standard_error.item(), 4)
+        (2.0, 0.0)
 
     Source: F. Dangel et al., "Collapsing Taylor mode automatic differentiation", 2025, section 3; R. Li et al., "A
-    computational framework for neural network-based variational Monte Carlo with Forward Laplacian", 2024.
+    computational framework for neural network-based variational Monte Carlo with Forward Laplacian", 2024; at random
+    Z. Shi, Z. Hu, M. Lin & K. Kawaguchi, "Stochastic Taylor derivative estimator", NeurIPS 2024.
     """
-    _require_options("laplacian", f, argnums, batched, chunk_size, correct)
+    require_options("laplacian", f, argnums, chunk_size, batched=batched, correct=correct)
+    sampling = sampling_of("laplacian", randomised, samples, generator)
 
     @leave_inference_mode
-    def transformed(*args: Any, **kwargs: Any) -> PyTree:
-        function = partial(f, **kwargs) if kwargs else f
-        found, spec, _ = _second_order("laplacian", function, argnums, args, weights, batched, chunk_size, correct)
-        return unflatten([each[2] for each in found], spec)
+    def transformed(*args: Any, **kwargs: Any) -> Any:
+        operand = bound("laplacian", f, args, kwargs, argnums, batched=batched, correct=correct)
+        given = None if weights is None else _given_directions(operand, weights)
+        if sampling is None:
+            found, spec = _second_order(operand, given, chunk_size)
+            return unflatten([each[2] for each in found], spec)
+        sample = sampled(operand, sampling, given)
+        terms, spec = operand.along_each(grouped(sample.directions, chunk_size), 2)
+        return estimate(terms, spec, sample)
 
     return transformed
 
@@ -103,122 +131,63 @@ def value_grad_laplacian(
 
     Source: As of `hodiff.laplacian`.
     """
-    _require_options("value_grad_laplacian", f, argnums, batched, chunk_size, correct)
+    require_options("value_grad_laplacian", f, argnums, chunk_size, batched=batched, correct=correct)
 
     @leave_inference_mode
     def transformed(*args: Any, **kwargs: Any) -> tuple[Any, PyTree, Any]:
-        function = partial(f, **kwargs) if kwargs else f
-        found, _, (leaves, leaf_spec) = _second_order(
-            "value_grad_laplacian", function, argnums, args, None, batched, chunk_size, correct
-        )
-        shape = tuple(leaves[0].shape[:1]) if batched else ()
-        if len(found) != 1 or tuple(found[0][0].shape) != shape:
+        operand = bound("value_grad_laplacian", f, args, kwargs, argnums, batched=batched, correct=correct)
+        found, _ = _second_order(operand, None, chunk_size)
+        if len(found) != 1 or tuple(found[0][0].shape) != operand.points:
             got = ", ".join(str(tuple(each[0].shape)) for each in found)
             raise InputError(
-                f"value_grad_laplacian: f: expected an output of shape {shape}, got {got}; "
+                f"value_grad_laplacian: f: expected an output of shape {operand.points}, got {got}; "
                 "hodiff.laplacian takes outputs of any shape."
             )
         value, slopes, total = found[0]
-        return value, unflatten(_gradient(slopes, leaves, batched), leaf_spec), total
+        return value, unflatten(_gradient(slopes, operand), operand.spec), total
 
     return transformed
 
 
-def _require_options(caller: str, f: Any, argnums: Any, batched: Any, chunk_size: Any, correct: Any) -> None:
-    require_callable(caller, f=f)
-    require_int(caller, "argnums", argnums)
-    require_int(caller, "chunk_size", chunk_size, 1, optional=True)
-    require_bools(caller, batched=batched, correct=correct)
-
-
 def _second_order(
-    caller: str,
-    f: Callable[..., Any],
-    argnums: int,
-    args: tuple[Any, ...],
-    weights: PyTree,
-    batched: bool,
-    chunk_size: int | None,
-    correct: bool,
-) -> tuple[list[tuple[Any, Any, Any]], Any, tuple[list[Any], Any]]:
-    """Of each output value, derivatives by direction and Laplacian; the structures of output and argument."""
-    if not -len(args) <= argnums < len(args):
-        raise InputError(f"{caller}: argnums: expected one of {len(args)} positional arguments, got {argnums}.")
-    leaves, spec = primal_leaves(args[argnums], caller, f"argument {argnums}")
-    for leaf in leaves:
-        if tensor_of(leaf).is_complex() or (batched and leaf.ndim == 0):
-            kind = "a real tensor with a leading dimension of points" if batched else "a real tensor"
-            raise InputError(f"{caller}: argument {argnums}: expected {kind}, got {describe(tensor_of(leaf))}.")
-    directions = (
-        _unit_directions(leaves, batched) if weights is None else _given_directions(caller, weights, leaves, spec)
-    )
-    count = len(directions[0]) if directions else 0
-    state = RandomState([tensor_of(leaf) for leaf in leaves])
-    found: list[list[Coefficient]] = []
+    operand: Operand, directions: list[Any] | None, chunk_size: int | None
+) -> tuple[list[list[Any]], Any]:
+    """Of each output value, derivatives by direction and Laplacian; the structure of the output."""
+    found: list[list[Any]] = []
     structure: Any = None
-    for start in range(0, max(count, 1), chunk_size or max(count, 1)):
-        if start:
-            # Every group of directions goes through the same function.
-            state.rewind()
-        chunk = [each[start : start + (chunk_size or count)] for each in directions]
-        with framed(2, len(chunk[0]), collapsed=True, correct=correct) as frame:
-            jets = [Jet(frame, [leaf, each, None]) for leaf, each in zip(leaves, chunk, strict=True)]
-            given = list(args)
-            given[argnums] = unflatten(jets, spec)
-            parts, structure = through(frame, f, given)
-            parts = [
-                [value, _dense(frame.shape(1, value.shape), value, first), second] for value, first, second in parts
-            ]
-        found = parts if not found else [_joined(old, new) for old, new in zip(found, parts, strict=True)]
+    given = operand.units(chunk_size) if directions is None else grouped(directions, chunk_size)
+    for each in operand.passes(given, 2, collapsed=True):
+        found = [_joined(*pair) for pair in zip(found, each.outputs, strict=True)] if found else each.outputs
+        structure = each.structure
     # Coefficients are those of t^k.
-    scaled = [
-        (value, first, torch.zeros_like(value) if second is None else 2 * second) for value, first, second in found
-    ]
-    return scaled, structure, (leaves, spec)
+    return [[value, first, 2 * second] for value, first, second in found], structure
 
 
-def _dense(shape: tuple[int, ...], value: Any, coefficient: Coefficient) -> Any:
-    return torch.zeros_like(value).expand(shape) if coefficient is None else coefficient
-
-
-def _joined(old: list[Coefficient], new: list[Coefficient]) -> list[Coefficient]:
+def _joined(old: list[Any], new: list[Any]) -> list[Any]:
     """Of two groups of directions."""
-    return [old[0], torch.cat((old[1], new[1])), plus(old[2], new[2])]
+    return [old[0], torch.cat((old[1], new[1])), old[2] + new[2]]
 
 
-def _unit_directions(leaves: list[Any], batched: bool) -> list[Any]:
-    """For each leaf the unit directions of all, those of the other leaves zero; at all points at once."""
-    shapes = [tuple(leaf.shape[1:] if batched else leaf.shape) for leaf in leaves]
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-    found, start = [], 0
-    for leaf, shape, size in zip(leaves, shapes, sizes, strict=True):
-        plain = tensor_of(leaf)
-        rows = torch.zeros(sum(sizes), size, dtype=plain.dtype, device=plain.device)
-        rows[start : start + size] = torch.eye(size, dtype=plain.dtype, device=plain.device)
-        rows = rows.reshape(sum(sizes), *([1] if batched else []), *shape)
-        found.append(rows.expand(sum(sizes), *leaf.shape))
-        start += size
-    return found
-
-
-def _given_directions(caller: str, weights: PyTree, leaves: list[Any], spec: Any) -> list[Any]:
+def _given_directions(operand: Operand, weights: PyTree) -> list[Any]:
     given, given_spec = flatten(weights)
-    if given_spec != spec:
-        raise InputError(f"{caller}: weights: expected the structure of the argument, {spec}, got {given_spec}.")
+    if given_spec != operand.spec:
+        raise InputError(
+            f"{operand.caller}: weights: expected the structure of the argument, {operand.spec}, got {given_spec}."
+        )
     counts = {len(each) if getattr(each, "ndim", 0) else 0 for each in given}
-    for each, leaf in zip(given, leaves, strict=True):
+    for each, leaf in zip(given, operand.leaves, strict=True):
         if tuple(getattr(each, "shape", ()))[1:] != tuple(leaf.shape) or len(counts) != 1 or each.dtype != leaf.dtype:
             expected = f"(R, {', '.join(map(str, leaf.shape))}) {str(leaf.dtype)[6:]}"
             raise InputError(
-                f"{caller}: weights: expected {expected}, a direction a row and as many for each leaf, "
+                f"{operand.caller}: weights: expected {expected}, a direction a row and as many for each leaf, "
                 f"got {describe(each)}."
             )
     return given
 
 
-def _gradient(slopes: Any, leaves: list[Any], batched: bool) -> list[Any]:
+def _gradient(slopes: Any, operand: Operand) -> list[Any]:
     """The derivatives by direction, sorted to the leaves."""
     # Points stand behind the directions, and before the coordinates.
-    rows = slopes.movedim(0, -1) if batched else slopes
-    sizes = [torch.Size(leaf.shape[1:] if batched else leaf.shape).numel() for leaf in leaves]
-    return [part.reshape(leaf.shape) for part, leaf in zip(rows.split(sizes, -1), leaves, strict=True)]
+    rows = slopes.movedim(0, -1) if operand.batched else slopes
+    parts = rows.split(operand.sizes, -1)
+    return [part.reshape(leaf.shape) for part, leaf in zip(parts, operand.leaves, strict=True)]

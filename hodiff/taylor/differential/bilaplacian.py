@@ -1,0 +1,105 @@
+"""The bilaplacian, by collapsed jets of order 4, or of many coordinates by the Laplacian of the Laplacian."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hodiff.common.trees import PyTree, unflatten
+from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.taylor.differential.cubature import MOST, fourth_powers
+from hodiff.taylor.differential.estimates import estimate
+from hodiff.taylor.differential.laplacian import laplacian
+from hodiff.taylor.differential.operand import Operand, bound, grouped, require_options
+from hodiff.taylor.differential.sampling import Sample, sampled, sampling_of
+
+_REFUSED = {
+    "rademacher": "the mean of fourth derivatives along signs takes fourth derivatives along a coordinate for a third.",
+    "coordinates": "fourth derivatives along single coordinates leave out those by two of them.",
+}
+
+
+def bilaplacian(
+    f: Callable[..., Any],
+    argnums: int = 0,
+    *,
+    batched: bool = False,
+    randomised: str | None = None,
+    samples: int = 16,
+    generator: torch.Generator | None = None,
+    chunk_size: int | None = None,
+    correct: bool = True,
+) -> Callable[..., Any]:
+    r"""Function that computes the bilaplacian, or biharmonic operator, of each output of a function.
+
+    $$ \Delta^2 f(x) = \sum_{i,j} \frac{\partial^4 f}{\partial x_i^2\, \partial x_j^2}
+       = \sum_r D^4 f(x)[v_r, v_r, v_r, v_r], \qquad \sum_r (v_r \cdot \xi)^4 = |\xi|^4 $$
+
+    Up to seven coordinates fourth derivatives along the $v_r$ are summed in one pass (a collapsed jet of order 4):
+    along 3 directions in the plane, 6 in space, and (n+1)(n+2)/2 in n dimensions. Beyond that it is the Laplacian of
+    the Laplacian, which holds fewer numbers then, about n² of them. The result can be differentiated.
+
+    In very many dimensions `randomised="gaussian"` takes the mean of $\tfrac13 D^4 f(x)[v, v, v, v]$ over standard
+    normal v, whose expectation is the bilaplacian. No independent signs, nor single coordinates, have that property.
+
+    Args:
+        f: As in `hodiff.laplacian`.
+        argnums: As in `hodiff.laplacian`.
+        batched: As in `hodiff.laplacian`.
+        randomised: "gaussian" for random directions, at each point others; None for the exact sum.
+        samples: How many random directions.
+        generator: Where random numbers come from; torch's own if None.
+        chunk_size: As in `hodiff.laplacian`; of the Laplacian of the Laplacian at each of both.
+        correct: As in `hodiff.hvp`.
+
+    Returns:
+        Function of the arguments of `f` that returns the bilaplacian in the structure and shapes of what `f` returns;
+        with `randomised` a `hodiff.taylor.RandomisedEstimate` of it.
+
+    Raises:
+        InputError: As by `hodiff.laplacian`, or if directions are to be drawn of a distribution for which the mean is
+            another.
+
+    Example:
+        >>> import torch, hodiff
+        >>> r5 = lambda x: x.square().sum() ** 2.5
+        >>> hodiff.bilaplacian(r5)(torch.tensor([2.0, 1.0, 2.0], dtype=torch.float64))  # in three dimensions 360 r
+        tensor(1080., dtype=torch.float64)
+
+    Source: I. P. Mysovskikh, "On the construction of cubature formulas with the smallest number of nodes", 1968; F.
+    Dangel et al., "Collapsing Taylor mode automatic differentiation", 2025; Z. Shi et al., "Stochastic Taylor
+    derivative estimator", NeurIPS 2024.
+    """
+    require_options("bilaplacian", f, argnums, chunk_size, batched=batched, correct=correct)
+    sampling = sampling_of("bilaplacian", randomised, samples, generator, _REFUSED)
+
+    @leave_inference_mode
+    def transformed(*args: Any, **kwargs: Any) -> Any:
+        operand = bound("bilaplacian", f, args, kwargs, argnums, batched=batched, correct=correct)
+        if sampling is not None:
+            sample = sampled(operand, sampling)
+            terms, spec = operand.along_each(grouped(sample.directions, chunk_size), 4)
+            return estimate(terms, spec, Sample((), 1 / 3, 1.0))
+        if 1 <= operand.size <= MOST:
+            return _by_fourth_derivatives(operand, chunk_size)
+
+        def once(f: Callable[..., Any]) -> Callable[..., Any]:
+            return laplacian(f, argnums, batched=batched, chunk_size=chunk_size, correct=correct)
+
+        return once(once(f))(*args, **kwargs)
+
+    return transformed
+
+
+def _by_fourth_derivatives(operand: Operand, chunk_size: int | None) -> PyTree:
+    """Fourth derivatives along the directions of a cubature, summed on the way."""
+    directions = operand.spread(fourth_powers(operand.size))
+    sums: list[Any] = []
+    structure: Any = None
+    for each in operand.passes(grouped(directions, chunk_size), 4, collapsed=True):
+        found = [24 * output[4] for output in each.outputs]
+        sums = found if not sums else [old + new for old, new in zip(sums, found, strict=True)]
+        structure = each.structure
+    return unflatten(sums, structure)

@@ -1,0 +1,36 @@
+"""Plans of mixed derivatives at work: directions of their lines, and sums of coefficients along those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.taylor.differential.interpolation import Plan
+from hodiff.taylor.differential.operand import Operand, groups
+from hodiff.taylor.jets import tensor_of
+
+
+def directions(operand: Operand, plan: Plan, chunk_size: int | None) -> Iterator[list[Tensor]]:
+    """The lines of a plan in groups."""
+    for start, stop in groups(len(plan.lines), chunk_size):
+        entries = [(i, *each) for i, line in enumerate(plan.lines[start:stop]) for each in line]
+        rows = torch.zeros(stop - start, operand.size, dtype=torch.float64)
+        for i, coordinate, part in entries:
+            rows[i, coordinate] = part
+        yield operand.spread(rows)
+
+
+def combined(terms: Sequence[Sequence[tuple[int, float]]], coefficients: Any) -> Any:
+    """Sums of coefficients along lines (R, ...), by numbers of lines and factors: a product with a sparse matrix."""
+    like = tensor_of(coefficients)
+    flat = [(i, number, factor) for i, own in enumerate(terms) for number, factor in own]
+    rows, lines, factors = zip(*flat, strict=True) if flat else ((), (), ())
+    at = torch.tensor(lines, dtype=torch.long, device=like.device)
+    to = torch.tensor(rows, dtype=torch.long, device=like.device)
+    weights = torch.tensor(factors, dtype=torch.float64).to(like.device, like.dtype)
+    picked = torch.index_select(coefficients, 0, at) * weights.reshape(-1, *[1] * (like.ndim - 1))
+    zero = torch.zeros(len(terms), *like.shape[1:], dtype=like.dtype, device=like.device)
+    return torch.index_add(zero, 0, to, picked)

@@ -1,0 +1,59 @@
+r"""Directions whose fourth powers make the square of the squared length: $\sum_r (v_r \cdot \xi)^4 = |\xi|^4$.
+
+In the plane three of a hexagon and in space six of an icosahedron, which are fewest; otherwise the vertices of a
+simplex and the midpoints of its edges, (n+1)(n+2)/2 (I. P. Mysovskikh, 1968).
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+# Beyond it some weights of the general formula are below zero.
+MOST = 7
+
+
+def fourth_powers(n: int) -> Tensor:
+    """Directions (R, n), for n from 1 to 7, with their weights in their lengths."""
+    known = {1: _line, 2: _hexagon, 3: _icosahedron}
+    return known[n]() if n in known else _simplex(n)
+
+
+def _line() -> Tensor:
+    return torch.ones(1, 1, dtype=torch.float64)
+
+
+def _hexagon() -> Tensor:
+    angles = torch.arange(3, dtype=torch.float64) * (math.pi / 3)
+    return torch.stack((angles.cos(), angles.sin()), 1) * (8 / 9) ** 0.25
+
+
+def _icosahedron() -> Tensor:
+    golden = (1 + 5**0.5) / 2
+    pairs = [(1.0, golden), (1.0, -golden)]
+    rows = [[0, a, b] for a, b in pairs] + [[a, b, 0] for a, b in pairs] + [[b, 0, a] for a, b in pairs]
+    found = torch.tensor(rows, dtype=torch.float64)
+    return found / found.norm(dim=1, keepdim=True) * (5 / 6) ** 0.25
+
+
+def _simplex(n: int) -> Tensor:
+    vertices = _vertices(n)
+    edges = torch.stack([vertices[i] + vertices[j] for i, j in combinations(range(n + 1), 2)])
+    edges = edges / edges.norm(dim=1, keepdim=True)
+    # The mean of the fourth power over the sphere is 3 / (n (n + 2)).
+    whole = n * (n + 2) / 3
+    at_vertices = whole * n * (7 - n) / ((n + 1) ** 2 * (n + 2))
+    at_edges = whole * 4 * (n - 1) ** 2 / (n * (n + 1) ** 2 * (n + 2))
+    scaled = [edges * at_edges**0.25]
+    if at_vertices:
+        scaled.append(vertices * at_vertices**0.25)
+    return torch.cat(scaled)
+
+
+def _vertices(n: int) -> Tensor:
+    """Unit vectors (n + 1, n) with products -1/n."""
+    corners = math.sqrt(1 + 1 / n) * torch.eye(n, dtype=torch.float64) - (math.sqrt(n + 1) + 1) / n**1.5
+    return torch.cat((corners, torch.full((1, n), n**-0.5, dtype=torch.float64)))

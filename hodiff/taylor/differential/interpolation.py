@@ -1,0 +1,107 @@
+r"""Mixed derivatives as combinations of derivatives along lines, with exact rational factors.
+
+Along the line of s the derivative of order d is a form of degree d, $F(s) = D^d f[s, \dots, s]$; mixed derivatives are
+its coefficients, and follow from its values. Of the two ways here that by which an order's derivatives share their lines
+is from A. Griewank, J. Utke & A. Walther, "Evaluating higher derivative tensors by forward propagation of univariate
+Taylor series", Math. Comp. 69, 2000.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import product
+
+# How often by each of the coordinates that occur.
+Exponents = tuple[int, ...]
+# By the components of a direction, whole numbers without a common factor of which the first that is not 0 is above it,
+# the factor of F there.
+Factors = dict[tuple[int, ...], Fraction]
+
+
+@lru_cache(maxsize=256)
+def polarised(exponents: Exponents) -> Factors:
+    """The fewest lines for one derivative, at most half of the product of all exponents + 1."""
+    # 2^d d! times the derivative is the sum of (-1)^|m| (i over m) F(i - 2m) over m from 0 to i.
+    d = sum(exponents)
+    found: Factors = {}
+    for m in _up_to(exponents):
+        factor = Fraction((-1) ** sum(m) * _binomials(exponents, m), 2**d * math.factorial(d))
+        _add(found, [i - 2 * each for i, each in zip(exponents, m, strict=True)], d, factor)
+    return {line: factor for line, factor in found.items() if factor}
+
+
+@lru_cache(maxsize=256)
+def interpolated(exponents: Exponents) -> Factors:
+    """Lines of whole components from 0 up whose sum is the order, which all derivatives of an order share."""
+    # d! times the derivative is the sum over such j of F(j), times the sum over k from 0 to i of
+    # (-1)^|i - k| (i over k) (d k / |k| over j) (|k| / d)^d.
+    d = sum(exponents)
+    found: Factors = {}
+    for j in _up_to((d,) * len(exponents)):
+        if sum(j) != d:
+            continue
+        factor = Fraction(0)
+        for k in _up_to(exponents):
+            if total := sum(k):
+                weight = (-1) ** (d - total) * _binomials(exponents, k) * Fraction(total, d) ** d
+                factor += weight * math.prod(_binomial(Fraction(d * a, total), b) for a, b in zip(k, j, strict=True))
+        _add(found, j, d, factor / math.factorial(d))
+    return {line: factor for line, factor in found.items() if factor}
+
+
+def _up_to(exponents: Exponents) -> product[tuple[int, ...]]:
+    return product(*(range(each + 1) for each in exponents))
+
+
+def _binomials(n: Sequence[int], k: Sequence[int]) -> int:
+    return math.prod(map(math.comb, n, k))
+
+
+def _binomial(x: Fraction, k: int) -> Fraction:
+    return math.prod((x - i for i in range(k)), start=Fraction(1)) / math.factorial(k)
+
+
+def _add(found: Factors, direction: Sequence[int], d: int, factor: Fraction) -> None:
+    """Add a term, along the shortest direction of its line: F is homogeneous of degree d."""
+    length = math.gcd(*direction)
+    if length:
+        length *= next(1 if each > 0 else -1 for each in direction if each)
+        line = tuple(each // length for each in direction)
+        found[line] = found.get(line, Fraction(0)) + factor * length**d
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Several derivatives as combinations of Taylor coefficients along lines.
+
+    Attributes:
+        lines: Of each line the components that are not 0, by the numbers of their coordinates.
+        terms: For each derivative the numbers of lines, with factors.
+    """
+
+    lines: tuple[tuple[tuple[int, int], ...], ...]
+    terms: tuple[tuple[tuple[int, float], ...], ...]
+
+
+def planned(derivatives: Sequence[Sequence[int]], *schemes: Callable[[Exponents], Factors]) -> Plan:
+    """The plan of derivatives by coordinates, of those by each scheme the one with fewest lines."""
+    return min((_plan(derivatives, scheme) for scheme in schemes), key=lambda plan: len(plan.lines))
+
+
+def _plan(derivatives: Sequence[Sequence[int]], scheme: Callable[[Exponents], Factors]) -> Plan:
+    numbers: dict[tuple[tuple[int, int], ...], int] = {}
+    terms = []
+    for coordinates in derivatives:
+        counted = sorted(Counter(coordinates).items())
+        own = []
+        for direction, factor in scheme(tuple(count for _, count in counted)).items():
+            line = tuple((name, part) for (name, _), part in zip(counted, direction, strict=True) if part)
+            number = numbers.setdefault(line, len(numbers))
+            own.append((number, float(factor * math.factorial(len(coordinates)))))
+        terms.append(tuple(own))
+    return Plan(tuple(numbers), tuple(terms))

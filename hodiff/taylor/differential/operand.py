@@ -1,0 +1,171 @@
+"""A function at the argument that an operator differentiates, and its passes along groups of directions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hodiff.common.options import require_bools, require_callable, require_int
+from hodiff.common.randomness import RandomState
+from hodiff.common.trees import describe, unflatten
+from hodiff.errors import InputError
+from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.passes import framed, primal_leaves, through
+from hodiff.taylor.series import Coefficient
+
+# For each leaf of the argument a tensor whose first axis is that of directions.
+Directions = Sequence[Any]
+
+
+class Pass(NamedTuple):
+    """Of each output its coefficients, zeros where they would be None, and the structure of what f returned."""
+
+    outputs: list[Any]
+    structure: Any
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A function and its arguments, seen as one of the leaves of an argument.
+
+    Attributes:
+        caller: The public function, for errors.
+        f: The function, keyword arguments bound.
+        args: Its positional arguments.
+        argnums: Which of them is differentiated.
+        leaves: The leaves of that one.
+        spec: Its structure.
+        batched: Whether the leaves have a leading dimension of points.
+        correct: As in `hodiff.hvp`.
+    """
+
+    caller: str
+    f: Callable[..., Any]
+    args: tuple[Any, ...]
+    argnums: int
+    leaves: list[Any]
+    spec: Any
+    batched: bool
+    correct: bool
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of leaves at one point."""
+        return [tuple(leaf.shape[1:] if self.batched else leaf.shape) for leaf in self.leaves]
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many coordinates each leaf has at a point."""
+        return [torch.Size(shape).numel() for shape in self.shapes]
+
+    @property
+    def size(self) -> int:
+        """How many coordinates there are at a point."""
+        return sum(self.sizes)
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """The leading shape of what is computed: (N,) with `batched`, else ()."""
+        return tuple(self.leaves[0].shape[:1]) if self.batched else ()
+
+    def spread(self, rows: Tensor) -> list[Tensor]:
+        """Directions by flat rows (R, n), at all points the same."""
+        found = []
+        for part, leaf, shape in zip(rows.split(self.sizes, 1), self.leaves, self.shapes, strict=True):
+            plain = tensor_of(leaf)
+            part = part.to(plain.device, plain.dtype).reshape(len(rows), *[1] * self.batched, *shape)
+            found.append(part.expand(len(rows), *leaf.shape))
+        return found
+
+    def units(self, chunk_size: int | None) -> Iterator[list[Tensor]]:
+        """The unit directions in groups, of which one at a time is there."""
+        for start, stop in groups(self.size, chunk_size):
+            rows = torch.zeros(stop - start, self.size, device=tensor_of(self.leaves[0]).device)
+            rows.diagonal(offset=start).fill_(1)
+            yield self.spread(rows)
+
+    def passes(self, directions: Iterable[Directions], order: int, *, collapsed: bool = False) -> Iterator[Pass]:
+        """The function's series along groups of directions, one pass for each."""
+        state = RandomState([tensor_of(leaf) for leaf in self.leaves])
+        for i, group in enumerate(directions):
+            if i:
+                # Every group of directions goes through the same function.
+                state.rewind()
+            with framed(order, len(group[0]), collapsed=collapsed, correct=self.correct) as frame:
+                jets = [
+                    Jet(frame, [leaf, each, *[None] * (order - 1)])
+                    for leaf, each in zip(self.leaves, group, strict=True)
+                ]
+                given = list(self.args)
+                given[self.argnums] = unflatten(jets, self.spec)
+                parts, structure = through(frame, self.f, given)
+                dense = [[_dense(frame.shape(k, part[0].shape), part, k) for k in range(order + 1)] for part in parts]
+            yield Pass(dense, structure)
+
+    def along_each(self, directions: Iterable[Directions], order: int, *, scaled: bool = True) -> Pass:
+        """Of each output the derivative of an order along each direction, (R, ...), or its Taylor coefficient."""
+        scale = math.factorial(order) if scaled else 1
+        found: list[list[Any]] = []
+        structure: Any = None
+        for each in self.passes(directions, order):
+            found.append([scale * output[order] for output in each.outputs])
+            structure = each.structure
+        return Pass([_together(each) for each in zip(*found, strict=True)], structure)
+
+
+def require_options(caller: str, f: Any, argnums: Any, chunk_size: Any = None, **switches: Any) -> None:
+    """Refuse options that no operator takes."""
+    require_callable(caller, f=f)
+    require_int(caller, "argnums", argnums)
+    require_int(caller, "chunk_size", chunk_size, 1, optional=True)
+    require_bools(caller, **switches)
+
+
+def bound(
+    caller: str,
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    argnums: int,
+    *,
+    batched: bool = False,
+    correct: bool = True,
+) -> Operand:
+    """The function at its arguments, refused if the one that is differentiated is not real."""
+    if not -len(args) <= argnums < len(args):
+        raise InputError(f"{caller}: argnums: expected one of {len(args)} positional arguments, got {argnums}.")
+    leaves, spec = primal_leaves(args[argnums], caller, f"argument {argnums}")
+    for leaf in leaves:
+        if tensor_of(leaf).is_complex() or (batched and leaf.ndim == 0):
+            kind = "a real tensor with a leading dimension of points" if batched else "a real tensor"
+            raise InputError(f"{caller}: argument {argnums}: expected {kind}, got {describe(tensor_of(leaf))}.")
+    function = partial(f, **kwargs) if kwargs else f
+    return Operand(caller, function, args, argnums, leaves, spec, batched, correct)
+
+
+def groups(count: int, chunk_size: int | None) -> Iterator[tuple[int, int]]:
+    """The groups `(start, stop)` of directions; one that is empty where there are none."""
+    size = chunk_size or max(count, 1)
+    for start in range(0, max(count, 1), size):
+        yield start, min(start + size, count)
+
+
+def grouped(directions: Directions, chunk_size: int | None) -> Iterator[list[Any]]:
+    """Directions in groups."""
+    for start, stop in groups(len(directions[0]), chunk_size):
+        yield [each[start:stop] for each in directions]
+
+
+def _together(parts: tuple[Any, ...]) -> Any:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _dense(shape: tuple[int, ...], coefficients: Sequence[Coefficient], k: int) -> Any:
+    found = coefficients[k]
+    return torch.zeros_like(coefficients[0]).expand(shape) if found is None else found

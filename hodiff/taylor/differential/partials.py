@@ -1,0 +1,135 @@
+"""Single mixed derivatives, from series along few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hodiff.common.options import INTS, is_int
+from hodiff.common.trees import PyTree, unflatten
+from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.errors import InputError
+from hodiff.taylor.differential.combinations import combined, directions
+from hodiff.taylor.differential.interpolation import interpolated, planned, polarised
+from hodiff.taylor.differential.operand import Operand, bound, require_options
+
+# An int, or an index.
+Coordinate = Any
+
+
+def partial(
+    f: Callable[..., Any],
+    coordinates: Sequence[Coordinate] | list[Sequence[Coordinate]],
+    argnums: int = 0,
+    *,
+    batched: bool = False,
+    chunk_size: int | None = None,
+    correct: bool = True,
+) -> Callable[..., PyTree]:
+    r"""Function that computes single mixed partial derivatives, of any order, by one pass forward.
+
+    $$ \frac{\partial^3 f}{\partial x_i\, \partial x_j\, \partial x_k} \quad \text{for coordinates } (i, j, k) $$
+
+    They are combinations, with exact rational factors, of derivatives along lines in the space of the coordinates
+    named: one line for $\partial^4 / \partial x_i^4$, two for $\partial^2 / \partial x_i \partial x_j$, four for
+    $\partial^4 / \partial x_i^2 \partial x_j^2$, $2^{d-1}$ for d different coordinates. Several derivatives share
+    lines.
+
+    Args:
+        f: As in `hodiff.laplacian`.
+        coordinates: A tuple with one coordinate for each differentiation, in any order: an int is the number of an
+            entry of the flattened argument, leaf after leaf, and a tuple of ints the index of an entry of a tensor. A
+            list of such tuples gives a list of derivatives by one pass. With `batched` they are the coordinates of a
+            point.
+        argnums: As in `hodiff.laplacian`.
+        batched: As in `hodiff.laplacian`.
+        chunk_size: How many lines go through `f` at once, which bounds memory; None for all.
+        correct: As in `hodiff.hvp`.
+
+    Returns:
+        Function of the arguments of `f` that returns the derivative in the structure and shapes of what `f` returns, or
+        the list of derivatives.
+
+    Raises:
+        InputError: If an option is unknown, the argument cannot be differentiated, or a coordinate is none of it.
+
+    Example:
+        >>> import torch, hodiff
+        >>> x = torch.tensor([1.0, 2.0, 3.0])
+        >>> hodiff.partial(lambda x: x[0] ** 2 * x[1] * x[2], (0, 0, 2))(x)
+        tensor(4.)
+        >>> u_t, u_xx = hodiff.partial(lambda p: torch.exp(-p[0]) * torch.sin(p[1]), [(0,), (1, 1)])(x)
+        >>> torch.allclose(u_t, u_xx)  # a solution of the heat equation
+        True
+
+    Source: A. Griewank, J. Utke & A. Walther, "Evaluating higher derivative tensors by forward propagation of
+    univariate Taylor series", Math. Comp. 69, 2000.
+    """
+    require_options("partial", f, argnums, chunk_size, batched=batched, correct=correct)
+    several = isinstance(coordinates, list)
+    asked = [_entries(each) for each in (coordinates if several else [coordinates])]
+
+    @leave_inference_mode
+    def transformed(*args: Any, **kwargs: Any) -> PyTree:
+        operand = bound("partial", f, args, kwargs, argnums, batched=batched, correct=correct)
+        found = _partials(operand, [[_number(operand, each) for each in entries] for entries in asked], chunk_size)
+        return found if several else found[0]
+
+    return transformed
+
+
+def _entries(coordinates: Any) -> tuple[Coordinate, ...]:
+    """The coordinates of one derivative."""
+    entries = tuple(coordinates) if isinstance(coordinates, tuple) else ()
+    if not entries or not all(is_int(each) or _is_index(each) for each in entries):
+        raise InputError(
+            "partial: coordinates: expected a tuple of ints or of indices, one for each differentiation, or a list of "
+            f"such tuples, got {coordinates!r}; write (i,) for the first derivative by one coordinate."
+        )
+    return entries
+
+
+def _is_index(entry: Any) -> bool:
+    return isinstance(entry, tuple) and all(map(is_int, entry))
+
+
+def _number(operand: Operand, entry: Coordinate) -> int:
+    """The number of a coordinate of a point."""
+    sizes: tuple[int, ...] = (operand.size,)
+    index = (entry,) if isinstance(entry, INTS) else entry
+    if not isinstance(entry, INTS):
+        if len(operand.leaves) != 1:
+            raise InputError(
+                f"partial: coordinates: expected ints for an argument of {len(operand.leaves)} tensors, got {entry!r}; "
+                "they count entries leaf after leaf."
+            )
+        sizes = operand.shapes[0]
+    if len(index) != len(sizes) or not all(-size <= i < size for i, size in zip(index, sizes, strict=True)):
+        point = " at a point" if operand.batched else ""
+        raise InputError(
+            f"partial: coordinates: expected an entry of argument {operand.argnums}, which has {operand.size} in the "
+            f"shape {operand.shapes[0] if len(operand.leaves) == 1 else operand.shapes}{point}, got {entry!r}; a list of "
+            "tuples asks for several derivatives."
+        )
+    number = 0
+    for i, size in zip(index, sizes, strict=True):
+        number = number * size + i % size
+    return number
+
+
+def _partials(operand: Operand, derivatives: list[list[int]], chunk_size: int | None) -> list[PyTree]:
+    plan = planned(derivatives, polarised, interpolated)
+    order = max((len(each) for each in derivatives), default=1)
+    passes = list(operand.passes(directions(operand, plan, chunk_size), order))
+    structure = passes[0].structure
+    columns: list[list[Any]] = [[] for _ in derivatives]
+    for outputs in zip(*(each.outputs for each in passes), strict=True):
+        for k in range(1, order + 1):
+            places = [i for i, each in enumerate(derivatives) if len(each) == k]
+            if places:
+                rows = outputs[0][k] if len(outputs) == 1 else torch.cat([each[k] for each in outputs])
+                for i, each in zip(places, combined([plan.terms[i] for i in places], rows), strict=True):
+                    columns[i].append(each)
+    return [unflatten(column, structure) for column in columns]

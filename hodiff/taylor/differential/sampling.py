@@ -1,0 +1,118 @@
+"""Random directions in which a differential operator is the mean of derivatives along one: STDE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.options import require_choice, require_generator, require_int
+from hodiff.errors import InputError
+from hodiff.taylor.differential.operand import Directions, Operand
+from hodiff.taylor.jets import tensor_of
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How directions are drawn.
+
+    Attributes:
+        kind: Of which distribution.
+        samples: How many.
+        generator: Where random numbers come from; torch's own if None.
+    """
+
+    kind: str
+    samples: int
+    generator: torch.Generator | None
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Independent numbers of mean 0 and variance 1, (samples, *shape)."""
+        source = device if self.generator is None else self.generator.device
+        return _INDEPENDENT[self.kind]((self.samples, *shape), self.generator, dtype, source).to(device)
+
+    def pick(self, count: int, points: tuple[int, ...], device: torch.device) -> Tensor:
+        """Different numbers below `count` at each point, (samples, *points), or all where there are no more."""
+        source = device if self.generator is None else self.generator.device
+        keys = torch.rand((*points, count), generator=self.generator, dtype=torch.float64, device=source)
+        return keys.topk(min(self.samples, count)).indices.movedim(-1, 0).to(device)
+
+
+def _signs(shape: Any, generator: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randint(0, 2, shape, generator=generator, dtype=dtype, device=device).mul_(2).sub_(1)
+
+
+def _normal(shape: Any, generator: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=dtype, device=device)
+
+
+_INDEPENDENT: dict[str, Callable[..., Tensor]] = {"rademacher": _signs, "gaussian": _normal}
+KINDS = (*_INDEPENDENT, "coordinates")
+
+
+def sampling_of(
+    caller: str, randomised: Any, samples: Any, generator: Any, refused: dict[str, str] | None = None
+) -> Sampling | None:
+    """The options of a randomised operator, validated; None where it is exact."""
+    require_choice(caller, "randomised", randomised, KINDS, optional=True)
+    require_int(caller, "samples", samples, 1)
+    require_generator(caller, "generator", generator)
+    if randomised is None:
+        return None
+    if refused and randomised in refused:
+        raise InputError(f"{caller}: randomised: expected 'gaussian', got {randomised!r}: {refused[randomised]}")
+    return Sampling(randomised, samples, generator)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Directions that were drawn.
+
+    Attributes:
+        directions: For each leaf (samples, *leaf.shape): at each point directions of its own.
+        scale: What a derivative along one is to be multiplied with.
+        spread: The standard error of the mean over that of independent draws: below 1 without replacement.
+    """
+
+    directions: Directions
+    scale: float
+    spread: float
+
+
+def sampled(operand: Operand, sampling: Sampling, weights: Directions | None = None) -> Sample:
+    """Directions among the coordinates of an argument, or in the span of given ones."""
+    plain = [tensor_of(leaf) for leaf in operand.leaves]
+    first = plain[0]
+    count = operand.size if weights is None else len(weights[0])
+    if sampling.kind == "coordinates":
+        index = sampling.pick(count, operand.points, first.device)
+        taken = len(index)
+        found = _units(operand, index) if weights is None else [_at(operand, each, index) for each in weights]
+        return Sample(found, float(count), (1 - taken / max(count, 1)) ** 0.5)
+    if weights is None:
+        directions = [sampling.draw(tuple(leaf.shape), leaf.dtype, leaf.device) for leaf in plain]
+    else:
+        factors = sampling.draw((*operand.points, count), first.dtype, first.device)
+        product = "snr,rn...->sn..." if operand.batched else "sr,r...->s..."
+        directions = [torch.einsum(product, factors.to(each.dtype), each) for each in weights]
+    return Sample(directions, 1.0, 1.0)
+
+
+def _units(operand: Operand, index: Tensor) -> list[Tensor]:
+    """Unit directions of coordinates by their numbers."""
+    found, start = [], 0
+    for leaf, size in zip(operand.leaves, operand.sizes, strict=True):
+        plain = tensor_of(leaf)
+        places = torch.arange(start, start + size, device=index.device)
+        rows = (places == index.unsqueeze(-1)).to(plain.device, plain.dtype)
+        found.append(rows.reshape(len(index), *plain.shape))
+        start += size
+    return found
+
+
+def _at(operand: Operand, weights: Any, index: Tensor) -> Any:
+    """Given directions by their numbers, at each point others."""
+    return weights[index, torch.arange(operand.points[0], device=index.device)] if operand.batched else weights[index]

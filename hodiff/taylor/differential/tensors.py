@@ -1,0 +1,99 @@
+"""All mixed derivatives of an order as a symmetric tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import combinations_with_replacement
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.options import require_int
+from hodiff.common.trees import PyTree, unflatten
+from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.errors import InputError
+from hodiff.taylor.differential.combinations import combined, directions
+from hodiff.taylor.differential.interpolation import Plan, interpolated, planned
+from hodiff.taylor.differential.operand import bound, require_options
+from hodiff.taylor.jets import tensor_of
+
+
+def derivative_tensor(
+    f: Callable[..., Any],
+    order: int,
+    argnums: int = 0,
+    *,
+    chunk_size: int | None = None,
+    correct: bool = True,
+) -> Callable[..., PyTree]:
+    r"""Function that computes all mixed derivatives of an order, by one pass forward along whole directions.
+
+    $$ T_{i_1 \dots i_d} = \frac{\partial^d f}{\partial x_{i_1} \cdots \partial x_{i_d}} $$
+
+    A symmetric tensor over n coordinates has $\binom{n+d-1}{d}$ different entries; as many series of one variable go
+    through `f`, and entries are combinations of them with exact rational factors. No derivative is nested.
+
+    Args:
+        f: As in `hodiff.laplacian`.
+        order: d, 1 or more.
+        argnums: Which positional argument to differentiate: a real tensor.
+        chunk_size: How many directions go through `f` at once, which bounds memory; None for all.
+        correct: As in `hodiff.hvp`.
+
+    Returns:
+        Function of the arguments of `f` that returns the tensor in the structure of what `f` returns, for each output
+        of the shape `(*out, *arg, ..., *arg)`, d times that of the argument.
+
+    Raises:
+        InputError: If an option is unknown, or the argument is no real tensor.
+
+    Example:
+        >>> import torch, hodiff
+        >>> third = hodiff.taylor.derivative_tensor(lambda x: x[0] ** 2 * x[1], 3)(torch.tensor([1.0, 2.0]))
+        >>> third[0, 0, 1], third[1, 0, 0], third[1, 1, 1]
+        (tensor(2.), tensor(2.), tensor(0.))
+
+    Source: A. Griewank, J. Utke & A. Walther, "Evaluating higher derivative tensors by forward propagation of
+    univariate Taylor series", Math. Comp. 69, 2000.
+    """
+    require_options("derivative_tensor", f, argnums, chunk_size, correct=correct)
+    require_int("derivative_tensor", "order", order, 1)
+
+    @leave_inference_mode
+    def transformed(*args: Any, **kwargs: Any) -> PyTree:
+        operand = bound("derivative_tensor", f, args, kwargs, argnums, correct=correct)
+        if len(operand.leaves) != 1:
+            raise InputError(
+                f"derivative_tensor: argument {argnums}: expected one tensor, got a tree of {len(operand.leaves)}; put "
+                "them together by torch.cat, and take them apart inside f."
+            )
+        shape, size = operand.shapes[0], operand.size
+        plan = _plan(size, order)
+        found, structure = operand.along_each(directions(operand, plan, chunk_size), order, scaled=False)
+        places = _places(size, order, tensor_of(operand.leaves[0]).device)
+        whole = [_spread(combined(plan.terms, each), places, shape * order) for each in found]
+        return unflatten(whole, structure)
+
+    return transformed
+
+
+@lru_cache(maxsize=8)
+def _plan(size: int, order: int) -> Plan:
+    """Of all derivatives of an order by coordinates that rise."""
+    return planned(list(combinations_with_replacement(range(size), order)), interpolated)
+
+
+def _places(size: int, order: int, device: torch.device) -> Tensor:
+    """For each entry of the tensor the number of its derivative, among those by coordinates that rise."""
+    rising = torch.combinations(torch.arange(size, device=device), order, with_replacement=True)
+    entries = torch.cartesian_prod(*[torch.arange(size, device=device)] * order).reshape(-1, order).sort(-1).values
+    digits = size ** torch.arange(order - 1, -1, -1, device=device)
+    return torch.searchsorted((rising * digits).sum(-1), (entries * digits).sum(-1))
+
+
+def _spread(distinct: Any, places: Tensor, shape: tuple[int, ...]) -> Any:
+    """The entries of the tensor, behind those of the output."""
+    entries = torch.index_select(distinct, 0, places).movedim(0, -1)
+    return entries.reshape(*entries.shape[:-1], *shape)
