@@ -46,6 +46,7 @@ def framed(
     collapsed: bool = False,
     correct: bool = True,
     observer: Callable[[Any], None] | None = None,
+    memory: Any = None,
 ) -> Iterator[Frame]:
     """The frame of a call, deeper than those around it."""
     global _traced
@@ -56,7 +57,7 @@ def framed(
         _RUNNING.calls += 1
     try:
         depth = _traced if compiling else _RUNNING.calls
-        frame = Frame(order, directions, collapsed, depth, corrected() if correct else None, observer)
+        frame = Frame(order, directions, collapsed, depth, corrected() if correct else None, observer, memory)
         yield frame
         frame.ended = True
     finally:
