@@ -36,6 +36,7 @@ NESTED, STANDARD, COLLAPSED, TWICE = "nested", "standard Taylor", "collapsed", "
 LAPLACIAN, BIHARMONIC = "Laplacian", "biharmonic"
 SAMPLED = {LAPLACIAN: "Laplacian, sampled", BIHARMONIC: "biharmonic, sampled"}
 TIME, RECORDED, UNRECORDED = "time", "memory, differentiable", "memory, not differentiable"
+POINTS = 16  # at which directions are drawn
 DIMENSIONS = {LAPLACIAN: 50, BIHARMONIC: 5}
 Way = Callable[[Tensor], Tensor]
 # Of operators, ways and costs: what a point, or a direction that is drawn, adds.
@@ -166,12 +167,12 @@ def error(operator: str, hidden: Sequence[int]) -> float:
 
 def draw(sizes: Sequence[int], costs: dict[str, dict[str, list[list[float]]]]) -> Figure:
     """Time and memory by size, a column an operator."""
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    figure = Figure(figsize=(9.5, 4.2), layout="constrained")
     panels = figure.subplots(2, len(costs), sharex=True)
     for column, (operator, by_way) in enumerate(costs.items()):
         for colour, (name, rows) in enumerate(by_way.items()):
             seconds, recorded, unrecorded = zip(*rows, strict=True)
-            style = {"color": f"C{colour}", "marker": "o", "markersize": 3}
+            style = {"color": f"C{colour}", "linewidth": 1.2}
             panels[0, column].plot(sizes, [1e3 * each for each in seconds], label=name, **style)
             panels[1, column].plot(sizes, [each / 2**20 for each in recorded], **style)
             panels[1, column].plot(sizes, [each / 2**20 for each in unrecorded], linestyle=":", **style)
@@ -179,7 +180,7 @@ def draw(sizes: Sequence[int], costs: dict[str, dict[str, list[list[float]]]]) -
         panels[1, column].set_xlabel("directions" if "sampled" in operator else "points")
     panels[0, 0].set_ylabel("ms")
     panels[1, 0].set_ylabel("MiB (dotted: not differentiable)")
-    panels[0, 1].legend(fontsize=7)
+    panels[0, 2].legend(fontsize=6)
     return figure
 
 
@@ -251,13 +252,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             net = network(dimension, effort.hidden)
             points = [torch.randn(size, dimension) for size in effort.sizes]
             costs[operator] = measured(operator, exact_ways(operator, net), points, effort.rounds)
-            x = torch.randn(8, dimension)
+            x = torch.randn(POINTS, dimension)
             drawn = [torch.randn(size, *x.shape) for size in effort.sizes]
             name = SAMPLED[operator]
             costs[name] = measured(name, sampled_ways(operator, net, x), drawn, effort.rounds)
     found = {operator: slopes(effort.sizes, by_way) for operator, by_way in costs.items()}
     settings = {
-        "hidden": effort.hidden, "dimensions": DIMENSIONS, "points, or directions at 8 points": effort.sizes,
+        "hidden": effort.hidden, "dimensions": DIMENSIONS, f"points, or directions at {POINTS} points": effort.sizes,
         "rounds": effort.rounds, "dtype": "float32",
     }  # fmt: skip
     data = {"slopes, ms and MiB": found, "costs, s and bytes": costs, "largest relative distance": apart}

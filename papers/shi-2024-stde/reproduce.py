@@ -247,7 +247,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
         Claim(
             "Without bias, the error falls as one over the root of the number of directions",
             "in theory",
-            f"as power {span(rates, 2)} ({', '.join(KINDS)}); means of {effort.draws} are off by {off:.2f} of their errors",
+            f"as power {span(rates, 2)} ({', '.join(KINDS)}); {effort.draws} draws are off by {off:.2f} of their error",
             verdict(all(-0.6 < rate < -0.42 for rate in rates) and 0.7 < off < 1.4),
         ),
         Claim(
