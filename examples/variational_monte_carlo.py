@@ -20,10 +20,10 @@ whose kinks at the nucleus and where electrons meet are exact, as the network is
 units; errors are one standard error, by reblocking the means of all walkers. A run with the defaults, on one core:
 
                                 energy     error      exact  deviation  seconds
-    hydrogen, natural        -0.500000   1.6e-10  -0.500000    4.5e-08      6.0
-    oscillator, natural       1.500000   0.0e+00   1.500000    3.5e-16      4.0
-    helium, adam             -2.903102   2.0e-04  -2.903724    6.7e-02     30.0
-    helium, natural          -2.903711   1.3e-04  -2.903724    4.5e-02     60.0
+    hydrogen, natural        -0.500000   1.6e-10  -0.500000    4.5e-08      3.6
+    oscillator, natural       1.500000   0.0e+00   1.500000    3.5e-16      3.4
+    helium, adam             -2.903102   2.0e-04  -2.903724    6.7e-02     35.3
+    helium, natural          -2.903711   1.3e-04  -2.903724    4.5e-02     69.8
 
 The deviation is that of the local energy: where it is zero the state is an eigenstate. Helium is 42 millihartree below
 Hartree-Fock, which has no correlation of the electrons, and agrees with the exact energy within its error.

@@ -217,8 +217,8 @@ for kind in ("rademacher", "gaussian", "coordinates"):
     print(f"{kind:12} {found.value:10.1f} ± {found.standard_error:8.1f}, off by {found.value - exact:10.1f}")
 
 # %% [markdown]
-# Errors fall as one over the root of the number of directions, for each kind from another height: signs know the
-# diagonal exactly, while of coordinates each tells of itself alone.
+# Errors fall as one over the root of the number of directions. Coordinates begin higher, as each tells of itself alone;
+# signs are exact where the Hessian is diagonal.
 
 # %%
 few = many[:2_000]
