@@ -203,7 +203,7 @@ def by_natural_gradient(state: nn.Module, walkers: Walkers, energies: Tensor, ra
     with torch.no_grad():
         parameters = list(state.parameters())
         for each, part in zip(parameters, step.split([each.numel() for each in parameters]), strict=True):
-            each -= part.reshape(each.shape)
+            each.sub_(part.reshape(each.shape))
 
 
 def by_adam(optimizer: torch.optim.Optimizer) -> Callable[[nn.Module, Walkers, Tensor, float], None]:

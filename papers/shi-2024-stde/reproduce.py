@@ -202,9 +202,7 @@ def train(effort: Effort, way: str, progress: bool) -> dict[str, list[float]]:
     return found
 
 
-def draw(
-    effort: Effort, errors: dict[str, list[float]], costs: dict[str, dict[str, list[float]]], runs: dict
-) -> Figure:
+def draw(effort: Effort, errors: Curves, costs: Curves, runs: Curves) -> Figure:
     """Errors by directions, seconds by dimension, errors by step."""
     figure = Figure(figsize=(10.5, 3.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
