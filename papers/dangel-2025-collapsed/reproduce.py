@@ -243,7 +243,7 @@ def claims_of(found: Slopes) -> list[Claim]:
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
     """Measure all operators by all ways."""
-    effort = Effort((32, 32), (2, 6), 1) if quick else Effort()
+    effort = Effort((24,), (2, 8), 1) if quick else Effort()
     costs: dict[str, dict[str, list[list[float]]]] = {}
     found: Slopes = {}
     apart = {operator: error(operator, effort.hidden) for operator in DIMENSIONS}
