@@ -50,6 +50,16 @@ def test_shi_source_is_that_of_the_solution(script: Script) -> None:
     assert shi.Ansatz(5).double()(on_the_sphere).abs().max() < 1e-12
 
 
+def test_shi_multiples_of_what_vanishes_on_the_sphere(script: Script) -> None:
+    shi = script("shi-2024-stde")
+    problem = shi.TwoBody(4)
+    constant, linear = shi.multiples(problem)
+    assert 0.01 < linear < constant < 1
+    problem.solution = lambda x: (1 - x.square().sum(1)) * (2 + x[:, 0])
+    constant, linear = shi.multiples(problem)
+    assert linear < 1e-5 < 0.01 < constant
+
+
 def test_shi_both_estimators_are_exact_with_all_coordinates_and_unbiased_with_some(script: Script) -> None:
     shi = script("shi-2024-stde")
     problem = shi.TwoBody(6)
