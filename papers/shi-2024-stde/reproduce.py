@@ -266,7 +266,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             "A step's time does not grow with the dimension as that of the full operator",
             "qualitative",
             f"as power {growth:.2f} from {effort.dimensions[0]} to {effort.largest:,}, in full {full_growth:.2f}; "
-            f"{stde['seconds'][at]:.2f} s against {full['seconds'][-1]:.2f} s at the latter",
+            f"{stde['seconds'][at]:.2f} s against {full['seconds'][-1]:.2f} s at the largest",
             verdict(growth < full_growth - 0.5, growth < full_growth),
         ),
         Claim(
