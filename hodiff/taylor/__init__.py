@@ -11,5 +11,8 @@ from hodiff.taylor.differential import value_grad_laplacian as value_grad_laplac
 from hodiff.taylor.explain import Explanation as Explanation
 from hodiff.taylor.explain import explain as explain
 from hodiff.taylor.jet import jet as jet
+from hodiff.taylor.ode import OdeSolution as OdeSolution
+from hodiff.taylor.ode import ode_coefficients as ode_coefficients
+from hodiff.taylor.ode import odeint_taylor as odeint_taylor
 from hodiff.taylor.registry import RULES as RULES
 from hodiff.taylor.registry import register as register

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hodiff.corrections import Corrections
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import _HANDLERS, Jet
@@ -15,7 +16,7 @@ from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
 from hodiff.taylor.views import assign, watched
 from hodiff.torch_internals.forward_mode import inside_of_function
-from hodiff.torch_internals.interception import apply_in_transform
+from hodiff.torch_internals.interception import apply_in_transform, in_function_modes, without_function_modes
 from hodiff.torch_internals.transforms import in_transform
 
 # In place they give a tensor another shape, which its views would not have.
@@ -35,11 +36,18 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise of_an_earlier_call()
     if not torch.compiler.is_compiling() and inside_of_function():
         raise FunctionMet
-    # While f's call is handled its own mode is set aside.
-    if frame.mode is not None and may_be_differentiated(args, kwargs):
+    if frame.mode is None:
+        return _follow(frame, func, args, kwargs)
+    differentiated = may_be_differentiated(args, kwargs)
+    if torch.compiler.is_compiling():
+        if not differentiated:
+            return _follow(frame, func, args, kwargs)
         with frame.mode:
             return _follow(frame, func, args, kwargs)
-    return _follow(frame, func, args, kwargs)
+    # While torch's functions are handled the mode is set aside; while Python's operators are, it is not, and where
+    # nobody differentiates it would only take time.
+    with in_function_modes([frame.mode]) if differentiated else without_function_modes(Corrections):
+        return _follow(frame, func, args, kwargs)
 
 
 def of_an_earlier_call() -> InputError:

@@ -34,16 +34,54 @@ class System:
 
     def series(self, frame: Frame, u: Coefficients) -> Coefficients:
         """Those of φ(u)."""
-        if frame.order <= POWERS:
+        if frame.order <= POWERS and frame.memory is None:
             return composition(frame, u, self.taylor(u[0], frame.order))
-        return self._solve(Stream(frame, list(u)), frame.order)
+        kept = frame.recalled(self, [u])
+        if kept:
+            stream, first = kept
+            stream.known[:] = u
+            return [first[k] for k in range(frame.order + 1)]
+        stream = Stream(frame, list(u))
+        kept[:] = stream, self._unknown(stream)
+        return [kept[1][k] for k in range(frame.order + 1)]
 
     def _solve(self, u: Stream, order: int) -> Coefficients:
-        """All unknowns at once, and of them the first."""
+        first = self._unknown(u)
+        return [first[k] for k in range(order + 1)]
+
+    def _unknown(self, u: Stream) -> Stream:
+        """The first of all unknowns, which are computed together."""
         unknowns = [Stream(u.frame, [value]) for value in self.start(u[0])]
         for unknown, slope in zip(unknowns, self.slopes(u, *unknowns), strict=True):
             unknown.more = rising(u, slope)
-        return [unknowns[0][k] for k in range(order + 1)]
+        return unknowns[0]
+
+
+@dataclass(frozen=True)
+class Power:
+    r"""$v = u^p$ by $u v' = p\, v\, u'$, above the order to which derivatives in closed form take less.
+
+    Attributes:
+        exponent: p; less than 1, so that at 0 no derivative is finite, where the equation has none either.
+        closed: The derivatives.
+    """
+
+    exponent: float
+    closed: Derivatives
+
+    def series(self, frame: Frame, u: Coefficients) -> Coefficients:
+        r"""The coefficients of the power: $k u_0 v_k = \sum_{j=1}^k (p j - (k - j))\, u_j v_{k-j}$."""
+        if frame.order <= POWERS and frame.memory is None:
+            return self.closed.series(frame, u)
+        found = frame.recalled(self, [u])
+        if not found:
+            found.append(self.closed.coefficient(u[0], 0))
+        for k in range(len(found), frame.order + 1):
+            ends = times(times(self.exponent * k, u[k]), found[0])
+            weighted = [times(self.exponent * j - (k - j), each) for j, each in enumerate(u[:k])]
+            total = plus(ends, inner_products(frame, weighted, [*found, None], k))
+            found.append(None if total is None else total / (k * u[0]))
+        return found
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ def framed(
     correct: bool = True,
     observer: Callable[[Any], None] | None = None,
     sparse: bool = False,
+    memory: Any = None,
 ) -> Iterator[Frame]:
     """The frame of a call, deeper than those around it."""
     global _traced
@@ -57,7 +58,8 @@ def framed(
         _RUNNING.calls += 1
     try:
         depth = _traced if compiling else _RUNNING.calls
-        frame = Frame(order, directions, collapsed, depth, corrected() if correct else None, observer, sparse)
+        mode = corrected() if correct else None
+        frame = Frame(order, directions, collapsed, depth, mode, observer, sparse=sparse, memory=memory)
         yield frame
         frame.ended = True
     finally:

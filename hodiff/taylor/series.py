@@ -28,6 +28,7 @@ class Frame:
         mode: In which rules run whose own derivatives may be asked for, such as hodiff's corrections.
         observer: Is told of each function without a rule.
         sparse: Whether jets may hold the directions alone that their elements depend on, in slots.
+        memory: What the pass before kept, where passes follow each other.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Frame:
         mode: Any = None,
         observer: Callable[[Any], None] | None = None,
         sparse: bool = False,
+        memory: Any = None,
     ):
         self.order = order
         self.directions = directions
@@ -47,7 +49,12 @@ class Frame:
         self.mode = mode
         self.observer = observer
         self.sparse = sparse
+        self.memory = memory
         self.ended = False
+
+    def recalled(self, rule: Any, series: Sequence[Coefficients], constants: Any = ()) -> list[Any]:
+        """What the pass before kept of a call, empty where there is none; what is appended is kept for the next."""
+        return [] if self.memory is None else self.memory.recall(rule, series, constants)
 
     def has_axis(self, k: int) -> bool:
         """Whether coefficient k has the axis of directions."""
@@ -105,8 +112,10 @@ def inner_products(frame: Frame, a: Coefficients, b: Coefficients, k: int) -> Co
 
 def product(frame: Frame, a: Coefficients, b: Coefficients) -> list[Coefficient]:
     """Cauchy's product of two series of one shape."""
-    result = [times(a[0], b[0])]
-    for k in range(1, frame.order + 1):
+    result = frame.recalled(product, (a, b))
+    if not result:
+        result.append(times(a[0], b[0]))
+    for k in range(len(result), frame.order + 1):
         ends = plus(times(a[0], b[k]), times(a[k], b[0]))
         result.append(plus(ends, inner_products(frame, a, b, k)))
     return result
@@ -114,8 +123,10 @@ def product(frame: Frame, a: Coefficients, b: Coefficients) -> list[Coefficient]
 
 def quotient(frame: Frame, a: Coefficients, b: Coefficients) -> list[Coefficient]:
     r"""The series q with q b = a: $q_k = (a_k - \sum_{j=1}^k b_j q_{k-j}) / b_0$."""
-    result: list[Coefficient] = [a[0] / b[0]]
-    for k in range(1, frame.order + 1):
+    result = frame.recalled(quotient, (a, b))
+    if not result:
+        result.append(a[0] / b[0])
+    for k in range(len(result), frame.order + 1):
         known = plus(times(b[k], result[0]), inner_products(frame, b, [*result, None], k))
         rest = minus(a[k], known)
         result.append(None if rest is None else rest / b[0])
@@ -140,7 +151,8 @@ def composition(frame: Frame, u: Coefficients, taylor: Coefficients) -> list[Coe
     change = [None, *u[1:]]
     result = [taylor[0], *(times(taylor[1], each) for each in u[1:])]
     power: list[Coefficient] = change
-    for m in range(2, frame.order + 1):
+    last = max([0, *[m for m, each in enumerate(taylor) if each is not None]])
+    for m in range(2, last + 1):
         # The m-th power of the change begins with t^m.
         known = power
         power = [None] * m

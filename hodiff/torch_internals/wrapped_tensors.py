@@ -53,6 +53,15 @@ def below_transforms(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def is_batched_by_any(tensor: Tensor) -> bool:
+    """Whether one of the transforms around a tensor is a `vmap` that has batched it."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
 def numbers_in(tensor: Tensor) -> np.ndarray:
     """The tensor as an array on the CPU, also inside transforms, which must not have batched it."""
     inner = below_transforms(tensor)

@@ -15,8 +15,8 @@ SOURCES = BUILD["sources"]([])
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 
 
-def test_there_are_nine():
-    assert len(SOURCES) == 9
+def test_there_are_ten():
+    assert len(SOURCES) == 10
     assert {each.stem for each in FOLDER.glob("*.ipynb")} == {each.stem for each in SOURCES}
 
 

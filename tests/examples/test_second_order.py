@@ -53,6 +53,7 @@ CHECKS: dict[str, Callable[[ModuleType], str | list[str]]] = {
     "newton_in_two_dimensions": lambda example: example.check(),
     "pruning_digits": lambda example: example.check(4, 0.0),
     "ridge_hyperparameters": ridge,
+    "variational_monte_carlo": lambda example: example.check(),
 }
 SLOW = {"constrained", "distillation_digits", "few_shot_digits", "imaml_memory", "maml_sinusoid"}
 # These check within their run, which the slow tests of theirs read.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hodiff.taylor.elementwise import Derivatives, System
+from hodiff.taylor.elementwise import Derivatives, Power, System
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.registry import analytic_rule, enter
 from hodiff.taylor.rules.elementary import ELEMENTARY, LOGIT, power
@@ -43,19 +43,30 @@ def widened(frame: Frame, coefficients: Sequence[Coefficient]) -> Any:
     """A jet of coefficients that may have the shape of one argument, each in the shape and dtype of the value."""
     value = coefficients[0]
     rest = [
-        None if each is None else each.to(value.dtype).expand(frame.shape(k, value.shape))
+        None if each is None else _in_shape(each, value, frame.shape(k, value.shape))
         for k, each in enumerate(coefficients)
         if k
     ]
     return Jet(frame, [value, *rest])
 
 
+def _in_shape(each: Any, value: Any, shape: tuple[int, ...]) -> Any:
+    """A coefficient in a shape, the very tensor where it has it, which later passes know again."""
+    if each.dtype != value.dtype:
+        each = each.to(value.dtype)
+    return each if each.shape == shape else each.expand(shape)
+
+
 @analytic_rule("add")
 def add(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = None) -> Any:
     """Coefficient by coefficient."""
     u, v = aligned(frame, a, b)
-    first = u[0] + times(alpha, v[0])
-    return widened(frame, [first, *(plus(x, times(alpha, y)) for x, y in zip(u[1:], v[1:], strict=True))])
+    found = frame.recalled(add, (u, v), alpha)
+    if not found:
+        found.append(u[0] + times(alpha, v[0]))
+    for k in range(len(found), frame.order + 1):
+        found.append(plus(u[k], times(alpha, v[k])))
+    return widened(frame, found)
 
 
 @analytic_rule("sub")
@@ -130,7 +141,7 @@ def rpow(frame: Frame, func: Any, a: Any, b: Any) -> Any:
     return pow(frame, func, b, a)
 
 
-def of_one(frame: Frame, u: Any, function: System | Derivatives) -> Any:
+def of_one(frame: Frame, u: Any, function: System | Power | Derivatives) -> Any:
     """An elementwise function of a jet."""
     return widened(frame, function.series(frame, u.coefficients))
 
@@ -139,7 +150,7 @@ def of_one(frame: Frame, u: Any, function: System | Derivatives) -> Any:
 ANALYTIC = frozenset(("exp", "log", "sqrt", "rsqrt", "square", "reciprocal", "sin", "cos", "sinh", "cosh"))
 
 
-def _enter(name: str, function: System | Derivatives) -> None:
+def _enter(name: str, function: System | Power | Derivatives) -> None:
     enter(name, lambda frame, func, u, *, out=None: of_one(frame, u, function), analytic=name in ANALYTIC)
 
 

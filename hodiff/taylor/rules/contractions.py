@@ -19,8 +19,8 @@ def bilinear(frame: Frame, func: Any, a: Any, b: Any, *args: Any, **kwargs: Any)
     r"""$v_k = \sum_{i+j=k} B(a_i, b_j)$."""
     u = a.coefficients if moves(frame, a) else (a, *[None] * frame.order)
     v = b.coefficients if moves(frame, b) else (b, *[None] * frame.order)
-    parts: list[Coefficient] = []
-    for k in range(frame.order + 1):
+    parts = frame.recalled(bilinear, (u, v), (func, args, kwargs))
+    for k in range(len(parts), frame.order + 1):
         ends: Coefficient = None
         inner: Coefficient = None
         for i in range(k + 1):
@@ -53,7 +53,7 @@ def matmul(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
             "write torch.matmul(a, b)."
         )
     if moves(frame, a) and not moves(frame, b) and isinstance(b, torch.Tensor) and b.ndim == 2:
-        return rows_together(frame, a, lambda rows: rows @ b, lambda value: value @ b)
+        return rows_together(frame, a, b, lambda rows: rows @ b, lambda value: value @ b)
     return bilinear(frame, torch.matmul, a, b)
 
 
@@ -70,6 +70,7 @@ def linear(frame: Frame, func: Any, x: Any, weight: Any, bias: Any = None) -> An
         result = rows_together(
             frame,
             x,
+            (weight, value_of(frame, bias)),
             lambda rows: functional.linear(rows, weight),
             lambda value: functional.linear(value, weight, value_of(frame, bias)),
         )
@@ -84,15 +85,17 @@ def linear(frame: Frame, func: Any, x: Any, weight: Any, bias: Any = None) -> An
 FEW_ROWS = 256
 
 
-def rows_together(frame: Frame, x: Any, function: Any, value_function: Any) -> Any:
-    """A linear function of the last axis: the rows of small coefficients as one matrix."""
+def rows_together(frame: Frame, x: Any, constants: Any, function: Any, value_function: Any) -> Any:
+    """A linear function of the last axis, which constants make: the rows of small coefficients as one matrix."""
     value = x.value
-    first = value_function(value)
-    parts: list[Coefficient] = [first, *[None] * frame.order]
+    parts = frame.recalled(rows_together, [x.coefficients], constants)
+    known = len(parts)
+    first = parts[0] if known else value_function(value)
+    parts += [first, *[None] * frame.order][known:]
     width = value.shape[-1]
     few: list[tuple[int, Any]] = []
     for k, each in enumerate(x.coefficients):
-        if k == 0 or each is None:
+        if k < max(known, 1) or each is None:
             continue
         if not isinstance(each, torch.Tensor) or width == 0 or each.numel() > FEW_ROWS * width:
             parts[k] = function(each)

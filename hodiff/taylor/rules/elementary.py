@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hodiff.taylor.elementwise import Derivatives, System
+from hodiff.taylor.elementwise import Derivatives, Power, System
 
 _ROOT_PI = math.sqrt(math.pi)
 _ROOT_TWO_PI = math.sqrt(2 * math.pi)
@@ -25,7 +25,7 @@ def _normal_density(x: Any) -> Any:
     return torch.exp(-x * x / 2) / _ROOT_TWO_PI
 
 
-def power(exponent: float) -> Derivatives:
+def power(exponent: float) -> Power | Derivatives:
     """x^p: the binomial coefficient of p over m, times x^(p-m)."""
 
     def coefficient(x: Any, m: int) -> Any:
@@ -38,7 +38,9 @@ def power(exponent: float) -> Derivatives:
             return None
         return factor if exponent == m else factor * torch.pow(x, exponent - m)
 
-    return Derivatives(coefficient)
+    closed = Derivatives(coefficient)
+    # A polynomial ends, and that of a root of 0 begins with derivatives that are finite.
+    return Power(exponent, closed) if exponent < 1 and exponent != 0 else closed
 
 
 def _polygamma_value(n: int, x: Any) -> Any:
@@ -57,7 +59,7 @@ def _lgamma(x: Any, m: int) -> Any:
 
 LOGIT = System(lambda x: (torch.logit(x),), lambda u, v: (1 / (u * (1 - u)),))
 
-ELEMENTARY: dict[str, System | Derivatives] = {
+ELEMENTARY: dict[str, System | Power | Derivatives] = {
     # Exponentials and logarithms
     "exp": System(lambda x: (torch.exp(x),), lambda u, v: (v,)),
     "exp2": System(lambda x: (torch.exp2(x),), lambda u, v: (math.log(2) * v,)),

@@ -81,8 +81,10 @@ def linear_rule(parameters: Sequence[str]) -> Rule:
         fixed += [a for name, a in kwargs.items() if not part(named.get(name, name))]
         if moves(frame, fixed):
             return unknown(frame, func, args, kwargs)
-        parts = [call(func, value_of(frame, args), value_of(frame, kwargs))]
-        for k in range(1, frame.order + 1):
+        parts = frame.recalled(func, (), (args, kwargs))
+        if not parts:
+            parts.append(call(func, value_of(frame, args), value_of(frame, kwargs)))
+        for k in range(len(parts), frame.order + 1):
             if not any(each.coefficients[k] is not None for each in jets_of(frame, (args, kwargs))):
                 parts.append(None)
                 continue

@@ -1,0 +1,155 @@
+"""Integration of ordinary differential equations by Taylor series of high order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from hodiff.common.options import require_bools, require_int, require_number
+from hodiff.common.trees import PyTree, describe
+from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.errors import InputError
+from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.ode.field import bound_field, time_like
+from hodiff.taylor.ode.solution import OdeSolution
+from hodiff.taylor.ode.step_size import Tolerance, norm
+from hodiff.taylor.ode.stepping import Integration
+
+_CALLER = "odeint_taylor"
+
+
+@overload
+def odeint_taylor(
+    f: Callable[..., Any],
+    y0: PyTree,
+    t: Tensor,
+    *args: Any,
+    rtol: float = ...,
+    atol: float = ...,
+    order: int | None = ...,
+    step_size: float | None = ...,
+    max_steps: int = ...,
+    full_output: Literal[True],
+    correct: bool = ...,
+) -> OdeSolution: ...
+
+
+@overload
+def odeint_taylor(
+    f: Callable[..., Any],
+    y0: PyTree,
+    t: Tensor,
+    *args: Any,
+    rtol: float = ...,
+    atol: float = ...,
+    order: int | None = ...,
+    step_size: float | None = ...,
+    max_steps: int = ...,
+    full_output: Literal[False] = ...,
+    correct: bool = ...,
+) -> PyTree: ...
+
+
+@leave_inference_mode
+def odeint_taylor(
+    f: Callable[..., Any],
+    y0: PyTree,
+    t: Tensor,
+    *args: Any,
+    rtol: float = 1e-7,
+    atol: float = 1e-9,
+    order: int | None = None,
+    step_size: float | None = None,
+    max_steps: int = 10_000,
+    full_output: bool = False,
+    correct: bool = True,
+) -> PyTree | OdeSolution:
+    r"""Solve $y' = f(t, y)$ by Taylor series: `odeint(func, y0, t)` as of torchdiffeq, of any order.
+
+    In each step the series of the solution, `hodiff.taylor.ode_coefficients`, is evaluated at
+
+    $$ h = \min_{j = p-1,\, p} \left(\frac{\varepsilon}{\lVert y_j \rVert_\infty}\right)^{1/j} e^{-0.7 / (p - 1)},
+       \qquad p = \left\lceil 1 - \tfrac12 \ln \varepsilon \right\rceil, \qquad
+       \varepsilon = \max(\text{atol}, \text{rtol} \lVert y \rVert_\infty) $$
+
+    (in p: the one of atol and rtol that is in force). Tight tolerances cost little: digits come by the order. A step is
+    made shorter where the polynomial does not satisfy the equation at its end. States between the ends of steps are
+    those of the series.
+
+    Gradients in y0, in parameters that `f` closes over, in `args` and in `t` go through the steps, whose sizes count as
+    constants, by `backward` or `torch.func`; of any order, too.
+
+    Args:
+        f: Function `f(t, y, *args)` that returns the derivative of y in the structure and shapes of y; `t` is a tensor
+            of shape `()`. It is smooth along the solution: at a kink steps become short.
+        y0: The state at `t[0]`: a tensor, or a pytree of floating-point or complex tensors. Several initial values are
+            a dimension of it that `f` leaves alone; they share their steps.
+        t: Times at which the state is wanted, (T,), increasing, or decreasing to integrate backwards.
+        *args: Further arguments of `f`.
+        rtol: Error of a step relative to the largest component of the state.
+        atol: Error of a step of a small state.
+        order: Order of the series; None for the one that suits the tolerance.
+        step_size: Size of all steps but the last, which then are not adapted: `order` is needed, tolerances are not.
+        max_steps: How many steps, and steps tried in vain, are too many.
+        full_output: Whether to return the states with statistics, and with the series for other times.
+        correct: As in `hodiff.hvp`.
+
+    Returns:
+        The states at `t` in the structure of y0, each leaf with a leading dimension T; or an `OdeSolution`.
+
+    Raises:
+        InputError: If `t` is not increasing or decreasing, an option is unknown, y0 cannot be differentiated or is not
+            finite, or `f` returns something that is not like y0 or not finite at the first time.
+        ConvergenceError: If steps become too short, as at a singularity, or too many; its `result` has what was
+            reached.
+
+    Example:
+        >>> import torch, hodiff
+        >>> y0, t = torch.tensor([1.0, 0.0]), torch.tensor([0.0, torch.pi])
+        >>> hodiff.taylor.odeint_taylor(lambda t, y: torch.stack([y[1], -y[0]]), y0, t).round(decimals=4)[1]
+        tensor([-1., 0.])
+
+    Source: A. Jorba & M. Zou, "A software package for the numerical integration of ODEs by means of high-order Taylor
+    methods", Experimental Mathematics 14(1), 2005, section 3.
+    """
+    require_number(_CALLER, "rtol", rtol, positive=True, finite=True)
+    require_number(_CALLER, "atol", atol, positive=True, finite=True)
+    require_int(_CALLER, "order", order, 1, optional=True)
+    require_number(_CALLER, "step_size", step_size, positive=True, finite=True, optional=True)
+    require_int(_CALLER, "max_steps", max_steps, 1)
+    require_bools(_CALLER, full_output=full_output, correct=correct)
+    if step_size is not None and order is None:
+        raise InputError(f"{_CALLER}: order: expected an int of 1 or more with a fixed step_size, got None.")
+    field, leaves = bound_field(_CALLER, f, y0, args, correct)
+    times, places = _times(t, leaves)
+    rounding = torch.finfo(tensor_of(leaves[0]).dtype).eps
+    tolerance = Tolerance(rtol, atol, rounding)
+    run = Integration(field, times, places, tolerance, order, step_size, max_steps, dense=full_output)
+    solution = run.solved(leaves)
+    return solution if full_output else solution.y
+
+
+def _times(t: Any, leaves: Sequence[Any]) -> tuple[Any, list[float]]:
+    """The times as the state's dtype has them, and how far each is from the first, signed so that they increase."""
+    if not isinstance(t, (Tensor, Jet)) or t.ndim != 1 or not len(t) or tensor_of(t).is_complex():
+        got = describe(t) if isinstance(t, Tensor) else type(t).__name__
+        raise InputError(f"{_CALLER}: t: expected a tensor of times (T,), the first that of y0, got {got}.")
+    times = time_like(t, leaves)
+    norm([times])  # refuses batches
+    numbers = tensor_of(times).detach().double()
+    places = (numbers - numbers[0]).tolist()
+    sign = -1.0 if places[-1] < 0 else 1.0
+    steps = [sign * (b - a) for a, b in pairwise(places)]
+    if not all(math.isfinite(each) for each in places) or not all(step > 0 for step in steps):
+        at = next((i for i, step in enumerate(steps) if not step > 0), 0)
+        raise InputError(
+            f"{_CALLER}: t: expected finite times that increase, or decrease, strictly, got "
+            f"{float(numbers[at]):g} and {float(numbers[min(at + 1, len(numbers) - 1)]):g} at {at} and {at + 1}; "
+            "sort them, and drop what comes twice."
+        )
+    return times, places

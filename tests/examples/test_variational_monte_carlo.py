@@ -1,0 +1,126 @@
+"""Variational Monte Carlo: local energies against closed forms, the sampler, the steps, errors, and a short run."""
+
+import math
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from hodiff.checks import scipy_hessian
+
+EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "variational_monte_carlo.py"))
+SYSTEMS, local_energy = EXAMPLE["SYSTEMS"], EXAMPLE["local_energy"]
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def points(count: int, electrons: int) -> torch.Tensor:
+    return torch.randn(count, electrons, 3, generator=generator(), dtype=torch.float64)
+
+
+def helium(width: int = 8) -> torch.nn.Module:
+    state = EXAMPLE["Attention"](generator(), width).requires_grad_(False)
+    state.read.normal_(generator=generator())
+    return state
+
+
+@pytest.mark.parametrize(("name", "power"), [("hydrogen", 1), ("oscillator", 2)])
+def test_eigenstates_have_one_local_energy_and_others_the_closed_form(name: str, power: int) -> None:
+    system, x = SYSTEMS[name], points(50, 1)
+    r = x.norm(dim=-1)[:, 0]
+    right = local_energy(EXAMPLE["OneParameter"](power, 1.0), system.potential, x)
+    torch.testing.assert_close(right, torch.full_like(right, system.exact))
+    a = 0.7
+    other = -(a**2) / 2 + (a - 1) / r if name == "hydrogen" else 3 * a / 2 + (1 - a**2) * r**2 / 2
+    torch.testing.assert_close(local_energy(EXAMPLE["OneParameter"](power, a), system.potential, x), other)
+
+
+def test_local_energy_of_helium_is_that_of_scipys_differences() -> None:
+    state, x = helium(), points(1, 2)
+    found = local_energy(state, SYSTEMS["helium"].potential, x)
+
+    def wave(flat: torch.Tensor) -> torch.Tensor:
+        return torch.exp(state(flat.reshape(1, 2, 3))[0])
+
+    (one, two), flat = x[0], x.flatten()
+    # Of psi itself, by the other form of the local energy: -1/2 (Laplacian psi) / psi + V.
+    kinetic = -scipy_hessian(wave, flat, initial_step=0.1).matrix.trace() / (2 * wave(flat))
+    potential = -2 / one.norm() - 2 / two.norm() + 1 / (one - two).norm()
+    torch.testing.assert_close(found[0], kinetic + potential, rtol=1e-6, atol=1e-6)
+
+
+def test_helium_has_its_cusps_and_is_symmetric() -> None:
+    state, x = helium(), points(1, 2)
+    torch.testing.assert_close(state(x), state(x.flip(1)))
+    near = torch.cat([x, x, x])
+    near[1, 0] = near[2, 0] = 0
+    near[1, 0, 0] = 1e-5  # an electron at the nucleus, where the potential is -2e5
+    near[2, 0] = near[2, 1]
+    near[2, 0, 0] += 1e-5  # both at one place, where it is 1e5
+    assert local_energy(state, SYSTEMS["helium"].potential, near).abs().max() < 100
+
+
+def test_walkers_draw_from_the_square_of_the_wavefunction() -> None:
+    state = EXAMPLE["OneParameter"](1, 1.0)
+    walkers = EXAMPLE["Walkers"](points(4000, 1), generator())
+    for _ in range(30):
+        walkers.walk(state, 10)
+    r = walkers.x.norm(dim=-1)
+    # Of density r^2 exp(-2 r): mean 3/2, variance 3/4.
+    assert r.mean().item() == pytest.approx(1.5, abs=4 * math.sqrt(0.75 / 4000))
+    assert r.var().item() == pytest.approx(0.75, rel=0.15)
+
+
+def test_scores_give_the_slope_of_the_energy() -> None:
+    a, state = 0.8, EXAMPLE["OneParameter"](1, 0.8)
+    # Drawn from exp(-2 a r) directly: r has a Gamma distribution, a sum of three exponentials.
+    uniform = torch.rand(100_000, 3, generator=generator(), dtype=torch.float64)
+    r = -torch.log(uniform).sum(1) / (2 * a)
+    x = torch.zeros(len(r), 1, 3, dtype=torch.float64)
+    x[:, 0, 0] = r
+    energies, rows = local_energy(state, SYSTEMS["hydrogen"].potential, x), EXAMPLE["scores"](state, x)
+    slope = 2 * (energies - energies.mean()) @ rows / len(x)
+    # The energy is a^2 / 2 - a.
+    assert slope.item() == pytest.approx(a - 1, rel=0.02)
+    (2 * (energies - energies.mean()) * state(x)).mean().backward()
+    assert state.a.grad.item() == pytest.approx(slope.item(), rel=1e-9)
+    few = x[:500]
+    rows, kept = EXAMPLE["scores"](state, few), EXAMPLE["centred"](energies[:500])
+    step = EXAMPLE["natural_step"](rows, kept, 0.1)
+    torch.testing.assert_close((rows.T @ rows / 500 + 0.1 * torch.eye(1)) @ step, rows.T @ kept / 500)
+
+
+def test_scores_are_gradients_of_each_walker() -> None:
+    state, x = helium(4).requires_grad_(), points(5, 2)
+    parameters = list(state.parameters())
+    rows = [torch.cat([g.flatten() for g in torch.autograd.grad(state(each[None])[0], parameters)]) for each in x]
+    expected = torch.stack(rows)
+    torch.testing.assert_close(EXAMPLE["scores"](state, x), expected - expected.mean(0))
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.8])
+def test_errors_of_a_series_with_memory(memory: float) -> None:
+    noise = torch.randn(4096, 20, generator=generator(), dtype=torch.float64)
+    series = [noise[0] / math.sqrt(1 - memory**2)]
+    for each in noise[1:]:
+        series.append(memory * series[-1] + each)
+    found = [EXAMPLE["reblocked"](each) for each in torch.stack(series, 1)]
+    # Variance 1 / (1 - memory^2), over which (1 + memory) / (1 - memory) neighbours count as one.
+    assert sum(found) / len(found) == pytest.approx(1 / (1 - memory) / math.sqrt(4096), rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = tmp_path / "figures" / "energies.png"
+    EXAMPLE["main"](["--quick", "--no-progress", "--output", str(figure)])
+    text = capsys.readouterr().out
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    rows = dict(re.findall(r"^(\w+, \w+) +(-?[\d.]+) ", text, re.MULTILINE))
+    assert float(rows["hydrogen, natural"]) == pytest.approx(-0.5, abs=5e-3)
+    assert float(rows["oscillator, natural"]) == pytest.approx(1.5, abs=1e-4)
+    for optimizer in ("adam", "natural"):
+        assert -2.93 < float(rows[f"helium, {optimizer}"]) < EXAMPLE["HARTREE_FOCK"]
