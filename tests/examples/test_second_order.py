@@ -52,10 +52,21 @@ CHECKS: dict[str, Callable[[ModuleType], str | list[str]]] = {
     "natural_gradient": natural,
     "newton_in_two_dimensions": lambda example: example.check(),
     "ode_taylor": lambda example: example.check(),
+    "pinn_poisson": lambda example: example.check(),
     "pruning_digits": lambda example: example.check(4, 0.0),
     "ridge_hyperparameters": ridge,
+    "sine_gordon_100d": lambda example: example.check(),
 }
-SLOW = {"constrained", "distillation_digits", "few_shot_digits", "imaml_memory", "maml_sinusoid", "ode_taylor"}
+SLOW = {
+    "constrained",
+    "distillation_digits",
+    "few_shot_digits",
+    "imaml_memory",
+    "maml_sinusoid",
+    "ode_taylor",
+    "pinn_poisson",
+    "sine_gordon_100d",
+}
 # These check within their run, which the slow tests of theirs read.
 IN_THEIR_RUN = {
     "constrained_design",
