@@ -59,6 +59,8 @@ ROWS = [
     Row("hessian", lambda x, y: hodiff.hessian(lambda x, y: f(x * y), argnums=(0, 1))(x, y), (X, V), "two arguments"),
     Row("hessian_matrix", lambda x: hodiff.hessian_matrix(of_tree, tree(x)), (X,)),
     Row("laplacian", lambda x: hodiff.laplacian(f)(x), (X,)),
+    Row("bilaplacian", lambda x: hodiff.bilaplacian(f)(x), (X,)),
+    Row("partial", lambda x: hodiff.partial(f, (0, 1))(x), (X,)),
     Row("hessian_diagonal", lambda x: hodiff.hessian_diagonal(f)(x), (X,)),
     *(
         Row("jacobian", lambda x, m=mode: hodiff.jacobian(g, mode=m)(x), (X,), mode, duals=mode == "reverse")

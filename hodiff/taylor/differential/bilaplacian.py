@@ -9,7 +9,8 @@ import torch
 
 from hodiff.common.trees import PyTree, unflatten
 from hodiff.derivatives.bound_function import leave_inference_mode
-from hodiff.taylor.differential.cubature import MOST, fourth_powers
+from hodiff.errors import RouteError
+from hodiff.taylor.differential.cubature import ALL_ABOVE, fourth_powers
 from hodiff.taylor.differential.estimates import estimate
 from hodiff.taylor.differential.laplacian import laplacian
 from hodiff.taylor.differential.operand import Operand, bound, grouped, require_options
@@ -39,7 +40,8 @@ def bilaplacian(
 
     Up to seven coordinates fourth derivatives along the $v_r$ are summed in one pass (a collapsed jet of order 4):
     along 3 directions in the plane, 6 in space, and (n+1)(n+2)/2 in n dimensions. Beyond that it is the Laplacian of
-    the Laplacian, which holds fewer numbers then, about n² of them. The result can be differentiated.
+    the Laplacian, which holds fewer numbers then, about n² of them, unless `f` calls a function without a rule, which
+    jets of jets do not pass. The result can be differentiated.
 
     In very many dimensions `randomised="gaussian"` takes the mean of $\tfrac13 D^4 f(x)[v, v, v, v]$ over standard
     normal v, whose expectation is the bilaplacian. No independent signs, nor single coordinates, have that property.
@@ -82,24 +84,33 @@ def bilaplacian(
             sample = sampled(operand, sampling)
             terms, spec = operand.along_each(grouped(sample.directions, chunk_size), 4)
             return estimate(terms, spec, Sample((), 1 / 3, 1.0))
-        if 1 <= operand.size <= MOST:
+        if 1 <= operand.size <= ALL_ABOVE:
             return _by_fourth_derivatives(operand, chunk_size)
 
         def once(f: Callable[..., Any]) -> Callable[..., Any]:
             return laplacian(f, argnums, batched=batched, chunk_size=chunk_size, correct=correct)
 
-        return once(once(f))(*args, **kwargs)
+        try:
+            return once(once(f))(*args, **kwargs)
+        except RouteError:
+            # Jets of jets do not go through functions without a rule.
+            return _by_fourth_derivatives(operand, chunk_size)
 
     return transformed
 
 
 def _by_fourth_derivatives(operand: Operand, chunk_size: int | None) -> PyTree:
     """Fourth derivatives along the directions of a cubature, summed on the way."""
-    directions = operand.spread(fourth_powers(operand.size))
+    signed = [
+        (sign, group)
+        for sign, rows in fourth_powers(operand.size)
+        for group in grouped(operand.spread(rows), chunk_size)
+    ]
     sums: list[Any] = []
     structure: Any = None
-    for each in operand.passes(grouped(directions, chunk_size), 4, collapsed=True):
-        found = [24 * output[4] for output in each.outputs]
+    passes = operand.passes((group for _, group in signed), 4, collapsed=True)
+    for (sign, _), each in zip(signed, passes, strict=True):
+        found = [24 * sign * output[4] for output in each.outputs]
         sums = found if not sums else [old + new for old, new in zip(sums, found, strict=True)]
         structure = each.structure
     return unflatten(sums, structure)

@@ -13,13 +13,15 @@ from hodiff.taylor.differential.operand import Operand, groups
 from hodiff.taylor.jets import tensor_of
 
 
-def directions(operand: Operand, plan: Plan, chunk_size: int | None) -> Iterator[list[Tensor]]:
-    """The lines of a plan in groups."""
+def directions(operand: Operand, plan: Plan, numbers: Sequence[int], chunk_size: int | None) -> Iterator[list[Tensor]]:
+    """The lines of a plan in groups, by the numbers of the coordinates that it names."""
     for start, stop in groups(len(plan.lines), chunk_size):
-        entries = [(i, *each) for i, line in enumerate(plan.lines[start:stop]) for each in line]
-        rows = torch.zeros(stop - start, operand.size, dtype=torch.float64)
-        for i, coordinate, part in entries:
-            rows[i, coordinate] = part
+        lines = plan.lines[start:stop]
+        at = torch.tensor([i for i, line in enumerate(lines) for _ in line], dtype=torch.long)
+        to = torch.tensor([numbers[name] for line in lines for name, _ in line], dtype=torch.long)
+        parts = torch.tensor([part for line in lines for _, part in line], dtype=torch.float64)
+        # Two names may be one coordinate's.
+        rows = torch.zeros(stop - start, operand.size, dtype=torch.float64).index_put((at, to), parts, accumulate=True)
         yield operand.spread(rows)
 
 

@@ -1,4 +1,4 @@
-r"""Directions whose fourth powers make the square of the squared length: $\sum_r (v_r \cdot \xi)^4 = |\xi|^4$.
+r"""Directions whose fourth powers make the square of the squared length: $\sum_r w_r (v_r \cdot \xi)^4 = |\xi|^4$.
 
 In the plane three of a hexagon and in space six of an icosahedron, which are fewest; otherwise the vertices of a
 simplex and the midpoints of its edges, (n+1)(n+2)/2 (I. P. Mysovskikh, 1968).
@@ -12,14 +12,14 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-# Beyond it some weights of the general formula are below zero.
-MOST = 7
+# Beyond it some weights are below zero.
+ALL_ABOVE = 7
 
 
-def fourth_powers(n: int) -> Tensor:
-    """Directions (R, n), for n from 1 to 7, with their weights in their lengths."""
+def fourth_powers(n: int) -> list[tuple[int, Tensor]]:
+    """Directions (R, n) with their weights in their lengths, and their sign: those that are added, and others."""
     known = {1: _line, 2: _hexagon, 3: _icosahedron}
-    return known[n]() if n in known else _simplex(n)
+    return [(1, known[n]())] if n in known else _simplex(n)
 
 
 def _line() -> Tensor:
@@ -39,7 +39,7 @@ def _icosahedron() -> Tensor:
     return found / found.norm(dim=1, keepdim=True) * (5 / 6) ** 0.25
 
 
-def _simplex(n: int) -> Tensor:
+def _simplex(n: int) -> list[tuple[int, Tensor]]:
     vertices = _vertices(n)
     edges = torch.stack([vertices[i] + vertices[j] for i, j in combinations(range(n + 1), 2)])
     edges = edges / edges.norm(dim=1, keepdim=True)
@@ -47,10 +47,10 @@ def _simplex(n: int) -> Tensor:
     whole = n * (n + 2) / 3
     at_vertices = whole * n * (7 - n) / ((n + 1) ** 2 * (n + 2))
     at_edges = whole * 4 * (n - 1) ** 2 / (n * (n + 1) ** 2 * (n + 2))
-    scaled = [edges * at_edges**0.25]
-    if at_vertices:
-        scaled.append(vertices * at_vertices**0.25)
-    return torch.cat(scaled)
+    edges, vertices = edges * at_edges**0.25, vertices * abs(at_vertices) ** 0.25
+    if n < ALL_ABOVE:
+        return [(1, torch.cat((edges, vertices)))]
+    return [(1, edges)] if n == ALL_ABOVE else [(1, edges), (-1, vertices)]
 
 
 def _vertices(n: int) -> Tensor:

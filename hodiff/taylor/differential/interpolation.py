@@ -1,9 +1,9 @@
 r"""Mixed derivatives as combinations of derivatives along lines, with exact rational factors.
 
 Along the line of s the derivative of order d is a form of degree d, $F(s) = D^d f[s, \dots, s]$; mixed derivatives are
-its coefficients, and follow from its values. Of the two ways here that by which an order's derivatives share their lines
-is from A. Griewank, J. Utke & A. Walther, "Evaluating higher derivative tensors by forward propagation of univariate
-Taylor series", Math. Comp. 69, 2000.
+its coefficients, and follow from its values. The way by which all derivatives of an order share lines is from A.
+Griewank, J. Utke & A. Walther, "Evaluating higher derivative tensors by forward propagation of univariate Taylor
+series", Math. Comp. 69, 2000.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Plan:
     """Several derivatives as combinations of Taylor coefficients along lines.
 
     Attributes:
-        lines: Of each line the components that are not 0, by the numbers of their coordinates.
+        lines: Of each line the components that are not 0, by the names of their coordinates.
         terms: For each derivative the numbers of lines, with factors.
     """
 
@@ -89,7 +89,7 @@ class Plan:
 
 
 def planned(derivatives: Sequence[Sequence[int]], *schemes: Callable[[Exponents], Factors]) -> Plan:
-    """The plan of derivatives by coordinates, of those by each scheme the one with fewest lines."""
+    """The plan of derivatives by names of coordinates, of those by each scheme the one with fewest lines."""
     return min((_plan(derivatives, scheme) for scheme in schemes), key=lambda plan: len(plan.lines))
 
 

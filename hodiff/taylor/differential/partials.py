@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from hodiff.common.trees import PyTree, unflatten
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.taylor.differential.combinations import combined, directions
-from hodiff.taylor.differential.interpolation import interpolated, planned, polarised
-from hodiff.taylor.differential.operand import Operand, bound, require_options
+from hodiff.taylor.differential.interpolation import Plan, interpolated, planned, polarised
+from hodiff.taylor.differential.operand import Directions, Operand, bound, require_options
 
 # An int, or an index.
 Coordinate = Any
@@ -70,11 +70,15 @@ def partial(
     require_options("partial", f, argnums, chunk_size, batched=batched, correct=correct)
     several = isinstance(coordinates, list)
     asked = [_entries(each) for each in (coordinates if several else [coordinates])]
+    names = list(dict.fromkeys(each for entries in asked for each in entries))
+    plan = planned([[names.index(each) for each in entries] for entries in asked], polarised, interpolated)
+    orders = [len(entries) for entries in asked]
 
     @leave_inference_mode
     def transformed(*args: Any, **kwargs: Any) -> PyTree:
         operand = bound("partial", f, args, kwargs, argnums, batched=batched, correct=correct)
-        found = _partials(operand, [[_number(operand, each) for each in entries] for entries in asked], chunk_size)
+        numbers = [_number(operand, each) for each in names]
+        found = _partials(operand, plan, orders, directions(operand, plan, numbers, chunk_size))
         return found if several else found[0]
 
     return transformed
@@ -108,10 +112,10 @@ def _number(operand: Operand, entry: Coordinate) -> int:
         sizes = operand.shapes[0]
     if len(index) != len(sizes) or not all(-size <= i < size for i, size in zip(index, sizes, strict=True)):
         point = " at a point" if operand.batched else ""
+        shape = operand.shapes[0] if len(operand.leaves) == 1 else operand.shapes
         raise InputError(
-            f"partial: coordinates: expected an entry of argument {operand.argnums}, which has {operand.size} in the "
-            f"shape {operand.shapes[0] if len(operand.leaves) == 1 else operand.shapes}{point}, got {entry!r}; a list of "
-            "tuples asks for several derivatives."
+            f"partial: coordinates: expected an entry of argument {operand.argnums}, of {operand.size} in shape "
+            f"{shape}{point}, got {entry!r}; a list of tuples asks for several derivatives."
         )
     number = 0
     for i, size in zip(index, sizes, strict=True):
@@ -119,17 +123,15 @@ def _number(operand: Operand, entry: Coordinate) -> int:
     return number
 
 
-def _partials(operand: Operand, derivatives: list[list[int]], chunk_size: int | None) -> list[PyTree]:
-    plan = planned(derivatives, polarised, interpolated)
-    order = max((len(each) for each in derivatives), default=1)
-    passes = list(operand.passes(directions(operand, plan, chunk_size), order))
-    structure = passes[0].structure
-    columns: list[list[Any]] = [[] for _ in derivatives]
+def _partials(operand: Operand, plan: Plan, orders: list[int], lines: Iterator[Directions]) -> list[PyTree]:
+    """Of each derivative, by its order, the combination of coefficients in the plan."""
+    order = max(orders, default=1)
+    passes = list(operand.passes(lines, order))
+    columns: list[list[Any]] = [[] for _ in orders]
     for outputs in zip(*(each.outputs for each in passes), strict=True):
-        for k in range(1, order + 1):
-            places = [i for i, each in enumerate(derivatives) if len(each) == k]
-            if places:
-                rows = outputs[0][k] if len(outputs) == 1 else torch.cat([each[k] for each in outputs])
-                for i, each in zip(places, combined([plan.terms[i] for i in places], rows), strict=True):
-                    columns[i].append(each)
-    return [unflatten(column, structure) for column in columns]
+        for k in sorted(set(orders)):
+            places = [i for i, each in enumerate(orders) if each == k]
+            rows = outputs[0][k] if len(outputs) == 1 else torch.cat([each[k] for each in outputs])
+            for i, each in zip(places, combined([plan.terms[i] for i in places], rows), strict=True):
+                columns[i].append(each)
+    return [unflatten(column, passes[0].structure) for column in columns]

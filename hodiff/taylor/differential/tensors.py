@@ -33,7 +33,9 @@ def derivative_tensor(
     $$ T_{i_1 \dots i_d} = \frac{\partial^d f}{\partial x_{i_1} \cdots \partial x_{i_d}} $$
 
     A symmetric tensor over n coordinates has $\binom{n+d-1}{d}$ different entries; as many series of one variable go
-    through `f`, and entries are combinations of them with exact rational factors. No derivative is nested.
+    through `f`, and entries are combinations of them with exact rational factors. No derivative is nested. Rounding
+    errors grow with the order, in float64 to about 1e-13 of the largest entries at order 6. In `torch.compile` it runs
+    uncompiled.
 
     Args:
         f: As in `hodiff.laplacian`.
@@ -71,7 +73,7 @@ def derivative_tensor(
             )
         shape, size = operand.shapes[0], operand.size
         plan = _plan(size, order)
-        found, structure = operand.along_each(directions(operand, plan, chunk_size), order, scaled=False)
+        found, structure = operand.along_each(directions(operand, plan, range(size), chunk_size), order, scaled=False)
         places = _places(size, order, tensor_of(operand.leaves[0]).device)
         whole = [_spread(combined(plan.terms, each), places, shape * order) for each in found]
         return unflatten(whole, structure)
