@@ -18,7 +18,15 @@ measures the bias.
 
 A run with the defaults, in seconds of the processor, one core of an AMD EPYC:
 
-RESULTS
+                 relative error  seconds
+    two draws            0.0106     42.2
+    one draw             0.0102     26.6
+
+    mean square of the residual: 141.5; by two draws 141.3 +- 1.0, by one draw 159.8 +- 1.4
+    loss and gradient: 67 ms with exact Laplacians, 36 ms by two draws of directions
+
+So with 16 directions the bias is there, a seventh of the loss, and the cheaper loss learns no worse all the same: it
+matters where the residual is smaller than the variance, as with fewer directions or nearer to the solution.
 
 Points have uniform directions and uniform radii: of points uniform in the ball nearly all would lie at the sphere. The
 error is relative, in the L2 norm of 2,000 such points.
