@@ -206,6 +206,8 @@ def draw(products: dict[int, dict[int, float]], times: dict[str, dict[int, dict[
             right.loglog([*by_size], ratios, f".{style}", color=f"C{color}", label=f"{name}, order {d}")
     right.axhline(1, color="gray", linewidth=0.8)
     right.set(xlabel="variables", ylabel="nested jacfwd / series", title="seconds of a tensor")
+    right.set_xticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])
+    right.minorticks_off()
     right.legend(fontsize=7)
     return figure
 
