@@ -518,6 +518,7 @@ FOR_EACH_PROCESSOR void collapsed_block(const double* a, const double* b, const 
 }
 template <class T>
 void collapsed(const T* a, const T* b, const T* u, const T* w, T* first, T* last, long rows, long n) {
+  if (n == 0) return;
   const long blocks = (n + BLOCK - 1) / BLOCK;
   // Few elements with many directions are cut smaller, so that every thread has some.
   const long size = blocks > 7 ? BLOCK : (n + 7) / 8;

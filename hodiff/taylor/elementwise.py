@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hodiff.taylor.series import Coefficient, Coefficients, Frame, composition, inner_products, plus, times
@@ -67,7 +67,7 @@ class Power:
     """
 
     exponent: float
-    closed: Derivatives
+    closed: Derivatives = field(compare=False)
 
     def series(self, frame: Frame, u: Coefficients) -> Coefficients:
         r"""The coefficients of the power: $k u_0 v_k = \sum_{j=1}^k (p j - (k - j))\, u_j v_{k-j}$."""

@@ -51,11 +51,23 @@ CHECKS: dict[str, Callable[[ModuleType], str | list[str]]] = {
     "maml_sinusoid": lambda example: example.check_second_order(5, 0),
     "natural_gradient": natural,
     "newton_in_two_dimensions": lambda example: example.check(),
+    "ode_taylor": lambda example: example.check(),
+    "pinn_poisson": lambda example: example.check(),
     "pruning_digits": lambda example: example.check(4, 0.0),
     "ridge_hyperparameters": ridge,
     "variational_monte_carlo": lambda example: example.check(),
+    "sine_gordon_100d": lambda example: example.check(),
 }
-SLOW = {"constrained", "distillation_digits", "few_shot_digits", "imaml_memory", "maml_sinusoid"}
+SLOW = {
+    "constrained",
+    "distillation_digits",
+    "few_shot_digits",
+    "imaml_memory",
+    "maml_sinusoid",
+    "ode_taylor",
+    "pinn_poisson",
+    "sine_gordon_100d",
+}
 # These check within their run, which the slow tests of theirs read.
 IN_THEIR_RUN = {
     "constrained_design",

@@ -32,6 +32,7 @@ class Field:
         args: Its further arguments.
         spec: The structure of the state.
         correct: As in `hodiff.hvp`.
+        state: Of random generators, as each call of f finds them, so that all see one function.
     """
 
     caller: str
@@ -39,9 +40,11 @@ class Field:
     args: tuple[Any, ...]
     spec: Any
     correct: bool
+    state: RandomState
 
     def series(self, t: Any, y: Columns, order: int, memory: Memory | None = None) -> Columns:
         """The coefficients of f(t + s, y(s)) in s, to an order that those of y reach."""
+        self.state.rewind()
         if memory is not None:
             memory.begin()
         with framed(order, correct=self.correct, memory=memory) as frame:
@@ -61,9 +64,7 @@ class Field:
         # goes on from what the one before computed.
         columns: Columns = [[value, first] for value, first in zip(y, slope, strict=True)]
         memory = Memory()
-        state = RandomState([each for each in map(tensor_of, y) if isinstance(each, Tensor)])
         for k in range(1, order):
-            state.rewind()
             for column, found in zip(columns, self.series(t, columns, k, memory), strict=True):
                 column.append(None if found[k] is None else found[k] / (k + 1))
         return columns
@@ -90,7 +91,7 @@ def bound_field(
     """The field, and the leaves of the state."""
     require_callable(caller, f=f)
     leaves, spec = primal_leaves(y0, caller, "y0")
-    return Field(caller, f, args, spec, correct), leaves
+    return Field(caller, f, args, spec, correct, RandomState(map(tensor_of, leaves))), leaves
 
 
 def time_like(t: Any, leaves: Sequence[Any]) -> Any:

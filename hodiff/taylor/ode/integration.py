@@ -112,7 +112,7 @@ def odeint_taylor(
         >>> import torch, hodiff
         >>> y0, t = torch.tensor([1.0, 0.0]), torch.tensor([0.0, torch.pi])
         >>> hodiff.taylor.odeint_taylor(lambda t, y: torch.stack([y[1], -y[0]]), y0, t).round(decimals=4)[1]
-        tensor([-1., 0.])
+        tensor([-1.,  0.])
 
     Source: A. Jorba & M. Zou, "A software package for the numerical integration of ODEs by means of high-order Taylor
     methods", Experimental Mathematics 14(1), 2005, section 3.

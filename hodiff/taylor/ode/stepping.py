@@ -64,7 +64,6 @@ class Integration:
         count = 1
         while start < end:
             columns, h, y, slope = self._step(start, end, y, slope)
-            # The last step ends where it should, whatever the sum's rounding.
             after = end if h >= end - start else start + h
             reached = sum(place <= after for place in self.places[count:])
             if reached:
@@ -90,10 +89,13 @@ class Integration:
         self.evaluations += order - 1
         allowed = self.tolerance.at(size)
         h = self.step_size or proposed(columns, max(allowed, self.tolerance.rounding * size))
-        h = min(h, end - start)
+        # Times differ by no less than this, and a step that ends so near to the end is the last one.
+        least = 4 * self.tolerance.rounding * max(end, abs(self.first))
+        if end - start - h <= 4 * least:
+            h = end - start
         derivative = slopes(columns)
         while True:
-            too_short = h <= 4 * self.tolerance.rounding * max(start, abs(self.first))
+            too_short = h <= least and h < end - start
             if too_short or len(self.steps) + self.rejected >= self.max_steps:
                 raise self._stopped(start, h, size, too_short)
             after = evaluate(columns, self.sign * h)

@@ -1,0 +1,51 @@
+"""Differential equations by Taylor series: slopes, the two right-hand sides, and the whole example, run shorter."""
+
+import math
+import re
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import solve_ivp
+
+EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "ode_taylor.py"))
+
+
+def test_the_ellipse_is_the_solution() -> None:
+    start = EXAMPLE["at_perihelion"](0.5)
+    torch.testing.assert_close(EXAMPLE["on_the_ellipse"](0.5, 0.0), start)
+    found = solve_ivp(EXAMPLE["kepler_of_numpy"], (0, 2), start, method="DOP853", rtol=1e-12, atol=1e-12).y[:, -1]
+    np.testing.assert_allclose(EXAMPLE["on_the_ellipse"](0.5, 2.0), found, atol=1e-10)
+
+
+def test_both_see_one_equation() -> None:
+    for torchs, numpys, size in (("kepler", "kepler_of_numpy", 4), ("van_der_pol", "van_der_pol_of_numpy", 2)):
+        y = torch.linspace(0.3, 1.2, size, dtype=torch.float64)
+        np.testing.assert_allclose(EXAMPLE[torchs](0, y), EXAMPLE[numpys](0, y.tolist()), rtol=1e-14)
+
+
+def test_slopes_are_the_orders() -> None:
+    problem = EXAMPLE["problems"](0.25)[0]
+    for order, counts in ((2, (32, 64)), (4, (16, 32)), (8, (4, 8))):
+        errors = EXAMPLE["errors_by_step"](problem, order, counts)
+        assert EXAMPLE["slope"](counts, errors) == pytest.approx(order, rel=0.15)
+    assert EXAMPLE["slope"]((2, 4, 8), [1e-3, 1e-3 / 8, 1e-14]) == pytest.approx(3)
+
+
+@pytest.mark.slow
+def test_errors_follow_the_tolerance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = tmp_path / "figures" / "ode.png"
+    EXAMPLE["main"](["--quick", "--output", str(figure)])
+    text = capsys.readouterr().out
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    number = r"([\d.e+-]+)"
+    rows = re.findall(rf"^(Kepler|Van der Pol) +{number} +{number} +{number} +([\d,]+) +([\d,]+)", text, re.MULTILINE)
+    assert len(rows) == 6
+    for _, tolerance, ours, theirs, evaluations, _ in rows:
+        assert float(ours) < 100 * float(tolerance)
+        assert float(theirs) < 100 * float(tolerance)
+        assert 0 < int(evaluations.replace(",", "")) < 1000
+    assert "50 ellipses" in text
+    assert math.isfinite(float(re.findall(r"error (\S+)\)", text)[0]))
