@@ -11,7 +11,9 @@ from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import _HANDLERS, Jet
 from hodiff.taylor.registry import RULES, entry_of
+from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Frame
+from hodiff.taylor.substitution import call
 from hodiff.taylor.views import assign, watched
 from hodiff.torch_internals.forward_mode import inside_of_function
 from hodiff.torch_internals.interception import apply_in_transform
@@ -32,6 +34,8 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     frame = deepest(args, kwargs)
     if frame.ended or any(jet.frame.ended for jet in jets_in([*args])):
         raise of_an_earlier_call()
+    if frame.moment is not None:
+        return _at_the_moment(func, args, kwargs)
     if not torch.compiler.is_compiling() and inside_of_function():
         raise FunctionMet
     # While f's call is handled its own mode is set aside.
@@ -39,6 +43,19 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with frame.mode:
             return _follow(frame, func, args, kwargs)
     return _follow(frame, func, args, kwargs)
+
+
+def _at_the_moment(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call inside of a function that is evaluated at points of curves, and closes over a jet."""
+    name = str(getattr(func, "__name__", ""))
+    if name in _WRITERS or (name.endswith("_") and not name.endswith("__")):
+        raise InputError(
+            f"jet: {name} writes to a value that moves, which the function inside closes over: expected a new tensor."
+        )
+    return call(func, at_the_moment(args), at_the_moment(kwargs))
+
+
+_WRITERS = frozenset({"__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"})
 
 
 def of_an_earlier_call() -> InputError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -17,25 +16,16 @@ from hodiff.corrections import corrected
 from hodiff.errors import RouteError
 from hodiff.taylor import calls
 from hodiff.taylor import rules as rules
+from hodiff.taylor import transforms as transforms
 from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.registry import keep_methods
+from hodiff.taylor.running import frames, under_way
 from hodiff.taylor.series import Coefficient, Frame
 from hodiff.torch_internals.interception import functions_offered
 from hodiff.torch_internals.wording import Wording, says
 from hodiff.torch_internals.wrapped_tensors import unwrap_if_ended
 
 keep_methods()
-
-
-class _Depth(threading.local):
-    """How many calls are under way in a thread, one inside of the other."""
-
-    calls = 0
-
-
-_RUNNING = _Depth()
-# A compiler traces one thread, and no threading.local.
-_traced = 0
 
 
 @contextmanager
@@ -48,22 +38,10 @@ def framed(
     observer: Callable[[Any], None] | None = None,
 ) -> Iterator[Frame]:
     """The frame of a call, deeper than those around it."""
-    global _traced
-    compiling = torch.compiler.is_compiling()
-    if compiling:
-        _traced += 1
-    else:
-        _RUNNING.calls += 1
-    try:
-        depth = _traced if compiling else _RUNNING.calls
-        frame = Frame(order, directions, collapsed, depth, corrected() if correct else None, observer)
+    frame = Frame(order, directions, collapsed, len(frames()) + 1, corrected() if correct else None, observer)
+    with under_way(frame):
         yield frame
         frame.ended = True
-    finally:
-        if compiling:
-            _traced -= 1
-        else:
-            _RUNNING.calls -= 1
 
 
 def through(frame: Frame, f: Callable[..., Any], args: Sequence[Any]) -> tuple[list[list[Coefficient]], Any]:

@@ -43,6 +43,8 @@ class Frame:
         self.mode = mode
         self.observer = observer
         self.ended = False
+        # Where on its curve a jet is evaluated, while a function runs that knows no series.
+        self.moment: Callable[[Any], Any] | None = None
 
     def has_axis(self, k: int) -> bool:
         """Whether coefficient k has the axis of directions."""

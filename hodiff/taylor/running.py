@@ -1,0 +1,56 @@
+"""The calls of Taylor mode that are under way in a thread, one inside of the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.series import Frame
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+
+_RUNNING = _Running()
+# A compiler traces one thread, and no threading.local.
+_traced: list[Frame] = []
+
+
+def frames() -> list[Frame]:
+    """From the outermost."""
+    return _traced if torch.compiler.is_compiling() else _RUNNING.frames
+
+
+def is_running() -> bool:
+    """Whether there is any; asked in eager code."""
+    return bool(_RUNNING.frames)
+
+
+@contextmanager
+def under_way(frame: Frame) -> Iterator[None]:
+    """A call, deeper than those around it."""
+    running = frames()
+    running.append(frame)
+    try:
+        yield
+    finally:
+        running.pop()
+
+
+def at_the_moment(tree: Any) -> Any:
+    """A tree with tensors in the place of jets whose call evaluates a function at points of its curve."""
+    if not any(frame.moment is not None for frame in frames()):
+        return tree
+    return pytree.tree_map_only(Jet, _point, tree)
+
+
+def _point(jet: Jet) -> Any:
+    return jet if jet.frame.moment is None else jet.frame.moment(jet)
