@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.complex_numbers import as_complex, as_real
 from hodiff.common.options import is_int, require_bool
+from hodiff.common.overriding import overridable_in_trees
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import (
     PyTree,
@@ -218,3 +219,8 @@ def leave_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return run
+
+
+def at_the_boundary(function: Callable[P, R]) -> Callable[P, R]:
+    """As `leave_inference_mode`, and let what stands for a tensor, also where it is closed over, take the call."""
+    return leave_inference_mode(overridable_in_trees(function))

@@ -10,13 +10,13 @@ import torch
 from hodiff.common.options import require_int
 from hodiff.common.ordinary import ordinary_tree
 from hodiff.common.trees import PyTree, tensors_in
-from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.bound_function import at_the_boundary, bind
 from hodiff.derivatives.products_by_route import Leaves
 from hodiff.derivatives.route_choice import follow
 from hodiff.derivatives.transforms import push
 
 
-@leave_inference_mode
+@at_the_boundary
 def directional_derivatives(
     f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, order: int, correct: bool = True
 ) -> tuple[PyTree, ...]:

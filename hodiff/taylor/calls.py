@@ -11,7 +11,7 @@ from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import _HANDLERS, Jet
 from hodiff.taylor.registry import RULES, entry_of
-from hodiff.taylor.running import at_the_moment
+from hodiff.taylor.running import JetMet, at_the_moment, must_not_be_met
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import call
 from hodiff.taylor.views import assign, watched
@@ -36,8 +36,11 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise of_an_earlier_call()
     if frame.moment is not None:
         return _at_the_moment(func, args, kwargs)
-    if not torch.compiler.is_compiling() and inside_of_function():
-        raise FunctionMet
+    if not torch.compiler.is_compiling():
+        if must_not_be_met(frame):
+            raise JetMet(frame)
+        if inside_of_function():
+            raise FunctionMet
     # While f's call is handled its own mode is set aside.
     if frame.mode is not None and may_be_differentiated(args, kwargs):
         with frame.mode:

@@ -15,6 +15,7 @@ from hodiff.common.trees import PyTree, flatten, flatten_primals, unflatten
 from hodiff.corrections import corrected
 from hodiff.errors import RouteError
 from hodiff.taylor import calls
+from hodiff.taylor import closures as closures
 from hodiff.taylor import rules as rules
 from hodiff.taylor import transforms as transforms
 from hodiff.taylor.jets import Jet, tensor_of

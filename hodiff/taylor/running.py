@@ -17,6 +17,8 @@ from hodiff.taylor.series import Frame
 class _Running(threading.local):
     def __init__(self) -> None:
         self.frames: list[Frame] = []
+        # Of functions under way that know no jets, how deep the call was that each was called in.
+        self.knowing_none: list[int] = []
 
 
 _RUNNING = _Running()
@@ -54,3 +56,27 @@ def at_the_moment(tree: Any) -> Any:
 
 def _point(jet: Jet) -> Any:
     return jet if jet.frame.moment is None else jet.frame.moment(jet)
+
+
+class JetMet(BaseException):
+    """A jet is met in a function that knows none."""
+
+    def __init__(self, frame: Frame):
+        super().__init__()
+        self.frame = frame
+
+
+@contextmanager
+def knowing_no_jets() -> Iterator[None]:
+    """A function that knows no jets runs: whoever meets one says so."""
+    _RUNNING.knowing_none.append(len(_RUNNING.frames))
+    try:
+        yield
+    finally:
+        _RUNNING.knowing_none.pop()
+
+
+def must_not_be_met(frame: Frame) -> bool:
+    """Whether jets of a call are met where a function runs that knows none."""
+    found = _RUNNING.knowing_none
+    return bool(found) and frame.depth <= found[-1]

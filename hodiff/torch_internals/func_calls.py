@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -33,6 +35,22 @@ _PLACES = {
 }
 
 
+# torch's control flow operators, wherever they are found by name: operator, module, attribute.
+_CONTROL_FLOW = (
+    ("cond", "torch", "cond"),
+    ("cond", "torch._higher_order_ops", "cond"),
+    ("cond", "torch._higher_order_ops.cond", "cond"),
+    ("while_loop", "torch", "while_loop"),
+    ("while_loop", "torch._higher_order_ops", "while_loop"),
+    ("while_loop", "torch._higher_order_ops.while_loop", "while_loop"),
+    ("scan", "torch._higher_order_ops", "scan"),
+    ("scan", "torch._higher_order_ops.scan", "scan"),
+    ("associative_scan", "torch._higher_order_ops", "associative_scan"),
+    ("associative_scan", "torch._higher_order_ops.associative_scan", "associative_scan"),
+    ("map", "torch._higher_order_ops.map", "map"),
+)
+
+
 def plain_vmap(function: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error") -> Any:
     """`torch.func.vmap` with nothing in front."""
     if torch.compiler.is_compiling():
@@ -50,6 +68,16 @@ def stand_in_front(asked: Callable[[], bool], ways: dict[str, Callable[..., Any]
     for name, way in ways.items():
         place, attribute, own = _PLACES[name]
         setattr(place, attribute, _either(own, way, asked))
+
+
+def stand_in_front_of_control_flow(asked: Callable[[], bool], ways: dict[str, Callable[..., Any]]) -> None:
+    """The same for operators that take functions; names that were bound to them before stay torch's own."""
+    for name, module, attribute in _CONTROL_FLOW:
+        place = importlib.import_module(module)
+        own = getattr(place, attribute, None)
+        # Of the same name there may be a module.
+        if isinstance(own, FunctionType):
+            setattr(place, attribute, _either(own, ways[name], asked))
 
 
 def _either(own: Callable[..., Any], way: Callable[..., Any], asked: Callable[[], bool]) -> Callable[..., Any]:
