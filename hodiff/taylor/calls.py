@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from hodiff.corrections.autograd.grad_mode import SWITCH_WATCHERS
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import _HANDLERS, Jet
 from hodiff.taylor.registry import RULES, entry_of
-from hodiff.taylor.running import JetMet, at_the_moment, must_not_be_met
+from hodiff.taylor.running import JetMet, at_the_moment, is_constant_here, must_not_be_met, switch
 from hodiff.taylor.series import Frame
-from hodiff.taylor.substitution import call
+from hodiff.taylor.substitution import call, value_of
 from hodiff.taylor.views import assign, watched
 from hodiff.torch_internals.forward_mode import inside_of_function
 from hodiff.torch_internals.interception import apply_in_transform
@@ -39,6 +40,8 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not torch.compiler.is_compiling():
         if must_not_be_met(frame):
             raise JetMet(frame)
+        if is_constant_here(frame) and func is not torch.Tensor.requires_grad_:
+            return _constant(frame, func, args, kwargs)
         if inside_of_function():
             raise FunctionMet
     # While f's call is handled its own mode is set aside.
@@ -51,11 +54,30 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _at_the_moment(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call inside of a function that is evaluated at points of curves, and closes over a jet."""
     name = str(getattr(func, "__name__", ""))
-    if name in _WRITERS or (name.endswith("_") and not name.endswith("__")):
+    if _writes(name):
         raise InputError(
             f"jet: {name} writes to a value that moves, which the function inside closes over: expected a new tensor."
         )
     return call(func, at_the_moment(args), at_the_moment(kwargs))
+
+
+def _constant(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call where derivatives are switched off; what is written to keeps its own, as it does in torch."""
+    name = str(getattr(func, "__name__", ""))
+    target = args[0] if args else None
+    if not _writes(name) or not isinstance(target, Jet):
+        return call(func, value_of(frame, args), value_of(frame, kwargs))
+    if target.frame is not frame:
+        return call(func, args, kwargs)
+    value = target.value.clone()
+    call(func, (value, *value_of(frame, args[1:])), value_of(frame, kwargs))
+    if value.shape != target.value.shape:
+        raise InputError(f"jet: {name} changes the shape of a value that moves: expected a new tensor.")
+    return assign(target, Jet(frame, [value, *target.coefficients[1:]]))
+
+
+def _writes(name: str) -> bool:
+    return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
 
 
 _WRITERS = frozenset({"__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"})
@@ -162,3 +184,4 @@ def deepest(*trees: Any) -> Frame:
 
 
 _HANDLERS.append(handle)
+SWITCH_WATCHERS.append(switch)

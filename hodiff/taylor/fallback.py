@@ -20,6 +20,7 @@ from hodiff.taylor.series import Coefficient, Frame, filled, plus
 from hodiff.taylor.substitution import Batched, along_directions, call, one_after_another
 from hodiff.torch_internals.tensors import version_of
 from hodiff.torch_internals.wording import UNAVAILABLE, says
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 
 def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -49,12 +50,20 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         described[:] = [[_MOVES if _can_move(each) else each for each in outputs], out_spec]
         return tuple(each for each in outputs if _can_move(each))
 
+    # What is drawn at random is the same for all.
+    state = RandomState((jet.value for jet in jets if isinstance(jet.value, Tensor)), generators)
     with nullcontext() if frame.mode is None else frame.mode:
         try:
-            series = _series(frame, tensors, jets, generators)
+            series = _series(frame, tensors, jets, state)
         except _ClosedOver:
             # Jets that the function closes over are no arguments of a vmap, so direction by direction.
-            series = _series(frame, tensors, jets, generators, one_by_one=True)
+            state.rewind()
+            series = _series(frame, tensors, jets, state, one_by_one=True)
+        if any(isinstance(each, Tensor) and is_wrapped(each) for each in described[0]):
+            # Of a transform that has ended, such as an index that was found in a batch of directions.
+            state.rewind()
+            with _moment(frame, lambda jet: jet.value):
+                tensors([jet.value for jet in jets])
     moving = iter(series)
     outputs = [Jet(frame, next(moving)) if each is _MOVES else each for each in described[0]]
     return pytree.tree_unflatten(outputs, described[1])
@@ -74,7 +83,7 @@ def _can_move(x: Any) -> bool:
 
 
 def _series(
-    frame: Frame, tensors: Any, jets: list[Jet], generators: list[Any], *, one_by_one: bool = False
+    frame: Frame, tensors: Any, jets: list[Jet], state: RandomState, *, one_by_one: bool = False
 ) -> list[list[Coefficient]]:
     """The coefficients of the outputs."""
     order, values = frame.order, [jet.value for jet in jets]
@@ -82,8 +91,6 @@ def _series(
     apart = frame.collapsed and frame.directions is not None
     top = order - 1 if apart else order
     given = [Batched(_dense(frame, jet, k), frame.has_axis(k)) for jet in jets for k in range(1, top + 1)]
-    # What is drawn at random is the same for all.
-    state = RandomState((each for each in values if isinstance(each, Tensor)), generators)
     closed_over: list[Jet] = []
     start = torch.zeros((), dtype=_real(values[0]).dtype, device=values[0].device) if values else torch.zeros(())
 

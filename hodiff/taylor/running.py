@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.series import Frame
+from hodiff.torch_internals.transforms import transform_count
 
 
 class _Running(threading.local):
@@ -19,6 +20,9 @@ class _Running(threading.local):
         self.frames: list[Frame] = []
         # Of functions under way that know no jets, how deep the call was that each was called in.
         self.knowing_none: list[int] = []
+        # Where derivatives are switched off: inside of how many calls, and of how many transforms; None where they are
+        # on.
+        self.constant: tuple[int, int] | None = None
 
 
 _RUNNING = _Running()
@@ -41,10 +45,14 @@ def under_way(frame: Frame) -> Iterator[None]:
     """A call, deeper than those around it."""
     running = frames()
     running.append(frame)
+    constant = None if torch.compiler.is_compiling() else _RUNNING.constant
     try:
         yield
     finally:
         running.pop()
+        if not torch.compiler.is_compiling():
+            # What a function has switched and not switched back is forgotten.
+            _RUNNING.constant = constant
 
 
 def at_the_moment(tree: Any) -> Any:
@@ -80,3 +88,33 @@ def must_not_be_met(frame: Frame) -> bool:
     """Whether jets of a call are met where a function runs that knows none."""
     found = _RUNNING.knowing_none
     return bool(found) and frame.depth <= found[-1]
+
+
+def is_constant_here(frame: Frame) -> bool:
+    """Whether what a call makes of jets is constant, as derivatives are switched off inside of their function."""
+    if torch.is_inference_mode_enabled():
+        return True
+    constant = _RUNNING.constant
+    return constant is not None and frame.depth <= constant[0]
+
+
+# Where a block keeps what it has to restore.
+_BEFORE = "_hodiff_jets_before"
+
+
+def switch(how: str, block: Any, enabled: bool) -> None:
+    """Derivatives are switched off or on, as `hodiff.torch_internals.grad_mode.switched_by` says."""
+    if not _RUNNING.frames:
+        return
+    if block is not None and how != "leaves" and not hasattr(block, _BEFORE):
+        setattr(block, _BEFORE, (_RUNNING.constant,))
+    if how == "enters" or (how == "calls" and enabled != torch.is_grad_enabled()):
+        constant = _RUNNING.constant
+        if not enabled:
+            _RUNNING.constant = (len(_RUNNING.frames), transform_count())
+        elif constant is None or transform_count() <= constant[1]:
+            # A transform lets its own gradients be recorded, inside of a block too.
+            _RUNNING.constant = None
+    elif how == "leaves" and hasattr(block, _BEFORE):
+        (_RUNNING.constant,) = getattr(block, _BEFORE)
+        delattr(block, _BEFORE)
