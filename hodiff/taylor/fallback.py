@@ -15,7 +15,6 @@ from hodiff.common.randomness import RandomState, is_generator
 from hodiff.derivatives.transforms import pull, push
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet
-from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Coefficient, Frame, filled, plus
 from hodiff.taylor.substitution import Batched, along_directions, call, one_after_another
 from hodiff.torch_internals.tensors import version_of
@@ -40,7 +39,7 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             given[i] = each
         plain_args, plain_kwargs = pytree.tree_unflatten(given, spec)
         before = _versions(values)
-        outputs, out_spec = pytree.tree_flatten(at_the_moment(call(func, plain_args, plain_kwargs)))
+        outputs, out_spec = pytree.tree_flatten(at_themoment(call(func, plain_args, plain_kwargs)))
         if before != _versions(values):
             name = getattr(func, "__name__", func)
             raise InputError(
@@ -62,7 +61,7 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         if any(isinstance(each, Tensor) and is_wrapped(each) for each in described[0]):
             # Of a transform that has ended, such as an index that was found in a batch of directions.
             state.rewind()
-            with _moment(frame, lambda jet: jet.value):
+            with moment(frame, lambda jet: jet.value):
                 tensors([jet.value for jet in jets])
     moving = iter(series)
     outputs = [Jet(frame, next(moving)) if each is _MOVES else each for each in described[0]]
@@ -102,7 +101,7 @@ def _series(
                 closed_over.append(jet)
                 return _point(jet.value, _along(frame, jet, top, direction), t)
 
-            with _moment(frame, point):
+            with moment(frame, point):
                 return tensors(points)
 
         return _tower(at, start, order)
@@ -132,7 +131,7 @@ def _series(
         tangents = tuple(_dense(frame, jet, order) for jet in jets)
 
         def highest(t: Any) -> tuple[Any, ...]:
-            with _moment(frame, lambda jet: _point(jet.value, (_dense(frame, jet, order),), t)):
+            with moment(frame, lambda jet: _point(jet.value, (_dense(frame, jet, order),), t)):
                 return tensors([_point(x, (v,), t) for x, v in zip(values, tangents, strict=True)])
 
         _, slopes = _slopes(highest, start)
@@ -166,7 +165,7 @@ def _along(frame: Frame, jet: Jet, top: int, direction: int | None) -> list[Coef
 
 
 @contextmanager
-def _moment(frame: Frame, point: Any) -> Iterator[None]:
+def moment(frame: Frame, point: Any) -> Iterator[None]:
     """Jets of a call stand for the tensors that they are at one point of their curves."""
     before, frame.moment = frame.moment, point
     try:

@@ -56,14 +56,22 @@ def under_way(frame: Frame) -> Iterator[None]:
 
 
 def at_the_moment(tree: Any) -> Any:
-    """A tree with tensors in the place of jets whose call evaluates a function at points of its curve."""
-    if not any(frame.moment is not None for frame in frames()):
+    """A tree with tensors in the place of jets that stand for a point of their curve, or are constant here."""
+    off = not torch.compiler.is_compiling() and (torch.is_inference_mode_enabled() or _RUNNING.constant is not None)
+    if not off and not any(frame.moment is not None for frame in frames()):
         return tree
     return pytree.tree_map_only(Jet, _point, tree)
 
 
-def _point(jet: Jet) -> Any:
-    return jet if jet.frame.moment is None else jet.frame.moment(jet)
+def _point(jet: Any) -> Any:
+    while isinstance(jet, Jet):
+        if jet.frame.moment is not None:
+            jet = jet.frame.moment(jet)
+        elif not torch.compiler.is_compiling() and is_constant_here(jet.frame):
+            jet = jet.value
+        else:
+            break
+    return jet
 
 
 class JetMet(BaseException):

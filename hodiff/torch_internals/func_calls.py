@@ -47,6 +47,7 @@ _CONTROL_FLOW = (
     ("scan", "torch._higher_order_ops.scan", "scan"),
     ("associative_scan", "torch._higher_order_ops", "associative_scan"),
     ("associative_scan", "torch._higher_order_ops.associative_scan", "associative_scan"),
+    ("map", "torch._higher_order_ops", "map"),
     ("map", "torch._higher_order_ops.map", "map"),
 )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import is_number
-from hodiff.common.overriding import overridable
+from hodiff.common.overriding import overridable, overridable_in_trees
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.functions.activations.rectifiers import Masked
@@ -180,7 +180,7 @@ def fused_add_relu(x: Tensor, y: Tensor) -> Tensor:
     return FusedAddReLU.call(x, y)[0]
 
 
-@overridable
+@overridable_in_trees
 def weighted_sum(xs: list[Tensor] | tuple[Tensor, ...], ws: Tensor | Sequence[float]) -> Tensor:
     r"""Sum of tensors with weights, $\sum_i w_i x_i$, with broadcasting.
 
