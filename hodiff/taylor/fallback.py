@@ -39,7 +39,7 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             given[i] = each
         plain_args, plain_kwargs = pytree.tree_unflatten(given, spec)
         before = _versions(values)
-        outputs, out_spec = pytree.tree_flatten(at_themoment(call(func, plain_args, plain_kwargs)))
+        outputs, out_spec = pytree.tree_flatten(at_the_moment(call(func, plain_args, plain_kwargs)))
         if before != _versions(values):
             name = getattr(func, "__name__", func)
             raise InputError(
