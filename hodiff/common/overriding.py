@@ -60,12 +60,10 @@ def overridable_in_trees(function: F) -> F:
 
 
 def overridable(function: F) -> F:
-    """Let an argument that stands for a tensor say what becomes of the call; in compiled code the function refuses."""
+    """Let an argument that stands for a tensor say what becomes of the call."""
 
     @functools.wraps(function)
     def offered(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return function(*args, **kwargs)
         for each in args:
             if type(each) is not Tensor and stands_for_tensor(each):
                 return each.__torch_function__(offered, (type(each),), args, kwargs)

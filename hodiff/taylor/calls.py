@@ -37,13 +37,12 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise of_an_earlier_call()
     if frame.moment is not None:
         return _at_the_moment(func, args, kwargs)
-    if not torch.compiler.is_compiling():
-        if must_not_be_met(frame):
-            raise JetMet(frame)
-        if is_constant_here(frame) and func is not torch.Tensor.requires_grad_:
-            return _constant(frame, func, args, kwargs)
-        if inside_of_function():
-            raise FunctionMet
+    if not torch.compiler.is_compiling() and must_not_be_met(frame):
+        raise JetMet(frame)
+    if is_constant_here(frame) and func is not torch.Tensor.requires_grad_:
+        return _constant(frame, func, args, kwargs)
+    if not torch.compiler.is_compiling() and inside_of_function():
+        raise FunctionMet
     # While f's call is handled its own mode is set aside.
     if frame.mode is not None and may_be_differentiated(args, kwargs):
         with frame.mode:

@@ -15,6 +15,7 @@ from hodiff.common.randomness import RandomState, is_generator
 from hodiff.derivatives.transforms import pull, push
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet
+from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Coefficient, Frame, filled, plus
 from hodiff.taylor.substitution import Batched, along_directions, call, one_after_another
 from hodiff.torch_internals.tensors import version_of
@@ -29,7 +30,7 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     leaves, spec = pytree.tree_flatten((args, kwargs))
     places = [i for i, each in enumerate(leaves) if isinstance(each, Jet) and each.frame is frame]
     jets = [leaves[i] for i in places]
-    generators = [each for each in leaves if is_generator(each)]
+    generators = [] if torch.compiler.is_compiling() else [each for each in leaves if is_generator(each)]
     described: list[Any] = []
 
     def tensors(values: Sequence[Any]) -> tuple[Any, ...]:

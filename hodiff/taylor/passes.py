@@ -51,8 +51,15 @@ def through(frame: Frame, f: Callable[..., Any], args: Sequence[Any]) -> tuple[l
     state = RandomState(
         each for jet in calls.jets_in(list(args)) for each in jet.coefficients if isinstance(each, Tensor)
     )
+    held = torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    if held and len(frames()) > 1:
+        raise RouteError(
+            "jet: inside of another one and of torch.no_grad(), in torch.compile, it is not known what is constant: "
+            "expected the inner one outside of the block."
+        )
     try:
-        with mode:
+        # In a graph what is switched off inside of f is told by that it was on before.
+        with torch.enable_grad() if held else nullcontext(), mode:
             outputs, spec = flatten(f(*args))
     except (TypeError, ValueError, RuntimeError) as error:
         if re.search(r"\bJet\b", str(error)) and not isinstance(error, RouteError):
@@ -70,16 +77,18 @@ def through(frame: Frame, f: Callable[..., Any], args: Sequence[Any]) -> tuple[l
         moves = isinstance(each, Jet) and each.frame is frame
         constant = each if isinstance(each, (Tensor, Jet)) else torch.as_tensor(each)
         parts = each.coefficients if moves else (constant, *[None] * frame.order)
-        found.append([unwrap_if_ended(part) if isinstance(part, Tensor) else part for part in parts])
+        parts = [unwrap_if_ended(part) if isinstance(part, Tensor) else part for part in parts]
+        found.append([part.detach() if held and isinstance(part, Tensor) else part for part in parts])
     return found, spec
 
 
 def _takes_tensors_alone(error: Exception) -> RouteError:
     said = str(error).splitlines()[0]
     return RouteError(
-        "jet: a value that moves comes to something that takes tensors alone, such as a transform of torch.func inside "
-        "of f, a function of hodiff.functions, or code that asks for the type: expected torch's functions and methods, "
-        f"and for gradients inside torch.autograd.grad(..., create_graph=True). It says: {said}"
+        "jet: a value that moves comes to something that takes tensors alone, such as torch.nn.Parameter, NumPy, "
+        "torch.func.linearize, a linear operator or a check of hodiff, or code that asks for the type: expected "
+        "functions and methods of torch and hodiff, and torch.func's transforms; and for gradients inside also "
+        f"torch.autograd.grad(..., create_graph=True). It says: {said}"
     )
 
 
@@ -87,6 +96,11 @@ def _with_functions(f: Callable[..., Any], args: Sequence[Any], mode: Any) -> An
     try:
         with functions_offered(), mode:
             return flatten(f(*args))
+    except calls.FunctionMet:
+        raise RouteError(
+            "jet: the forward of a Function closes over a value that moves: expected it among the arguments, as its "
+            "derivative would be lost."
+        ) from None
     except RuntimeError as error:
         if says(error, Wording.NO_SETUP_CONTEXT):
             raise RouteError(

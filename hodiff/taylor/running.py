@@ -36,8 +36,8 @@ def frames() -> list[Frame]:
 
 
 def is_running() -> bool:
-    """Whether there is any; asked in eager code."""
-    return bool(_RUNNING.frames)
+    """Whether there is any."""
+    return bool(frames())
 
 
 @contextmanager
@@ -57,7 +57,10 @@ def under_way(frame: Frame) -> Iterator[None]:
 
 def at_the_moment(tree: Any) -> Any:
     """A tree with tensors in the place of jets that stand for a point of their curve, or are constant here."""
-    off = not torch.compiler.is_compiling() and (torch.is_inference_mode_enabled() or _RUNNING.constant is not None)
+    if torch.compiler.is_compiling():
+        off = not torch.is_grad_enabled()
+    else:
+        off = torch.is_inference_mode_enabled() or _RUNNING.constant is not None
     if not off and not any(frame.moment is not None for frame in frames()):
         return tree
     return pytree.tree_map_only(Jet, _point, tree)
@@ -67,7 +70,7 @@ def _point(jet: Any) -> Any:
     while isinstance(jet, Jet):
         if jet.frame.moment is not None:
             jet = jet.frame.moment(jet)
-        elif not torch.compiler.is_compiling() and is_constant_here(jet.frame):
+        elif is_constant_here(jet.frame):
             jet = jet.value
         else:
             break
@@ -100,6 +103,9 @@ def must_not_be_met(frame: Frame) -> bool:
 
 def is_constant_here(frame: Frame) -> bool:
     """Whether what a call makes of jets is constant, as derivatives are switched off inside of their function."""
+    if torch.compiler.is_compiling():
+        # A compiler sees no switch; every pass is begun with them on there.
+        return frame.mode is not None and not torch.is_grad_enabled()
     if torch.is_inference_mode_enabled():
         return True
     constant = _RUNNING.constant

@@ -84,7 +84,7 @@ def stand_in_front_of_control_flow(asked: Callable[[], bool], ways: dict[str, Ca
 def _either(own: Callable[..., Any], way: Callable[..., Any], asked: Callable[[], bool]) -> Callable[..., Any]:
     @functools.wraps(own)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not asked():
+        if not asked():
             return own(*args, **kwargs)
         return way(*args, **kwargs)
 

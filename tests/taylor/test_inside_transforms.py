@@ -22,7 +22,8 @@ TERMS = [V, X, Y]
 
 
 def energy(x):
-    return torch.sin(W @ x).sum() + (x**3).sum()
+    # By its name: in a graph `@` of a constant and a jet is refused.
+    return torch.sin(torch.mv(W, x)).sum() + (x**3).sum()
 
 
 def slope(x):
@@ -211,3 +212,49 @@ def test_refused(name):
     f, words = REFUSED[name]
     with pytest.raises((RuntimeError, ValueError), match=words):
         jet(f, (X,), ([V],))
+
+
+def constant_part(x):
+    with torch.no_grad():
+        c = x * x
+    return (c * x * x).sum()
+
+
+COMPILED = {
+    "switched off outside": (constant_part, lambda x: (X * X * x * x).sum()),
+    "switched off": (constant_part, lambda x: (X * X * x * x).sum()),
+    "grad": (lambda x: (func.grad(energy)(x) ** 2).sum(), lambda x: (slope(x) ** 2).sum()),
+    "vmap": (lambda x: func.vmap(torch.sin)(x).sum(), lambda x: x.sin().sum()),
+    "jvp": (lambda x: func.jvp(energy, (x,), (Y,))[1], lambda x: slope(x) @ Y),
+    "cond": (
+        lambda x: torch.cond(x.sum() > -100, lambda a: a.sin(), lambda a: a.cos(), (x,)).sum(),
+        lambda x: x.sin().sum(),
+    ),
+    "a function of hodiff": (lambda x: hodiff.functions.swish(x, 1.5).sum(), lambda x: (x * (1.5 * x).sigmoid()).sum()),
+}
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled(name):
+    f, right = COMPILED[name]
+    torch.compiler.reset()
+    total = hodiff.laplacian(f)
+    compiled = torch.compile(lambda x: total(x), backend="eager", fullgraph=True)
+    with torch.set_grad_enabled(name != "switched off outside"):
+        torch.testing.assert_close(compiled(X), laplacian(right, X))
+
+
+def test_a_branch_is_refused_where_no_value_is_known():
+    """Eager code goes by the value; a batch and a graph have none."""
+
+    def f(x):
+        return x if x > 0 else -x
+
+    with pytest.raises(RuntimeError, match="data-dependent control flow"):
+        jet(lambda x: func.vmap(f)(x), (X,), ([V],))
+    with pytest.raises(RuntimeError, match="data-dependent control flow"):
+        func.vmap(lambda x: jet(f, (x,), ([x],)))(X)
+    total = hodiff.laplacian(f)
+    with pytest.raises(Exception, match="Data-dependent branching"):
+        torch.compile(lambda x: total(x), backend="eager", fullgraph=True)(X[0])

@@ -17,7 +17,7 @@ from hodiff.torch_internals.wrapped_tensors import below_derivatives, is_batched
 
 
 def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
-    """The branch that is taken; in a batch both, and of each row the one."""
+    """The branch that is taken; in a batch and in a graph both, and of each row the one."""
     if not _varies(pred):
         return true_fn(*operands) if pred else false_fn(*operands)
     taken, spec = pytree.tree_flatten(true_fn(*operands))
@@ -33,8 +33,9 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
         goes_on = cond_fn(*carried)
         if _varies(goes_on):
             raise InputError(
-                "jet: while_loop: cond_fn: expected one answer for the whole batch, got one for each row of "
-                "torch.func.vmap: run a fixed number of steps and freeze finished rows with torch.where."
+                "jet: while_loop: cond_fn: expected one answer that is known when f is called, got one for each row of "
+                "torch.func.vmap, or for each run of what torch.compile makes: run a fixed number of steps and freeze "
+                "finished rows with torch.where."
             )
         if not goes_on:
             return carried
@@ -71,8 +72,10 @@ def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
 
 
 def _varies(pred: Any) -> bool:
-    """Whether each row of a batch has its own answer."""
+    """Whether each row of a batch has its own answer, or a graph each time that it runs."""
     value = tensor_of(pred)
+    if torch.compiler.is_compiling():
+        return isinstance(value, torch.Tensor)
     return isinstance(value, torch.Tensor) and is_batched(below_derivatives(value))
 
 

@@ -51,7 +51,9 @@ def jvp(
 
 def paired(x: Any, v: Any, points: list[Any], moves: list[Any]) -> Shape:
     """Put the tensors of a primal and of its tangent into two lists, side by side."""
-    frame = max((each.frame for each in (x, v) if isinstance(each, Jet)), key=lambda each: each.depth, default=None)
+    frame = x.frame if isinstance(x, Jet) else None
+    if isinstance(v, Jet) and (frame is None or v.frame.depth > frame.depth):
+        frame = v.frame
     if frame is None:
         points.append(dense(x) if isinstance(x, Tensor) else x)
         moves.append(dense(v) if isinstance(v, Tensor) else v)
