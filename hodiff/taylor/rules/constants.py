@@ -57,7 +57,7 @@ def zero(frame: Frame, func: Any, x: Any) -> Any:
 @analytic_rule("fill", "full_like")
 def filled_with(frame: Frame, func: Any, x: Any, value: Any, **kwargs: Any) -> Any:
     """Of the first argument the shape alone counts."""
-    made = torch.full_like(value_of(frame, x), 0, **kwargs)
+    made: Any = torch.full_like(value_of(frame, x), 0, **kwargs)
     if isinstance(value, (Jet, torch.Tensor)):
         return made + value
     return Jet(frame, [torch.full_like(made, value), *[None] * frame.order])

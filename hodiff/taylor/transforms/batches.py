@@ -33,7 +33,7 @@ def vmap(
         return vmap_of(function, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
     flat: list[Any] = []
     flat_dims: list[int | None] = []
-    shapes = []
+    shapes: list[Any] = []
     for leaf, dim in zip(leaves, dims, strict=True):
         if not isinstance(leaf, Jet):
             flat.append(leaf)
