@@ -174,6 +174,12 @@ def with_a_gradient(x):
     return slope * x
 
 
+def with_a_gradient_by_another(x):
+    with torch.no_grad():
+        slope = torch.func.grad(lambda w: ((w * x) ** 3).sum())(torch.ones_like(X))
+    return slope * x
+
+
 def with_a_product(x):
     with torch.no_grad():
         product = hodiff.hvp(lambda a: (a**3 * x).sum(), torch.ones_like(X), torch.ones_like(X))
@@ -187,6 +193,7 @@ CONSTANT = {
     "inference_mode": (inference, lambda x: X * X * x),
     "a jet": (with_a_jet, lambda x: 3 * X * X * x),
     "a gradient": (with_a_gradient, lambda x: 3 * X * X * x),
+    "a gradient by another": (with_a_gradient_by_another, lambda x: 3 * X**3 * x),
     "a Hessian product": (with_a_product, lambda x: 6 * X * x),
     "written": (written, lambda x: (x * x - X * X + 3 * X * X) * x),
 }

@@ -145,6 +145,10 @@ INSIDE = {
     "elementwise": (lambda x: by_slope(x) * x, lambda x: torch.sin(x) * x),
     "hvp": (lambda x: hodiff.hvp(cubic, x, x * x), lambda x: curvature(x) @ (x * x)),
     "hvp, closed over": (lambda x: hodiff.hvp(lambda w: cubic(w * x), ONES, V), lambda x: x * (curvature(x) @ (x * V))),
+    "hvp, closed over what is curved": (
+        lambda x: (lambda y: hodiff.hvp(lambda w: cubic(w * y), ONES, V))(x * x),
+        lambda x: x * x * (curvature(x * x) @ (x * x * V)),
+    ),
     "hessian": (lambda x: hodiff.hessian(cubic)(x), curvature),
     "hessian, closed over": (
         lambda x: hodiff.hessian(lambda w: cubic(w * x))(ONES),
