@@ -6,7 +6,6 @@ from typing import Any as _Any
 
 from hodiff.corrections import corrected as corrected
 from hodiff.derivatives import ROUTES as ROUTES
-from hodiff.derivatives import directional_derivatives as directional_derivatives
 from hodiff.derivatives import grad_and_hvp as grad_and_hvp
 from hodiff.derivatives import hessian as hessian
 from hodiff.derivatives import hessian_diagonal as hessian_diagonal
@@ -53,6 +52,7 @@ if _TYPE_CHECKING:
     from hodiff.operators import KFACOperator as KFACOperator
     from hodiff.operators import LinearOperator as LinearOperator
     from hodiff.taylor import bilaplacian as bilaplacian
+    from hodiff.taylor import directional_derivatives as directional_derivatives
     from hodiff.taylor import laplacian as laplacian
     from hodiff.taylor import partial as partial
 
@@ -79,6 +79,7 @@ _LATE = {
     "KFACOperator": "hodiff.operators",
     "LinearOperator": "hodiff.operators",
     "bilaplacian": "hodiff.taylor",
+    "directional_derivatives": "hodiff.taylor",
     "laplacian": "hodiff.taylor",
     "partial": "hodiff.taylor",
 }

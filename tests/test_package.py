@@ -20,7 +20,12 @@ PUBLIC = sorted(
     name for name, value in vars(hodiff).items() if not name.startswith("_") and not isinstance(value, types.ModuleType)
 )
 HEAVY = {"scipy", "matplotlib", "sklearn", "pandas", "IPython", "jax", "hypothesis", "pytest"}
-FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(hodiff, name))]
+# Those that are imported on first use are not among the module's variables.
+FUNCTIONS = [
+    *(name for name in PUBLIC if inspect.isfunction(getattr(hodiff, name))),
+    "directional_derivatives",
+    "laplacian",
+]
 CLASSES = [name for name in PUBLIC if inspect.isclass(getattr(hodiff, name))]
 
 

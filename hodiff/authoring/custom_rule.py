@@ -14,6 +14,7 @@ from hodiff.authoring.closures import recorded, refuse_captured_by
 from hodiff.authoring.custom_function import RuleCall, apply
 from hodiff.authoring.rule_trees import TreeLayout, flatten, plain_tensors
 from hodiff.authoring.signatures import Signature
+from hodiff.common.overriding import overridable_in_trees
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import names_tensors
 from hodiff.torch_internals.differentiation import are_differentiated
@@ -38,6 +39,7 @@ class CustomRule(ABC):
         self._outer: list[Any] = []
         self._in_graph = _for_graph(self._bind, self._evaluate)
 
+    @overridable_in_trees
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's value, differentiable by the rule."""
         if torch.compiler.is_dynamo_compiling():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hodiff.authoring.closures import recorded, refuse_captured_by
 from hodiff.authoring.signatures import parameter_count, parameter_names
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import names_tensors
 from hodiff.rules.arguments import require_broadcastable, require_number_or_floating
@@ -80,6 +81,7 @@ def elementwise(
     in_graph = as_one_node(run)
     named = [(each, i) for i, each in enumerate(partials.inputs)]
 
+    @overridable
     def function(*inputs: Any) -> Tensor:
         if len(inputs) != partials.count:
             raise InputError(f"{title}: expected {partials.count} arguments, got {len(inputs)}.")

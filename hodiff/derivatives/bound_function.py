@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.complex_numbers import as_complex, as_real
 from hodiff.common.options import is_int, require_bool
+from hodiff.common.overriding import offered_in_trees
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import (
     PyTree,
@@ -213,6 +214,24 @@ def leave_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def at_the_boundary(function: Callable[P, R]) -> Callable[P, R]:
+    """As `leave_inference_mode`, and let what stands for a tensor, also where it is closed over, take the call."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        result = offered_in_trees(run, args, kwargs)
+        if result is not NotImplemented:
+            return cast(R, result)
+        if not torch.is_inference_mode_enabled():
             return function(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():
             return function(*args, **kwargs)

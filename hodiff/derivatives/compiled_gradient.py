@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree, describe
-from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.bound_function import at_the_boundary, bind
 from hodiff.derivatives.capture.trace import drop_unused, take_conditions, trace
 from hodiff.derivatives.compilation import Arguments, agree, compile_graph, warn_of_failure
 from hodiff.derivatives.graphs_by_form import GraphsByForm
@@ -65,7 +65,7 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
     graphs: GraphsByForm[_Graph] = GraphsByForm("compile_gradient: f")
 
     @functools.wraps(f, assigned=("__module__", "__doc__"), updated=())
-    @leave_inference_mode
+    @at_the_boundary
     def gradient(x: PyTree, *args: Any) -> PyTree:
         if not only_reverse_mode():
             raise InputError(

@@ -11,7 +11,7 @@ from hodiff.common.chunks import require_chunk_size
 from hodiff.common.options import require_bool
 from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree
-from hodiff.derivatives.bound_function import bind, leave_inference_mode, require_argnums
+from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
 from hodiff.derivatives.hessian_blocks import hessian_blocks
 from hodiff.derivatives.route_choice import validate_route
 from hodiff.errors import InputError
@@ -69,7 +69,7 @@ def hessian(
     """
     validate_options("hessian", argnums, route, chunk_size, randomness, progress)
 
-    @leave_inference_mode
+    @at_the_boundary
     def hessian_of_f(*args: Any, **kwargs: Any) -> PyTree:
         function = bind("hessian", f, args, kwargs, argnums, has_aux=has_aux, correct=correct)
         blocks, aux = hessian_blocks(function, route, chunk_size, randomness, progress)
@@ -114,7 +114,7 @@ def hessian_matrix(
 ) -> tuple[Tensor, PyTree]: ...
 
 
-@leave_inference_mode
+@at_the_boundary
 def hessian_matrix(
     f: Callable[..., Any],
     x: PyTree,

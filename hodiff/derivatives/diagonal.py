@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.trees import PyTree
-from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.bound_function import at_the_boundary, bind
 from hodiff.derivatives.dense import validate_options
 from hodiff.derivatives.hessian_rows import LinearizedHessian
 from hodiff.derivatives.route_choice import follow
@@ -58,7 +58,7 @@ def hessian_diagonal(
     """
     validate_options("hessian_diagonal", argnums, route, chunk_size, randomness, progress)
 
-    @leave_inference_mode
+    @at_the_boundary
     def diagonal_of_f(*args: Any, **kwargs: Any) -> PyTree:
         function = bind("hessian_diagonal", f, args, kwargs, argnums, has_aux=has_aux, correct=correct)
         leaves = function.leaves

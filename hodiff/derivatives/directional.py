@@ -1,4 +1,4 @@
-"""Directional derivatives to any order."""
+"""Directional derivatives by forward mode inside of forward mode, which shares nothing with series."""
 
 from __future__ import annotations
 
@@ -7,51 +7,18 @@ from typing import Any
 
 import torch
 
-from hodiff.common.options import require_int
 from hodiff.common.ordinary import ordinary_tree
 from hodiff.common.trees import PyTree, tensors_in
-from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.bound_function import bind
 from hodiff.derivatives.products_by_route import Leaves
 from hodiff.derivatives.route_choice import follow
 from hodiff.derivatives.transforms import push
 
 
-@leave_inference_mode
-def directional_derivatives(
+def nested_directional_derivatives(
     f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, order: int, correct: bool = True
 ) -> tuple[PyTree, ...]:
-    r"""Value and directional derivatives of a function up to an order, by nested forward mode.
-
-    $$ \left(f(x),\ Df(x)[v],\ D^2 f(x)[v, v],\ \dots,\ D^k f(x)[v, \dots, v]\right), \qquad
-       D^j f(x)[v, \dots, v] = \left.\frac{d^j}{dt^j} f(x + t v)\right|_{t=0} $$
-
-    With `correct=False` it is as right as torch's forward rules: those of `layer_norm`, `batch_norm`, `solve`, `det`
-    and others are constants to a second derivative, so entries from the second on are wrong there.
-
-    Args:
-        f: Function `f(x, *args)` that returns a tensor or a pytree of tensors.
-        x: Where to differentiate: a tensor or a pytree of tensors, real and floating-point.
-        v: The direction, with the structure, shapes, dtypes and devices of `x`.
-        *args: Further arguments of `f`, taken as constants.
-        order: The highest order k, 0 or more. Time and memory grow as 2^k.
-        correct: As in `hodiff.hvp`.
-
-    Returns:
-        Tuple of k + 1 entries, each in the structure of what `f` returns; zeros where `f` does not depend on `x`.
-
-    Raises:
-        InputError: If `order` is no non-negative int, a leaf of `x` cannot be differentiated, or `v` does not match.
-        RouteError: If torch has no forward rule for an operator in `f`.
-
-    Example:
-        >>> import torch, hodiff
-        >>> x, v = torch.tensor(2.0), torch.tensor(1.0)
-        >>> hodiff.directional_derivatives(lambda x: x**3, x, v, order=3)
-        (tensor(8.), tensor(12.), tensor(12.), tensor(6.))
-
-    Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., chapter 13.
-    """
-    require_int("directional_derivatives", "order", order, 0)
+    """`hodiff.directional_derivatives` by nested forward mode: 2^k in time and memory, and nothing that it refuses."""
     function = bind("directional_derivatives", f, (x, *args), name="x", correct=correct, complex_too=True)
     tangents = function.tangents(v)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree
-from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.bound_function import at_the_boundary, bind
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow, validate_route
@@ -17,7 +17,7 @@ from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import only_reverse_mode
 
 
-@leave_inference_mode
+@at_the_boundary
 def hvp(
     f: Callable[..., Any],
     x: PyTree,

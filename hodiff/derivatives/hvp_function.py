@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_callable
+from hodiff.common.overriding import overridable_in_trees
 from hodiff.derivatives.hvp import hvp
 from hodiff.errors import InputError
 from hodiff.recompute.checkpoint import CallProgram
@@ -57,6 +58,7 @@ def hvp_function(f: Callable[..., Any]) -> Callable[..., Any]:
     """
     require_callable("hvp_function", f=f)
 
+    @overridable_in_trees
     def product(x: Any, v: Any, *args: Any) -> Any:
         if torch.compiler.is_compiling():
             return hvp(f, x, v, *args)

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.common.trees import PyTree, describe, has_strides, leaf_names, one_hot_rows
-from hodiff.derivatives.bound_function import BoundFunction, bind, leave_inference_mode
+from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bind
 from hodiff.derivatives.dense import validate_options
 from hodiff.derivatives.products_by_route import Leaves
 from hodiff.derivatives.route_choice import follow
@@ -79,7 +79,7 @@ def jacobian(
         raise InputError(f"jacobian: unknown mode {mode!r}; expected 'auto', 'forward' or 'reverse'.")
     validate_options("jacobian", argnums, "auto", chunk_size, randomness, progress)
 
-    @leave_inference_mode
+    @at_the_boundary
     def jacobian_of_f(*args: Any, **kwargs: Any) -> PyTree:
         function = bind("jacobian", f, args, kwargs, argnums, has_aux=has_aux, correct=correct)
         linearized = follow("auto", "jacobian", lambda _: _Linearized(function, randomness), MODES[:1])

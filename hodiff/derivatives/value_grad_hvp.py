@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree
-from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.bound_function import at_the_boundary, bind
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow, validate_route
 from hodiff.derivatives.steady import leaving_no_trace
@@ -19,7 +19,7 @@ from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import only_reverse_mode
 
 
-@leave_inference_mode
+@at_the_boundary
 def value_grad_hvp(
     f: Callable[..., Any],
     x: PyTree,
@@ -67,7 +67,7 @@ def value_grad_hvp(
     return _evaluate("value_grad_hvp", f, x, v, args, route, has_aux, correct)
 
 
-@leave_inference_mode
+@at_the_boundary
 def grad_and_hvp(
     f: Callable[..., Any],
     x: PyTree,

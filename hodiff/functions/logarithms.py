@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hodiff.common.overriding import overridable
 from hodiff.functions.logistic import Logistic
 from hodiff.rules.arguments import require_broadcastable, require_floating
 from hodiff.rules.elementwise import ElementwiseFunction
@@ -102,6 +103,7 @@ class XLogY(ElementwiseFunction):
         return torch.log(y) if index == 0 else torch.where(constant, 0, x / y)
 
 
+@overridable
 def log_sigmoid(x: Tensor) -> Tensor:
     r"""Logarithm of the logistic function, $\log \sigma(x) = -\log(1 + e^{-x})$.
 
@@ -125,6 +127,7 @@ def log_sigmoid(x: Tensor) -> Tensor:
     return LogSigmoid.call(x)
 
 
+@overridable
 def log1mexp(x: Tensor) -> Tensor:
     r"""Logarithm of one minus an exponential, $\log(1 - e^{-x})$ for $x > 0$.
 
@@ -151,6 +154,7 @@ def log1mexp(x: Tensor) -> Tensor:
     return Log1mExp.call(x)
 
 
+@overridable
 def logit(x: Tensor) -> Tensor:
     r"""Log-odds, $\log \frac{x}{1 - x}$ for $0 \le x \le 1$.
 
@@ -176,6 +180,7 @@ def logit(x: Tensor) -> Tensor:
     return Logit.call(x)
 
 
+@overridable
 def xlogy(x: Tensor, y: Tensor) -> Tensor:
     r"""$x \log y$, and 0 where $x = 0$ and $y$ is not NaN.
 

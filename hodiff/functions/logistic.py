@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hodiff.common.overriding import overridable
 from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating
 from hodiff.rules.elementwise import ElementwiseFunction
 
@@ -138,6 +139,7 @@ class Parabola(ElementwiseFunction):
         return torch.rsub(y, 1, alpha=2 / scale)
 
 
+@overridable
 def scaled_sigmoid(x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     r"""Logistic function between 0 and a scale, $s\,\sigma(x)$ with $\sigma(x) = 1 / (1 + e^{-x})$.
 

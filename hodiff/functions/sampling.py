@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.gradients.straight_through import straight_through
 from hodiff.functions.softmax.softmax import Softmax
@@ -18,6 +19,7 @@ from hodiff.rules.arguments import (
 )
 
 
+@overridable
 def gumbel_softmax(
     logits: Tensor,
     temperature: Tensor | float = 1.0,
@@ -63,6 +65,7 @@ def gumbel_softmax(
     return _perturbed("gumbel_softmax", logits, sample_gumbel(logits, generator), temperature, hard, dim)
 
 
+@overridable
 def perturbed_softmax(
     logits: Tensor, noise: Tensor, temperature: Tensor | float = 1.0, hard: bool = False, dim: int = -1
 ) -> Tensor:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from hodiff.authoring.closures import refuse_captured_by
 from hodiff.common.options import require_bools, require_callable
 from hodiff.common.trees import PyTree, flatten_primals, recordable
-from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.derivatives.bound_function import at_the_boundary
 from hodiff.implicit.diagnostics import Reporter
 from hodiff.implicit.implicit_function import solve
 from hodiff.implicit.linear_maps import map_of
@@ -24,7 +24,7 @@ from hodiff.torch_internals.transforms import in_transform
 
 
 @outside_graphs
-@leave_inference_mode
+@at_the_boundary
 def linear_solve(
     matvec: Callable[..., PyTree],
     b: PyTree,

@@ -17,7 +17,7 @@ from hodiff.common.options import require_bools, require_int, require_number
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.corrections import corrected
-from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.derivatives.bound_function import at_the_boundary
 from hodiff.errors import InputError
 from hodiff.implicit.diagnostics import Reporter, rounding
 from hodiff.implicit.implicit_function import Equation, attach
@@ -93,7 +93,7 @@ def implicit_function(
     equation = Equation(residual, jacobian_of(residual, symmetric), lambda x, params: (x, *params), options)
 
     @outside_graphs
-    @leave_inference_mode
+    @at_the_boundary
     def solution(x0: PyTree, *params: Any) -> Any:
         x0, params = pytree.tree_map_only(Tensor, recordable, (x0, params))
         flatten_primals(x0, caller, "x0")

@@ -18,8 +18,9 @@ import scipy
 import torch
 from torch import Tensor
 
-from hodiff.derivatives import directional_derivatives, jacobian
+from hodiff.derivatives import jacobian
 from hodiff.optim.variables import Variables
+from hodiff.taylor import directional_derivatives
 
 # Delayed gratification: the damping grows slowly, and falls fast.
 GROWTH, DECAY = 2.0, 5.0

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_callable, require_int
+from hodiff.common.overriding import overridable_in_trees
 from hodiff.common.parametrizations import at_another_point
 from hodiff.errors import InputError
 from hodiff.recompute.closed_over import ClosedOver, is_constant
@@ -103,6 +104,7 @@ class CallProgram(Program):
         return pytree.tree_unflatten(leaves, self._output_spec)
 
 
+@overridable_in_trees
 def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     r"""Call a function and keep nothing of what it computes: derivatives run it again.
 
@@ -147,6 +149,7 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return checkpointed("checkpoint", f, args, kwargs)
 
 
+@overridable_in_trees
 def checkpoint_sequential(functions: nn.Sequential | Iterable[Callable[..., Any]], segments: int, *args: Any) -> Any:
     r"""Call functions one after another, and keep only what passes between segments of them.
 

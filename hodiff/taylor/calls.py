@@ -8,12 +8,15 @@ from typing import Any
 import torch
 
 from hodiff.corrections import Corrections
+from hodiff.corrections.autograd.grad_mode import SWITCH_WATCHERS
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import _HANDLERS, Jet
 from hodiff.taylor.registry import RULES, Entry, entry_of
+from hodiff.taylor.running import JetMet, at_the_moment, is_constant_here, must_not_be_met, switch
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
+from hodiff.taylor.substitution import call, value_of
 from hodiff.taylor.views import assign, watched
 from hodiff.torch_internals.forward_mode import inside_of_function
 from hodiff.torch_internals.interception import apply_in_transform, in_function_modes, without_function_modes
@@ -34,6 +37,12 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     frame = deepest(args, kwargs)
     if frame.ended or any(jet.frame.ended for jet in jets_in([*args])):
         raise of_an_earlier_call()
+    if frame.moment is not None:
+        return _at_the_moment(func, args, kwargs)
+    if not torch.compiler.is_compiling() and must_not_be_met(frame):
+        raise JetMet(frame)
+    if is_constant_here(frame) and func is not torch.Tensor.requires_grad_:
+        return _constant(frame, func, args, kwargs)
     if not torch.compiler.is_compiling() and inside_of_function():
         raise FunctionMet
     if frame.mode is None:
@@ -48,6 +57,38 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # nobody differentiates it would only take time.
     with in_function_modes([frame.mode]) if differentiated else without_function_modes(Corrections):
         return _follow(frame, func, args, kwargs)
+
+
+def _at_the_moment(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call inside of a function that is evaluated at points of curves, and closes over a jet."""
+    name = str(getattr(func, "__name__", ""))
+    if _writes(name):
+        raise InputError(
+            f"jet: {name} writes to a value that moves, which the function inside closes over: expected a new tensor."
+        )
+    return call(func, at_the_moment(args), at_the_moment(kwargs))
+
+
+def _constant(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call where derivatives are switched off; what is written to keeps its own, as it does in torch."""
+    name = str(getattr(func, "__name__", ""))
+    target = args[0] if args else None
+    if not _writes(name) or not isinstance(target, Jet):
+        return call(func, value_of(frame, args), value_of(frame, kwargs))
+    if target.frame is not frame:
+        return call(func, args, kwargs)
+    value = target.value.clone()
+    call(func, (value, *value_of(frame, args[1:])), value_of(frame, kwargs))
+    if value.shape != target.value.shape:
+        raise InputError(f"jet: {name} changes the shape of a value that moves: expected a new tensor.")
+    return assign(target, Jet(frame, [value, *target.coefficients[1:]]))
+
+
+def _writes(name: str) -> bool:
+    return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
+
+
+_WRITERS = frozenset({"__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"})
 
 
 def of_an_earlier_call() -> InputError:
@@ -156,3 +197,4 @@ def deepest(*trees: Any) -> Frame:
 
 
 _HANDLERS.append(handle)
+SWITCH_WATCHERS.append(switch)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.randomness import RandomState
+from hodiff.common.randomness import RandomState, is_generator
 from hodiff.derivatives.transforms import pull, push
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet
+from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Coefficient, Frame, filled, plus
 from hodiff.taylor.substitution import Batched, along_directions, call, one_after_another
 from hodiff.torch_internals.tensors import version_of
 from hodiff.torch_internals.wording import UNAVAILABLE, says
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 
 def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -28,6 +30,7 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     leaves, spec = pytree.tree_flatten((args, kwargs))
     places = [i for i, each in enumerate(leaves) if isinstance(each, Jet) and each.frame is frame]
     jets = [leaves[i] for i in places]
+    generators = [] if torch.compiler.is_compiling() else [each for each in leaves if is_generator(each)]
     described: list[Any] = []
 
     def tensors(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -37,7 +40,7 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             given[i] = each
         plain_args, plain_kwargs = pytree.tree_unflatten(given, spec)
         before = _versions(values)
-        outputs, out_spec = pytree.tree_flatten(call(func, plain_args, plain_kwargs))
+        outputs, out_spec = pytree.tree_flatten(at_the_moment(call(func, plain_args, plain_kwargs)))
         if before != _versions(values):
             name = getattr(func, "__name__", func)
             raise InputError(
@@ -47,8 +50,20 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         described[:] = [[_MOVES if _can_move(each) else each for each in outputs], out_spec]
         return tuple(each for each in outputs if _can_move(each))
 
+    # What is drawn at random is the same for all.
+    state = RandomState((jet.value for jet in jets if isinstance(jet.value, Tensor)), generators)
     with nullcontext() if frame.mode is None else frame.mode:
-        series = _series(frame, tensors, jets)
+        try:
+            series = _series(frame, tensors, jets, state)
+        except _ClosedOver:
+            # Jets that the function closes over are no arguments of a vmap, so direction by direction.
+            state.rewind()
+            series = _series(frame, tensors, jets, state, one_by_one=True)
+        if any(isinstance(each, Tensor) and is_wrapped(each) for each in described[0]):
+            # Of a transform that has ended, such as an index that was found in a batch of directions.
+            state.rewind()
+            with moment(frame, lambda jet: jet.value):
+                tensors([jet.value for jet in jets])
     moving = iter(series)
     outputs = [Jet(frame, next(moving)) if each is _MOVES else each for each in described[0]]
     return pytree.tree_unflatten(outputs, described[1])
@@ -67,53 +82,108 @@ def _can_move(x: Any) -> bool:
     return isinstance(x, (Tensor, Jet)) and (x.is_floating_point() or x.is_complex())
 
 
-def _series(frame: Frame, tensors: Any, jets: list[Jet]) -> list[list[Coefficient]]:
+def _series(
+    frame: Frame, tensors: Any, jets: list[Jet], state: RandomState, *, one_by_one: bool = False
+) -> list[list[Coefficient]]:
     """The coefficients of the outputs."""
     order, values = frame.order, [jet.value for jet in jets]
     # The highest coefficients of a collapsed series enter linearly, and are pushed by themselves.
     apart = frame.collapsed and frame.directions is not None
     top = order - 1 if apart else order
     given = [Batched(_dense(frame, jet, k), frame.has_axis(k)) for jet in jets for k in range(1, top + 1)]
-    # What is drawn at random is the same for all.
-    state = RandomState(each for each in values if isinstance(each, Tensor))
+    closed_over: list[Jet] = []
+    start = torch.zeros((), dtype=_real(values[0]).dtype, device=values[0].device) if values else torch.zeros(())
 
-    def derivatives(*coefficients: Any) -> tuple[tuple[Any, ...], ...]:
+    def derivatives(*coefficients: Any, direction: int | None = None) -> tuple[tuple[Any, ...], ...]:
         def at(t: Any) -> tuple[Any, ...]:
-            points = []
-            for i, value in enumerate(values):
-                point = value
-                for k in range(1, top + 1):
-                    point = point + coefficients[i * top + k - 1] * t.to(value.dtype) ** k
-                points.append(point)
-            return tensors(points)
+            points = [_point(value, coefficients[i * top : (i + 1) * top], t) for i, value in enumerate(values)]
 
-        return _tower(at, torch.zeros((), dtype=_real(values[0]).dtype, device=values[0].device), order)
+            def point(jet: Jet) -> Any:
+                closed_over.append(jet)
+                return _point(jet.value, _along(frame, jet, top, direction), t)
 
-    if any(each.axis for each in given):
-        parts = along_directions(derivatives, given, {}, randomness="same")
-        if state.advanced:
-            # What torch draws in a vmap may be another for each direction, and a rule's own draws are.
-            parts = one_after_another(derivatives, given, state.rewind)
+            with moment(frame, point):
+                return tensors(points)
+
+        return _tower(at, start, order)
+
+    first: Sequence[Any]
+    if one_by_one or any(each.axis for each in given):
+        if one_by_one:
+            parts = _by_direction(frame, derivatives, given, state)
+        else:
+            parts = along_directions(derivatives, given, {}, randomness="same")
+            if state.advanced:
+                # What torch draws in a vmap may be another for each direction, and a rule's own draws are.
+                parts = one_after_another(derivatives, given, state.rewind)
         first, *rising = parts
         # The value is that of any direction.
         first = [each[0] for each in first]
     else:
         first, *rising = derivatives(*(each.tensor for each in given))
     found: list[list[Coefficient]] = [[each] for each in first]
+    spread = one_by_one or bool(given[:1])
     for k, parts in enumerate(rising, start=1):
         for column, each in zip(found, parts, strict=True):
-            summed = each.sum(0) if frame.directions is not None and not frame.has_axis(k) and given[:1] else each
+            summed = each.sum(0) if frame.directions is not None and not frame.has_axis(k) and spread else each
             column.append(summed / math.factorial(k))
-    if apart and any(jet.coefficients[order] is not None for jet in jets):
+    if apart and any(jet.coefficients[order] is not None for jet in (*jets, *closed_over)):
         state.rewind()
         tangents = tuple(_dense(frame, jet, order) for jet in jets)
-        start = torch.zeros((), dtype=_real(values[0]).dtype, device=values[0].device)
-        _, slopes = _slopes(
-            lambda t: tensors([x + t.to(x.dtype) * v for x, v in zip(values, tangents, strict=True)]), start
-        )
+
+        def highest(t: Any) -> tuple[Any, ...]:
+            with moment(frame, lambda jet: _point(jet.value, (_dense(frame, jet, order),), t)):
+                return tensors([_point(x, (v,), t) for x, v in zip(values, tangents, strict=True)])
+
+        _, slopes = _slopes(highest, start)
         for column, slope in zip(found, slopes, strict=True):
             column[order] = plus(column[order], slope)
     return found
+
+
+class _ClosedOver(BaseException):
+    """A jet is met that is no argument, in a vmap over directions."""
+
+
+def _point(value: Any, coefficients: Sequence[Coefficient], t: Any) -> Any:
+    """Where on its curve a jet is at t."""
+    for k, each in enumerate(coefficients, start=1):
+        value = value + each * t.to(value.dtype) ** k
+    return value
+
+
+def _along(frame: Frame, jet: Jet, top: int, direction: int | None) -> list[Coefficient]:
+    """The coefficients of a jet that the function closes over."""
+    found = []
+    for k in range(1, top + 1):
+        each = _dense(frame, jet, k)
+        if frame.has_axis(k):
+            if direction is None:
+                raise _ClosedOver
+            each = each[direction]
+        found.append(each)
+    return found
+
+
+@contextmanager
+def moment(frame: Frame, point: Any) -> Iterator[None]:
+    """Jets of a call stand for the tensors that they are at one point of their curves."""
+    before, frame.moment = frame.moment, point
+    try:
+        yield
+    finally:
+        frame.moment = before
+
+
+def _by_direction(frame: Frame, derivatives: Any, given: Sequence[Batched], state: RandomState) -> Any:
+    """As `torch.func.vmap` over directions, of jets that are closed over, too."""
+    rows = []
+    for r in range(frame.directions or 0):
+        state.rewind()
+        rows.append(derivatives(*(each.tensor[r] if each.axis else each.tensor for each in given), direction=r))
+    return tuple(
+        tuple(torch.stack([row[k][i] for row in rows]) for i in range(len(rows[0][k]))) for k in range(frame.order + 1)
+    )
 
 
 def _real(x: Any) -> Any:

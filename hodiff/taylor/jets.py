@@ -140,6 +140,11 @@ class Jet:
         raise self._no_number("pickling")
 
     def __len__(self) -> int:
+        if self.value.ndim == 0:
+            raise TypeError(
+                "len() of a 0-d tensor, which is a value that moves: torch.tensor and torch.as_tensor take none, "
+                "expected torch.stack of values, or the value as it is."
+            )
         return len(self.value)
 
     def __iter__(self) -> Iterator[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,26 +15,18 @@ from hodiff.common.trees import PyTree, flatten, flatten_primals, unflatten
 from hodiff.corrections import corrected
 from hodiff.errors import RouteError
 from hodiff.taylor import calls
+from hodiff.taylor import closures as closures
 from hodiff.taylor import rules as rules
+from hodiff.taylor import transforms as transforms
 from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.registry import keep_methods
+from hodiff.taylor.running import frames, under_way
 from hodiff.taylor.series import Coefficient, Frame
 from hodiff.torch_internals.interception import functions_offered
 from hodiff.torch_internals.wording import Wording, says
 from hodiff.torch_internals.wrapped_tensors import unwrap_if_ended
 
 keep_methods()
-
-
-class _Depth(threading.local):
-    """How many calls are under way in a thread, one inside of the other."""
-
-    calls = 0
-
-
-_RUNNING = _Depth()
-# A compiler traces one thread, and no threading.local.
-_traced = 0
 
 
 @contextmanager
@@ -50,23 +41,11 @@ def framed(
     memory: Any = None,
 ) -> Iterator[Frame]:
     """The frame of a call, deeper than those around it."""
-    global _traced
-    compiling = torch.compiler.is_compiling()
-    if compiling:
-        _traced += 1
-    else:
-        _RUNNING.calls += 1
-    try:
-        depth = _traced if compiling else _RUNNING.calls
-        mode = corrected() if correct else None
-        frame = Frame(order, directions, collapsed, depth, mode, observer, sparse=sparse, memory=memory)
+    mode = corrected() if correct else None
+    frame = Frame(order, directions, collapsed, len(frames()) + 1, mode, observer, sparse=sparse, memory=memory)
+    with under_way(frame):
         yield frame
         frame.ended = True
-    finally:
-        if compiling:
-            _traced -= 1
-        else:
-            _RUNNING.calls -= 1
 
 
 def through(
@@ -77,8 +56,15 @@ def through(
     state = RandomState(
         each for jet in calls.jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor)
     )
+    held = torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    if held and len(frames()) > 1:
+        raise RouteError(
+            "jet: inside of another one and of torch.no_grad(), in torch.compile, it is not known what is constant: "
+            "expected the inner one outside of the block."
+        )
     try:
-        with mode:
+        # In a graph what is switched off inside of f is told by that it was on before.
+        with torch.enable_grad() if held else nullcontext(), mode:
             outputs, spec = flatten(f(*args))
     except (TypeError, ValueError, RuntimeError) as error:
         if re.search(r"\bJet\b", str(error)) and not isinstance(error, RouteError):
@@ -96,16 +82,18 @@ def through(
         moves = isinstance(each, Jet) and each.frame is frame
         constant = each if isinstance(each, (Tensor, Jet)) else torch.as_tensor(each)
         parts = (each.in_slots() if slots else each.coefficients) if moves else (constant, *[None] * frame.order)
-        found.append([unwrap_if_ended(part) if isinstance(part, Tensor) else part for part in parts])
+        parts = [unwrap_if_ended(part) if isinstance(part, Tensor) else part for part in parts]
+        found.append([part.detach() if held and isinstance(part, Tensor) else part for part in parts])
     return found, spec
 
 
 def _takes_tensors_alone(error: Exception) -> RouteError:
     said = str(error).splitlines()[0]
     return RouteError(
-        "jet: a value that moves comes to something that takes tensors alone, such as a transform of torch.func inside "
-        "of f, a function of hodiff.functions, or code that asks for the type: expected torch's functions and methods, "
-        f"and for gradients inside torch.autograd.grad(..., create_graph=True). It says: {said}"
+        "jet: a value that moves comes to something that takes tensors alone, such as torch.nn.Parameter, NumPy, "
+        "torch.func.linearize, a linear operator or a check of hodiff, or code that asks for the type: expected "
+        "functions and methods of torch and hodiff, and torch.func's transforms; and for gradients inside also "
+        f"torch.autograd.grad(..., create_graph=True). It says: {said}"
     )
 
 
@@ -113,6 +101,11 @@ def _with_functions(f: Callable[..., Any], args: Sequence[Any], mode: Any) -> An
     try:
         with functions_offered(), mode:
             return flatten(f(*args))
+    except calls.FunctionMet:
+        raise RouteError(
+            "jet: the forward of a Function closes over a value that moves: expected it among the arguments, as its "
+            "derivative would be lost."
+        ) from None
     except RuntimeError as error:
         if says(error, Wording.NO_SETUP_CONTEXT):
             raise RouteError(

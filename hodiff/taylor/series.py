@@ -51,6 +51,8 @@ class Frame:
         self.sparse = sparse
         self.memory = memory
         self.ended = False
+        # Where on its curve a jet is evaluated, while a function runs that knows no series.
+        self.moment: Callable[[Any], Any] | None = None
 
     def recalled(self, rule: Any, series: Sequence[Coefficients], constants: Any = ()) -> list[Any]:
         """What the pass before kept of a call, empty where there is none; what is appended is kept for the next."""

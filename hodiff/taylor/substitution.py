@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.series import Frame
+from hodiff.taylor.spreading import behind, gathered, spread
+from hodiff.torch_internals.func_calls import plain_vmap
 
 _METHODS = (MethodDescriptorType, WrapperDescriptorType)
 
@@ -80,7 +82,7 @@ def along_directions(
     if any(isinstance(each, Jet) for each in tensors):
         return _over_jets(apply, tensors, axes)
     try:
-        return torch.func.vmap(apply, in_dims=axes, randomness=randomness)(*tensors)
+        return plain_vmap(apply, axes, 0, randomness)(*tensors)
     except RuntimeError:
         # For want of a batching rule, as a rule; an error of the function itself comes again.
         return one_after_another(apply, found)
@@ -102,48 +104,21 @@ def _over_jets(function: Callable[..., Any], tensors: Sequence[Any], axes: Seque
     """`torch.func.vmap` of a function of jets, whose coefficients may have an axis before the one that is mapped."""
     flat: list[Any] = []
     dims: list[int | None] = []
-    shapes = [_spread(each, axis, flat, dims) for each, axis in zip(tensors, axes, strict=True)]
+    shapes = []
+    for each, axis in zip(tensors, axes, strict=True):
+        before: list[int] = []
+        shapes.append(spread(each, flat, before))
+        dims += [None if axis is None else axis + own for own in before]
     marks: list[Any] = []
 
     def apply(*leaves: Any) -> Any:
         rest = iter(leaves)
         found: list[Any] = []
-        marks[:] = [_spread(function(*[_rebuilt(shape, rest) for shape in shapes]), 0, found, [])]
+        marks[:] = [spread(function(*[gathered(shape, rest) for shape in shapes]), found, [])]
         return tuple(found)
 
-    found = torch.func.vmap(apply, in_dims=tuple(dims))(*flat)
-    return _rebuilt(marks[0], iter(found), moved=True)
-
-
-def _spread(tree: Any, axis: int | None, flat: list[Any], dims: list[int | None], before: int = 0) -> Any:
-    """Put the tensors that jets are made of into a list, with the place of the mapped axis, and say what they made."""
-    if isinstance(tree, Jet):
-        frame = tree.frame
-        parts = tuple(
-            None if each is None else _spread(each, axis, flat, dims, before + frame.has_axis(k))
-            for k, each in enumerate(tree.coefficients)
-        )
-        return ("jet", frame, parts)
-    if isinstance(tree, (list, tuple)):
-        return ("list", type(tree), tuple(_spread(each, axis, flat, dims, before) for each in tree))
-    if not isinstance(tree, Tensor):
-        return ("constant", tree, ())
-    flat.append(tree)
-    dims.append(None if axis is None else axis + before)
-    return ("tensor", before, ())
-
-
-def _rebuilt(shape: Any, leaves: Iterator[Any], *, moved: bool = False) -> Any:
-    """The inverse; with `moved`, of tensors whose mapped axis is the first and belongs after those of directions."""
-    kind, what, parts = shape
-    if kind == "jet":
-        return Jet(what, [None if each is None else _rebuilt(each, leaves, moved=moved) for each in parts])
-    if kind == "list":
-        return what([_rebuilt(each, leaves, moved=moved) for each in parts])
-    if kind == "constant":
-        return what
-    leaf = next(leaves)
-    return leaf.movedim(0, what) if moved and what else leaf
+    found = plain_vmap(apply, tuple(dims))(*flat)
+    return gathered(marks[0], iter(found), behind)
 
 
 def _batched(tree: Any) -> Iterator[Batched]:

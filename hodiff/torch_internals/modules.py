@@ -61,3 +61,8 @@ def has_backward_hooks(module: nn.Module) -> bool:
 def has_compiled_call(module: nn.Module) -> bool:
     """Whether `torch.compile` stands in the place of a module's call."""
     return is_compiled(module) or module._compiled_call_impl is not None
+
+
+def tables_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The module's own parameters and buffers by name, as it looks them up."""
+    return module._parameters, module._buffers

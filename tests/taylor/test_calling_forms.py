@@ -170,6 +170,25 @@ def test_numbers_come_back():
 
 
 KEPT: list = []
+CLOSED_OVER: list = []
+
+
+class ClosingOver(torch.autograd.Function):
+    """Multiplies by what is no argument."""
+
+    @staticmethod
+    def forward(x):
+        return x * CLOSED_OVER[-1]
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent
+
+
 REFUSED = {
     "kept": (lambda x: x * KEPT[0], "a value that moves in an earlier call was kept"),
     "kept and returned": (lambda x: KEPT[0], "a value that moves in an earlier call was kept"),
@@ -178,6 +197,10 @@ REFUSED = {
     "conjugate": (lambda x: torch.complex(x, x).conj().mul_(2).real, "writing to a conjugate"),
     "unique": (lambda x: torch.unique(x * x), "not differentiable|not implemented|unique"),
     "marked as dirty": (lambda x: Doubled.apply(x * x), "writes to its argument|mark_dirty|in-?place"),
+    "closed over by a Function": (
+        lambda x: (CLOSED_OVER.append(x), ClosingOver.apply(Q))[1],
+        "the forward of a Function closes over a value that moves",
+    ),
     "without a graph": (lambda x: torch.autograd.grad(x.sum(), x)[0], r"call x\.requires_grad_\(\) before"),
     "bits": (lambda x: x.view(torch.int64).double(), r"view\(dtype\) reads the bits"),
 }

@@ -313,6 +313,8 @@ def test_numbers_are_not_taken_out():
         (lambda x: float(x[0]) * x, r"float\(\) would lose the derivatives"),
         (lambda x: x[0].item() * x, "item would lose the derivatives"),
         (lambda x: x.numpy(), "numpy would lose the derivatives"),
+        (lambda x: x.sum().backward(), "backward is not known for a value that moves"),
+        (lambda x: x.register_hook(print), "register_hook is not known for a value that moves"),
     ):
         with pytest.raises(hodiff.InputError, match=words):
             jet(f, (X,), ([V],))
@@ -323,12 +325,12 @@ def test_numbers_are_not_taken_out():
 @pytest.mark.parametrize(
     "f",
     [
-        torch.func.vmap(torch.sin),
-        lambda x: torch.func.grad(cubic)(x),
-        lambda x: torch.func.grad(lambda w: (w * x).sum())(torch.ones(3, dtype=D)),
-        hodiff.functions.gelu,
+        torch.nn.Parameter,
+        lambda x: torch.func.linearize(torch.sin, x)[0],
+        lambda x: hodiff.HessianOperator(cubic, x) @ X,
+        lambda x: hodiff.HessianOperator(lambda a: cubic(a * x), X) @ X,
     ],
-    ids=["vmap", "grad", "grad of another", "hodiff's function"],
+    ids=["a parameter", "linearize", "an operator", "an operator, closed over"],
 )
 def test_what_takes_tensors_alone_is_named(f):
     with pytest.raises(hodiff.RouteError, match="a value that moves comes to something that takes tensors alone"):

@@ -6,6 +6,7 @@ call meanwhile is detached besides.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ from hodiff.torch_internals.transforms import as_leaf, differentiating_count, in
 # Where a block keeps what it has to restore: the depth, and whether tangents were on.
 _BEFORE = "_hodiff_before"
 
+# Told of each switch: how it is thrown, by which block, and whether on; as `switched_by` says. Filled by rooms above.
+SWITCH_WATCHERS: list[Callable[[str, Any, bool], None]] = []
+
 
 @register(
     set_recording,
@@ -34,9 +38,13 @@ _BEFORE = "_hodiff_before"
 )
 def _set_grad_enabled(enabled: bool) -> Any:
     # A level that torch.autograd.forward_ad opened is its user's own, who may want tangents and no graph.
-    if torch.compiler.is_compiling() or not in_func_jvp():
+    if torch.compiler.is_compiling() or not (SWITCH_WATCHERS or in_func_jvp()):
         return UNNEEDED
     how, block = switched_by()
+    for watch in SWITCH_WATCHERS:
+        watch(how, block, enabled)
+    if not in_func_jvp():
+        return UNNEEDED
     # With two modes active, both are told of each switch. A `set_grad_enabled` restores what it found when it was made.
     if block is not None and how != "leaves" and not hasattr(block, _BEFORE):
         setattr(block, _BEFORE, (CONSTANTS.depth, tangents_are_on()))

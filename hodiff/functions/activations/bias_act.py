@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import require_choice
+from hodiff.common.overriding import overridable
 from hodiff.functions.activations.gated import GELU, SiLU
 from hodiff.functions.activations.rectifiers import where_positive
 from hodiff.functions.activations.slopes import GELUSlope, SiLUSlope
@@ -110,6 +111,7 @@ class BiasAct(AnyOrderFunction):
         return BiasAct.call(x, b, act), 0
 
 
+@overridable
 def bias_act(x: Tensor, b: Tensor, act: str = "relu") -> Tensor:
     r"""Add a bias and apply an activation, $a(x + b)$.
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.common.options import require_choice
+from hodiff.common.overriding import overridable
 from hodiff.functions.activations.rectifiers import where_positive
 from hodiff.functions.activations.slopes import (
     FLAT,
@@ -180,6 +181,7 @@ class Mish(ElementwiseFunction):
         return MishSlope.scaled(vector, *residuals)
 
 
+@overridable
 def swish(x: Tensor, beta: Tensor | float = 1.0) -> Tensor:
     r"""Swish, $x\,\sigma(\beta x)$ with $\sigma(z) = 1 / (1 + e^{-z})$.
 
@@ -206,6 +208,7 @@ def swish(x: Tensor, beta: Tensor | float = 1.0) -> Tensor:
     return Swish.call(x, beta)
 
 
+@overridable
 def silu(x: Tensor) -> Tensor:
     r"""Sigmoid linear unit, $x\,\sigma(x)$.
 
@@ -229,6 +232,7 @@ def silu(x: Tensor) -> Tensor:
     return SiLU.call(x)
 
 
+@overridable
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     r"""Gaussian error linear unit, $x\,\Phi(x)$ with the normal distribution function $\Phi$.
 
@@ -256,6 +260,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return GELU.call(x) if approximate == "none" else GELUTanh.call(x)
 
 
+@overridable
 def mish(x: Tensor) -> Tensor:
     r"""Mish, $x \tanh(\log(1 + e^x))$.
 

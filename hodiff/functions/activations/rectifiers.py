@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.common.options import is_number, require_number
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.logistic import BernoulliEntropy, Logistic
 from hodiff.kernels import fused
@@ -178,6 +179,7 @@ class Softplus(ElementwiseFunction):
         return y if threshold is None else torch.where(z > threshold, linear, y)
 
 
+@overridable
 def relu(x: Tensor) -> Tensor:
     r"""Rectifier, $\max(x, 0)$.
 
@@ -203,6 +205,7 @@ def relu(x: Tensor) -> Tensor:
     return ReLU.call(x)
 
 
+@overridable
 def clipped_relu(x: Tensor, max: float = 6.0) -> Tensor:
     r"""Rectifier with a ceiling, $\min(\max(x, 0), c)$ with $c$ = `max`.
 
@@ -231,6 +234,7 @@ def clipped_relu(x: Tensor, max: float = 6.0) -> Tensor:
     return ClippedReLU.call(x, max)
 
 
+@overridable
 def softplus(x: Tensor, beta: Tensor | float = 1.0, threshold: float | None = None) -> Tensor:
     r"""Smooth rectifier, $\frac{1}{\beta} \log(1 + e^{\beta x})$.
 

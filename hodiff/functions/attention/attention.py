@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.attention import formulas
 from hodiff.functions.attention.arguments import grouped_heads, require_batches, require_inputs, require_options
@@ -132,6 +133,7 @@ class AttentionGradient(AnyOrderFunction):
         return found, (0,) * len(found)
 
 
+@overridable
 def attention(
     q: Tensor,
     k: Tensor,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import is_int
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.convolution.maps import Convolution, Geometry
 from hodiff.rules.arguments import require_floating
@@ -17,6 +18,7 @@ from hodiff.rules.autocast import autocast_like_torch
 Sizes = int | Sequence[int]
 
 
+@overridable
 def conv1d(
     input: Tensor,
     weight: Tensor,
@@ -55,6 +57,7 @@ def conv1d(
     return _convolve("conv1d", 1, input, weight, bias, stride, padding, dilation, groups)
 
 
+@overridable
 def conv2d(
     input: Tensor,
     weight: Tensor,
@@ -95,6 +98,7 @@ def conv2d(
     return _convolve("conv2d", 2, input, weight, bias, stride, padding, dilation, groups)
 
 
+@overridable
 def conv3d(
     input: Tensor,
     weight: Tensor,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.gradients.reverse_only import ClipGradient as ClipGradient
 from hodiff.functions.gradients.reverse_only import NoiseGradient as NoiseGradient
@@ -27,6 +28,7 @@ from hodiff.rules.nesting import nestable_jvp
 _logger = logging.getLogger("hodiff")
 
 
+@overridable
 def stop_gradient(x: Tensor) -> Tensor:
     r"""The identity with derivative zero, in every route; that is `x.detach()` by the name that the literature uses.
 
@@ -96,6 +98,7 @@ class ScaleGradient(AnyOrderFunction):
         return ScaleGradient.call(x, factor), 0
 
 
+@overridable
 def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
     r"""The identity with Jacobian $c\,I$: gradients and tangents are multiplied by $c$ in every route.
 
@@ -122,6 +125,7 @@ def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
     return _scaled("scale_gradient", "factor", x, factor, 1)
 
 
+@overridable
 def reverse_gradient(x: Tensor, strength: Tensor | float = 1.0) -> Tensor:
     r"""The identity with Jacobian $-\lambda I$: a gradient reversal layer, which agrees in every route.
 
@@ -219,6 +223,7 @@ class _Shown(AnyOrderFunction):
         return _Shown.apply(x.movedim(in_dims[0], 0), record), 0
 
 
+@overridable
 @outside_graphs
 def log_gradient(x: Tensor, record: Callable[[Tensor], Any] | None = None, *, name: str = "gradient") -> Tensor:
     r"""The identity, in every route; a gradient that comes back is shown to `record` and passed on unchanged.

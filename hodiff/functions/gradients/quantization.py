@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import require_int
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.gradients.straight_through import straight_through
 from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating
@@ -36,6 +37,7 @@ _round_ste = straight_through(torch.round, _identity, name="round_ste")
 _floor_ste = straight_through(torch.floor, _identity, name="floor_ste")
 
 
+@overridable
 def sign_ste(x: Tensor) -> Tensor:
     r"""Sign, $\operatorname{sign}(x)$ with $\operatorname{sign}(0) = 0$ as in torch, with the derivatives of $x$.
 
@@ -62,6 +64,7 @@ def sign_ste(x: Tensor) -> Tensor:
     return _sign_ste(x)
 
 
+@overridable
 def sign_clipped_ste(x: Tensor) -> Tensor:
     r"""Sign, as in `sign_ste`, with the derivatives of $\operatorname{clamp}(x, -1, 1)$.
 
@@ -90,6 +93,7 @@ def sign_clipped_ste(x: Tensor) -> Tensor:
     return _sign_clipped_ste(x)
 
 
+@overridable
 def round_ste(x: Tensor) -> Tensor:
     r"""Rounding to the nearest integer, halves to the even one, with the derivatives of $x$.
 
@@ -116,6 +120,7 @@ def round_ste(x: Tensor) -> Tensor:
     return _round_ste(x)
 
 
+@overridable
 def floor_ste(x: Tensor) -> Tensor:
     r"""The largest integer that is not greater, $\lfloor x \rfloor$, with the derivatives of $x$.
 
@@ -168,6 +173,7 @@ class QuantizeSTE(ElementwiseFunction):
             return (~inside).to(ratio.dtype)
 
 
+@overridable
 def quantize_ste(
     x: Tensor,
     bits: int,

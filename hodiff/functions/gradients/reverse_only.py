@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import require_number
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError, RouteError
 from hodiff.functions.projections.euclidean import project_l2_ball
 from hodiff.rules.any_order import AnyOrderFunction, outside_graphs
@@ -54,6 +55,7 @@ class ClipGradient(AnyOrderFunction):
         raise RouteError(_no_forward_mode("clip_gradient", "clipping a gradient is not linear in it"))
 
 
+@overridable
 @outside_graphs
 def clip_gradient(
     x: Tensor,
@@ -173,6 +175,7 @@ class _AddNoise(AnyOrderFunction):
         return _AddNoise.apply(x.movedim(in_dims[0], 0), std, generator), 0
 
 
+@overridable
 @outside_graphs
 def noise_gradient(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
     r"""The identity; a gradient that comes back has normal noise added, $\bar x = \bar y + \sigma \xi$.

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.overriding import stands_for_tensor
 from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.interception import apply_in_transform
 
 
 class StraightThrough(AnyOrderFunction):
@@ -96,8 +98,10 @@ def straight_through(
     title: str = name or getattr(forward, "__name__", None) or "straight_through"
 
     def estimator(*inputs: Any) -> Tensor:
-        constants = [each.detach() if isinstance(each, Tensor) else each for each in inputs]
+        constants = [each.detach() if isinstance(each, Tensor) or stands_for_tensor(each) else each for each in inputs]
         value, smooth = forward(*constants), surrogate(*inputs)
+        if stands_for_tensor(smooth) and isinstance(value, Tensor):
+            return smooth.__torch_function__(apply_in_transform, (), (StraightThrough, smooth, value))
         _require_same_kind(title, value, smooth)
         return StraightThrough.call(smooth, value.detach())
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import is_number
+from hodiff.common.overriding import overridable, overridable_in_trees
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.functions.activations.rectifiers import Masked
@@ -151,6 +152,7 @@ class ScaleShift(ElementwiseFunction):
         return (weight, x, 1.0)[index]
 
 
+@overridable
 def fused_add_relu(x: Tensor, y: Tensor) -> Tensor:
     r"""Sum and rectifier of a residual block, $\max(x + y, 0)$ with broadcasting, at one byte an element for backward.
 
@@ -178,6 +180,7 @@ def fused_add_relu(x: Tensor, y: Tensor) -> Tensor:
     return FusedAddReLU.call(x, y)[0]
 
 
+@overridable_in_trees
 def weighted_sum(xs: list[Tensor] | tuple[Tensor, ...], ws: Tensor | Sequence[float]) -> Tensor:
     r"""Sum of tensors with weights, $\sum_i w_i x_i$, with broadcasting.
 
@@ -232,6 +235,7 @@ def _numbers(weights: Sequence[Any], terms: Sequence[Tensor]) -> Tensor:
     return torch.tensor([float(each) for each in weights], dtype=dtype, device=terms[0].device)
 
 
+@overridable
 def scale_shift(x: Tensor, weight: Tensor | float, bias: Tensor | float) -> Tensor:
     r"""Scale and shift, $x w + b$ elementwise with broadcasting.
 

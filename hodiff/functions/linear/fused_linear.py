@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import require_choice, require_number
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.linear.activations import FUSED_ACTIVATIONS
 from hodiff.recompute.intermediates import can_forget, forget_between
@@ -150,6 +151,7 @@ class ClippedGradientLinear(AnyOrderFunction):
         return y.reshape(*x.shape[:-1], y.shape[-1]), 0
 
 
+@overridable
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "relu") -> Tensor:
     r"""A linear layer and its activation in one, which never keeps the pre-activation for backward.
 
@@ -190,6 +192,7 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
     return FusedLinear.call(x, weight, bias, activation)
 
 
+@overridable
 def clipped_gradient_linear(x: Tensor, weight: Tensor, bound: float) -> Tensor:
     r"""A linear map, exact in value, whose gradients leave clamped to $[-c, c]$, element by element.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import require_choice, require_int, require_number
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.losses.cross_entropy import CrossEntropy, class_of
 from hodiff.functions.losses.soft_cross_entropy import SoftCrossEntropy
@@ -50,6 +51,7 @@ class Hinge(ElementwiseFunction):
         return torch.where(inside, by, 0.0)
 
 
+@overridable
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -123,6 +125,7 @@ def cross_entropy(
     return losses.sum() / total if reduction == "mean" else _reduced(losses, reduction)
 
 
+@overridable
 def huber(input: Tensor, target: Tensor, delta: Tensor | float = 1.0, reduction: str = "mean") -> Tensor:
     r"""Huber's loss of the residual $r$ = `input` - `target`.
 
@@ -160,6 +163,7 @@ def huber(input: Tensor, target: Tensor, delta: Tensor | float = 1.0, reduction:
     return _reduced(Huber.call(input - target, delta), reduction)
 
 
+@overridable
 def hinge(input: Tensor, target: Tensor, margin: Tensor | float = 1.0, reduction: str = "mean") -> Tensor:
     r"""Hinge loss of scores $x$ and labels $t = \pm 1$, $\max(m - t\,x, 0)$ with the margin $m$.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import is_int
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.normalization.arguments import (
     require_channels,
@@ -25,6 +26,7 @@ from hodiff.functions.normalization.running_statistics import by_running_statist
 from hodiff.rules.arguments import require_floating
 
 
+@overridable
 def layer_norm(
     x: Tensor,
     normalized_shape: Sequence[int],
@@ -57,6 +59,7 @@ def layer_norm(
     return _trailing("layer_norm", x, normalized_shape, weight, bias, eps, centered=True)
 
 
+@overridable
 def rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
@@ -87,6 +90,7 @@ def rms_norm(
     return _trailing("rms_norm", x, normalized_shape, weight, None, eps, centered=False)
 
 
+@overridable
 def group_norm(
     x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
@@ -120,6 +124,7 @@ def group_norm(
     return _normalization("groups", num_groups, x, weight, bias, eps)[0]
 
 
+@overridable
 def instance_norm(
     x: Tensor,
     running_mean: Tensor | None = None,
@@ -168,6 +173,7 @@ def instance_norm(
     return _normalization("groups", x.shape[1], x, weight, bias, eps)[0]
 
 
+@overridable
 def batch_norm(
     x: Tensor,
     running_mean: Tensor | None,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.arguments import broadcasts_to, require_dims, require_floating, require_number_or_floating
@@ -68,6 +69,7 @@ class ProjectL2Ball(AnyOrderFunction):
         return ProjectL2Ball.call(*_batched(info, in_dims, x, radius), dims), 0
 
 
+@overridable
 def project_l2_ball(x: Tensor, radius: Tensor | float = 1.0, dim: int | Sequence[int] = -1) -> Tensor:
     r"""Euclidean projection of each group on the ball around zero, $x \min(1, r / \lVert x \rVert_2)$.
 
@@ -153,6 +155,7 @@ class ProjectSimplex(AnyOrderFunction):
         return ProjectSimplex.call(*_batched(info, in_dims, x, radius), dims), 0
 
 
+@overridable
 def project_simplex(x: Tensor, radius: Tensor | float = 1.0, dim: int = -1) -> Tensor:
     r"""Euclidean projection on the simplex of nonnegative vectors with sum $r$; for $r = 1$ also called sparsemax.
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.overriding import overridable
 from hodiff.functions.projections.euclidean import ProjectL2Ball as ProjectL2Ball
 from hodiff.functions.projections.euclidean import ProjectSimplex as ProjectSimplex
 from hodiff.functions.projections.euclidean import project_l2_ball as project_l2_ball
@@ -41,6 +42,7 @@ class SoftThreshold(ElementwiseFunction):
         return signs.abs() if index == 0 else -signs
 
 
+@overridable
 def soft_threshold(x: Tensor, lam: Tensor | float) -> Tensor:
     r"""Soft threshold, $\operatorname{sign}(x)\max(|x| - \lambda, 0)$: the proximal map of $\lambda \lVert x \rVert_1$.
 
@@ -73,6 +75,7 @@ def soft_threshold(x: Tensor, lam: Tensor | float) -> Tensor:
     return SoftThreshold.call(x, lam)
 
 
+@overridable
 def group_soft_threshold(x: Tensor, lam: Tensor | float, dim: int | Sequence[int] = -1) -> Tensor:
     r"""Block soft threshold, $x \max(1 - \lambda / \lVert x \rVert_2, 0)$: the proximal map of the group lasso.
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.arguments import require_dims, require_floating, require_number_or_floating
@@ -102,6 +103,7 @@ class PermutahedronProjection(AnyOrderFunction):
         return PermutahedronProjection.call(*batched), 0
 
 
+@overridable
 def soft_rank(x: Tensor, temperature: Tensor | float = 1.0, dim: int = -1, *, descending: bool = False) -> Tensor:
     r"""Soft ranks along a dimension, from 1 to n: the projection of $x / \varepsilon$ on all permutations of 1, ..., n.
 
@@ -142,6 +144,7 @@ def soft_rank(x: Tensor, temperature: Tensor | float = 1.0, dim: int = -1, *, de
     return ranks.gather(-1, order.argsort(dim=-1)).movedim(-1, dim)
 
 
+@overridable
 def soft_sort(x: Tensor, temperature: Tensor | float = 1.0, dim: int = -1, *, descending: bool = False) -> Tensor:
     r"""Soft sorting along a dimension: the projection of $\rho / \varepsilon$ on all permutations of `x`.
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.logistic import Bell
 from hodiff.functions.softmax.logsumexp import LogSumExp
@@ -100,6 +101,7 @@ def _ties(x: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return largest, largest.sum(dim, keepdim=True)
 
 
+@overridable
 def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     r"""Logarithm of a sum of exponentials, $\log \sum_c e^{x_c}$.
 
@@ -129,6 +131,7 @@ def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     return _reduced(LogSumExp.call, x, dims, keepdim)
 
 
+@overridable
 def softmax(x: Tensor, dim: Dims) -> Tensor:
     r"""Normalized exponentials, $p_c = e^{x_c} / \sum_k e^{x_k}$.
 
@@ -156,6 +159,7 @@ def softmax(x: Tensor, dim: Dims) -> Tensor:
     return _normalized(Softmax.call, x, _dims("softmax", x, dim))
 
 
+@overridable
 def log_softmax(x: Tensor, dim: Dims) -> Tensor:
     r"""Logarithm of normalized exponentials, $x_c - \log \sum_k e^{x_k}$.
 
@@ -181,6 +185,7 @@ def log_softmax(x: Tensor, dim: Dims) -> Tensor:
     return _normalized(LogSoftmax.call, x, _dims("log_softmax", x, dim))
 
 
+@overridable
 def log_cosh(x: Tensor) -> Tensor:
     r"""Smooth absolute value, $\log \cosh x$: $x^2/2$ near zero and $|x| - \log 2$ far from it.
 
@@ -204,6 +209,7 @@ def log_cosh(x: Tensor) -> Tensor:
     return LogCosh.call(x)
 
 
+@overridable
 def amax(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     r"""Maximum along dimensions, $\max_c x_c$.
 

@@ -13,6 +13,9 @@ from hodiff.taylor.rules import (
     contractions as contractions,
 )
 from hodiff.taylor.rules import (
+    functions as functions,
+)
+from hodiff.taylor.rules import (
     gradients as gradients,
 )
 from hodiff.taylor.rules import (

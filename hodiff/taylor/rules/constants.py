@@ -54,6 +54,15 @@ def zero(frame: Frame, func: Any, x: Any) -> Any:
     return torch.zeros_like(value_of(frame, x))
 
 
+@analytic_rule("fill", "full_like")
+def filled_with(frame: Frame, func: Any, x: Any, value: Any, **kwargs: Any) -> Any:
+    """Of the first argument the shape alone counts."""
+    made: Any = torch.full_like(value_of(frame, x), 0, **kwargs)
+    if isinstance(value, (Jet, torch.Tensor)):
+        return made + value
+    return Jet(frame, [torch.full_like(made, value), *[None] * frame.order])
+
+
 @analytic_rule("item", "tolist", "numpy", "__array__", "__dlpack__", "cpu_numpy")
 def no_number(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse."""

@@ -119,4 +119,14 @@ def grad(
     return tuple(found)
 
 
+@analytic_rule("backward", "register_hook", "retain_grad", "register_post_accumulate_grad_hook")
+def leaves_something(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuse what changes tensors or their gradients from behind."""
+    raise InputError(
+        f"jet: {getattr(func, '__name__', func)} is not known for a value that moves: expected gradients inside by "
+        "torch.autograd.grad(..., create_graph=True) or torch.func.grad."
+    )
+
+
+RULES[torch.autograd.backward] = Entry("autograd.backward", leaves_something, analytic=True)
 RULES[torch.autograd.grad] = Entry("autograd.grad", grad, analytic=True)

@@ -55,8 +55,6 @@ JOINT = """
     broadcast_tensors tensors!*
     atleast_1d tensors!*
     meshgrid tensors!*
-    fill input value!
-    full_like input value!
 """
 
 

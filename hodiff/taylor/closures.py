@@ -1,0 +1,39 @@
+"""Functions of hodiff that take functions, and know no jets: what becomes of jets that those close over."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from hodiff.common.overriding import CLOSURE_WATCHERS
+from hodiff.common.randomness import RandomState
+from hodiff.taylor.fallback import moment, unknown
+from hodiff.taylor.registry import RULES
+from hodiff.taylor.running import JetMet, frames, is_constant_here, is_running, knowing_no_jets
+
+
+def watch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call as it is; once a jet is met, by nested forward mode."""
+    if not is_running() or all(frame.moment is not None for frame in frames()):
+        return NotImplemented
+    constant = [frame for frame in frames() if frame.moment is None and is_constant_here(frame)]
+    if constant:
+        # Whatever the function switches on inside.
+        with ExitStack() as held:
+            for frame in constant:
+                held.enter_context(moment(frame, lambda jet: jet.value))
+            return function(*args, **kwargs)
+    entry = RULES.get(function)
+    if entry is not None:
+        return entry.rule(frames()[-1], function, *args, **kwargs)
+    state = RandomState(())
+    try:
+        with knowing_no_jets():
+            return function.__wrapped__(*args, **kwargs)
+    except JetMet as met:
+        state.rewind()
+        frame = met.frame
+    return unknown(frame, function, args, kwargs)
+
+
+CLOSURE_WATCHERS.append(watch)

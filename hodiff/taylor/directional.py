@@ -1,0 +1,119 @@
+"""Derivatives along a line, to any order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.common.options import require_int
+from hodiff.common.ordinary import ordinary_tree
+from hodiff.common.parametrizations import at_another_point
+from hodiff.common.randomness import RandomState
+from hodiff.common.trees import PyTree, flatten, tensors_in, unflatten
+from hodiff.corrections.autograd.checkpoints import uncorrected
+from hodiff.derivatives.bound_function import bind, leave_inference_mode
+from hodiff.derivatives.directional import nested_directional_derivatives
+from hodiff.derivatives.origin import raised_by_user
+from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.passes import framed, through
+from hodiff.taylor.series import Coefficient
+
+
+@leave_inference_mode
+def directional_derivatives(
+    f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, order: int, correct: bool = True
+) -> tuple[PyTree, ...]:
+    r"""Value and directional derivatives of a function up to an order, by one pass over a power series.
+
+    $$ \left(f(x),\ Df(x)[v],\ D^2 f(x)[v, v],\ \dots,\ D^k f(x)[v, \dots, v]\right), \qquad
+       D^j f(x)[v, \dots, v] = \left.\frac{d^j}{dt^j} f(x + t v)\right|_{t=0} $$
+
+    Time and memory grow as k² at most (`hodiff.taylor`). What Taylor mode refuses in `f`, and compiled code, goes by
+    nested forward mode, which takes 2^k and gives the same.
+
+    With `correct=False`, what has no rule in Taylor mode is as right as torch's forward rules, some of which are
+    constants to a second derivative, so that entries from the second on are wrong there.
+
+    Args:
+        f: Function `f(x, *args)` that returns a tensor or a pytree of tensors.
+        x: Where to differentiate: a tensor or a pytree of tensors, real and floating-point.
+        v: The direction, with the structure, shapes, dtypes and devices of `x`.
+        *args: Further arguments of `f`, taken as constants.
+        order: The highest order k, 0 or more.
+        correct: As in `hodiff.hvp`.
+
+    Returns:
+        Tuple of k + 1 entries, each in the structure of what `f` returns; zeros where `f` does not depend on `x`.
+
+    Raises:
+        InputError: If `order` is no non-negative int, a leaf of `x` cannot be differentiated, or `v` does not match.
+        RouteError: If torch has no forward rule for an operator in `f`.
+
+    Example:
+        >>> import torch, hodiff
+        >>> x, v = torch.tensor(2.0), torch.tensor(1.0)
+        >>> hodiff.directional_derivatives(lambda x: x**3, x, v, order=3)
+        (tensor(8.), tensor(12.), tensor(12.), tensor(6.))
+
+    Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., chapter 13.
+    """
+    require_int("directional_derivatives", "order", order, 0)
+    (leaves, spec), (directions, structure) = flatten(x), flatten(v)
+    function = bind(
+        "directional_derivatives",
+        f,
+        (unflatten([tensor_of(each) for each in leaves], spec), *args),
+        name="x",
+        correct=correct,
+        complex_too=True,
+    )
+    function.tangents(unflatten([tensor_of(each) for each in directions], structure))
+    inside = any(isinstance(each, Jet) for each in (*leaves, *directions))
+    # A first derivative is one pass of torch's own. A compiler traces Taylor mode in part.
+    if not inside and (order < 2 or torch.compiler.is_compiling()):
+        return nested_directional_derivatives(f, x, v, *args, order=order, correct=correct)
+    state = RandomState(each for each in leaves if isinstance(each, Tensor))
+    try:
+        found = _by_series(f, leaves, spec, directions, function.args[1:], order, correct)
+    except Exception as error:
+        if inside or raised_by_user(error):
+            raise
+        # What is amiss there, too, it says itself.
+        state.rewind()
+        return nested_directional_derivatives(f, x, v, *args, order=order, correct=correct)
+    return ordinary_tree(found, (*tensors_in(found[0]), *tensors_in((x, v))))
+
+
+def _by_series(
+    f: Callable[..., Any],
+    leaves: list[Any],
+    spec: pytree.TreeSpec,
+    directions: list[Any],
+    args: tuple[Any, ...],
+    order: int,
+    correct: bool,
+) -> tuple[PyTree, ...]:
+    @at_another_point
+    def function(point: PyTree) -> Any:
+        if correct:
+            return f(point, *args)
+        with uncorrected():
+            return f(point, *args)
+
+    with framed(order, correct=correct) as frame:
+        rest: list[Coefficient] = [None] * (order - 1)
+        jets = [Jet(frame, [leaf, v, *rest][: order + 1]) for leaf, v in zip(leaves, directions, strict=True)]
+        found, structure = through(frame, function, (unflatten(jets, spec),))
+    return tuple(unflatten([_derivative(each, k) for each in found], structure) for k in range(order + 1))
+
+
+def _derivative(coefficients: list[Coefficient], k: int) -> Any:
+    found = coefficients[k]
+    if found is None:
+        return torch.zeros_like(coefficients[0])
+    return found if k < 2 else found * math.factorial(k)

@@ -1,0 +1,88 @@
+"""Functions of hodiff that functions of torch compute as well; the others go by nested forward mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from hodiff import functions
+from hodiff.functions import StraightThrough, checkpoint, checkpoint_sequential
+from hodiff.taylor.fallback import unknown
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.registry import RULES, Entry
+from hodiff.taylor.series import Frame
+from hodiff.taylor.substitution import moves, value_of
+
+
+def straight_through(frame: Frame, func: Any, smooth: Any, value: Any) -> Any:
+    """The derivatives of one, the value of another."""
+    if not moves(frame, smooth):
+        return value_of(frame, value)
+    return Jet(frame, [value_of(frame, value), *smooth.coefficients[1:]])
+
+
+def _plain_call(frame: Frame, func: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+    """A series goes forward only, so that nothing is to be computed again."""
+    return f(*args, **kwargs)
+
+
+def _one_after_another(frame: Frame, func: Any, functions: Any, segments: int, *args: Any) -> Any:
+    """Likewise."""
+    for function in functions:
+        args = (function(*args),)
+    return args[0]
+
+
+def _softmax(x: Any, dim: Any) -> Any:
+    return torch.softmax(x, dim) if isinstance(dim, int) else torch.exp(_log_softmax(x, dim))
+
+
+def _log_softmax(x: Any, dim: Any) -> Any:
+    if isinstance(dim, int):
+        return torch.log_softmax(x, dim)
+    return x - torch.logsumexp(x, tuple(dim), keepdim=True)
+
+
+def _softplus(frame: Frame, func: Any, x: Any, beta: Any = 1.0, threshold: float | None = None) -> Any:
+    """A line from the threshold on, where there is one."""
+    if threshold is not None:
+        return unknown(frame, func, (x, beta, threshold), {})
+    # That of torch has one.
+    return functional.softplus(beta * x, threshold=1e300) / beta
+
+
+# What computes the same as functions that are made of Functions.
+FORMULAS: dict[Any, Callable[..., Any]] = {
+    functions.swish: lambda x, beta=1.0: x * torch.sigmoid(beta * x),
+    functions.silu: functional.silu,
+    functions.mish: functional.mish,
+    functions.gelu: lambda x, approximate="none": functional.gelu(x, approximate=approximate),
+    functions.log_sigmoid: functional.logsigmoid,
+    functions.logit: torch.logit,
+    functions.xlogy: torch.xlogy,
+    functions.softmax: _softmax,
+    functions.log_softmax: _log_softmax,
+    functions.logsumexp: torch.logsumexp,
+    functions.layer_norm: functional.layer_norm,
+    functions.rms_norm: functional.rms_norm,
+    functions.group_norm: functional.group_norm,
+    functions.conv1d: functional.conv1d,
+    functions.conv2d: functional.conv2d,
+    functions.conv3d: functional.conv3d,
+    functions.scale_shift: lambda x, weight, bias: x * weight + bias,
+}
+
+
+def _by_formula(formula: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda frame, func, *args, **kwargs: formula(*args, **kwargs)
+
+
+for _function, _formula in FORMULAS.items():
+    RULES[_function] = Entry(f"functions.{_function.__name__}", _by_formula(_formula))
+RULES[functions.softplus] = Entry("functions.softplus", _softplus)
+RULES[StraightThrough] = Entry("straight_through", straight_through, analytic=True)
+RULES[checkpoint] = Entry("checkpoint", _plain_call, analytic=True)
+RULES[checkpoint_sequential] = Entry("checkpoint_sequential", _one_after_another, analytic=True)

@@ -1,0 +1,24 @@
+"""`torch.func` transforms inside of a function of jets: they are applied to the tensors that jets are made of."""
+
+from hodiff.taylor.running import is_running
+from hodiff.taylor.transforms import control_flow
+from hodiff.taylor.transforms.batches import vmap
+from hodiff.taylor.transforms.members import swap_member
+from hodiff.taylor.transforms.pullbacks import grad_and_value, vjp
+from hodiff.taylor.transforms.pushforwards import jvp
+from hodiff.torch_internals.func_calls import stand_in_front, stand_in_front_of_control_flow
+
+stand_in_front(
+    is_running,
+    {"vmap": vmap, "jvp": jvp, "vjp": vjp, "grad_and_value": grad_and_value, "swap_member": swap_member},
+)
+stand_in_front_of_control_flow(
+    is_running,
+    {
+        "cond": control_flow.cond,
+        "while_loop": control_flow.while_loop,
+        "scan": control_flow.scan,
+        "associative_scan": control_flow.associative_scan,
+        "map": control_flow.map,
+    },
+)

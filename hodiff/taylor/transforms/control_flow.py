@@ -1,0 +1,99 @@
+"""torch's control flow operators in eager code: what they say in plain Python, of jets as of tensors.
+
+A predicate goes by the value, as a branch of Python does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hodiff.errors import InputError
+from hodiff.taylor.jets import tensor_of
+from hodiff.torch_internals.wrapped_tensors import below_derivatives, is_batched
+
+
+def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
+    """The branch that is taken; in a batch and in a graph both, and of each row the one."""
+    if not _varies(pred):
+        return true_fn(*operands) if pred else false_fn(*operands)
+    taken, spec = pytree.tree_flatten(true_fn(*operands))
+    other, _ = pytree.tree_flatten(false_fn(*operands))
+    choice = tensor_of(pred).reshape(())
+    return pytree.tree_unflatten([torch.where(choice, a, b) for a, b in zip(taken, other, strict=True)], spec)
+
+
+def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Any) -> Any:
+    """A loop; its number of steps is one for all rows of a batch."""
+    carried = tuple(carried_inputs)
+    while True:
+        goes_on = cond_fn(*carried)
+        if _varies(goes_on):
+            raise InputError(
+                "jet: while_loop: cond_fn: expected one answer that is known when f is called, got one for each row of "
+                "torch.func.vmap, or for each run of what torch.compile makes: run a fixed number of steps and freeze "
+                "finished rows with torch.where."
+            )
+        if not goes_on:
+            return carried
+        carried = tuple(body_fn(*carried))
+
+
+def scan(
+    combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False, **_: Any
+) -> tuple[Any, Any]:
+    """A loop along a dimension, which carries a state and stacks what comes out."""
+    if not pytree.tree_leaves(xs):
+        return init, []
+    carry, rows = init, []
+    for x in _slices(xs, dim, reverse):
+        carry, row = combine_fn(carry, x)
+        rows.append(row)
+    return carry, _stacked(rows, dim, reverse)
+
+
+def associative_scan(
+    combine_fn: Callable[..., Any], xs: Any, dim: int, reverse: bool = False, *_: Any, **__: Any
+) -> Any:
+    """What comes before, combined with each element in turn."""
+    first, *rest = _slices(xs, dim, reverse)
+    rows = [first]
+    for x in rest:
+        rows.append(combine_fn(rows[-1], x))
+    return _stacked(rows, dim, reverse)
+
+
+def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
+    """A loop over the first dimension, whose results are stacked."""
+    return _stacked([f(x, *args) for x in _slices(xs, 0, reverse=False)], 0, reverse=False)
+
+
+def _varies(pred: Any) -> bool:
+    """Whether each row of a batch has its own answer, or a graph each time that it runs."""
+    value = tensor_of(pred)
+    if torch.compiler.is_compiling():
+        return isinstance(value, torch.Tensor)
+    return isinstance(value, torch.Tensor) and is_batched(below_derivatives(value))
+
+
+def _slices(xs: Any, dim: int, reverse: bool) -> list[Any]:
+    leaves, spec = pytree.tree_flatten(xs)
+    rows = [pytree.tree_unflatten(list(row), spec) for row in zip(*(each.unbind(dim) for each in leaves), strict=True)]
+    if not rows:
+        raise InputError("jet: a loop along a dimension: expected at least one element, got none.")
+    return rows[::-1] if reverse else rows
+
+
+def _stacked(rows: list[Any], dim: int, reverse: bool) -> Any:
+    """Trees of the same form as one, their leaves stacked where the loop ran."""
+
+    def joined(*leaves: Any) -> Any:
+        if leaves[0] is None:
+            return None
+        where = dim if dim <= leaves[0].ndim else 0
+        return torch.stack(leaves[::-1] if reverse else leaves, where)
+
+    return pytree.tree_map(joined, *rows)

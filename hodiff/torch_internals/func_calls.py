@@ -1,0 +1,91 @@
+"""Where calls of what `torch.func` transforms make come by, for objects that stand for tensors in them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch._functorch import apis, eager_transforms
+from torch.nn.utils import _named_member_accessor as members
+from torch.utils import _pytree as pytree
+
+# torch's own, whatever stands in front: gradients and vjp, jvp and vmap, and what puts a tensor into a module.
+vjp_of: Callable[..., Any] = eager_transforms._vjp_with_argnums
+jvp_of: Callable[..., Any] = eager_transforms._jvp_with_argnums
+grad_and_value_of: Callable[..., Any] = eager_transforms.grad_and_value_impl
+vmap_of: Callable[..., Any] = apis.vmap_impl
+swap_member: Callable[..., Any] = members.swap_tensor
+# The arguments that `argnums` name, or the one alone; and all arguments with those replaced.
+sliced: Callable[..., Any] = eager_transforms._slice_argnums
+replaced: Callable[..., Any] = eager_transforms._replace_args
+# Dimensions for each leaf of a structure, where those given stand for whole parts; None where they do not fit.
+dims_of_leaves: Callable[[Any, Any], list[int | None] | None] = pytree._broadcast_to_and_flatten
+
+# What torch looks up at each call.
+_PLACES = {
+    "vjp": (eager_transforms, "_vjp_with_argnums", vjp_of),
+    "jvp": (eager_transforms, "_jvp_with_argnums", jvp_of),
+    "grad_and_value": (eager_transforms, "grad_and_value_impl", grad_and_value_of),
+    "vmap": (apis, "vmap_impl", vmap_of),
+    "swap_member": (members, "swap_tensor", swap_member),
+}
+
+
+# torch's control flow operators, wherever they are found by name: operator, module, attribute.
+_CONTROL_FLOW = (
+    ("cond", "torch", "cond"),
+    ("cond", "torch._higher_order_ops", "cond"),
+    ("cond", "torch._higher_order_ops.cond", "cond"),
+    ("while_loop", "torch", "while_loop"),
+    ("while_loop", "torch._higher_order_ops", "while_loop"),
+    ("while_loop", "torch._higher_order_ops.while_loop", "while_loop"),
+    ("scan", "torch._higher_order_ops", "scan"),
+    ("scan", "torch._higher_order_ops.scan", "scan"),
+    ("associative_scan", "torch._higher_order_ops", "associative_scan"),
+    ("associative_scan", "torch._higher_order_ops.associative_scan", "associative_scan"),
+    ("map", "torch._higher_order_ops", "map"),
+    ("map", "torch._higher_order_ops.map", "map"),
+)
+
+
+def plain_vmap(function: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error") -> Any:
+    """`torch.func.vmap` with nothing in front."""
+    if torch.compiler.is_compiling():
+        return torch.func.vmap(function, in_dims, out_dims, randomness)
+    return functools.partial(vmap_of, function, in_dims, out_dims, randomness, None)
+
+
+def stand_in_front(asked: Callable[[], bool], ways: dict[str, Callable[..., Any]]) -> None:
+    """Have calls of the transforms' inner functions go another way, wherever that is asked for in eager code.
+
+    Args:
+        asked: Whether to, at the time of a call and in its thread.
+        ways: What to call, by the names of `_PLACES`, with the same arguments.
+    """
+    for name, way in ways.items():
+        place, attribute, own = _PLACES[name]
+        setattr(place, attribute, _either(own, way, asked))
+
+
+def stand_in_front_of_control_flow(asked: Callable[[], bool], ways: dict[str, Callable[..., Any]]) -> None:
+    """The same for operators that take functions; names that were bound to them before stay torch's own."""
+    for name, module, attribute in _CONTROL_FLOW:
+        place = importlib.import_module(module)
+        own = getattr(place, attribute, None)
+        # Of the same name there may be a module.
+        if isinstance(own, FunctionType):
+            setattr(place, attribute, _either(own, ways[name], asked))
+
+
+def _either(own: Callable[..., Any], way: Callable[..., Any], asked: Callable[[], bool]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not asked():
+            return own(*args, **kwargs)
+        return way(*args, **kwargs)
+
+    return call

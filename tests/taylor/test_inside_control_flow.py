@@ -1,0 +1,248 @@
+"""torch's control flow operators, compiled and exported code, and switched-off derivatives inside of a function."""
+
+import pytest
+import torch
+from mpmath_series import D
+from taylor.nested import assert_all
+from torch import nn
+
+import hodiff
+from hodiff.taylor import jet
+
+operators = torch._higher_order_ops
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=GENERATOR, dtype=D)
+
+
+X, V, W = randn(4), randn(4), randn(4, 4)
+TERMS = [V, randn(4), randn(4)]
+
+
+def sums(x):
+    """State and outputs of the scan below, from the first."""
+    state, rows = x[0], []
+    for each in x.unbind():
+        rows.append(state + each)
+        state = state * each
+    return torch.stack([state, *rows])
+
+
+def step(state, x):
+    return state * x, state + x
+
+
+def scanned(x, *, reverse=False):
+    state, rows = operators.scan(step, x[0], x, reverse=reverse)
+    return torch.cat([state[None], rows])
+
+
+def backwards(x):
+    """The same from the last, with outputs where the elements are."""
+    state, rows = x[0], []
+    for each in x.unbind()[::-1]:
+        rows.append(state + each)
+        state = state * each
+    return torch.stack([state, *rows[::-1]])
+
+
+def along_columns(x):
+    return operators.scan(step, x, W * x, dim=1)[1]
+
+
+def by_columns(x):
+    state, columns = x, []
+    for column in (W * x).unbind(1):
+        columns.append(state + column)
+        state = state * column
+    return torch.stack(columns, 1)
+
+
+def plain(x):
+    return torch.sin(x) * x
+
+
+class Plain(nn.Module):
+    def forward(self, x):
+        return torch.sin(x) * x
+
+
+CASES = {
+    "cond": (lambda x: torch.cond(x.sum() > -100, lambda a: a.sin(), lambda a: a.cos(), (x,)), torch.sin),
+    "cond, the other": (lambda x: torch.cond(x.sum() > 100, lambda a: a.sin(), lambda a: a.cos(), (x,)), torch.cos),
+    "cond, closed over": (lambda x: torch.cond(x.sum() > -100, lambda: x.sin(), lambda: x.cos(), ()), torch.sin),
+    "cond in a batch": (
+        lambda x: torch.vmap(lambda a: torch.cond(a > 0, lambda a: a.sin(), lambda a: a.cos(), (a,)))(x),
+        lambda x: torch.where(x.detach() > 0, x.sin(), x.cos()),
+    ),
+    "while_loop": (
+        lambda x: torch.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, a * x), (torch.tensor(0), x))[1],
+        lambda x: x**4,
+    ),
+    "scan": (scanned, sums),
+    "scan from the end": (lambda x: scanned(x, reverse=True), backwards),
+    "scan along columns": (along_columns, by_columns),
+    "associative_scan": (
+        lambda x: operators.associative_scan(torch.mul, x, 0, combine_mode="generic"),
+        lambda x: torch.stack([x[: k + 1].prod() for k in range(4)]),
+    ),
+    "associative_scan from the end": (
+        lambda x: operators.associative_scan(torch.mul, x, 0, True, combine_mode="generic"),
+        lambda x: torch.stack([x[k:].prod() for k in range(4)]),
+    ),
+    "map": (lambda x: operators.map(lambda row, a: row * a, W, x), lambda x: W * x),
+    "a script": (torch.jit.script(plain), plain),
+    "an exported program": (torch.export.export(Plain(), (X,)).module(), plain),
+    "compiled code": (torch.compile(plain, backend="eager"), plain),
+    "a branch of Python": (lambda x: x.sin() if x.sum() > -100 else x.cos(), torch.sin),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_control_flow(name):
+    f, right = CASES[name]
+    assert_all(f, right, X, TERMS)
+
+
+@pytest.mark.parametrize("name", ["cond", "while_loop", "scan", "map"])
+def test_without_corrections(name):
+    f, right = CASES[name]
+    found = jet(f, (X,), ([V],), correct=False)
+    torch.testing.assert_close(found[1][0], torch.func.jvp(right, (X,), (V,))[1])
+
+
+def test_operators_are_torchs_elsewhere():
+    torch.testing.assert_close(torch.compile(CASES["cond"][0], backend="eager", fullgraph=True)(X), X.sin())
+    torch.testing.assert_close(torch.cond(True, torch.sin, torch.cos, (X,)), X.sin())
+
+
+def test_a_loop_whose_rows_differ_is_refused():
+    def f(x):
+        return torch.vmap(lambda a: torch.while_loop(lambda a: a < 3, lambda a: (a + 1,), (a,))[0])(x)
+
+    with pytest.raises(hodiff.InputError, match="one answer that is known"):
+        jet(f, (X,), ([V],))
+
+
+def off(x):
+    with torch.no_grad():
+        c = x * x
+    return c * x
+
+
+def off_and_on(x):
+    with torch.no_grad():
+        c = x * x
+        with torch.enable_grad():
+            d = x * x
+    return c * d
+
+
+def switched(x):
+    torch.set_grad_enabled(False)
+    c = x * x
+    torch.set_grad_enabled(True)
+    return c * x
+
+
+def inference(x):
+    with torch.inference_mode():
+        c = x * x
+    return c * x
+
+
+def written(x):
+    """What is written there keeps its derivative, as in torch."""
+    y = x * x
+    with torch.no_grad():
+        y.mul_(3)
+    return y * x
+
+
+def with_a_jet(x):
+    """Of a jet that begins there the constants move."""
+    with torch.no_grad():
+        _, (slope,) = jet(lambda a: a**3, (x,), ([torch.ones_like(x)],))
+    return slope * x
+
+
+def with_a_gradient(x):
+    with torch.no_grad():
+        slope = torch.func.grad(lambda a: (a**3).sum())(x)
+    return slope * x
+
+
+def with_a_gradient_by_another(x):
+    with torch.no_grad():
+        slope = torch.func.grad(lambda w: ((w * x) ** 3).sum())(torch.ones_like(X))
+    return slope * x
+
+
+def with_a_product(x):
+    with torch.no_grad():
+        product = hodiff.hvp(lambda a: (a**3 * x).sum(), torch.ones_like(X), torch.ones_like(X))
+    return product * x
+
+
+CONSTANT = {
+    "no_grad": (off, lambda x: X * X * x),
+    "enable_grad inside": (off_and_on, lambda x: X * X * x * x),
+    "set_grad_enabled": (switched, lambda x: X * X * x),
+    "inference_mode": (inference, lambda x: X * X * x),
+    "a jet": (with_a_jet, lambda x: 3 * X * X * x),
+    "a gradient": (with_a_gradient, lambda x: 3 * X * X * x),
+    "a gradient by another": (with_a_gradient_by_another, lambda x: 3 * X**3 * x),
+    "a Hessian product": (with_a_product, lambda x: 6 * X * x),
+    "written": (written, lambda x: (x * x - X * X + 3 * X * X) * x),
+}
+
+
+@pytest.mark.parametrize("recording", [True, False])
+@pytest.mark.parametrize("name", CONSTANT)
+def test_what_is_constant(name, recording):
+    """Where derivatives are switched off inside of f; whether they are outside of it is another matter."""
+    f, right = CONSTANT[name]
+    if name == "set_grad_enabled" and not recording:
+        pytest.skip("nothing is switched")
+    with torch.set_grad_enabled(recording):
+        found = jet(f, (X,), (TERMS[:2],))
+    torch.testing.assert_close(found, jet(right, (X,), (TERMS[:2],)))
+
+
+def test_a_module_that_counts():
+    """Buffers that do not move are written as they are without jets."""
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros((), dtype=D))
+
+        def forward(self, x):
+            self.calls.add_(1)
+            return x.sin()
+
+    module = Counting()
+    torch.testing.assert_close(jet(module, (X,), ([V],))[1][0], X.cos() * V)
+    assert module.calls == 1
+
+
+def test_a_buffer_is_not_written_with_what_moves():
+    class Averaging(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4, dtype=D))
+
+        def forward(self, x):
+            self.mean.mul_(0.9).add_(x * 0.1)
+            return x * self.mean
+
+    with pytest.raises(hodiff.InputError, match="cannot write a value that moves to a constant tensor"):
+        jet(Averaging(), (X,), ([V],))
+
+
+def test_lists_of_values_are_refused_with_the_remedy():
+    for f in (lambda x: torch.tensor([x[0], x[1]]), torch.as_tensor):
+        with pytest.raises((TypeError, hodiff.HodiffError), match=r"torch\.stack"):
+            jet(f, (X,), ([V],))
