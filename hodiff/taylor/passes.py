@@ -67,7 +67,7 @@ def through(
         with torch.enable_grad() if held else nullcontext(), mode:
             outputs, spec = flatten(f(*args))
     except (TypeError, ValueError, RuntimeError) as error:
-        if re.search(r"\bJet\b", str(error)) and not isinstance(error, RouteError):
+        if _TENSORS_ALONE.search(str(error)) and not isinstance(error, RouteError):
             raise _takes_tensors_alone(error) from error
         raise
     except calls.FunctionMet:
@@ -87,11 +87,16 @@ def through(
     return found, spec
 
 
+# What names a jet, and what torch's control flow operators say of one.
+_TENSORS_ALONE = re.compile(r"\bJet\b|leaves must be a Tensor|Mapped xs can only consist of tensors")
+
+
 def _takes_tensors_alone(error: Exception) -> RouteError:
     said = str(error).splitlines()[0]
     return RouteError(
         "jet: a value that moves comes to something that takes tensors alone, such as torch.nn.Parameter, NumPy, "
-        "torch.func.linearize, a linear operator or a check of hodiff, or code that asks for the type: expected "
+        "torch.func.linearize, a linear operator or a check of hodiff, a control flow operator whose name was bound "
+        "before hodiff.taylor was imported, or code that asks for the type: expected "
         "functions and methods of torch and hodiff, and torch.func's transforms; and for gradients inside also "
         f"torch.autograd.grad(..., create_graph=True). It says: {said}"
     )

@@ -118,6 +118,12 @@ def test_operators_are_torchs_elsewhere():
     torch.testing.assert_close(torch.cond(True, torch.sin, torch.cos, (X,)), X.sin())
 
 
+def test_names_that_were_bound_before_are_refused():
+    own = operators.scan.__wrapped__
+    with pytest.raises(hodiff.RouteError, match=r"bound before hodiff\.taylor was imported"):
+        jet(lambda x: own(step, x[0], x)[0], (X,), ([V],))
+
+
 def test_a_loop_whose_rows_differ_is_refused():
     def f(x):
         return torch.vmap(lambda a: torch.while_loop(lambda a: a < 3, lambda a: (a + 1,), (a,))[0])(x)
