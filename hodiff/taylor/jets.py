@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.taylor.series import Coefficient, Coefficients, Frame
+from hodiff.torch_internals.transforms import at_level, in_transform
+from hodiff.torch_internals.wrapped_tensors import level_of
 
 # Set by `calls`, which knows the rules, and rules know jets.
 _HANDLERS: list[Callable[..., Any]] = []
@@ -51,7 +54,9 @@ class Jet:
             return held
         if self._whole is None:
             whole = self.support.dense
-            self._whole = tuple(whole(each) if self.frame.has_axis(k) else each for k, each in enumerate(held))
+            # Transforms that began since the coefficients were made must not wrap what outlives them.
+            with at_level(level_of_all(held)) if in_transform() else nullcontext():
+                self._whole = tuple(whole(each) if self.frame.has_axis(k) else each for k, each in enumerate(held))
         return self._whole
 
     def in_slots(self) -> tuple[Coefficient, ...]:
@@ -174,6 +179,12 @@ class Jet:
             f"jet: {who} would lose the derivatives of a value that moves: expected torch's functions, or x.detach() "
             "for a constant."
         )
+
+
+def level_of_all(coefficients: Sequence[Coefficient]) -> int:
+    """The level of the transform that wrapped the last of some coefficients; 0 where none did."""
+    levels = [level_of(tensor_of(each)) for each in coefficients if isinstance(each, (Tensor, Jet))]
+    return max(0, *levels)
 
 
 def tensor_of(x: Any) -> Any:

@@ -6,11 +6,15 @@ matrices, as those of attention do, the division comes after the product, and th
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
-from hodiff.taylor.jets import Jet
+import torch
+
+from hodiff.taylor.jets import Jet, level_of_all
 from hodiff.taylor.series import Coefficient
 from hodiff.taylor.sparsity.slots import Call, moves
+from hodiff.torch_internals.transforms import at_level, in_transform
 
 
 class Quotient(Jet):
@@ -22,21 +26,27 @@ class Quotient(Jet):
         denominator: By what.
     """
 
-    __slots__ = ("_given", "call", "denominator", "numerator")
+    __slots__ = ("call", "denominator", "numerator", "recorded")
 
     def __init__(self, call: Call, numerator: Jet, denominator: Jet):
         super().__init__(call.frame, [numerator.value / denominator.value])
         self.call = call
         self.numerator = numerator
         self.denominator = denominator
+        self.recorded = torch.is_grad_enabled()
 
     def in_slots(self) -> tuple[Coefficient, ...]:
         """Those of the quotient, from now on held."""
         if len(self.held) == 1:
             call = self.call
             args, kwargs = call.arguments
-            divided = call.entry.rule(call.frame, call.func, *args, **kwargs)
-            self.held = divided.in_slots()
+            parts = (*self.numerator.in_slots(), *self.denominator.in_slots())
+            # As if it had been divided when it was made.
+            with (
+                at_level(level_of_all(parts)) if in_transform() else nullcontext(),
+                torch.set_grad_enabled(self.recorded),
+            ):
+                self.held = call.entry.rule(call.frame, call.func, *args, **kwargs).in_slots()
         return super().in_slots()
 
     @property
