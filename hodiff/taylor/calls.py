@@ -34,9 +34,13 @@ class FunctionMet(BaseException):
 
 def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the rule of a function, of the deepest call that jets belong to; jets of others are constants to it."""
-    frame = deepest(args, kwargs)
-    if frame.ended or any(jet.frame.ended for jet in jets_in([*args])):
-        raise of_an_earlier_call()
+    jets = [*jets_in(args), *jets_in(kwargs)] if kwargs else [*jets_in(args)]
+    frame = jets[0].frame
+    for jet in jets:
+        if jet.frame.ended:
+            raise of_an_earlier_call()
+        if jet.frame.depth > frame.depth:
+            frame = jet.frame
     if frame.moment is not None:
         return _at_the_moment(func, args, kwargs)
     if not torch.compiler.is_compiling() and must_not_be_met(frame):
@@ -46,17 +50,17 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not torch.compiler.is_compiling() and inside_of_function():
         raise FunctionMet
     if frame.mode is None:
-        return _follow(frame, func, args, kwargs)
+        return _follow(frame, jets, func, args, kwargs)
     differentiated = may_be_differentiated(args, kwargs)
     if torch.compiler.is_compiling():
         if not differentiated:
-            return _follow(frame, func, args, kwargs)
+            return _follow(frame, jets, func, args, kwargs)
         with frame.mode:
-            return _follow(frame, func, args, kwargs)
+            return _follow(frame, jets, func, args, kwargs)
     # While torch's functions are handled the mode is set aside; while Python's operators are, it is not, and where
     # nobody differentiates it would only take time.
     with in_function_modes([frame.mode]) if differentiated else without_function_modes(Corrections):
-        return _follow(frame, func, args, kwargs)
+        return _follow(frame, jets, func, args, kwargs)
 
 
 def _at_the_moment(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -99,15 +103,15 @@ def of_an_earlier_call() -> InputError:
     )
 
 
-def _follow(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _follow(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func is apply_in_transform and args[0] in RULES:
         func, args = args[0], args[1:]
-    if kwargs.get("out") is not None:
+    if kwargs and kwargs.get("out") is not None:
         raise InputError("jet: out=: expected None where a value moves; assign the result, or write it by copy_.")
     entry = entry_of(func)
     if entry is None or getattr(func, "__name__", "") in _OTHER_SHAPES:
         return _without_rule(frame, func, args, kwargs)
-    if not entry.analytic and any(jet.is_complex() for jet in jets_in([*args, *kwargs.values()])):
+    if not entry.analytic and any(jet.is_complex() for jet in jets):
         return _without_rule(frame, func, args, kwargs)
     if kwargs and entry.parameters:
         kwargs = _by_the_rules_names(entry.parameters, kwargs)
@@ -168,32 +172,24 @@ def may_be_differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 def _requires_grad(tree: Any) -> bool:
     if isinstance(tree, (torch.Tensor, Jet)):
         return tree.requires_grad
-    if isinstance(tree, dict):
-        return any(_requires_grad(each) for each in tree.values())
-    return isinstance(tree, (list, tuple)) and any(_requires_grad(each) for each in tree)
+    if not isinstance(tree, (list, tuple, dict)):
+        return False
+    for each in tree.values() if isinstance(tree, dict) else tree:
+        if _requires_grad(each):
+            return True
+    return False
 
 
 def jets_in(tree: Any) -> Iterator[Jet]:
     """The jets of arguments, also those in lists."""
     if isinstance(tree, Jet):
         yield tree
-    elif isinstance(tree, (list, tuple)):
-        for each in tree:
-            yield from jets_in(each)
-    elif isinstance(tree, dict):
-        for each in tree.values():
-            yield from jets_in(each)
-
-
-def deepest(*trees: Any) -> Frame:
-    """The frame of the innermost call that jets belong to."""
-    found: Frame | None = None
-    for tree in trees:
-        for jet in jets_in(tree):
-            if found is None or jet.frame.depth > found.depth:
-                found = jet.frame
-    assert found is not None
-    return found
+    elif isinstance(tree, (list, tuple, dict)):
+        for each in tree.values() if isinstance(tree, dict) else tree:
+            if isinstance(each, Jet):
+                yield each
+            elif isinstance(each, (list, tuple, dict)):
+                yield from jets_in(each)
 
 
 _HANDLERS.append(handle)

@@ -112,11 +112,22 @@ class Jet:
     @property
     def requires_grad(self) -> bool:
         """Whether a coefficient does."""
-        return any(isinstance(each, Tensor) and each.requires_grad for each in self.in_slots())
+        for each in self.in_slots():
+            if isinstance(each, Tensor) and each.requires_grad:
+                return True
+        return False
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
         _HANDLERS[0](Tensor.requires_grad_, (self, value), {})
+
+    def is_complex(self) -> bool:
+        """As of a tensor."""
+        return bool(self.value.is_complex())
+
+    def is_floating_point(self) -> bool:
+        """As of a tensor."""
+        return bool(self.value.is_floating_point())
 
     @property
     def T(self) -> Any:  # noqa: N802
