@@ -174,10 +174,7 @@ def _requires_grad(tree: Any) -> bool:
         return tree.requires_grad
     if not isinstance(tree, (list, tuple, dict)):
         return False
-    for each in tree.values() if isinstance(tree, dict) else tree:
-        if _requires_grad(each):
-            return True
-    return False
+    return any(_requires_grad(each) for each in (tree.values() if isinstance(tree, dict) else tree))
 
 
 def jets_in(tree: Any) -> Iterator[Jet]:

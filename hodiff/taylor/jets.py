@@ -112,10 +112,7 @@ class Jet:
     @property
     def requires_grad(self) -> bool:
         """Whether a coefficient does."""
-        for each in self.in_slots():
-            if isinstance(each, Tensor) and each.requires_grad:
-                return True
-        return False
+        return any(isinstance(each, Tensor) and each.requires_grad for each in self.in_slots())
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:

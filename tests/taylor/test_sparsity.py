@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 
 import hodiff
+from hodiff.taylor.sparsity import remembering
 from hodiff.taylor.sparsity.supports import Support, levelled, merged_rows, support, united
 
 D = torch.float64
@@ -161,6 +163,10 @@ PROGRAMS = {
     "outer product": (lambda x: x[..., 0, :].unsqueeze(-1) * x[..., 1, :].unsqueeze(-2), 2),
     "times a vector": (lambda x: torch.matmul(features(x), SECOND[0]), 3),
     "times a column": (lambda x: torch.matmul(features(x), features(x)[..., 0, :].unsqueeze(-1)), 6),
+    "times a vector, and on": (lambda x: torch.matmul(features(x), SECOND[0]).sin().unsqueeze(-1) * features(x), 3),
+    "a vector times": (lambda x: torch.matmul(MIX[0], features(x)).sin().unsqueeze(-2) * features(x), None),
+    "a layer of one weight": (lambda x: F.linear(features(x), SECOND[0]).sin().unsqueeze(-1) + features(x), ...),
+    "powers of a matrix": (lambda x: torch.exp((y := features(x) @ features(x).mT) @ y), None),
     "convolution": (lambda x: F.conv1d(features(x).reshape(-1, 5, 7), MIX.unsqueeze(-1)).tanh(), None),
     "ring": (lambda x: (x - x.roll(1, -2)).pow(4).sum(-1), 6),
     "expanded": (lambda x: x.unsqueeze(-3).expand(*x.shape[:-2], 4, 5, 3).sin(), 1),
@@ -304,6 +310,64 @@ def test_no_particles_no_points_and_a_number():
     assert hodiff.laplacian(lambda x: x.sin().sum(-1), batched=True)(torch.ones(0, 4, 3)).shape == (0, 4)
     assert hodiff.laplacian(lambda x: x[..., :0].exp().sum())(torch.ones(4)) == 0
     torch.testing.assert_close(hodiff.laplacian(torch.sin)(torch.tensor(0.5)), -torch.sin(torch.tensor(0.5)))
+
+
+@pytest.mark.parametrize("kind", [torch.as_tensor, np.asarray])
+def test_indices_that_change_between_calls(kind):
+    # Of one shape, and so large that printed they look alike.
+    x = torch.randn(3000, dtype=D)
+    for seed in range(3):
+        order = kind(np.random.default_rng(seed).permutation(3000))
+        f = lambda x, order=order: (x[order][:1500] * x[order][1500:]).sin().sum()  # noqa: E731
+        first, second = x[order][:1500], x[order][1500:]
+        expected = -((first * second).sin() * (first**2 + second**2)).sum()
+        torch.testing.assert_close(hodiff.laplacian(f)(x), expected)
+
+
+def test_order_by_the_value():
+    x = torch.randn(4, 6, dtype=D)
+
+    def f(x):
+        order = x.detach().argsort(-1)
+        return (torch.gather(x, -1, order) ** torch.arange(1, 7)).sum(-1)
+
+    sorted_x, k = x.sort(-1)[0], torch.arange(1, 7)
+    expected = (k * (k - 1) * sorted_x ** (k - 2).clamp(min=0)).sum(-1)
+    torch.testing.assert_close(hodiff.laplacian(f, batched=True)(x), expected)
+
+
+def test_inside_of_a_jet():
+    def f(s):
+        return hodiff.laplacian(lambda x: torch.exp(s * (features(x) @ features(x).mT)).sum((-1, -2)))(x)
+
+    x = torch.randn(PARTICLES, 3, dtype=D, generator=torch.Generator().manual_seed(6))
+    s = torch.tensor(0.3, dtype=D)
+    value, slope, curvature = hodiff.directional_derivatives(f, s, torch.ones_like(s), order=2)
+    torch.testing.assert_close(value, f(s))
+    torch.testing.assert_close(slope, grad(f)(s))
+    torch.testing.assert_close(curvature, grad(grad(f))(s))
+
+
+def test_what_is_kept_is_bounded(monkeypatch):
+    monkeypatch.setattr(remembering, "BUDGET", 200_000)
+    for seed in range(30):
+        order = torch.as_tensor(np.random.default_rng(seed).permutation(1000))
+        hodiff.laplacian(lambda x, order=order: x[order].sin().sum())(torch.randn(1000))
+        assert remembering.MEMORY.bytes <= 200_000 or len(remembering.MEMORY.results) == 1
+    assert remembering.MEMORY.bytes == sum(size for _, size in remembering.MEMORY.results.values())
+
+
+def test_threads():
+    def one(seed):
+        x = torch.randn(PARTICLES, 3, dtype=D, generator=torch.Generator().manual_seed(seed))
+        return hodiff.laplacian(wavefunction)(x)
+
+    expected = [one(seed) for seed in range(8)]
+    remembering.MEMORY.results.clear()
+    remembering.MEMORY.bytes = 0
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(one, range(8)))
+    torch.testing.assert_close(found, expected)
 
 
 def test_equal_supports_are_one():

@@ -29,25 +29,14 @@ def matmul(call: Call) -> Any:
         return over(lambda numerator: torch.matmul(numerator, b), a)
     if isinstance(b, Quotient) and b.waits and b.denominator.value.shape[-2] == 1:
         return over(lambda numerator: torch.matmul(a, numerator), b)
-    if len(call.jets) == 1:
+    if len(call.jets) == 1 or min(a.ndim, b.ndim) < 2:
         return times_constant(call, a, b)
-    if a is b or not all(isinstance(each, Jet) and moves(each) for each in (a, b)):
+    if not all(isinstance(each, Jet) and moves(each) for each in (a, b)):
         return NotImplemented
-    if min(a.value.ndim, b.value.ndim) < 2:
-        return _with_vectors(a, b)
     if a.support is None and b.support is None:
         return NotImplemented
     rank = max(a.value.ndim, b.value.ndim)
     return product(_of_rank(a, rank), _of_rank(b, rank))
-
-
-def _with_vectors(a: Any, b: Any) -> Any:
-    """By matrices of one row, or one column."""
-    left = a.unsqueeze(0) if a.value.ndim == 1 else a
-    right = b.unsqueeze(1) if b.value.ndim == 1 else b
-    found = torch.matmul(left, right)
-    found = found.squeeze(-1) if b.value.ndim == 1 else found
-    return found.squeeze(-1 if b.value.ndim == 1 else -2) if a.value.ndim == 1 else found
 
 
 def over(function: Callable[[Any], Any], waiting: Quotient) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
+from hodiff.taylor.sparsity.remembering import remembered
 from hodiff.taylor.sparsity.supports import Places, Support, levelled
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
@@ -79,7 +79,7 @@ class Factor:
                 total.add(self.times(places(part)))
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def kinds_of(given: Support, axis: int) -> dict[str, tuple[tuple[int, ...], Places]]:
     """Slots by where their directions change: along an axis alone, on others or nowhere, or both; and where they go."""
     found: dict[str, list[int]] = {}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from hodiff.taylor.jets import Jet
+from hodiff.taylor.sparsity.factors import Factor, Total
 from hodiff.taylor.sparsity.slots import Call, placed
 from hodiff.taylor.sparsity.supports import levelled
 
@@ -23,8 +26,12 @@ def along(call: Call, jet: Jet, dims: tuple[int, ...]) -> Any:
 
 def linear(call: Call) -> Any:
     """A layer whose weights are constant."""
-    (x, *_), _ = call.arguments
-    return along(call, x, (x.value.ndim - 1,)) if isinstance(x, Jet) else NotImplemented
+    args, kwargs = call.arguments
+    x, weight = args[0] if args else None, args[1] if len(args) > 1 else kwargs.get("weight")
+    if not (isinstance(x, Jet) and isinstance(weight, torch.Tensor) and weight.ndim == 2 and x.value.ndim > 1):
+        return NotImplemented
+    bias = args[2] if len(args) > 2 else kwargs.get("bias")
+    return _mixed(call, x, weight.mT, -1, lambda value: functional.linear(value, weight, bias))
 
 
 def cumulative(call: Call) -> Any:
@@ -38,9 +45,26 @@ def cumulative(call: Call) -> Any:
 
 
 def times_constant(call: Call, a: Any, b: Any) -> Any:
-    """The matrix product with a constant."""
-    if isinstance(a, Jet) and a in call.jets:
-        small = isinstance(b, torch.Tensor) and b.ndim <= 2
-        return along(call, a, (a.value.ndim - 1,)) if small or a.value.ndim >= b.ndim else NotImplemented
-    rows = b.value.ndim - 1 if b.value.ndim == 1 else b.value.ndim - 2
-    return along(call, b, (rows,)) if b.value.ndim >= a.ndim else NotImplemented
+    """The matrix product with a constant, of two matrices or batches of them."""
+    if min(a.ndim, b.ndim) < 2:
+        left, right = (a.unsqueeze(0) if a.ndim == 1 else a), (b.unsqueeze(1) if b.ndim == 1 else b)
+        found = torch.matmul(left, right)
+        found = found.squeeze(-1) if b.ndim == 1 else found
+        return found.squeeze(-1 if b.ndim == 1 else -2) if a.ndim == 1 else found
+    jet, other, axis = (a, b, -1) if isinstance(a, Jet) and a in call.jets else (b, a, -2)
+    if jet.value.ndim < other.ndim:
+        return NotImplemented
+    return _mixed(call, jet, other, axis, lambda value: value @ other if axis == -1 else other @ value)
+
+
+def _mixed(call: Call, jet: Jet, other: Any, axis: int, function: Callable[[Any], Any]) -> Any:
+    """Elements mixed along an axis, -1 by columns of the other matrix, -2 by its rows; the function gives the value."""
+    found = along(call, jet, (jet.value.ndim + axis,))
+    if found is not NotImplemented or not call.sparse or len(call.jets) != 1:
+        return found
+    # What depends on everything anyway is written at once, without the products with zeros.
+    value, first, second = jet.in_slots()
+    total = Total()
+    factor = Factor(first, jet.support, other, axis)
+    factor.add_to(total)
+    return Jet(call.frame, [function(value), total.held, None if second is None else factor.times(second)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 
 from hodiff.taylor.series import plus
 from hodiff.taylor.sparsity.factors import kinds_of
+from hodiff.taylor.sparsity.remembering import remembered
 from hodiff.taylor.sparsity.supports import Indices, Support, kept, support
 
 
@@ -50,6 +50,8 @@ class Pairs:
         self.any = left.size > 0
         self.left, self.right = left, right
         self.rows = rows
+        # With tensors of five numbers a pair.
+        self.nbytes = 9 * left.nbytes
         self._tensors: dict[torch.device, tuple[torch.Tensor, ...]] = {}
 
     def tensors(self, device: torch.device) -> tuple[torch.Tensor, ...]:
@@ -72,7 +74,7 @@ class Pairs:
         return zeros.index_add(0, places, inner).unflatten(0, (rows, columns)).movedim((0, 1), (-2, -1))
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def pairs_of(a: Support, a_rows: int, b: Support, b_rows: int) -> Pairs | None:
     """Those of supports that change from row to row alone; None for others."""
     if any(size != 1 for each in (a, b) for size in (*each.index.shape[1:-2], each.index.shape[-1])):
@@ -115,7 +117,7 @@ def _by_kinds(a1: Any, a: Support, b1: Any, b: Support | None) -> Any:
     return total
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _directions(a: Support, kind: str, slots: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """The direction of each slot and place along the sum, or slot and row; of an empty slot, which is zero, any."""
     own = a.index[list(slots)].reshape(len(slots), *a.index.shape[-2:])

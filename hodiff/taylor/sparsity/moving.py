@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,11 @@ from torch.utils import _pytree as pytree
 
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.series import Frame
+from hodiff.taylor.sparsity.remembering import MEMORY, size_of
 from hodiff.taylor.sparsity.slots import Call, moves
 from hodiff.taylor.sparsity.supports import Support, support
 from hodiff.torch_internals.tracing import for_later_calls
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.wrapped_tensors import is_wrapped, numbers_in
 
 MOVING = frozenset([
     "view",
@@ -134,18 +134,15 @@ def _widened(jet: Jet, inner: Frame, slots: int) -> Jet:
     return Jet(inner, parts)
 
 
-_KNOWN: OrderedDict[Any, list[Support | None]] = OrderedDict()
-_MOST = 4096
-
-
 def _supports(call: Call, key: Any, slots: int) -> list[Support | None]:
     """That of each result."""
-    found = _KNOWN.get(key)
+    found = MEMORY.find(key)
     if found is None:
-        found = _KNOWN[key] = _moved(call, slots)
-        while len(_KNOWN) > _MOST:
-            _KNOWN.popitem(last=False)
-    return found
+        supports = _moved(call, slots)
+        MEMORY.keep(key, supports, size_of(key) + size_of(supports))
+        return supports
+    known: list[Support | None] = found[0]
+    return known
 
 
 def _moved(call: Call, slots: int) -> list[Support | None]:
@@ -182,24 +179,28 @@ def _numbers(part: Jet, slots: int) -> Any:
 
 def _key(call: Call) -> Any:
     """What decides where elements go; None where that cannot be told."""
-    parts: list[Any] = [call.entry.name, str(call.func), str(call.spec)]
+    parts: list[Any] = [call.entry.name, call.func, str(call.spec)]
     for each in call.leaves:
         if isinstance(each, Jet):
-            parts.append((id(each.support) if moves(each) else None, tuple(each.value.shape)))
+            # Supports are part of the key, so that their numbers stay theirs.
+            parts.append((each.support if moves(each) else None, tuple(each.value.shape)))
         elif isinstance(each, torch.Tensor):
             if is_wrapped(each) or each.numel() > MOST_ELEMENTS:
                 return None
             integer = not (each.is_floating_point() or each.is_complex())
-            numbers = each.detach().cpu().numpy().tobytes() if integer else b""
-            parts.append((tuple(each.shape), str(each.dtype), numbers))
+            parts.append((tuple(each.shape), each.dtype, numbers_in(each).tobytes() if integer else b""))
+        elif isinstance(each, np.ndarray):
+            parts.append((each.shape, str(each.dtype), each.tobytes()))
+        elif isinstance(each, slice):
+            parts.append(("slice", str(each)))
+        elif each is None or isinstance(each, _SIMPLE):
+            parts.append((type(each), each))
         else:
-            parts.append(_hashable(each))
-    # Supports stay as they are as long as somebody has them.
-    return tuple(parts), tuple(jet.support for jet in call.jets)
+            return None
+    return tuple(parts)
 
 
-def _hashable(each: Any) -> Any:
-    return (type(each).__name__, str(each))
+_SIMPLE = (int, float, str, type(...), torch.dtype, torch.device, torch.memory_format, torch.layout, np.generic)
 
 
 def sequence(x: Any) -> tuple[int, ...]:

@@ -8,14 +8,15 @@ element.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from functools import cached_property, lru_cache
+import weakref
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hodiff.taylor.sparsity.remembering import remembered
 from hodiff.torch_internals.tracing import for_later_calls
 
 Indices = NDArray[np.int64]
@@ -40,6 +41,8 @@ class Support:
         self.index = index
         self.directions = directions
         self.slots = len(index)
+        # With the places among all directions.
+        self.nbytes = 2 * index.nbytes
 
     @property
     def ndim(self) -> int:
@@ -91,6 +94,8 @@ class Places:
                 target = target.take([0], axis)
         self.target = np.ascontiguousarray(target)
         self.slots = slots
+        # With a tensor of them.
+        self.nbytes = 2 * self.target.nbytes
         self.same_everywhere = target.size == len(target)
         once = self.same_everywhere and slots == len(target) and len(set(target.ravel().tolist())) == slots
         # Where slots change their order alone, which one comes to each place.
@@ -126,7 +131,7 @@ class Places:
             found = self._tensors[name, device] = kept(getattr(self, name), device)
         return found
 
-    @lru_cache(maxsize=64)  # noqa: B019  (places live as long as the supports that they belong to)
+    @remembered
     def rows(self, axes: tuple[int, ...]) -> Places:
         """The places of slots and elements along axes as one axis, in their order."""
         kept = [a for a in range(1, self.target.ndim) if a not in axes]
@@ -141,8 +146,7 @@ def changes(index: Indices, axis: int) -> NDArray[np.bool_]:
     return (largest >= 0) & (largest != smallest)
 
 
-_KNOWN: OrderedDict[tuple[Any, ...], Support] = OrderedDict()
-_MOST = 4096
+_KNOWN: weakref.WeakValueDictionary[Any, Support] = weakref.WeakValueDictionary()
 
 
 def support(index: Indices, directions: int) -> Support:
@@ -154,13 +158,12 @@ def support(index: Indices, directions: int) -> Support:
     key = (index.shape, index.tobytes(), directions)
     found = _KNOWN.get(key)
     if found is None:
-        found = _KNOWN[key] = Support(index, directions)
-        while len(_KNOWN) > _MOST:
-            _KNOWN.popitem(last=False)
+        # Of two threads that make it at once the second takes what the first has made.
+        found = _KNOWN.setdefault(key, Support(index, directions))
     return found
 
 
-@lru_cache(maxsize=_MOST)
+@remembered
 def united(supports: tuple[Support, ...], rank: int) -> tuple[Support, tuple[Places, ...]] | None:
     """The support of a result that depends, element by element, on values with these ones.
 
@@ -179,7 +182,7 @@ def united(supports: tuple[Support, ...], rank: int) -> tuple[Support, tuple[Pla
     return found, tuple(Places(part.reshape(-1, *shape), found.slots) for part in np.split(targets, bounds))
 
 
-@lru_cache(maxsize=_MOST)
+@remembered
 def levelled(given: Support, dims: tuple[int, ...]) -> tuple[Support, Places] | None:
     """The support with the same directions all along some dimensions, and where slots go; None where it is dense.
 
