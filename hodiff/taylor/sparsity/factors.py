@@ -71,7 +71,9 @@ class Factor:
             part = self.coefficient[list(slots)] if len(slots) < self.given.slots else self.coefficient
             if kind == "inner":
                 # Each direction of an element along the sum is met once there: no sum is left.
-                own, other = part.movedim(self.axis, 0), self.other.movedim(-3 - self.axis, 0).unsqueeze(1)
+                # Contiguous, as the products are laid out as their factors are.
+                own = part.movedim(self.axis, 0).contiguous()
+                other = self.other.movedim(-3 - self.axis, 0).contiguous().unsqueeze(1)
                 total.add_products(places, own.unsqueeze(self.axis), other.unsqueeze(-3 - self.axis))
             elif kind == "rows":
                 total.add_slots(places, self.times(part))

@@ -65,6 +65,6 @@ def _mixed(call: Call, jet: Jet, other: Any, axis: int, function: Callable[[Any]
     # What depends on everything anyway is written at once, without the products with zeros.
     value, first, second = jet.in_slots()
     total = Total()
-    factor = Factor(first, jet.support, other, axis)
+    factor = Factor(first, jet.support, other.reshape(*[1] * (value.ndim - other.ndim), *other.shape), axis)
     factor.add_to(total)
     return Jet(call.frame, [function(value), total.held, None if second is None else factor.times(second)])
