@@ -11,12 +11,13 @@ from torch.nn import functional
 from hodiff.taylor.elementwise import Derivatives, System
 from hodiff.taylor.registry import rule
 from hodiff.taylor.rules.arithmetic import of_one
-from hodiff.taylor.rules.elementary import _normal_density, _sech2, polygamma
+from hodiff.taylor.rules.elementary import LOGSIGMOID, SOFTPLUS, _normal_density, _sech2, polygamma
 from hodiff.taylor.series import Frame
-from hodiff.taylor.substitution import value_of
+from hodiff.taylor.substitution import moves, value_of
 
+# Φ by erfc, as torch's ndtr loses its left tail.
 _GELU = System(
-    lambda x: (functional.gelu(x), torch.special.ndtr(x), _normal_density(x)),
+    lambda x: (functional.gelu(x), torch.erfc(x * -math.sqrt(0.5)) / 2, _normal_density(x)),
     lambda u, v, p, g: (p + u * g, g, -u * g),
 )
 _TANHSHRINK = System(
@@ -42,13 +43,31 @@ def silu(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
 @rule("nn.mish")
 def mish(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     """X tanh(softplus(x))."""
-    return x * torch.tanh(functional.softplus(x, threshold=1e300))
+    return x * torch.tanh(of_one(frame, x, SOFTPLUS))
+
+
+@rule("nn.softplus")
+def softplus(frame: Frame, func: Any, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    """log(1 + exp(beta x)) / beta; the line itself above the threshold."""
+    if not moves(frame, x):
+        return func(x, beta, threshold)
+    soft = of_one(frame, beta * x if beta != 1 else x, SOFTPLUS)
+    soft = soft / beta if beta != 1 else soft
+    return torch.where(value_of(frame, x) * beta > threshold, x, soft)
 
 
 @rule("nn.softsign")
 def softsign(frame: Frame, func: Any, x: Any) -> Any:
-    """X over 1 + |x|."""
-    return x / (1 + torch.abs(x))
+    """X over 1 + |x|; beside 0 it is a constant less 1 / (1 + |x|), whose slopes do not cancel."""
+
+    def coefficient(u: Any, m: int) -> Any:
+        if m == 0:
+            return functional.softsign(u)
+        size = 1 / (1 + torch.abs(u)) ** (m + 1)
+        # At 0 torch's |x| does not move.
+        return size if m == 1 else -size * torch.sign(u) * (-torch.sign(u)) ** m
+
+    return of_one(frame, x, Derivatives(coefficient))
 
 
 @rule("nn.tanhshrink")
@@ -59,8 +78,8 @@ def tanhshrink(frame: Frame, func: Any, x: Any) -> Any:
 
 @rule("nn.logsigmoid")
 def logsigmoid(frame: Frame, func: Any, x: Any) -> Any:
-    """Minus softplus of minus x."""
-    return -functional.softplus(-x, threshold=1e300)
+    """By the logistic family's equations."""
+    return of_one(frame, x, LOGSIGMOID)
 
 
 def _exponential_below(frame: Frame, x: Any, alpha: float, scale: float, rate: float) -> Any:

@@ -105,8 +105,8 @@ def bce_with_logits(
     pos_weight: Any = None,
 ) -> Any:
     """Softplus of the logits, as they miss the target."""
-    high = functional.softplus(-input, threshold=1e300)
-    low = functional.softplus(input, threshold=1e300)
+    high = -functional.logsigmoid(input)
+    low = -functional.logsigmoid(-input)
     losses = (1 - target) * low + target * (high if pos_weight is None else pos_weight * high)
     return reduced(losses if weight is None else weight * losses, reduction)
 
@@ -266,7 +266,7 @@ def soft_margin_loss(
     reduction: str = "mean",
 ) -> Any:
     """log(1 + exp(-y x))."""
-    return reduced(functional.softplus(-(target * input), threshold=1e300), reduction)
+    return reduced(-functional.logsigmoid(target * input), reduction)
 
 
 @rule("nn.gaussian_nll_loss")

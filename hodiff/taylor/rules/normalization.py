@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hodiff.taylor.elementwise import System
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.registry import rule
-from hodiff.taylor.rules.arithmetic import of_one
 from hodiff.taylor.series import Frame
-from hodiff.taylor.substitution import moves, value_of
+from hodiff.taylor.substitution import value_of
 
 
 def _shift(frame: Frame, x: Any, dim: Any) -> Any:
@@ -62,7 +60,7 @@ def logaddexp(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> A
     """B and softplus of the difference."""
     x, y = value_of(frame, a), value_of(frame, b)
     # Of two equal infinities the difference is none.
-    return b + functional.softplus(torch.where((x == y) & torch.isinf(x), 0.0, a - b), threshold=1e300)
+    return b - functional.logsigmoid(torch.where((x == y) & torch.isinf(x), 0.0, b - a))
 
 
 @rule("logaddexp2")
@@ -287,20 +285,3 @@ def cosine_similarity(frame: Frame, func: Any, x1: Any, x2: Any, dim: int = 1, e
     a = x1 / torch.clamp_min(torch.linalg.vector_norm(x1, 2, dim, keepdim=True), eps)
     b = x2 / torch.clamp_min(torch.linalg.vector_norm(x2, 2, dim, keepdim=True), eps)
     return (a * b).sum(dim)
-
-
-SOFTPLUS = System(
-    lambda x: (functional.softplus(x, threshold=1e300), torch.sigmoid(x), torch.sigmoid(-x)),
-    lambda u, v, s, c: (s, s * c, -(s * c)),
-)
-
-
-@rule("nn.softplus")
-def softplus(frame: Frame, func: Any, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    """log(1 + exp(beta x)) / beta; the line itself above the threshold."""
-    if not moves(frame, x):
-        return func(x, beta, threshold)
-    soft = of_one(frame, beta * x if beta != 1 else x, SOFTPLUS)
-    soft = soft / beta if beta != 1 else soft
-    above = value_of(frame, x) * beta > threshold
-    return torch.where(above, x, soft) if threshold < 1e299 else soft

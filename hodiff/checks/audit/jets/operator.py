@@ -1,0 +1,210 @@
+"""One operator of the database in Taylor mode, against both oracles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import resolve_name
+
+from hodiff.checks.audit.jets.curves import Curves, curves_of, places_of
+from hodiff.checks.audit.jets.oracles import Coefficients, by_jets, by_nesting, by_values
+from hodiff.checks.audit.jets.verdict import JetVerdict, merged
+from hodiff.checks.audit.samples import name_of, samples
+from hodiff.checks.mutations.sample import Sample
+
+# How far jets may be from nested forward mode, relative to the largest number of a coefficient or to 1, and from values.
+NESTED_TOLERANCE = 1e-9
+VALUES_TOLERANCE = 1e-6
+# Values tell of a number where two intervals agree so far.
+SETTLED = 1e-7
+# Nested forward mode of the fifth order computes 32 of everything.
+_ELEMENTS = 1500
+_LISTED = 40
+COLLAPSED = (2, 4)
+
+
+def audit_jets(op: Any, *, order: int, count: int, seed: int) -> JetVerdict:
+    """Judge an operator at some of its samples.
+
+    Args:
+        op: The entry of the database.
+        order: The highest order.
+        count: The most samples.
+        seed: Of the curves and of what the operator draws.
+
+    Returns:
+        The worst verdict.
+    """
+    found = []
+    for sample in samples(name_of(op), op, _LISTED):
+        if sample.size > _ELEMENTS:
+            continue
+        verdict = _judge_sample(sample, op.name, order, seed)
+        if verdict is not None:
+            found.append(verdict)
+        if len(found) == count:
+            break
+    return merged(found) if found else JetVerdict("not differentiable", "no small sample with real numbers to move")
+
+
+def _judge_sample(sample: Sample, name: str, order: int, seed: int) -> JetVerdict | None:
+    verdict = None
+    for places in places_of(sample, name):
+        curves = curves_of(sample, places, order, seed)
+        verdict = None if curves is None else judge_curves(curves)
+        if verdict is not None and verdict.status not in ("refused", "no oracle"):
+            break
+    return verdict
+
+
+def judge_curves(curves: Curves) -> JetVerdict:
+    """Judge jets of all orders along curves."""
+    try:
+        with torch.no_grad():
+            outputs = curves.along(0, torch.zeros((), dtype=torch.float64))
+    except Exception as error:
+        return JetVerdict("not differentiable", f"raises: {_first_line(error)}")
+    if not any(each.numel() for each in outputs):
+        return JetVerdict("not differentiable", "no output with numbers")
+    if any(each.layout != torch.strided for each in outputs):
+        return JetVerdict("not differentiable", "sparse output")
+    names: dict[str, None] = {}
+    try:
+        plain = by_jets(curves, curves.order, observer=lambda function: names.update({_name(function): None}))
+        sums = {k: by_jets(curves, k, collapsed=True) for k in COLLAPSED if k <= curves.order}
+    except Exception as error:
+        return JetVerdict("refused", f"{type(error).__name__}: {_first_line(error)}", without_rule=tuple(names))
+    nested, reason = _attempt(by_nesting, curves)
+    values, _ = _attempt(by_values, curves)
+    return _compared(curves, plain, sums, nested, values, reason, tuple(names))
+
+
+def _compared(
+    curves: Curves,
+    plain: list[list[Tensor | None]],
+    sums: dict[int, list[list[Tensor | None]]],
+    nested: list[Coefficients] | None,
+    values: list[Coefficients] | None,
+    reason: str,
+    names: tuple[str, ...],
+) -> JetVerdict:
+    """The verdict of what the three ways and collapsed jets give."""
+    order = curves.order
+    to_nested = {} if nested is None else _distances(plain, nested, order)
+    to_values = {} if values is None else _distances(plain, values, order)
+    to_plain = {k: _distance_of_sums(found, plain, k) for k, found in sums.items()}
+    slack = _slack(plain)
+    everything: dict[str, Any] = {
+        "nested": {str(k): error for k, error in to_nested.items()},
+        "values": {str(k): error for k, error in to_values.items()},
+        "collapsed": {str(k): error for k, error in to_plain.items()},
+        "without_rule": names,
+        "coarse": slack > 1,
+    }
+    off_values = [k for k, error in to_values.items() if error > VALUES_TOLERANCE * slack]
+    off_nested = [k for k, error in to_nested.items() if error > NESTED_TOLERANCE * slack]
+    off_sums = [k for k, error in to_plain.items() if error > NESTED_TOLERANCE * slack]
+    if off_sums:
+        return JetVerdict("off", f"collapsed jets of order {_listed(off_sums)} are not the sum of plain ones", **everything)
+    if off_values:
+        return JetVerdict("off", f"values say otherwise at order {_listed(off_values)}", **everything)
+    if off_nested:
+        if values is not None and all(_settled_everywhere(values, k) for k in off_nested):
+            return JetVerdict("right", "values agree, nested forward mode is off", **everything)
+        return JetVerdict("off", f"nested forward mode says otherwise at order {_listed(off_nested)}", **everything)
+    if not to_nested and len(to_values) < order:
+        return JetVerdict("no oracle", reason, **everything)
+    return JetVerdict("right", f"by values alone: {reason}" if not to_nested else "", **everything)
+
+
+def _distances(found: list[list[Tensor | None]], right: list[Coefficients], order: int) -> dict[int, float]:
+    """By order the largest distance of all outputs, where the oracle knows any number."""
+    if len(found) != len(right):
+        return dict.fromkeys(range(order + 1), math.inf)
+    distances: dict[int, float] = {}
+    for k in range(order + 1):
+        errors = [_distance(own, each, k) for own, each in zip(found, right, strict=True)]
+        known = [error for error in errors if error is not None]
+        if known:
+            distances[k] = max(known)
+    return distances
+
+
+def _distance(own: Sequence[Tensor | None], right: Coefficients, k: int) -> float | None:
+    expected = right.numbers[k]
+    got = own[k]
+    got = torch.zeros_like(expected) if got is None else got.detach()
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return math.inf
+    known = torch.isfinite(expected)
+    if right.errors is None:
+        if not torch.equal(torch.isfinite(got), known):
+            return math.inf
+    else:
+        known = _settled(right, k)
+    if not known.any():
+        return None if right.errors is not None and expected.numel() else 0.0
+    return _relative(got[known], expected[known])
+
+
+def _settled(right: Coefficients, k: int) -> Tensor:
+    """Where intervals agree."""
+    assert right.errors is not None
+    size = 1 + right.numbers[k].abs().nan_to_num(0.0, 0.0, 0.0)
+    return torch.isfinite(right.numbers[k]) & (right.errors[k] <= SETTLED * size)
+
+
+def _settled_everywhere(right: list[Coefficients], k: int) -> bool:
+    return all(bool(_settled(each, k).all()) for each in right)
+
+
+def _distance_of_sums(found: list[list[Tensor | None]], plain: list[list[Tensor | None]], order: int) -> float:
+    """Of collapsed jets to the plain ones, whose coefficients of the highest order are summed."""
+    worst = 0.0
+    for own, right in zip(found, plain, strict=True):
+        for k in range(order + 1):
+            got, expected = own[k], right[k]
+            if got is None and expected is None:
+                continue
+            expected = expected.sum(0) if k == order and expected is not None else expected
+            got = torch.zeros_like(expected) if got is None else got
+            expected = torch.zeros_like(got) if expected is None else expected
+            finite = torch.isfinite(expected)
+            if got.shape != expected.shape or not torch.equal(torch.isfinite(got), finite):
+                return math.inf
+            worst = max(worst, _relative(got[finite], expected[finite]))
+    return worst
+
+
+def _relative(got: Tensor, expected: Tensor) -> float:
+    return ((got - expected).abs().max() / (1 + expected.abs().max())).item() if got.numel() else 0.0
+
+
+def _slack(plain: list[list[Tensor | None]]) -> float:
+    """How much coarser outputs round than double precision."""
+    coarsest = max(torch.finfo(own[0].dtype).eps for own in plain if own[0] is not None)
+    return coarsest / torch.finfo(torch.float64).eps / 1e4 if coarsest > 1e-10 else 1.0
+
+
+def _attempt(oracle: Any, curves: Curves) -> tuple[list[Coefficients] | None, str]:
+    try:
+        return oracle(curves, curves.order), ""
+    except Exception as error:
+        return None, _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:150]
+
+
+def _listed(orders: list[int]) -> str:
+    return ", ".join(map(str, orders))
+
+
+def _name(function: Any) -> str:
+    name = resolve_name(function) or getattr(function, "__name__", None) or str(function)
+    return name.removeprefix("torch.").removeprefix("_VariableFunctionsClass.")
