@@ -1,7 +1,9 @@
 """How many units in the last place jets of elementary functions are off, against mpmath at fifty digits."""
 
+import json
 import math
 from functools import cache
+from pathlib import Path
 
 import mpmath as mp
 import torch
@@ -12,11 +14,21 @@ from hodiff.taylor import jet
 ORDER = 10
 
 
-@cache
-def exact_coefficients(name, point, order=ORDER):
-    """Taylor coefficients 0 to K + 1 at a point."""
+TRUTHS = Path(__file__).with_name("taylor_truths.json")
+
+
+def exact_coefficients(name):
+    """By point, Taylor coefficients 0 to K + 1, to forty digits."""
+    _, f, points = HARD[name]
     with mp.workdps(50):
-        return mp.taylor(HARD[name][1], mp.mpf(point), order + 1)
+        rows = [[each.real for each in mp.taylor(f, mp.mpf(point), ORDER + 1)] for point in points]
+        return [[mp.nstr(each, 40) for each in row] for row in rows]
+
+
+@cache
+def truths():
+    """What mpmath said of every function; `write_accuracy.py` asks it again."""
+    return json.loads(TRUTHS.read_text(encoding="utf-8"))
 
 
 def coefficients(name, point, dtype, order=ORDER):
@@ -38,14 +50,19 @@ def errors(name, dtype, order=ORDER):
     A coefficient that vanishes by cancellation is as uncertain as the point: the unit is that of what a change of the
     point by itself would change, where this is larger.
     """
+    with mp.workdps(50):
+        return _errors(name, dtype, order)
+
+
+def _errors(name, dtype, order):
     worst = [0.0] * (order + 1)
-    for point in HARD[name][2]:
-        exact = [each.real for each in exact_coefficients(name, point, order)]
+    for point, row in zip(HARD[name][2], truths()[name], strict=True):
+        exact = [mp.mpf(each) for each in row]
         for k, got in enumerate(coefficients(name, point, dtype, order)):
             moved = (k + 1) * exact[k + 1] * point
             size = float(max(abs(exact[k]), abs(moved)))
             if size > torch.finfo(dtype).max:
                 continue
-            error = abs(mp.mpf(got) - exact[k]) if math.isfinite(got) else mp.inf
+            error = abs(got - exact[k]) if math.isfinite(got) else mp.inf
             worst[k] = max(worst[k], float(error / unit(size, dtype)))
     return worst

@@ -92,7 +92,7 @@ def _run_mutated(options: argparse.Namespace) -> int:
 
 
 def _run_jets(options: argparse.Namespace) -> int:
-    """The audit of Taylor mode; the exit status is 1 if an operator is off, refused or too slow."""
+    """The audit of Taylor mode; the exit status is 1 if an operator is off or too slow."""
     if options.on_file:
         _write(options, jets_on_file(), jet_page(jets_on_file()))
         return 0

@@ -102,7 +102,8 @@ def pow(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
         return torch.exp(number * torch.log(a.to(torch.result_type(value_of(frame, a), 1j))))
     if moves(frame, b):
         return torch.exp(b * (_log(a) if isinstance(a, (int, float, complex)) else torch.log(a)))
-    return of_one(frame, a, Derivatives(lambda x, m: _falling(x, b, m)))
+    u, _ = aligned(frame, a, b)
+    return widened(frame, Derivatives(lambda x, m: _falling(x, b, m)).series(frame, u))
 
 
 @analytic_rule("float_power")

@@ -10,7 +10,7 @@ from torch.nn import functional
 from hodiff.taylor.elementwise import Derivatives
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.registry import rule
-from hodiff.taylor.rules.arithmetic import aligned, of_one, widened
+from hodiff.taylor.rules.arithmetic import aligned, of_one, series_of, widened
 from hodiff.taylor.series import Frame, plus, times
 from hodiff.taylor.substitution import Batched, along_directions, call, moves, value_of
 
@@ -58,7 +58,9 @@ def minimum(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any
 
 
 def _slope(frame: Frame, u: Any, value: Any, slope: Any) -> Any:
-    return of_one(frame, u, Derivatives(lambda x, m: value if m == 0 else slope if m == 1 else None))
+    """A function of pieces that are lines; bounds may have a higher rank than u."""
+    lines = Derivatives(lambda x, m: value if m == 0 else slope if m == 1 else None)
+    return widened(frame, lines.series(frame, series_of(frame, u, value.ndim)))
 
 
 @rule("clamp")

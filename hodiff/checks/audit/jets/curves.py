@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from hodiff.checks.audit.samples import LABELS
 from hodiff.checks.mutations.sample import Sample, is_buffer
 
-DIRECTIONS = 2
+_DIRECTIONS = 2
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class Curves:
         """How many coefficients the curves have."""
         return len(self.terms[0])
 
+    @property
+    def directions(self) -> int:
+        """In how many directions."""
+        return self.terms[0].shape[1]
+
     def along(self, direction: int, t: Any) -> tuple[Any, ...]:
         """The outputs at t, the same random numbers at each."""
         draw_from(self.seed)
@@ -45,7 +50,7 @@ class Curves:
             powers.append(powers[-1] * t)
         row = torch.stack(powers)
         return self.function(*(
-            x + torch.tensordot(row, own[:, direction], 1) for x, own in zip(self.start, self.terms, strict=True)
+            x + torch.tensordot(row.to(x.dtype), own[:, direction], 1) for x, own in zip(self.start, self.terms, strict=True)
         ))
 
 
@@ -63,7 +68,7 @@ def curves_of(sample: Sample, places: Sequence[int], order: int, seed: int) -> C
         return None
     generator = torch.Generator().manual_seed(seed)
     terms = tuple(
-        torch.randn((order, DIRECTIONS, *x.shape), generator=generator, dtype=x.dtype) / 2 for x in start
+        torch.randn((order, _DIRECTIONS, *x.shape), generator=generator, dtype=x.dtype) / 2 for x in start
     )
     return Curves(_function(sample, places), start, terms, seed)
 

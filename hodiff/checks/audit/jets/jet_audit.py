@@ -32,7 +32,7 @@ class JetAudit:
         >>> JetAudit.from_json(table.to_json()) == table
         True
         >>> print(table)
-        operators of torch 2.13.0 in Taylor mode to order 5: 1 right; nothing off or refused
+        operators of torch 2.13.0 in Taylor mode to order 5: 1 right; nothing off
     """
 
     torch: str
@@ -46,7 +46,7 @@ class JetAudit:
 
     @property
     def defects(self) -> dict[str, JetVerdict]:
-        """Those that are off, refused or did not end."""
+        """Those that are off or did not end."""
         return {name: verdict for name, verdict in self.operators.items() if verdict.is_defect}
 
     def to_json(self) -> str:
@@ -80,7 +80,7 @@ class JetAudit:
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.most_common())
         bad = [f"{name}: {each.status}: {each.detail}" for name, each in sorted(self.defects.items())]
         head = f"operators of torch {self.torch} in Taylor mode to order {self.order}: {counts}"
-        return "\n".join([f"{head}; nothing off or refused" if not bad else head, *bad])
+        return "\n".join([f"{head}; nothing off" if not bad else head, *bad])
 
 
 def jet_audit(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
+from hodiff.checks.audit.audit_sample import obstacle
 from hodiff.checks.audit.jets.curves import Curves, curves_of, places_of
 from hodiff.checks.audit.jets.oracles import Coefficients, by_jets, by_nesting, by_values
 from hodiff.checks.audit.jets.verdict import JetVerdict, merged
@@ -39,16 +41,15 @@ def audit_jets(op: Any, *, order: int, count: int, seed: int) -> JetVerdict:
     Returns:
         The worst verdict.
     """
-    found = []
-    for sample in samples(name_of(op), op, _LISTED):
-        if sample.size > _ELEMENTS:
-            continue
+    found: list[JetVerdict] = []
+    listed = samples(name_of(op), op, _LISTED)
+    for sample in [each for each in listed if each.size <= _ELEMENTS] or listed[:1]:
         verdict = _judge_sample(sample, op.name, order, seed)
         if verdict is not None:
             found.append(verdict)
         if len(found) == count:
             break
-    return merged(found) if found else JetVerdict("not differentiable", "no small sample with real numbers to move")
+    return merged(found) if found else JetVerdict("not differentiable", "no sample with real numbers to move")
 
 
 def _judge_sample(sample: Sample, name: str, order: int, seed: int) -> JetVerdict | None:
@@ -68,10 +69,9 @@ def judge_curves(curves: Curves) -> JetVerdict:
             outputs = curves.along(0, torch.zeros((), dtype=torch.float64))
     except Exception as error:
         return JetVerdict("not differentiable", f"raises: {_first_line(error)}")
-    if not any(each.numel() for each in outputs):
-        return JetVerdict("not differentiable", "no output with numbers")
-    if any(each.layout != torch.strided for each in outputs):
-        return JetVerdict("not differentiable", "sparse output")
+    reason = obstacle(outputs)
+    if reason:
+        return JetVerdict("not differentiable", reason)
     names: dict[str, None] = {}
     try:
         plain = by_jets(curves, curves.order, observer=lambda function: names.update({_name(function): None}))
@@ -110,6 +110,8 @@ def _compared(
     off_sums = [k for k, error in to_plain.items() if error > NESTED_TOLERANCE * slack]
     if off_sums:
         return JetVerdict("off", f"collapsed jets of order {_listed(off_sums)} are not the sum of plain ones", **everything)
+    if off_values and not off_nested and to_nested and _draws(curves):
+        return JetVerdict("random", "a sample of a distribution that moves, to torch a constant", **everything)
     if off_values:
         return JetVerdict("off", f"values say otherwise at order {_listed(off_values)}", **everything)
     if off_nested:
@@ -119,6 +121,14 @@ def _compared(
     if not to_nested and len(to_values) < order:
         return JetVerdict("no oracle", reason, **everything)
     return JetVerdict("right", f"by values alone: {reason}" if not to_nested else "", **everything)
+
+
+def _draws(curves: Curves) -> bool:
+    """Whether values differ from one draw to another."""
+    zero = torch.zeros((), dtype=torch.float64)
+    with torch.no_grad():
+        first, second = (replace(curves, seed=seed).along(0, zero) for seed in (1, 2))
+    return not all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _distances(found: list[list[Tensor | None]], right: list[Coefficients], order: int) -> dict[int, float]:

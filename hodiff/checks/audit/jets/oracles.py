@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.checks.audit.jets.curves import DIRECTIONS, Curves, draw_from, moves
+from hodiff.checks.audit.jets.curves import Curves, draw_from, moves
 from hodiff.corrections import corrected
 from hodiff.derivatives.transforms import push
 from hodiff.taylor.jets import Jet
@@ -40,7 +40,7 @@ def by_jets(
 ) -> list[list[Tensor | None]]:
     """By one pass of Taylor mode in all directions; collapsed, the highest is the sum over them."""
     draw_from(curves.seed)
-    with framed(order, DIRECTIONS, collapsed=collapsed, observer=observer) as frame:
+    with framed(order, curves.directions, collapsed=collapsed, observer=observer) as frame:
         jets = [
             Jet(frame, [x.clone(), *own[: order - 1], own[order - 1].sum(0) if collapsed else own[order - 1]])
             for x, own in zip(curves.start, curves.terms, strict=True)
@@ -61,7 +61,7 @@ def by_nesting(curves: Curves, order: int) -> list[Coefficients]:
         return (*values, slopes[-1])
 
     with corrected():
-        rows = [tower(direction, torch.zeros((), dtype=torch.float64), order) for direction in range(DIRECTIONS)]
+        rows = [tower(direction, torch.zeros((), dtype=torch.float64), order) for direction in range(curves.directions)]
     return [
         Coefficients([
             rows[0][0][i],
@@ -80,7 +80,7 @@ def by_values(curves: Curves, order: int) -> list[Coefficients]:
     nodes, weights = _interpolation(order)
     rows = []
     with torch.no_grad():
-        for direction in range(DIRECTIONS):
+        for direction in range(curves.directions):
             by_radius = []
             for radius in _RADII:
                 values = [curves.along(direction, torch.tensor(radius * t, dtype=torch.float64)) for t in nodes]

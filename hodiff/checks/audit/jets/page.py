@@ -29,6 +29,7 @@ precision may be off by ten thousand times more. An operator is as good as its w
 
 - **right**: agrees with whatever there is to compare with, at every order, plain and collapsed; **off**: does not.
 - **refused**: an error; **timed out**: no answer within the time limit.
+- **random**: a sample of a distribution whose parameters move, to torch a constant.
 - **no oracle**: nesting raises, and values do not settle at every order.
 - **not differentiable**: no floating-point output, a sparse one, complex inputs only, or an operator for which torch declares no
   derivative.

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 # From the least telling to the worst: the worst sample decides.
-STATUSES = ("not differentiable", "no oracle", "right", "refused", "timed out", "off")
+STATUSES = ("not differentiable", "random", "no oracle", "right", "refused", "timed out", "off")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class JetVerdict:
 
     @property
     def is_defect(self) -> bool:
-        """Whether jets are off, refused or too slow."""
-        return self.status in ("refused", "timed out", "off")
+        """Whether jets are off or too slow; what is refused says so."""
+        return self.status in ("timed out", "off")
 
     def to_json(self) -> dict[str, Any]:
         """The attributes by name, errors to two digits, as more differ from machine to machine."""
