@@ -5,7 +5,7 @@ import math
 import torch
 from mpmath_series import D
 
-from hodiff.checks.audit.jets.curves import Curves
+from hodiff.checks.audit.jets.curves import Curves, moves
 from hodiff.checks.audit.jets.oracles import by_jets, by_values
 
 
@@ -32,7 +32,7 @@ def curves(f, start, order, directions=2, seed=0, size=0.5):
 
     def function(*xs):
         found = f(*xs)
-        return found if isinstance(found, tuple) else (found,)
+        return tuple(each for each in (found if isinstance(found, tuple) else (found,)) if moves(each))
 
     return Curves(function, tuple(start), terms)
 

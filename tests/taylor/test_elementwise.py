@@ -136,3 +136,39 @@ def test_ties_and_kinks_are_torchs():
     assert jet(functional.relu, (zero,), ([one],))[1] == (number(0.0),)
     assert jet(lambda x: torch.clamp(x, min=0.0), (zero,), ([one],))[1] == (number(1.0),)
     assert jet(lambda x: torch.clamp(x, min=0 * x), (zero,), ([one],))[1] == (number(1.0),)
+
+
+def test_softplus_at_its_threshold_is_torchs():
+    """At the threshold itself the slope is that from below, and there are no further derivatives."""
+    one, zero = number(1.0), number(0.0)
+    for x, curvature in ((20.0, 0.0), (19.999, None), (20.001, 0.0)):
+        value, (slope, second) = jet(functional.softplus, (number(x),), ([one, zero],))
+        assert value == functional.softplus(number(x))
+        assert math.isclose(slope.item(), 1 / (1 + math.exp(-x)) if x <= 20 else 1.0, rel_tol=1e-15)
+        below = math.exp(-x) / (1 + math.exp(-x)) ** 2
+        assert math.isclose(second.item(), below if curvature is None else curvature, rel_tol=1e-12)
+
+
+def test_logaddexp_of_infinities():
+    """The larger one counts; two equal ones, half each."""
+    inf = math.inf
+    for a, b, weight in ((inf, -inf, 1.0), (-inf, inf, 0.0), (-inf, -inf, 0.5), (inf, inf, 0.5), (1.0, -inf, 1.0)):
+        value, (slope,) = jet(torch.logaddexp, (number(a), number(b)), ([number(1.0)], [number(3.0)]))
+        assert (value, slope) == (torch.logaddexp(number(a), number(b)), number(weight + 3 * (1 - weight)))
+
+
+def test_single_precision():
+    """Functions made of softplus work and keep their digits in float32."""
+    x, one = torch.tensor(-3.0), torch.tensor(1.0)
+    for f in (
+        functional.mish,
+        functional.logsigmoid,
+        lambda x: torch.logaddexp(x, 2 * x),
+        lambda x: functional.binary_cross_entropy_with_logits(x, torch.tensor(0.3)),
+        lambda x: functional.soft_margin_loss(x, torch.tensor(-1.0)),
+    ):
+        _, found = jet(f, (x,), ([one, 0 * one],))
+        _, right = jet(f, (x.double(),), ([one.double(), 0 * one.double()],))
+        for got, exact in zip(found, right, strict=True):
+            assert got.dtype == torch.float32
+            assert math.isclose(got.item(), exact.item(), rel_tol=1e-5)

@@ -53,7 +53,11 @@ def softplus(frame: Frame, func: Any, x: Any, beta: float = 1.0, threshold: floa
         return func(x, beta, threshold)
     soft = of_one(frame, beta * x if beta != 1 else x, SOFTPLUS)
     soft = soft / beta if beta != 1 else soft
-    return torch.where(value_of(frame, x) * beta > threshold, x, soft)
+    u, value = x.value, soft.value
+    above = u * beta > threshold
+    # Just at the threshold torch has value and slope from below, and no further derivatives.
+    line = torch.where(above, u, value) + torch.where(above, 1.0, torch.sigmoid(beta * u)).to(u.dtype) * (x - u)
+    return torch.where(u * beta >= threshold, line, soft)
 
 
 @rule("nn.softsign")

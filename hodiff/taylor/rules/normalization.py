@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from hodiff.taylor.fallback import unknown
+from hodiff.taylor.jets import Jet
 from hodiff.taylor.registry import rule
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import value_of
@@ -57,10 +58,13 @@ def logsumexp(frame: Frame, func: Any, input: Any, dim: Any, keepdim: bool = Fal
 
 @rule("logaddexp")
 def logaddexp(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """B and softplus of the difference."""
+    """The larger one, and softplus of how far the other is below."""
     x, y = value_of(frame, a), value_of(frame, b)
-    # Of two equal infinities the difference is none.
-    return b - functional.logsigmoid(torch.where((x == y) & torch.isinf(x), 0.0, b - a))
+    first = x >= y
+    below = torch.where(first, b - a, a - b)
+    # Two equal infinities count as equal numbers.
+    apart = torch.where((x == y) & torch.isinf(x), 0.0, below.value)
+    return torch.where(first, a, b) - functional.logsigmoid(-Jet(frame, [apart, *below.coefficients[1:]]))
 
 
 @rule("logaddexp2")
