@@ -1,4 +1,4 @@
-"""Taylor coefficients along curves by `torch.func.jvp` nested in t, for functions made of elementary operators alone."""
+"""Taylor coefficients along curves by nested `torch.func.jvp`, for functions of elementary operators alone."""
 
 import math
 

@@ -32,7 +32,10 @@ class Block(nn.Module):
 
 
 MODELS = {
-    "perceptron": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 2)), (3,)),
+    "perceptron": (
+        lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 2)),
+        (3,),
+    ),
     "attention block": (Block, (1, 3, 4)),
     "convolutions": (
         lambda: nn.Sequential(
@@ -47,9 +50,9 @@ MODELS = {
         (1, 1, 4, 4),
     ),
     "recurrence by hand": (
-        lambda: (
-            lambda cell: lambda x: cell(x[2:], cell(x[1:2], cell(x[:1], None))).tanh()
-        )(nn.GRUCell(2, 3).double().requires_grad_(False)),
+        lambda: (lambda cell: lambda x: cell(x[2:], cell(x[1:2], cell(x[:1], None))).tanh())(
+            nn.GRUCell(2, 3).double().requires_grad_(False)
+        ),
         (3, 2),
     ),
 }
@@ -174,7 +177,7 @@ def test_the_profile_of_burgers():
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_parameter_gradients_of_a_residual(n):
-    """Of the loss of derivatives to order 3 and 4 of a network, as n-TangentProp trains it; nested autograd otherwise."""
+    """Of a loss with derivatives of a network to order 3 and 4, as n-TangentProp trains it; or by nested autograd."""
     W, b, w = randn(6, 1), randn(6), randn(1, 6) / 2
     k = 2
     parameters = [each.requires_grad_() for each in (W, b, w)]
@@ -190,9 +193,10 @@ def test_parameter_gradients_of_a_residual(n):
         return found
 
     def loss(u):
-        return residual_derivative(u, POINTS, 1 / (2 * k), n).square().mean() + residual_derivative(
-            u, POINTS, 1 / (2 * k), 0
-        ).square().mean()
+        return (
+            residual_derivative(u, POINTS, 1 / (2 * k), n).square().mean()
+            + residual_derivative(u, POINTS, 1 / (2 * k), 0).square().mean()
+        )
 
     found = torch.autograd.grad(loss(along_x(net, POINTS, n + 1)), parameters)
     right = torch.autograd.grad(loss(nested(POINTS, n + 1)), parameters)

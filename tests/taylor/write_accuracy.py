@@ -1,4 +1,4 @@
-"""Writes docs/reference/taylor_accuracy.md, and mpmath's answers for the tests: `python tests/taylor/write_accuracy.py`."""
+"""`python tests/taylor/write_accuracy.py` writes docs/reference/taylor_accuracy.md, and mpmath's answers for tests."""
 
 import json
 import sys
@@ -16,11 +16,12 @@ PAGE = ROOT / "docs" / "reference" / "taylor_accuracy.md"
 HEAD = """\
 # Digits of Taylor mode
 
-How many units in the last place (ulp) the Taylor coefficients of elementary functions are off, by order, against mpmath at
-fifty digits: the largest of a few points near poles, in tails and where functions saturate, on a CPU.
-`python tests/taylor/write_accuracy.py` measures them, and [hard_points.py](../../tests/taylor/hard_points.py) has the points. A
-coefficient that vanishes by cancellation is no better known than its point: there the unit is that of what the point itself
-would change. Order 0 is torch's own value, of which Taylor mode changes nothing.
+How many units in the last place (ulp) the Taylor coefficients of elementary functions are off, by order, against mpmath
+at fifty digits: the largest of a few points near poles, in tails and where functions saturate, on a CPU.
+`python tests/taylor/write_accuracy.py` measures them, and
+[hard_points.py](../../tests/taylor/hard_points.py) has the points. A coefficient that vanishes by cancellation is no
+better known than its point: there the unit is that of the change when the point changes by itself. Order 0 is torch's
+own value, of which Taylor mode changes nothing.
 """
 
 

@@ -98,7 +98,9 @@ def audit_in_taylor_mode(op: Any, *, order: int, count: int, seed: int) -> dict[
         The verdict.
     """
     reason = ILL_POSED.get(name_of(op)) or _undeclared(op)
-    verdict = JetVerdict("not differentiable", reason) if reason else audit_jets(op, order=order, count=count, seed=seed)
+    verdict = (
+        JetVerdict("not differentiable", reason) if reason else audit_jets(op, order=order, count=count, seed=seed)
+    )
     return verdict.to_json()
 
 

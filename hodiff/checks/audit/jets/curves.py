@@ -49,9 +49,12 @@ class Curves:
         for _ in range(self.order - 1):
             powers.append(powers[-1] * t)
         row = torch.stack(powers)
-        return self.function(*(
-            x + torch.tensordot(row.to(x.dtype), own[:, direction], 1) for x, own in zip(self.start, self.terms, strict=True)
-        ))
+        return self.function(
+            *(
+                x + torch.tensordot(row.to(x.dtype), own[:, direction], 1)
+                for x, own in zip(self.start, self.terms, strict=True)
+            )
+        )
 
 
 def places_of(sample: Sample, name: str) -> list[tuple[int, ...]]:
@@ -67,9 +70,7 @@ def curves_of(sample: Sample, places: Sequence[int], order: int, seed: int) -> C
     if not any(x.numel() for x in start):
         return None
     generator = torch.Generator().manual_seed(seed)
-    terms = tuple(
-        torch.randn((order, _DIRECTIONS, *x.shape), generator=generator, dtype=x.dtype) / 2 for x in start
-    )
+    terms = tuple(torch.randn((order, _DIRECTIONS, *x.shape), generator=generator, dtype=x.dtype) / 2 for x in start)
     return Curves(_function(sample, places), start, terms, seed)
 
 

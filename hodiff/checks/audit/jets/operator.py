@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +10,16 @@ from torch import Tensor
 from torch.overrides import resolve_name
 
 from hodiff.checks.audit.audit_sample import obstacle
+from hodiff.checks.audit.jets.comparison import distance_of_sums, distances, settled_everywhere, slack_of
 from hodiff.checks.audit.jets.curves import Curves, curves_of, places_of
 from hodiff.checks.audit.jets.oracles import Coefficients, by_jets, by_nesting, by_values
 from hodiff.checks.audit.jets.verdict import JetVerdict, merged
 from hodiff.checks.audit.samples import name_of, samples
 from hodiff.checks.mutations.sample import Sample
 
-# How far jets may be from nested forward mode, relative to the largest number of a coefficient or to 1, and from values.
+# How far jets may be from either way, relative to the largest number of a coefficient or to 1.
 NESTED_TOLERANCE = 1e-9
 VALUES_TOLERANCE = 1e-6
-# Values tell of a number where two intervals agree so far.
-SETTLED = 1e-7
 # Nested forward mode of the fifth order computes 32 of everything.
 _ELEMENTS = 1500
 _LISTED = 40
@@ -94,10 +91,10 @@ def _compared(
 ) -> JetVerdict:
     """The verdict of what the three ways and collapsed jets give."""
     order = curves.order
-    to_nested = {} if nested is None else _distances(plain, nested, order)
-    to_values = {} if values is None else _distances(plain, values, order)
-    to_plain = {k: _distance_of_sums(found, plain, k) for k, found in sums.items()}
-    slack = _slack(plain)
+    to_nested = {} if nested is None else distances(plain, nested, order)
+    to_values = {} if values is None else distances(plain, values, order)
+    to_plain = {k: distance_of_sums(found, plain, k) for k, found in sums.items()}
+    slack = slack_of(plain)
     everything: dict[str, Any] = {
         "nested": {str(k): error for k, error in to_nested.items()},
         "values": {str(k): error for k, error in to_values.items()},
@@ -109,13 +106,15 @@ def _compared(
     off_nested = [k for k, error in to_nested.items() if error > NESTED_TOLERANCE * slack]
     off_sums = [k for k, error in to_plain.items() if error > NESTED_TOLERANCE * slack]
     if off_sums:
-        return JetVerdict("off", f"collapsed jets of order {_listed(off_sums)} are not the sum of plain ones", **everything)
+        return JetVerdict(
+            "off", f"collapsed jets of order {_listed(off_sums)} are not the sum of plain ones", **everything
+        )
     if off_values and not off_nested and to_nested and _draws(curves):
         return JetVerdict("random", "a sample of a distribution that moves, to torch a constant", **everything)
     if off_values:
         return JetVerdict("off", f"values say otherwise at order {_listed(off_values)}", **everything)
     if off_nested:
-        if values is not None and all(_settled_everywhere(values, k) for k in off_nested):
+        if values is not None and all(settled_everywhere(values, k) for k in off_nested):
             return JetVerdict("right", "values agree, nested forward mode is off", **everything)
         return JetVerdict("off", f"nested forward mode says otherwise at order {_listed(off_nested)}", **everything)
     if not to_nested and len(to_values) < order:
@@ -129,75 +128,6 @@ def _draws(curves: Curves) -> bool:
     with torch.no_grad():
         first, second = (replace(curves, seed=seed).along(0, zero) for seed in (1, 2))
     return not all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def _distances(found: list[list[Tensor | None]], right: list[Coefficients], order: int) -> dict[int, float]:
-    """By order the largest distance of all outputs, where the oracle knows any number."""
-    if len(found) != len(right):
-        return dict.fromkeys(range(order + 1), math.inf)
-    distances: dict[int, float] = {}
-    for k in range(order + 1):
-        errors = [_distance(own, each, k) for own, each in zip(found, right, strict=True)]
-        known = [error for error in errors if error is not None]
-        if known:
-            distances[k] = max(known)
-    return distances
-
-
-def _distance(own: Sequence[Tensor | None], right: Coefficients, k: int) -> float | None:
-    expected = right.numbers[k]
-    got = own[k]
-    got = torch.zeros_like(expected) if got is None else got.detach()
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return math.inf
-    known = torch.isfinite(expected)
-    if right.errors is None:
-        if not torch.equal(torch.isfinite(got), known):
-            return math.inf
-    else:
-        known = _settled(right, k)
-    if not known.any():
-        return None if right.errors is not None and expected.numel() else 0.0
-    return _relative(got[known], expected[known])
-
-
-def _settled(right: Coefficients, k: int) -> Tensor:
-    """Where intervals agree."""
-    assert right.errors is not None
-    size = 1 + right.numbers[k].abs().nan_to_num(0.0, 0.0, 0.0)
-    return torch.isfinite(right.numbers[k]) & (right.errors[k] <= SETTLED * size)
-
-
-def _settled_everywhere(right: list[Coefficients], k: int) -> bool:
-    return all(bool(_settled(each, k).all()) for each in right)
-
-
-def _distance_of_sums(found: list[list[Tensor | None]], plain: list[list[Tensor | None]], order: int) -> float:
-    """Of collapsed jets to the plain ones, whose coefficients of the highest order are summed."""
-    worst = 0.0
-    for own, right in zip(found, plain, strict=True):
-        for k in range(order + 1):
-            got, expected = own[k], right[k]
-            if got is None and expected is None:
-                continue
-            expected = expected.sum(0) if k == order and expected is not None else expected
-            got = torch.zeros_like(expected) if got is None else got
-            expected = torch.zeros_like(got) if expected is None else expected
-            finite = torch.isfinite(expected)
-            if got.shape != expected.shape or not torch.equal(torch.isfinite(got), finite):
-                return math.inf
-            worst = max(worst, _relative(got[finite], expected[finite]))
-    return worst
-
-
-def _relative(got: Tensor, expected: Tensor) -> float:
-    return ((got - expected).abs().max() / (1 + expected.abs().max())).item() if got.numel() else 0.0
-
-
-def _slack(plain: list[list[Tensor | None]]) -> float:
-    """How much coarser outputs round than double precision."""
-    coarsest = max(torch.finfo(own[0].dtype).eps for own in plain if own[0] is not None)
-    return coarsest / torch.finfo(torch.float64).eps / 1e4 if coarsest > 1e-10 else 1.0
 
 
 def _attempt(oracle: Any, curves: Curves) -> tuple[list[Coefficients] | None, str]:

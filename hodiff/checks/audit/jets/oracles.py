@@ -55,9 +55,7 @@ def by_nesting(curves: Curves, order: int) -> list[Coefficients]:
     def tower(direction: int, t: Any, height: int) -> tuple[Any, ...]:
         if height == 0:
             return (curves.along(direction, t),)
-        values, slopes, _ = push(
-            lambda t: (tower(direction, t, height - 1), ()), (t,), (torch.ones_like(t),)
-        )
+        values, slopes, _ = push(lambda t: (tower(direction, t, height - 1), ()), (t,), (torch.ones_like(t),))
         return (*values, slopes[-1])
 
     with corrected():
@@ -72,11 +70,9 @@ def by_nesting(curves: Curves, order: int) -> list[Coefficients]:
 
 
 def by_values(curves: Curves, order: int) -> list[Coefficients]:
-    """By interpolation of values at Chebyshev points of several intervals; no derivative code has a part in it.
-
-    Number by number the interval that agrees best with its two neighbours gives each coefficient and, as its error, the
-    larger of the two differences: one alone may be small by chance.
-    """
+    """By interpolation of values at Chebyshev points of several intervals; no derivative code has a part in it."""
+    # Number by number the interval that agrees best with its two neighbours gives each coefficient and, as its error,
+    # the larger of the two differences: one alone may be small by chance.
     nodes, weights = _interpolation(order)
     rows = []
     with torch.no_grad():

@@ -15,14 +15,14 @@ torch's own database (`torch.testing`), in float64: at most two of up to 1500 nu
 `python -m hodiff audit --jets` makes this page, `python -m hodiff audit --jets --op NAME` the rows of one operator;
 `hodiff/checks/audit/data` has the whole table as JSON.
 
-All arguments move along random polynomial curves, in two directions at once, and coefficients 0 to {order} of the outputs are
-compared with those by two other ways:
+All arguments move along random polynomial curves, in two directions at once, and coefficients 0 to {order} of the
+outputs are compared with those by two other ways:
 
 - **nesting**: forward mode in t, nested as deep as the order, direction by direction, with hodiff's corrections. It has
   to agree to 1e-9, relative to the largest number of a coefficient, or to 1 if that is larger.
 - **values**: interpolation of torch's own values at 15 Chebyshev points of six intervals around t = 0, in which no
-  derivative of anybody's has a part. An interval that agrees with its two neighbours to 1e-7 gives the coefficient, number by
-  number; where no interval does, as next to a kink, values do not tell. Jets have to agree to 1e-6.
+  derivative of anybody's has a part. An interval that agrees with its two neighbours to 1e-7 gives the coefficient,
+  number by number; where none does, as next to a kink, values do not tell. Jets have to agree to 1e-6.
 
 Collapsed jets of order 2 and 4 are compared with the sum of plain ones over the directions, to 1e-9. Outputs in single
 precision may be off by ten thousand times more. An operator is as good as its worst sample.
@@ -31,8 +31,8 @@ precision may be off by ten thousand times more. An operator is as good as its w
 - **refused**: an error; **timed out**: no answer within the time limit.
 - **random**: a sample of a distribution whose parameters move, to torch a constant.
 - **no oracle**: nesting raises, and values do not settle at every order.
-- **not differentiable**: no floating-point output, a sparse one, complex inputs only, or an operator for which torch declares no
-  derivative.
+- **not differentiable**: no floating-point output, a sparse one or one in 16 bits, complex inputs only, or an operator
+  for which torch declares no derivative.
 """
 
 

@@ -59,7 +59,9 @@ def merged(samples: Iterable[JetVerdict]) -> JetVerdict:
     return JetVerdict(
         worst.status,
         worst.detail,
-        *(_largest(getattr(each, name) for each in listed) for name in ("nested", "values", "collapsed")),
+        _largest(each.nested for each in listed),
+        _largest(each.values for each in listed),
+        _largest(each.collapsed for each in listed),
         tuple(names),
         any(each.coarse for each in listed),
     )
