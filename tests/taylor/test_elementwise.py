@@ -172,3 +172,34 @@ def test_single_precision():
         for got, exact in zip(found, right, strict=True):
             assert got.dtype == torch.float32
             assert math.isclose(got.item(), exact.item(), rel_tol=1e-5)
+
+
+# Functions of one or two numbers, where, along which direction, and value and slope there.
+EXTREMES = {
+    "hypot of large numbers": (torch.hypot, (3e200, 4e200), (1.0, 1.0), (5e200, 1.4)),
+    "hypot of small numbers": (torch.hypot, (3e-200, 4e-200), (1.0, 1.0), (5e-200, 1.4)),
+    "a small power": (torch.pow, (1e-200, 1.0), (1.0, 0.0), (1e-200, 1.0)),
+    "a power of 0": (torch.pow, (0.0, 1.0), (1.0, 1.0), (0.0, 1.0)),
+    "a power of a negative number": (lambda x, y: torch.pow(x, y) * 1, (-2.0, 3.0), (0.0, 0.0), (-8.0, None)),
+    "0 to the power": (lambda x: torch.pow(0.0, x), (2.0,), (1.0,), (0.0, 0.0)),
+    "an angle at the origin": (torch.atan2, (0.0, 0.0), (1.0, 1.0), (0.0, None)),
+    "0 log 0": (torch.xlogy, (0.0, 0.0), (1.0, 1.0), (0.0, None)),
+    "softplus of infinity": (functional.softplus, (math.inf,), (1.0,), (math.inf, 1.0)),
+    "an arctangent far out": (torch.atan, (1e200,), (1.0,), (math.pi / 2, 0.0)),
+    "hardswish of infinity": (functional.hardswish, (math.inf,), (1.0,), (math.inf, 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extremes(name):
+    """The value is torch's, also where the formula for the slope has none; None for a slope that does not exist."""
+    f, point, direction, (value, slope) = EXTREMES[name]
+    got, (first,) = jet(f, tuple(map(number, point)), [[number(each)] for each in direction])
+    assert math.isclose(got.item(), value, rel_tol=1e-15)
+    assert math.isnan(first.item()) if slope is None else math.isclose(first.item(), slope, rel_tol=1e-14)
+
+
+def test_huber_at_its_joint_is_torchs():
+    one = number(1.0)
+    _, (slope, second) = jet(lambda x: functional.huber_loss(x, 0 * one), (one,), ([one, 0 * one],))
+    assert (slope, second) == (one, one)

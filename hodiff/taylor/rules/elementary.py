@@ -91,7 +91,7 @@ ELEMENTARY: dict[str, System | Derivatives] = {
     "tan": System(lambda x: (torch.tan(x),), lambda u, v: (1 + v * v,)),
     "asin": System(lambda x: (torch.asin(x), torch.rsqrt((1 - x) * (1 + x))), lambda u, v, r: (r, u * r * r * r)),
     "acos": System(lambda x: (torch.acos(x), torch.rsqrt((1 - x) * (1 + x))), lambda u, v, r: (-r, u * r * r * r)),
-    "atan": System(lambda x: (torch.atan(x),), lambda u, v: (1 / (1 + u * u),)),
+    "atan": System(lambda x: (torch.atan(x), 1 / (1 + x * x)), lambda u, v, r: (r, -2 * u * (r * r))),
     "sinh": System(lambda x: (torch.sinh(x), torch.cosh(x)), lambda u, v, w: (w, v)),
     "cosh": System(lambda x: (torch.cosh(x), torch.sinh(x)), lambda u, v, w: (w, v)),
     "tanh": System(lambda x: (torch.tanh(x), _sech2(x)), lambda u, v, w: (w, -2 * v * w)),

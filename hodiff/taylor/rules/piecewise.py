@@ -118,8 +118,8 @@ def hardswish(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     def coefficient(u: Any, m: int) -> Any:
         if m == 0:
             return functional.hardswish(u)
-        inside = ((u > -3) & (u < 3)).to(u.dtype)
-        return inside * (u / 3 + 0.5) + (u >= 3).to(u.dtype) if m == 1 else inside / 6 if m == 2 else None
+        inside, above = (u > -3) & (u < 3), (u >= 3).to(u.dtype)
+        return torch.where(inside, u / 3 + 0.5, above) if m == 1 else inside.to(u.dtype) / 6 if m == 2 else None
 
     return of_one(frame, x, Derivatives(coefficient))
 
