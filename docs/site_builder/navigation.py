@@ -6,6 +6,9 @@ from site_builder.layout import SiteError, relative
 
 FRONT = "index.md"
 
+# What was measured of Taylor mode.
+_TAYLOR = ("reference/audit_jets.md", "reference/taylor_accuracy.md")
+
 # Captions of the side bar and the pages below them; a folder stands for the pages that its index lists below itself.
 SIDE_BAR = {
     "Start": ("tutorial.md", "howto/index.md", "coming_from/index.md", "examples/index.md"),
@@ -31,7 +34,7 @@ SIDE_BAR = {
     ),
     "Is your torch wrong?": ("reference/is_your_torch_wrong.md", "reference/audit.md", "reference/versions.md"),
     "Reference": ("reference/api/index.md", "reference/findings.md", "reference/errors.md"),
-    "Evidence": ("benchmarks/index.md", "papers/index.md", "reference/zoo.md", "reference/models.md"),
+    "Evidence": ("benchmarks/index.md", "papers/index.md", "reference/zoo.md", "reference/models.md", *_TAYLOR),
     "Project": ("project/architecture.md", "project/contributing.md", "project/changelog.md"),
 }
 

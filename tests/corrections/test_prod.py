@@ -28,6 +28,7 @@ CASES = {
     "prod without zeros": (torch.prod, (ROWS[1],)),
     "prod of complex numbers": (lambda a, b: torch.complex(a, b).prod(), (ZEROS, tensor(0.0, 1.0, 0.0, 0.0, 2.0))),
     "linalg.vander": (lambda x: torch.linalg.vander(x, N=4), (tensor(0.0, -0.5, 2.0),)),
+    "linalg.vander of a number": (lambda x: torch.linalg.vander(x, N=3), (torch.tensor(-0.5, dtype=torch.float64),)),
     "vander": (torch.vander, (tensor(0.0, -0.5, 2.0),)),
     "vander increasing": (lambda x: torch.vander(x**2, 3, increasing=True), (tensor(0.0, 2.0),)),
 }

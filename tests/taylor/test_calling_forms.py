@@ -238,3 +238,33 @@ def test_compiled(name):
     x = torch.rand(3, 4, dtype=D) + 0.2
     found = hodiff.laplacian(COMPILED[name], batched=True)
     torch.testing.assert_close(torch.compile(lambda x: found(x), fullgraph=True, backend="eager")(x), found(x))
+
+
+OLD_REDUCTIONS = {
+    "mse_loss": {"size_average": False},
+    "l1_loss": {"reduce": False},
+    "binary_cross_entropy_with_logits": {"size_average": True, "reduce": True},
+    "kl_div": {"size_average": False, "reduce": True},
+    "cross_entropy": {"size_average": False},
+    "nll_loss": {"reduce": False},
+}
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce args")
+@pytest.mark.parametrize("name", OLD_REDUCTIONS)
+def test_reductions_by_the_old_options(name):
+    loss, options = getattr(functional, name), OLD_REDUCTIONS[name]
+    labels = name in ("cross_entropy", "nll_loss")
+    target = torch.tensor([1, 0]) if labels else Q.reshape(2, 2) / 4
+
+    def f(x):
+        return loss(x.reshape(2, 2), target, **options)
+
+    value, (slope,) = jet(f, (Q,), ([V],))
+    with hodiff.corrected():
+        torch.testing.assert_close((value, slope), torch.func.jvp(f, (Q,), (V,)))
+
+
+def test_an_unknown_reduction_is_refused():
+    with pytest.raises(hodiff.InputError, match="jet: mse_loss: reduction: expected one of none, mean, sum, got 'avg'"):
+        jet(lambda x: functional.mse_loss(x, V, reduction="avg"), (Q,), ([V],))

@@ -136,3 +136,70 @@ def test_ties_and_kinks_are_torchs():
     assert jet(functional.relu, (zero,), ([one],))[1] == (number(0.0),)
     assert jet(lambda x: torch.clamp(x, min=0.0), (zero,), ([one],))[1] == (number(1.0),)
     assert jet(lambda x: torch.clamp(x, min=0 * x), (zero,), ([one],))[1] == (number(1.0),)
+
+
+def test_softplus_at_its_threshold_is_torchs():
+    """At the threshold itself the slope is that from below, and there are no further derivatives."""
+    one, zero = number(1.0), number(0.0)
+    for x, curvature in ((20.0, 0.0), (19.999, None), (20.001, 0.0)):
+        value, (slope, second) = jet(functional.softplus, (number(x),), ([one, zero],))
+        assert value == functional.softplus(number(x))
+        assert math.isclose(slope.item(), 1 / (1 + math.exp(-x)) if x <= 20 else 1.0, rel_tol=1e-15)
+        below = math.exp(-x) / (1 + math.exp(-x)) ** 2
+        assert math.isclose(second.item(), below if curvature is None else curvature, rel_tol=1e-12)
+
+
+def test_logaddexp_of_infinities():
+    """The larger one counts; two equal ones, half each."""
+    inf = math.inf
+    for a, b, weight in ((inf, -inf, 1.0), (-inf, inf, 0.0), (-inf, -inf, 0.5), (inf, inf, 0.5), (1.0, -inf, 1.0)):
+        value, (slope,) = jet(torch.logaddexp, (number(a), number(b)), ([number(1.0)], [number(3.0)]))
+        assert (value, slope) == (torch.logaddexp(number(a), number(b)), number(weight + 3 * (1 - weight)))
+
+
+def test_single_precision():
+    """Functions made of softplus work and keep their digits in float32."""
+    x, one = torch.tensor(-3.0), torch.tensor(1.0)
+    for f in (
+        functional.mish,
+        functional.logsigmoid,
+        lambda x: torch.logaddexp(x, 2 * x),
+        lambda x: functional.binary_cross_entropy_with_logits(x, torch.tensor(0.3)),
+        lambda x: functional.soft_margin_loss(x, torch.tensor(-1.0)),
+    ):
+        _, found = jet(f, (x,), ([one, 0 * one],))
+        _, right = jet(f, (x.double(),), ([one.double(), 0 * one.double()],))
+        for got, exact in zip(found, right, strict=True):
+            assert got.dtype == torch.float32
+            assert math.isclose(got.item(), exact.item(), rel_tol=1e-5)
+
+
+# Functions of one or two numbers, where, along which direction, and value and slope there.
+EXTREMES = {
+    "hypot of large numbers": (torch.hypot, (3e200, 4e200), (1.0, 1.0), (5e200, 1.4)),
+    "hypot of small numbers": (torch.hypot, (3e-200, 4e-200), (1.0, 1.0), (5e-200, 1.4)),
+    "a small power": (torch.pow, (1e-200, 1.0), (1.0, 0.0), (1e-200, 1.0)),
+    "a power of 0": (torch.pow, (0.0, 1.0), (1.0, 1.0), (0.0, 1.0)),
+    "a power of a negative number": (lambda x, y: torch.pow(x, y) * 1, (-2.0, 3.0), (0.0, 0.0), (-8.0, None)),
+    "0 to the power": (lambda x: torch.pow(0.0, x), (2.0,), (1.0,), (0.0, 0.0)),
+    "an angle at the origin": (torch.atan2, (0.0, 0.0), (1.0, 1.0), (0.0, None)),
+    "0 log 0": (torch.xlogy, (0.0, 0.0), (1.0, 1.0), (0.0, None)),
+    "softplus of infinity": (functional.softplus, (math.inf,), (1.0,), (math.inf, 1.0)),
+    "an arctangent far out": (torch.atan, (1e200,), (1.0,), (math.pi / 2, 0.0)),
+    "hardswish of infinity": (functional.hardswish, (math.inf,), (1.0,), (math.inf, 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extremes(name):
+    """The value is torch's, also where the formula for the slope has none; None for a slope that does not exist."""
+    f, point, direction, (value, slope) = EXTREMES[name]
+    got, (first,) = jet(f, tuple(map(number, point)), [[number(each)] for each in direction])
+    assert math.isclose(got.item(), value, rel_tol=1e-15)
+    assert math.isnan(first.item()) if slope is None else math.isclose(first.item(), slope, rel_tol=1e-14)
+
+
+def test_huber_at_its_joint_is_torchs():
+    one = number(1.0)
+    _, (slope, second) = jet(lambda x: functional.huber_loss(x, 0 * one), (one,), ([one, 0 * one],))
+    assert (slope, second) == (one, one)

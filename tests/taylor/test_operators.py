@@ -1,40 +1,183 @@
-"""torch's own operators in Taylor mode, plain and collapsed, against nested forward mode of corrected functions."""
+"""torch's own operators in Taylor mode: the audit on file, a part of it run again, and what it says of faults."""
 
-import json
-import subprocess
-import sys
+import argparse
+import dataclasses
+import math
 from pathlib import Path
 
 import pytest
+import torch
+from taylor.routes import curves
 
-WORKER = Path(__file__).with_name("operators_worker.py")
-# What cannot be compared, or is not right: reasons as the worker gives them, or as they are known.
-EXCEPTIONS = {
-    "float": "single precision",
-    "half": "half precision",
-    "cfloat": "single precision",
-    "chalf": "half precision",
-    "masked.logaddexp": "of two infinities",
-}
-NOT_COMPARED = ("no oracle", "nothing to differentiate")
+from hodiff.checks.audit.jets.jet_audit import JetAudit, jet_audit
+from hodiff.checks.audit.jets.operator import judge_curves
+from hodiff.checks.audit.jets.page import jet_page
+from hodiff.checks.audit.jets.verdict import STATUSES, JetVerdict, merged
+from hodiff.checks.audit.on_file import jets_on_file
+from hodiff.checks.audit.samples import database
+from hodiff.checks.command.audit_command import add_audit
+from hodiff.errors import InputError
+from hodiff.taylor import register
+from hodiff.taylor.registry import RULES
+
+ROOT = Path(__file__).resolve().parents[2]
+D = torch.float64
+X = torch.tensor([0.3, -0.4, 0.9], dtype=D)
+# Every n-th operator goes to the fifth order in the slow test, all of them to the third.
+ONE_IN = 5
 
 
-def errors(part):
-    run = subprocess.run([sys.executable, str(WORKER), part], capture_output=True, text=True, check=True, timeout=900)
-    return json.loads(run.stdout)
+def test_the_page_shows_the_table_on_file():
+    found = jets_on_file()
+    assert found.order == 5
+    assert not found.defects
+    assert found.counts["right"] > 500
+    page = ROOT / "docs" / "reference" / "audit_jets.md"
+    assert page.read_text(encoding="utf-8") == jet_page(found)
+    assert JetAudit.from_json(found.to_json()) == found
 
 
-def assert_right(found):
-    assert found
-    for name, error in found.items():
-        if isinstance(error, str) and error.startswith(NOT_COMPARED):
-            continue
-        assert name in EXCEPTIONS or (isinstance(error, float) and error < 1e-10), (name, error)
+def test_a_few_operators():
+    found = jet_audit(["sin", "matmul", "nn.functional.softplus"], order=3, samples=1, jobs=1)
+    assert set(found.operators) == {"sin", "matmul", "nn.functional.softplus"}
+    for name, verdict in found.operators.items():
+        assert verdict.status == "right", (name, verdict)
+        assert set(verdict.nested) == {"0", "1", "2", "3"}
+        assert max(verdict.nested.values()) < 1e-13
+        assert max(verdict.values.values()) < 1e-7
+        assert max(verdict.collapsed.values()) < 1e-13
+        assert not verdict.without_rule
+
+
+def faulty(rule, f=torch.special.bessel_j1):
+    """The verdict where a rule of ours for a function of torch is this."""
+    kept = RULES.get(f)
+    register(f)(rule)
+    try:
+        return judge_curves(curves(f, (X,), 3))
+    finally:
+        del RULES[f]
+        if kept is not None:
+            RULES[f] = kept
+
+
+def test_a_wrong_rule_is_off_by_both_oracles():
+    verdict = faulty(lambda x: torch.sin(x + math.pi / 2) + 1e-3 * (1 + x) ** 3, torch.cos)
+    assert verdict.status == "off"
+    assert verdict.detail == "values say otherwise at order 0, 1, 2, 3"
+    assert min(verdict.nested.values()) > 1e-5
+    assert min(verdict.values.values()) > 1e-5
+
+
+def test_a_fault_that_values_alone_see():
+    """Of a derivative that torch does not know, or that nesting shares, interpolation tells."""
+
+    class Shared(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x.sin()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx, cotangent):
+            return 1.01 * cotangent * ctx.saved_tensors[0].cos()
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            return 1.01 * tangent * ctx.saved_tensors[0].cos()
+
+    verdict = judge_curves(curves(Shared.apply, (X,), 2))
+    assert max(verdict.nested.values()) < 1e-12
+    assert (verdict.status, verdict.detail) == ("off", "values say otherwise at order 1, 2")
+
+
+def test_a_collapsed_fault():
+    """A sum over a primal axis that has the length of the directions."""
+
+    def rule(x):
+        found = x * 1
+        frame = found.frame
+        if frame.collapsed and found.coefficients[frame.order] is not None:
+            found.write([*found.coefficients[:-1], 1.1 * found.coefficients[-1]])
+        return found
+
+    verdict = faulty(rule, torch.clone)
+    assert verdict.status == "off"
+    assert "are not the sum of plain ones" in verdict.detail
+
+
+def test_other_verdicts():
+    assert judge_curves(curves(lambda x: x.relu(), (0 * X,), 2)).status == "right"
+    assert judge_curves(curves(lambda x: x > 0, (X,), 2)).status == "not differentiable"
+    refused = judge_curves(curves(lambda x: x * float(x[0]), (X,), 2))
+    assert (refused.status, refused.is_defect) == ("refused", False)
+    assert refused.detail.startswith("InputError: jet: float() would lose the derivatives")
+    assert judge_curves(curves(lambda x: torch.normal(x, 1 + x * x), (X,), 1)).status == "random"
+    dropped = judge_curves(curves(lambda x: torch.nn.functional.dropout(x * x), (X,), 2))
+    assert (dropped.status, dropped.detail) == ("right", "")
+    nested = judge_curves(curves(torch.special.i0, (X,), 2))
+    assert (nested.status, nested.without_rule) == ("right", ("special.i0",))
+
+
+def test_the_worst_sample_counts():
+    one = JetVerdict("right", nested={"1": 1e-16}, without_rule=("a",))
+    two = JetVerdict("off", "why", nested={"1": 1e-3, "2": 0.1}, without_rule=("b",))
+    both = merged([one, two])
+    assert (both.status, both.detail) == ("off", "why")
+    assert (both.nested, both.without_rule) == ({"1": 1e-3, "2": 0.1}, ("a", "b"))
+    assert {one.status, two.status} <= set(STATUSES)
+
+
+def test_wrong_options():
+    for options, words in (
+        ({"order": 6}, "jet_audit: order: expected 1 to 5"),
+        ({"samples": 0}, "samples: expected an int"),
+        ({"seed": -1}, "seed: expected an int"),
+        ({"time_limit": 0.0}, "time_limit"),
+    ):
+        with pytest.raises(InputError, match=words):
+            jet_audit("sin", **options)
+    with pytest.raises(InputError, match=r"JetAudit.from_json: text: expected such an audit's JSON"):
+        JetAudit.from_json("{}")
+
+
+def parsed(*arguments):
+    parser = argparse.ArgumentParser()
+    add_audit(parser.add_subparsers())
+    return parser.parse_args(["audit", *arguments])
+
+
+def test_the_command(monkeypatch, tmp_path, capsys):
+    asked = {}
+    bad = JetAudit("2.13.0", 5, {"sin": JetVerdict("off", "values say otherwise at order 2")})
+
+    def instead(operators, **options):
+        asked.update(options, operators=operators)
+        return bad
+
+    monkeypatch.setattr("hodiff.checks.command.audit_command.jet_audit", instead)
+    options = parsed("--jets", "--op", "sin", "--order", "4", "--json", str(tmp_path / "a.json"))
+    assert options.run(options) == 1
+    assert (asked["operators"], asked["order"], asked["samples"]) == (["sin"], 4, 2)
+    assert "| `sin` | off | values say otherwise at order 2 |" in capsys.readouterr().out
+    assert JetAudit.from_json((tmp_path / "a.json").read_text()) == bad
+    assert str(bad).splitlines()[1] == "sin: off: values say otherwise at order 2"
+    options = parsed("--jets", "--on-file")
+    assert options.run(options) == 0
+    assert capsys.readouterr().out == jet_page(jets_on_file())
 
 
 @pytest.mark.slow
-def test_of_all_kinds():
-    found = errors("")
-    assert_right(found)
-    right = [name for name, error in found.items() if isinstance(error, float) and error < 1e-10]
-    assert len(right) > 500
+@pytest.mark.parametrize("order", [3, 5])
+def test_of_all_kinds(order):
+    names = list(database())[:: ONE_IN if order == 5 else 1]
+    found = jet_audit(names, order=order)
+    assert not found.defects, str(found)
+    assert found.counts["right"] > (500 if order == 3 else 90)
+    kept = jets_on_file().operators
+    worse = [name for name, each in found.operators.items() if kept[name].status == "right" != each.status]
+    assert not worse, [(name, dataclasses.asdict(found.operators[name])) for name in worse]

@@ -1,4 +1,4 @@
-"""The audits that hodiff brings along: one for each minor version of torch that was audited, and invented calls."""
+"""The audits that hodiff brings along: of versions of torch, invented calls and Taylor mode."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from importlib import resources
 
 import torch
 
+from hodiff.checks.audit.jets.jet_audit import JetAudit
 from hodiff.checks.audit.mutated.mutated_audit import MutatedAudit
 from hodiff.checks.audit.table import AuditTable
 
 _FOLDER = resources.files("hodiff.checks.audit") / "data"
 _INVENTED = "mutated-2.13.json"
+_JETS = "jets-2.13.json"
 
 
 def versions_on_file() -> list[str]:
@@ -30,6 +32,11 @@ def audit_on_file(version: str = torch.__version__) -> AuditTable:
 def mutated_on_file() -> MutatedAudit:
     """The audit of invented calls, by torch alone and with corrections."""
     return MutatedAudit.from_json((_FOLDER / _INVENTED).read_text(encoding="utf-8"))
+
+
+def jets_on_file() -> JetAudit:
+    """The audit of Taylor mode."""
+    return JetAudit.from_json((_FOLDER / _JETS).read_text(encoding="utf-8"))
 
 
 @cache

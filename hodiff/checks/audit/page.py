@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
+from hodiff.checks.audit.grid import grid
 from hodiff.checks.audit.mutated.mutated_audit import Count, MutatedAudit
 from hodiff.checks.audit.table import TITLES, TORCH, AuditTable
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, Verdict, Verdicts
@@ -68,7 +69,7 @@ def _counts(table: AuditTable) -> Iterator[str]:
         seen = [status for status in reversed(STATUSES) if any(counts[route][status] for route in AUDITED_ROUTES)]
         rows = [(route, *(str(counts[route][status]) for status in seen)) for route in AUDITED_ROUTES]
         yield f"{len(table.operators)} operators, {TITLES[run]}:"
-        yield _grid(("route", *seen), rows)
+        yield grid(("route", *seen), rows)
 
 
 def _defects(table: AuditTable) -> Iterator[str]:
@@ -78,7 +79,7 @@ def _defects(table: AuditTable) -> Iterator[str]:
         return
     if len(table.runs) > 1:
         yield "Torch alone → inside `hodiff.corrected()`; one word where nothing changed."
-    yield _grid(("operator", *AUDITED_ROUTES), [(f"`{name}`", *_cells(table, name)) for name in bad])
+    yield grid(("operator", *AUDITED_ROUTES), [(f"`{name}`", *_cells(table, name)) for name in bad])
 
 
 def _cells(table: AuditTable, name: str) -> Iterator[str]:
@@ -103,7 +104,7 @@ def _messages(table: AuditTable) -> Iterator[str]:
         rows += [(f"`{name}`", _listed(routes), message.replace("|", "\\|")) for message, routes in by_message.items()]
     yield f"Of the run {TITLES[run]}." if rows else "Nothing."
     if rows:
-        yield _grid(("operator", "routes", "detail"), rows)
+        yield grid(("operator", "routes", "detail"), rows)
 
 
 def _of_invented(invented: MutatedAudit) -> Iterator[str]:
@@ -115,11 +116,11 @@ def _of_invented(invented: MutatedAudit) -> Iterator[str]:
         for title, each in totals
     ]
     yield f"torch {invented.torch}, seed {invented.seed}:"
-    yield _grid(("run", "calls", "silently wrong or not finite", "raises", "operators"), rows)
+    yield grid(("run", "calls", "silently wrong or not finite", "raises", "operators"), rows)
     names = sorted({name for row in invented.counts.values() for name, each in row.items() if each.silent})
     if names:
         yield "Silently wrong, of the calls of an operator:"
-        yield _grid(
+        yield grid(
             ("operator", *(TITLES[run] for run in invented.counts)),
             [(f"`{name}`", *(_silent_of(row[name]) for row in invented.counts.values())) for name in names],
         )
@@ -138,7 +139,7 @@ def _by_version(versions: Sequence[AuditTable]) -> Iterator[str]:
         (f"`{name}`", *(_defect_of(table, defects, name) for table, defects in zip(versions, found, strict=True)))
         for name in names
     ]
-    yield _grid(("operator", *(f"torch {table.torch}" for table in versions)), rows)
+    yield grid(("operator", *(f"torch {table.torch}" for table in versions)), rows)
 
 
 def _defect_of(table: AuditTable, defects: Mapping[str, Verdicts], name: str) -> str:
@@ -152,9 +153,3 @@ def _defect_of(table: AuditTable, defects: Mapping[str, Verdicts], name: str) ->
 
 def _listed(routes: list[str], names: Mapping[str, str] | None = None) -> str:
     return "all" if len(routes) == len(AUDITED_ROUTES) else ", ".join((names or {}).get(each, each) for each in routes)
-
-
-def _grid(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [list(titles), *(list(row) for row in rows)]
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

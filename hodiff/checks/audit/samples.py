@@ -10,6 +10,7 @@ import itertools
 import random
 import zlib
 from collections.abc import Callable, Iterator
+from types import MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from hodiff.errors import HodiffError
 from hodiff.torch_internals.operator_database import operator_database, parameter_names
 from hodiff.torch_internals.operators import batch_norm_with_update, native_batch_norm
 
+_METHODS = (MethodDescriptorType, WrapperDescriptorType)
 # Beyond these the database only repeats itself.
 _LISTED = 200
 # Larger samples are taken only where there are no others.
@@ -134,9 +136,15 @@ def _call(op: Any, process: Callable[[Any], Any]) -> Callable[..., Any]:
     # to be, and what follows it makes eigenvectors and the like unique.
     seeded = op.gradcheck_wrapper.__name__ == "wrapper_set_seed"
     wrapper = _as_it_is if seeded else op.gradcheck_wrapper
+    function = _by_attribute(op.op.__name__) if isinstance(op.op, _METHODS) else op.op
 
     def call(input: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        output = process(wrapper(op.op, input, *args, **kwargs))
+        output = process(wrapper(function, input, *args, **kwargs))
         return output[0] if op.name in FIRST_OUTPUT_ONLY else output
 
     return call
+
+
+def _by_attribute(name: str) -> Callable[..., Any]:
+    """A method of tensors as one of whatever stands in the place of a tensor."""
+    return lambda first, *rest, **named: getattr(first, name)(*rest, **named)

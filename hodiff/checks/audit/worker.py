@@ -9,11 +9,14 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import torch
 
 from hodiff.checks.audit.audit_sample import audit_sample
+from hodiff.checks.audit.jets.operator import audit_jets
+from hodiff.checks.audit.jets.verdict import JetVerdict
 from hodiff.checks.audit.mutated.operator import audit_changed
 from hodiff.checks.audit.samples import ILL_POSED, database, name_of, samples
 from hodiff.checks.audit.verdicts import Verdict, everywhere, worst
@@ -33,11 +36,8 @@ def main() -> None:
     _write(replies, {"operators": list(operators)})
     for line in sys.stdin:
         request = json.loads(line)
-        name, invented = request.pop("operator"), request.pop("changed", False)
-        _write(
-            replies,
-            audit_invented(operators[name], **request) if invented else audit_operator(operators[name], **request),
-        )
+        name, kind = request.pop("operator"), request.pop("kind", "routes")
+        _write(replies, _KINDS[kind](operators[name], **request))
 
 
 def audit_operator(op: Any, *, correct: bool, count: int, seed: int) -> dict[str, Any]:
@@ -83,6 +83,32 @@ def audit_invented(op: Any, *, correct: bool, count: int, seed: int) -> dict[str
     if name in ILL_POSED or _undeclared(op):
         return {"judged": 0, "silent": 0, "raising": 0, "findings": []}
     return audit_changed(name, op, correct=correct, cases=count, seed=seed)
+
+
+def audit_in_taylor_mode(op: Any, *, order: int, count: int, seed: int) -> dict[str, Any]:
+    """Audit one operator of the database in Taylor mode.
+
+    Args:
+        op: The entry of the database.
+        order: The highest order.
+        count: The most samples to take.
+        seed: Of the curves.
+
+    Returns:
+        The verdict.
+    """
+    reason = ILL_POSED.get(name_of(op)) or _undeclared(op)
+    verdict = (
+        JetVerdict("not differentiable", reason) if reason else audit_jets(op, order=order, count=count, seed=seed)
+    )
+    return verdict.to_json()
+
+
+_KINDS: dict[str, Callable[..., dict[str, Any]]] = {
+    "routes": audit_operator,
+    "invented": audit_invented,
+    "jets": audit_in_taylor_mode,
+}
 
 
 def _undeclared(op: Any) -> str:

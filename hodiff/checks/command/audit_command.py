@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 from hodiff.checks.audit.audit import audit
+from hodiff.checks.audit.jets.jet_audit import JetAudit, jet_audit
+from hodiff.checks.audit.jets.page import jet_page
 from hodiff.checks.audit.mutated.mutated_audit import MutatedAudit, mutated_audit
-from hodiff.checks.audit.on_file import audit_on_file, mutated_on_file, versions_on_file
+from hodiff.checks.audit.on_file import audit_on_file, jets_on_file, mutated_on_file, versions_on_file
 from hodiff.checks.audit.page import markdown_page
 from hodiff.checks.audit.table import AuditTable
 
@@ -29,12 +31,17 @@ def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page here; else to standard output")
     parser.add_argument("--on-file", action="store_true", help="audit nothing: the page of the audits on file")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=6, metavar="N", help="most samples of an operator (%(default)s)")
+    parser.add_argument("--samples", type=int, metavar="N", help="most samples of an operator (6; with --jets 2)")
     parser.add_argument(
         "--time-limit", type=float, default=120.0, metavar="S", help="seconds an operator (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random directions (%(default)s)")
-    parser.add_argument("--mutate", action="store_true", help="calls that the database leaves out, and their scripts")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--mutate", action="store_true", help="calls that the database leaves out, and their scripts")
+    kind.add_argument("--jets", action="store_true", help="Taylor mode, along curves")
+    parser.add_argument(
+        "--order", type=int, default=5, metavar="K", help="with --jets: the highest order, 1 to 5 (%(default)s)"
+    )
     parser.add_argument(
         "--cases", type=int, default=6, metavar="N", help="with --mutate: calls an operator (%(default)s)"
     )
@@ -44,6 +51,8 @@ def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def run_audit(options: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 without defects and 1 with."""
+    if options.jets:
+        return _run_jets(options)
     if options.on_file:
         versions = [audit_on_file(version) for version in versions_on_file()]
         _write(options, audit_on_file(), markdown_page(audit_on_file(), versions, mutated_on_file()))
@@ -53,7 +62,7 @@ def run_audit(options: argparse.Namespace) -> int:
     table = audit(
         options.op,
         correct=_runs(options),
-        samples=options.samples,
+        samples=6 if options.samples is None else options.samples,
         jobs=options.jobs,
         time_limit=options.time_limit,
         seed=options.seed,
@@ -82,7 +91,25 @@ def _run_mutated(options: argparse.Namespace) -> int:
     return 1 if found.silent else 0
 
 
-def _write(options: argparse.Namespace, table: AuditTable | MutatedAudit, page: str) -> None:
+def _run_jets(options: argparse.Namespace) -> int:
+    """The audit of Taylor mode; the exit status is 1 if an operator is off or too slow."""
+    if options.on_file:
+        _write(options, jets_on_file(), jet_page(jets_on_file()))
+        return 0
+    found = jet_audit(
+        options.op,
+        order=options.order,
+        samples=2 if options.samples is None else options.samples,
+        jobs=options.jobs,
+        time_limit=options.time_limit,
+        seed=options.seed,
+        progress=not options.quiet,
+    )
+    _write(options, found, jet_page(found))
+    return 1 if found.defects else 0
+
+
+def _write(options: argparse.Namespace, table: AuditTable | MutatedAudit | JetAudit, page: str) -> None:
     if options.json:
         options.json.write_text(table.to_json(), encoding="utf-8")
     if options.markdown:

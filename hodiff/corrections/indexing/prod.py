@@ -52,7 +52,8 @@ def _linalg_vander(x: Tensor, *, N: int | None = None) -> Any:
     columns = x.shape[-1] if N is None and x.dim() else N
     if columns is None or columns < 2:
         return INVALID
-    return _powers(x, columns)
+    # Torch takes a number for a vector of one.
+    return _powers(torch.atleast_1d(x), columns)
 
 
 @register(

@@ -10,13 +10,14 @@ from torch.nn import functional
 
 from hodiff.taylor.elementwise import Derivatives, System
 from hodiff.taylor.registry import rule
-from hodiff.taylor.rules.arithmetic import of_one
-from hodiff.taylor.rules.elementary import _normal_density, _sech2, polygamma
+from hodiff.taylor.rules.arithmetic import of_one, with_value
+from hodiff.taylor.rules.elementary import LOGSIGMOID, SOFTPLUS, _normal_density, _sech2, polygamma
 from hodiff.taylor.series import Frame
-from hodiff.taylor.substitution import value_of
+from hodiff.taylor.substitution import moves, value_of
 
+# Φ by erfc, as torch's ndtr loses its left tail.
 _GELU = System(
-    lambda x: (functional.gelu(x), torch.special.ndtr(x), _normal_density(x)),
+    lambda x: (functional.gelu(x), torch.erfc(x * -math.sqrt(0.5)) / 2, _normal_density(x)),
     lambda u, v, p, g: (p + u * g, g, -u * g),
 )
 _TANHSHRINK = System(
@@ -48,13 +49,36 @@ def silu(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
 @rule("nn.mish")
 def mish(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     """X tanh(softplus(x))."""
-    return x * torch.tanh(functional.softplus(x, threshold=1e300))
+    return x * torch.tanh(of_one(frame, x, SOFTPLUS))
+
+
+@rule("nn.softplus")
+def softplus(frame: Frame, func: Any, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    """log(1 + exp(beta x)) / beta; the line itself above the threshold."""
+    if not moves(frame, x):
+        return func(x, beta, threshold)
+    soft = of_one(frame, beta * x if beta != 1 else x, SOFTPLUS)
+    soft = soft / beta if beta != 1 else soft
+    u = x.value
+    # Just at the threshold torch has value and slope from below, and no further derivatives.
+    slope = torch.where(u * beta > threshold, 1.0, torch.sigmoid(beta * u)).to(u.dtype)
+    value = torch.where(u * beta > threshold, u, soft.value)
+    line = of_one(frame, x, Derivatives(lambda x, m: (value, slope)[m] if m < 2 else None))
+    return torch.where(u * beta >= threshold, line, soft)
 
 
 @rule("nn.softsign")
 def softsign(frame: Frame, func: Any, x: Any) -> Any:
-    """X over 1 + |x|."""
-    return x / (1 + torch.abs(x))
+    """X over 1 + |x|; beside 0 it is a constant less 1 / (1 + |x|), whose slopes do not cancel."""
+
+    def coefficient(u: Any, m: int) -> Any:
+        if m == 0:
+            return functional.softsign(u)
+        size = 1 / (1 + torch.abs(u)) ** (m + 1)
+        # At 0 torch's |x| does not move.
+        return size if m == 1 else -size * torch.sign(u) * (-torch.sign(u)) ** m
+
+    return of_one(frame, x, Derivatives(coefficient))
 
 
 @rule("nn.tanhshrink")
@@ -65,8 +89,8 @@ def tanhshrink(frame: Frame, func: Any, x: Any) -> Any:
 
 @rule("nn.logsigmoid")
 def logsigmoid(frame: Frame, func: Any, x: Any) -> Any:
-    """Minus softplus of minus x."""
-    return -functional.softplus(-x, threshold=1e300)
+    """By the logistic family's equations."""
+    return of_one(frame, x, LOGSIGMOID)
 
 
 def _exponential_below(frame: Frame, x: Any, alpha: float, scale: float, rate: float) -> Any:
@@ -121,24 +145,29 @@ def xlogy(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     x, y = value_of(frame, a), value_of(frame, b)
     still = torch.as_tensor(x == 0) if x is a else torch.zeros((), dtype=torch.bool)
     safe = torch.where(still, torch.ones_like(torch.as_tensor(y)), b) if bool(still.any()) else b
-    return a * (log(safe) if not isinstance(safe, (int, float)) else math.log(safe))
+    found = a * (log(safe) if not isinstance(safe, (int, float)) else math.log(safe))
+    return with_value(frame, func(x, y), found)
 
 
 @rule("atan2")
 def atan2(frame: Frame, func: Any, y: Any, x: Any, *, out: None = None) -> Any:
-    """The arctangent of the quotient that is below 1 in size, turned to the value's quadrant."""
+    """The arctangent of the quotient that is at most 1 in size, with the value of the right quadrant."""
     a, b = value_of(frame, y), value_of(frame, x)
     steep = torch.abs(a) > torch.abs(b)
     above = torch.where(steep, -x, y)
     below = torch.where(steep, y, x)
-    turned = torch.atan(above / below)
-    return turned + (torch.atan2(a, b) - value_of(frame, turned))
+    return with_value(frame, torch.atan2(a, b), torch.atan(above / below))
 
 
 @rule("hypot")
 def hypot(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The root of the sum of squares."""
-    return torch.sqrt(a * a + b * b)
+    """The root of the sum of squares, of which the larger is 1, so that they neither overflow nor vanish."""
+    x, y = value_of(frame, a), value_of(frame, b)
+    value = torch.hypot(x, y)
+    size = torch.maximum(torch.abs(x), torch.abs(y))
+    size = torch.where((size > 0) & torch.isfinite(size), size, 1.0)
+    p, q = a / size, b / size
+    return with_value(frame, value, size * torch.sqrt(p * p + q * q))
 
 
 @rule("lerp")

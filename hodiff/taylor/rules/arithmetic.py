@@ -57,6 +57,11 @@ def _in_shape(each: Any, value: Any, shape: tuple[int, ...]) -> Any:
     return each if each.shape == shape else each.expand(shape)
 
 
+def with_value(frame: Frame, value: Any, x: Any) -> Any:
+    """A jet with another value, such as torch's own where a formula for derivatives has none."""
+    return widened(frame, [value, *x.coefficients[1:]])
+
+
 @analytic_rule("add")
 def add(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = None) -> Any:
     """Coefficient by coefficient."""
@@ -112,8 +117,25 @@ def pow(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
             return of_one(frame, a, power(number))
         return torch.exp(number * torch.log(a.to(torch.result_type(value_of(frame, a), 1j))))
     if moves(frame, b):
-        return torch.exp(b * (_log(a) if isinstance(a, (int, float, complex)) else torch.log(a)))
-    return of_one(frame, a, Derivatives(lambda x, m: _falling(x, b, m)))
+        return _moving_power(frame, a, b)
+    u, _ = aligned(frame, a, b)
+    return widened(frame, Derivatives(lambda x, m: _falling(x, b, m)).series(frame, u))
+
+
+def _moving_power(frame: Frame, a: Any, b: Any) -> Any:
+    """The value times exp(b log a), of which the value is taken out, so that it is torch's to the last digit."""
+    x, y = value_of(frame, a), value_of(frame, b)
+    value = torch.pow(x, y)
+    if isinstance(a, (int, float, complex)):
+        exponent = b * (_log(a) if a else 0.0)
+        return with_value(frame, value, value * torch.exp(with_value(frame, torch.zeros_like(value), exponent)))
+    # At 0 the exponent has no part, as in torch.
+    zero = x == 0
+    exponent = b * torch.log(torch.where(zero, 1.0, a))
+    found = value * torch.exp(with_value(frame, torch.zeros_like(value), exponent))
+    if moves(frame, a):
+        found = torch.where(zero, torch.pow(a, y), found)
+    return with_value(frame, value, found)
 
 
 @analytic_rule("float_power")

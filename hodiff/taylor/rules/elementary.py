@@ -1,7 +1,7 @@
 """Elementwise functions of one argument, a row each: a system of equations, or derivatives in closed form.
 
 Unknowns that are small where the function saturates are unknowns of their own, so that no digit cancels: of tanh its
-slope, of the sigmoid its complement.
+slope, of the sigmoid its slope and how far it is from one half.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ _ROOT_TWO_PI = math.sqrt(2 * math.pi)
 
 def _sech2(x: Any) -> Any:
     return 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x)
+
+
+def _logistic_slopes(x: Any) -> tuple[Any, Any]:
+    """The slope p of the sigmoid s, and d = s - (1 - s), which vanishes at 0: p' = -p d and d' = 2 p."""
+    return torch.sigmoid(x) * torch.sigmoid(-x), torch.tanh(x / 2)
 
 
 def _normal_density(x: Any) -> Any:
@@ -57,6 +62,14 @@ def _lgamma(x: Any, m: int) -> Any:
     return torch.lgamma(x) if m == 0 else _polygamma_value(m - 1, x) / math.factorial(m)
 
 
+SOFTPLUS = System(
+    lambda x: (-torch.nn.functional.logsigmoid(-x), torch.sigmoid(x), *_logistic_slopes(x)),
+    lambda u, v, s, p, d: (s, p, -p * d, 2 * p),
+)
+LOGSIGMOID = System(
+    lambda x: (torch.nn.functional.logsigmoid(x), torch.sigmoid(-x), *_logistic_slopes(x)),
+    lambda u, v, c, p, d: (c, -p, -p * d, 2 * p),
+)
 LOGIT = System(lambda x: (torch.logit(x),), lambda u, v: (1 / (u * (1 - u)),))
 
 ELEMENTARY: dict[str, System | Power | Derivatives] = {
@@ -80,19 +93,14 @@ ELEMENTARY: dict[str, System | Power | Derivatives] = {
     "tan": System(lambda x: (torch.tan(x),), lambda u, v: (1 + v * v,)),
     "asin": System(lambda x: (torch.asin(x), torch.rsqrt((1 - x) * (1 + x))), lambda u, v, r: (r, u * r * r * r)),
     "acos": System(lambda x: (torch.acos(x), torch.rsqrt((1 - x) * (1 + x))), lambda u, v, r: (-r, u * r * r * r)),
-    "atan": System(lambda x: (torch.atan(x),), lambda u, v: (1 / (1 + u * u),)),
+    "atan": System(lambda x: (torch.atan(x), 1 / (1 + x * x)), lambda u, v, r: (r, -2 * u * (r * r))),
     "sinh": System(lambda x: (torch.sinh(x), torch.cosh(x)), lambda u, v, w: (w, v)),
     "cosh": System(lambda x: (torch.cosh(x), torch.sinh(x)), lambda u, v, w: (w, v)),
     "tanh": System(lambda x: (torch.tanh(x), _sech2(x)), lambda u, v, w: (w, -2 * v * w)),
     "asinh": System(lambda x: (torch.asinh(x), torch.rsqrt(1 + x * x)), lambda u, v, r: (r, -u * r * r * r)),
     "acosh": System(lambda x: (torch.acosh(x), torch.rsqrt((x - 1) * (x + 1))), lambda u, v, r: (r, -u * r * r * r)),
     "atanh": System(lambda x: (torch.atanh(x),), lambda u, v: (1 / ((1 - u) * (1 + u)),)),
-    # The logistic family: s the sigmoid, c its complement
-    "sigmoid": System(lambda x: (torch.sigmoid(x), torch.sigmoid(-x)), lambda u, s, c: (s * c, -(s * c))),
-    "logsigmoid": System(
-        lambda x: (torch.nn.functional.logsigmoid(x), torch.sigmoid(-x), torch.sigmoid(x)),
-        lambda u, v, c, s: (c, -(s * c), s * c),
-    ),
+    "sigmoid": System(lambda x: (torch.sigmoid(x), *_logistic_slopes(x)), lambda u, s, p, d: (p, -p * d, 2 * p)),
     # The normal distribution's family
     "erf": System(lambda x: (torch.erf(x), 2 / _ROOT_PI * torch.exp(-x * x)), lambda u, v, g: (g, -2 * u * g)),
     "erfc": System(lambda x: (torch.erfc(x), 2 / _ROOT_PI * torch.exp(-x * x)), lambda u, v, g: (-g, -2 * u * g)),

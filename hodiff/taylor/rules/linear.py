@@ -28,7 +28,9 @@ LINEAR = """
     fft.rfftn fft.irfftn fft.fftshift fft.ifftshift
     nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d
     nn.pixel_shuffle nn.pixel_unshuffle nn.fold nn.unfold nn.interpolate nn.upsample nn.channel_shuffle
-    physical_conj resolve_neg nn.affine_grid gradient
+    resolve_neg nn.affine_grid gradient
+    expand_copy alias_copy view_copy narrow_copy permute_copy transpose_copy t_copy squeeze_copy unsqueeze_copy
+    unfold_copy unbind_copy split_copy split_with_sizes_copy slice_copy select_copy
 """
 JOINT = """
     cat tensors!
@@ -40,6 +42,7 @@ JOINT = """
     where condition input! other!
     diff input! n dim prepend! append!
     nn.pad input! pad mode value!
+    constant_pad_nd input! pad value!
     masked_fill input! mask value!
     masked_scatter input! mask source!
     index_add input! dim index source!
@@ -118,6 +121,12 @@ for _name in LINEAR.split():
 for _row in JOINT.strip().splitlines():
     _name, *_parameters = _row.split()
     enter(_name, linear_rule(_parameters), analytic=True)
+
+
+@analytic_rule("conj_physical")
+def conj_physical(frame: Frame, func: Any, x: Any, *, out: None = None) -> Any:
+    """The conjugate, written out; torch has no batching rule for it."""
+    return torch.resolve_conj(torch.conj(x))
 
 
 @analytic_rule("expand_as")

@@ -1,4 +1,4 @@
-"""Functions made of pieces: which piece is decided by the value, and ties as torch's derivatives decide them."""
+"""Functions made of pieces: which piece is decided by the value, and joints as torch's derivatives decide them."""
 
 from __future__ import annotations
 
@@ -10,55 +10,15 @@ from torch.nn import functional
 from hodiff.taylor.elementwise import Derivatives
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.registry import rule
-from hodiff.taylor.rules.arithmetic import aligned, of_one, widened
-from hodiff.taylor.series import Frame, plus, times
-from hodiff.taylor.substitution import Batched, along_directions, call, moves, value_of
-
-
-def chosen(frame: Frame, value: Any, weight: Any, a: Any, b: Any) -> Any:
-    """The share `weight` of a and the rest of b, as for the larger of two."""
-    u, v = aligned(frame, a, b)
-    rest = [plus(times(weight, x), times(1 - weight, y)) for x, y in zip(u[1:], v[1:], strict=True)]
-    return widened(frame, [value, *rest])
-
-
-def _extreme(frame: Frame, func: Any, a: Any, b: Any, sign: int) -> Any:
-    x, y = value_of(frame, a), value_of(frame, b)
-    value = func(x, y)
-    weight = torch.heaviside(
-        sign * (x - y).to(value.dtype), torch.full((), 0.5, dtype=value.dtype, device=value.device)
-    )
-    return chosen(frame, value, weight, a, b)
-
-
-@rule("fmax")
-def fmax(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The larger one's; the first one's at ties, and where the second is NaN."""
-    x, y = value_of(frame, a), value_of(frame, b)
-    return chosen(frame, torch.fmax(x, y), ((x >= y) | torch.isnan(y)).to(torch.fmax(x, y).dtype), a, b)
-
-
-@rule("fmin")
-def fmin(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The smaller one's; the first one's at ties, and where the second is NaN."""
-    x, y = value_of(frame, a), value_of(frame, b)
-    return chosen(frame, torch.fmin(x, y), ((x <= y) | torch.isnan(y)).to(torch.fmin(x, y).dtype), a, b)
-
-
-@rule("maximum")
-def maximum(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The larger one's; half of each at ties."""
-    return _extreme(frame, func, a, b, 1)
-
-
-@rule("minimum")
-def minimum(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The smaller one's; half of each at ties."""
-    return _extreme(frame, func, a, b, -1)
+from hodiff.taylor.rules.arithmetic import aligned, of_one, series_of, widened
+from hodiff.taylor.series import Frame, times
+from hodiff.taylor.substitution import moves, value_of
 
 
 def _slope(frame: Frame, u: Any, value: Any, slope: Any) -> Any:
-    return of_one(frame, u, Derivatives(lambda x, m: value if m == 0 else slope if m == 1 else None))
+    """A function of pieces that are lines; bounds may have a higher rank than u."""
+    lines = Derivatives(lambda x, m: value if m == 0 else slope if m == 1 else None)
+    return widened(frame, lines.series(frame, series_of(frame, u, value.ndim)))
 
 
 @rule("clamp")
@@ -158,8 +118,8 @@ def hardswish(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     def coefficient(u: Any, m: int) -> Any:
         if m == 0:
             return functional.hardswish(u)
-        inside = ((u > -3) & (u < 3)).to(u.dtype)
-        return inside * (u / 3 + 0.5) + (u >= 3).to(u.dtype) if m == 1 else inside / 6 if m == 2 else None
+        inside, above = (u > -3) & (u < 3), (u >= 3).to(u.dtype)
+        return torch.where(inside, u / 3 + 0.5, above) if m == 1 else inside.to(u.dtype) / 6 if m == 2 else None
 
     return of_one(frame, x, Derivatives(coefficient))
 
@@ -183,94 +143,3 @@ def copysign(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> An
     u, _ = aligned(frame, a, b)
     sign = torch.sign(value) * torch.sign(u[0])
     return widened(frame, [value, *(times(sign, each) for each in u[1:])])
-
-
-def picked(frame: Frame, x: Any, function: Any) -> Any:
-    """Each coefficient through a function that picks elements."""
-    return Jet(
-        frame,
-        [
-            None if each is None else along_directions(function, (Batched(each, frame.has_axis(k)),), {})
-            for k, each in enumerate(x.coefficients)
-        ],
-    )
-
-
-def _with_indices(frame: Frame, func: Any, x: Any, args: Any, kwargs: Any, dim: int, keepdim: bool) -> Any:
-    """A function that returns values and indices along a dimension."""
-    found = func(x.value, *args, **kwargs)
-    _, indices = found
-
-    def take(each: Any) -> Any:
-        if each.ndim == 0:
-            return each
-        at = indices if keepdim else indices.unsqueeze(dim)
-        taken = torch.gather(each, dim, at)
-        return taken if keepdim else taken.squeeze(dim)
-
-    moved = picked(frame, x, take)
-    return type(found)((moved, indices)) if type(found) in (tuple, list) else type(found)([moved, indices])
-
-
-@rule("sort", "topk", "msort", "cummax", "cummin", "kthvalue", "median", "nanmedian", "mode", "max", "min")
-def ordered(frame: Frame, func: Any, x: Any, *args: Any, out: None = None, **kwargs: Any) -> Any:
-    """What is picked by order, by the indices of the value."""
-    name = getattr(func, "__name__", "")
-    if name in ("max", "min") and args and not isinstance(args[0], int):
-        return {"max": torch.maximum, "min": torch.minimum}[name](x, args[0])
-    if name in ("max", "min") and "other" in kwargs:
-        return {"max": torch.maximum, "min": torch.minimum}[name](x, kwargs["other"])
-    if name in ("max", "min") and not args and "dim" not in kwargs:
-        return {"max": torch.amax, "min": torch.amin}[name](x)
-    if name == "msort":
-        return torch.sort(x, 0)[0]
-    if name in ("median", "nanmedian") and not args and "dim" not in kwargs:
-        return call(func, (x.reshape(-1), 0), {})[0]
-    first_of_args = name in ("sort", "median", "nanmedian", "mode", "max", "min", "cummax", "cummin")
-    position = 0 if first_of_args else 1
-    dim = args[position] if len(args) > position else kwargs.get("dim", -1)
-    keeps = name in ("sort", "topk", "cummax", "cummin")
-    keepdim = keeps or (args[position + 1] if len(args) > position + 1 else kwargs.get("keepdim", False))
-    return _with_indices(frame, func, x, args, kwargs, dim, bool(keepdim))
-
-
-@rule("amax", "amin")
-def amax(frame: Frame, func: Any, x: Any, dim: Any = (), keepdim: bool = False, *, out: None = None) -> Any:
-    """The mean over those that are the extreme."""
-    value = func(x.value, dim, True)
-    among = (x.value == value).to(x.value.dtype)
-    dims = tuple(range(x.value.ndim)) if dim in ((), []) else dim
-    weight = among / among.sum(dims, keepdim=True) if x.value.ndim else among
-    moved = (x * weight).sum(dims, keepdim=keepdim) if x.value.ndim else x * weight
-    return Jet(frame, [func(x.value, dim, keepdim), *moved.coefficients[1:]])
-
-
-def _pooling(rank: int) -> None:
-    name = f"max_pool{rank}d"
-    with_indices = getattr(functional, f"{name}_with_indices")
-
-    def pool(frame: Frame, func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        wanted = kwargs.pop("return_indices", False) or func is with_indices
-        _, indices = with_indices(x.value, *args, **kwargs)
-
-        def take(each: Any) -> Any:
-            return each.flatten(-rank).gather(-1, indices.flatten(-rank)).reshape(indices.shape)
-
-        moved = picked(frame, x, take)
-        return (moved, indices) if wanted else moved
-
-    for each in (f"nn.{name}", f"nn.{name}_with_indices", name):
-        rule(each)(pool)
-
-
-for _rank in (1, 2, 3):
-    _pooling(_rank)
-
-
-@rule("nn.adaptive_max_pool1d", "nn.adaptive_max_pool2d", "nn.adaptive_max_pool3d")
-def adaptive_max_pool(frame: Frame, func: Any, x: Any, output_size: Any, return_indices: bool = False) -> Any:
-    """By the indices of the maxima."""
-    rank = next(n for n in (1, 2, 3) if f"{n}d" in getattr(func, "__name__", ""))
-    _, indices = getattr(functional, f"adaptive_max_pool{rank}d")(x.value, output_size, return_indices=True)
-    moved = picked(frame, x, lambda each: each.flatten(-rank).gather(-1, indices.flatten(-rank)).reshape(indices.shape))
-    return (moved, indices) if return_indices else moved

@@ -160,7 +160,7 @@ def mutated_audit(
     counts: dict[str, dict[str, Count]] = {run: {} for run in runs}
     findings: list[Finding] = []
     requests = [
-        {"operator": name, "changed": True, "correct": run == CORRECTED, "count": cases, "seed": seed}
+        {"operator": name, "kind": "invented", "correct": run == CORRECTED, "count": cases, "seed": seed}
         for run in runs
         for name in names
     ]

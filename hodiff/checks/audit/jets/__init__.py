@@ -1,0 +1,1 @@
+"""torch's operator database in Taylor mode."""

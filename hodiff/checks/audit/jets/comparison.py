@@ -1,0 +1,89 @@
+"""How far coefficients by jets are from those by an oracle, where it knows them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hodiff.checks.audit.jets.oracles import Coefficients
+
+# Values tell of a number where two intervals agree so far.
+SETTLED = 1e-7
+
+
+def distances(found: list[list[Tensor | None]], right: list[Coefficients], order: int) -> dict[int, float]:
+    """By order the largest distance of all outputs, where the oracle knows any number."""
+    if len(found) != len(right):
+        return dict.fromkeys(range(order + 1), math.inf)
+    distances: dict[int, float] = {}
+    for k in range(order + 1):
+        errors = [_distance(own, each, k) for own, each in zip(found, right, strict=True)]
+        known = [error for error in errors if error is not None]
+        if known:
+            distances[k] = max(known)
+    return distances
+
+
+def _distance(own: Sequence[Tensor | None], right: Coefficients, k: int) -> float | None:
+    expected = right.numbers[k]
+    got = own[k]
+    got = torch.zeros_like(expected) if got is None else got.detach()
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return math.inf
+    known = torch.isfinite(expected)
+    if right.errors is None:
+        if not torch.equal(torch.isfinite(got), known):
+            return math.inf
+    else:
+        known = _settled(right, k)
+    if not known.any():
+        return None if right.errors is not None and expected.numel() else 0.0
+    return _relative(got[known], expected[known])
+
+
+def _settled(right: Coefficients, k: int) -> Tensor:
+    """Where intervals agree."""
+    assert right.errors is not None
+    size = 1 + right.numbers[k].abs().nan_to_num(0.0, 0.0, 0.0)
+    return torch.isfinite(right.numbers[k]) & (right.errors[k] <= SETTLED * size)
+
+
+def settled_everywhere(right: list[Coefficients], k: int) -> bool:
+    """Whether values tell of every number of a coefficient."""
+    return all(bool(_settled(each, k).all()) for each in right)
+
+
+def distance_of_sums(found: list[list[Tensor | None]], plain: list[list[Tensor | None]], order: int) -> float:
+    """Of collapsed jets to the plain ones, whose coefficients of the highest order are summed."""
+    worst = 0.0
+    for own, right in zip(found, plain, strict=True):
+        for k in range(order + 1):
+            if own[k] is None and right[k] is None:
+                continue
+            got, expected = _dense(own[k], right[k], k == order)
+            finite = torch.isfinite(expected)
+            if got.shape != expected.shape or not torch.equal(torch.isfinite(got), finite):
+                return math.inf
+            worst = max(worst, _relative(got[finite], expected[finite]))
+    return worst
+
+
+def _relative(got: Tensor, expected: Tensor) -> float:
+    return ((got - expected).abs().max() / (1 + expected.abs().max())).item() if got.numel() else 0.0
+
+
+def slack_of(plain: list[list[Tensor | None]]) -> float:
+    """How much coarser outputs round than double precision."""
+    coarsest = max(torch.finfo(own[0].dtype).eps for own in plain if own[0] is not None)
+    return coarsest / torch.finfo(torch.float64).eps / 1e4 if coarsest > 1e-10 else 1.0
+
+
+def _dense(got: Tensor | None, expected: Tensor | None, summed: bool) -> tuple[Tensor, Tensor]:
+    """Both as tensors, where None is zero; the expected one summed over the directions."""
+    if expected is not None and summed:
+        expected = expected.sum(0)
+    zeros = torch.zeros_like(expected if got is None else got)  # type: ignore[arg-type]
+    return zeros if got is None else got, zeros if expected is None else expected

@@ -1,0 +1,150 @@
+"""One operator of the database in Taylor mode, against both oracles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import resolve_name
+
+from hodiff.checks.audit.audit_sample import obstacle
+from hodiff.checks.audit.jets.comparison import distance_of_sums, distances, settled_everywhere, slack_of
+from hodiff.checks.audit.jets.curves import Curves, curves_of, places_of
+from hodiff.checks.audit.jets.oracles import Coefficients, by_jets, by_nesting, by_values
+from hodiff.checks.audit.jets.verdict import JetVerdict, merged
+from hodiff.checks.audit.samples import name_of, samples
+from hodiff.checks.mutations.sample import Sample
+
+# How far jets may be from either way, relative to the largest number of a coefficient or to 1.
+NESTED_TOLERANCE = 1e-9
+VALUES_TOLERANCE = 1e-6
+# Nested forward mode of the fifth order computes 32 of everything.
+_ELEMENTS = 1500
+_LISTED = 40
+COLLAPSED = (2, 4)
+
+
+def audit_jets(op: Any, *, order: int, count: int, seed: int) -> JetVerdict:
+    """Judge an operator at some of its samples.
+
+    Args:
+        op: The entry of the database.
+        order: The highest order.
+        count: The most samples.
+        seed: Of the curves and of what the operator draws.
+
+    Returns:
+        The worst verdict.
+    """
+    found: list[JetVerdict] = []
+    listed = samples(name_of(op), op, _LISTED)
+    for sample in [each for each in listed if each.size <= _ELEMENTS] or listed[:1]:
+        verdict = _judge_sample(sample, op.name, order, seed)
+        if verdict is not None:
+            found.append(verdict)
+        if len(found) == count:
+            break
+    return merged(found) if found else JetVerdict("not differentiable", "no sample with real numbers to move")
+
+
+def _judge_sample(sample: Sample, name: str, order: int, seed: int) -> JetVerdict | None:
+    verdict = None
+    for places in places_of(sample, name):
+        curves = curves_of(sample, places, order, seed)
+        verdict = None if curves is None else judge_curves(curves)
+        if verdict is not None and verdict.status not in ("refused", "no oracle"):
+            break
+    return verdict
+
+
+def judge_curves(curves: Curves) -> JetVerdict:
+    """Judge jets of all orders along curves."""
+    try:
+        with torch.no_grad():
+            outputs = curves.along(0, torch.zeros((), dtype=torch.float64))
+    except Exception as error:
+        return JetVerdict("not differentiable", f"raises: {_first_line(error)}")
+    reason = obstacle(outputs)
+    if reason:
+        return JetVerdict("not differentiable", reason)
+    names: dict[str, None] = {}
+    try:
+        plain = by_jets(curves, curves.order, observer=lambda function: names.update({_name(function): None}))
+        sums = {k: by_jets(curves, k, collapsed=True) for k in COLLAPSED if k <= curves.order}
+    except Exception as error:
+        return JetVerdict("refused", f"{type(error).__name__}: {_first_line(error)}", without_rule=tuple(names))
+    nested, reason = _attempt(by_nesting, curves)
+    values, _ = _attempt(by_values, curves)
+    return _compared(curves, plain, sums, nested, values, reason, tuple(names))
+
+
+def _compared(
+    curves: Curves,
+    plain: list[list[Tensor | None]],
+    sums: dict[int, list[list[Tensor | None]]],
+    nested: list[Coefficients] | None,
+    values: list[Coefficients] | None,
+    reason: str,
+    names: tuple[str, ...],
+) -> JetVerdict:
+    """The verdict of what the three ways and collapsed jets give."""
+    order = curves.order
+    to_nested = {} if nested is None else distances(plain, nested, order)
+    to_values = {} if values is None else distances(plain, values, order)
+    to_plain = {k: distance_of_sums(found, plain, k) for k, found in sums.items()}
+    slack = slack_of(plain)
+    everything: dict[str, Any] = {
+        "nested": {str(k): error for k, error in to_nested.items()},
+        "values": {str(k): error for k, error in to_values.items()},
+        "collapsed": {str(k): error for k, error in to_plain.items()},
+        "without_rule": names,
+        "coarse": slack > 1,
+    }
+    off_values = [k for k, error in to_values.items() if error > VALUES_TOLERANCE * slack]
+    off_nested = [k for k, error in to_nested.items() if error > NESTED_TOLERANCE * slack]
+    off_sums = [k for k, error in to_plain.items() if error > NESTED_TOLERANCE * slack]
+    if off_sums:
+        return JetVerdict(
+            "off", f"collapsed jets of order {_listed(off_sums)} are not the sum of plain ones", **everything
+        )
+    if off_values and not off_nested and to_nested and _draws(curves):
+        return JetVerdict("random", "a sample of a distribution that moves, to torch a constant", **everything)
+    if off_values:
+        return JetVerdict("off", f"values say otherwise at order {_listed(off_values)}", **everything)
+    if off_nested:
+        if values is not None and all(settled_everywhere(values, k) for k in off_nested):
+            return JetVerdict("right", "values agree, nested forward mode is off", **everything)
+        return JetVerdict("off", f"nested forward mode says otherwise at order {_listed(off_nested)}", **everything)
+    if not to_nested and len(to_values) < order:
+        return JetVerdict("no oracle", reason, **everything)
+    return JetVerdict("right", f"by values alone: {reason}" if not to_nested else "", **everything)
+
+
+def _draws(curves: Curves) -> bool:
+    """Whether values differ from one draw to another."""
+    zero = torch.zeros((), dtype=torch.float64)
+    with torch.no_grad():
+        first, second = (replace(curves, seed=seed).along(0, zero) for seed in (1, 2))
+    return not all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _attempt(oracle: Any, curves: Curves) -> tuple[list[Coefficients] | None, str]:
+    try:
+        return oracle(curves, curves.order), ""
+    except Exception as error:
+        return None, _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:150]
+
+
+def _listed(orders: list[int]) -> str:
+    return ", ".join(map(str, orders))
+
+
+def _name(function: Any) -> str:
+    name = resolve_name(function) or getattr(function, "__name__", None) or str(function)
+    return name.removeprefix("torch.").removeprefix("_VariableFunctionsClass.")

@@ -1,0 +1,66 @@
+"""The larger or smaller of two or of many; ties as torch's derivatives decide them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.registry import rule
+from hodiff.taylor.rules.arithmetic import aligned, widened
+from hodiff.taylor.series import Frame, plus, times
+from hodiff.taylor.substitution import value_of
+
+
+def chosen(frame: Frame, value: Any, weight: Any, a: Any, b: Any) -> Any:
+    """The share `weight` of a and the rest of b, as for the larger of two."""
+    u, v = aligned(frame, a, b)
+    rest = [plus(times(weight, x), times(1 - weight, y)) for x, y in zip(u[1:], v[1:], strict=True)]
+    return widened(frame, [value, *rest])
+
+
+def _extreme(frame: Frame, func: Any, a: Any, b: Any, sign: int) -> Any:
+    x, y = value_of(frame, a), value_of(frame, b)
+    value = func(x, y)
+    weight = torch.heaviside(
+        sign * (x - y).to(value.dtype), torch.full((), 0.5, dtype=value.dtype, device=value.device)
+    )
+    return chosen(frame, value, weight, a, b)
+
+
+@rule("fmax")
+def fmax(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
+    """The larger one's; the first one's at ties, and where the second is NaN."""
+    x, y = value_of(frame, a), value_of(frame, b)
+    return chosen(frame, torch.fmax(x, y), ((x >= y) | torch.isnan(y)).to(torch.fmax(x, y).dtype), a, b)
+
+
+@rule("fmin")
+def fmin(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
+    """The smaller one's; the first one's at ties, and where the second is NaN."""
+    x, y = value_of(frame, a), value_of(frame, b)
+    return chosen(frame, torch.fmin(x, y), ((x <= y) | torch.isnan(y)).to(torch.fmin(x, y).dtype), a, b)
+
+
+@rule("maximum")
+def maximum(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
+    """The larger one's; half of each at ties."""
+    return _extreme(frame, func, a, b, 1)
+
+
+@rule("minimum")
+def minimum(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
+    """The smaller one's; half of each at ties."""
+    return _extreme(frame, func, a, b, -1)
+
+
+@rule("amax", "amin")
+def amax(frame: Frame, func: Any, x: Any, dim: Any = (), keepdim: bool = False, *, out: None = None) -> Any:
+    """The mean over those that are the extreme."""
+    value = func(x.value, dim, True)
+    among = (x.value == value).to(x.value.dtype)
+    dims = tuple(range(x.value.ndim)) if dim in ((), []) else dim
+    weight = among / among.sum(dims, keepdim=True) if x.value.ndim else among
+    moved = (x * weight).sum(dims, keepdim=keepdim) if x.value.ndim else x * weight
+    return Jet(frame, [func(x.value, dim, keepdim), *moved.coefficients[1:]])

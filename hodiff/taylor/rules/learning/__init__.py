@@ -1,0 +1,1 @@
+"""Rules of what networks and their training are made of."""

@@ -1,0 +1,165 @@
+"""Losses of elements: a row of `LOSSES` each, and one way to reduce them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from hodiff.errors import InputError
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.registry import enter
+from hodiff.taylor.series import Frame
+from hodiff.taylor.substitution import value_of
+
+REDUCTIONS = ("none", "mean", "sum")
+
+
+def reduced(losses: Any, reduction: str, weight: Any = None) -> Any:
+    """The mean, the sum or each; a weighted mean is over the weights."""
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    if reduction == "sum":
+        return total
+    return total / (losses.numel() if weight is None else weight)
+
+
+def reduction_of(options: dict[str, Any]) -> str:
+    """The option, or what the two that it replaced stand for."""
+    average, reduce, reduction = (options.pop(name, None) for name in ("size_average", "reduce", "reduction"))
+    if average is None and reduce is None:
+        return str(reduction)
+    return "none" if reduce is False else "sum" if average is False else "mean"
+
+
+def _weighted(losses: Any, weight: Any) -> Any:
+    """Losses whose mean is over their weights."""
+    return losses if weight is None else (weight * losses, weight.expand(losses.shape).sum())
+
+
+def _scaled(losses: Any, weight: Any) -> Any:
+    """Losses whose mean is over their number."""
+    return losses if weight is None else weight * losses
+
+
+def _mse(frame: Frame, input: Any, target: Any, weight: Any) -> Any:
+    error = input - target
+    return _weighted(error * error, weight)
+
+
+def _l1(frame: Frame, input: Any, target: Any, weight: Any) -> Any:
+    return _weighted(torch.abs(input - target), weight)
+
+
+def _smooth_l1(frame: Frame, input: Any, target: Any, beta: float) -> Any:
+    """A parabola to beta, the line above."""
+    error = input - target
+    size = torch.abs(error)
+    if beta == 0:
+        return size
+    return torch.where(value_of(frame, size) < beta, error * error / (2 * beta), size - beta / 2)
+
+
+def _huber(frame: Frame, input: Any, target: Any, delta: float, weight: Any) -> Any:
+    """A parabola to delta, the line above."""
+    error = input - target
+    size = torch.abs(error)
+    near = value_of(frame, size) <= delta
+    return _weighted(torch.where(near, error * error / 2, delta * (size - delta / 2)), weight)
+
+
+def _bce(frame: Frame, input: Any, target: Any, weight: Any) -> Any:
+    """Of probabilities; logarithms stop at -100."""
+    high = torch.clamp(torch.log(input), min=-100)
+    low = torch.clamp(torch.log1p(-input), min=-100)
+    return _scaled(-(target * high + (1 - target) * low), weight)
+
+
+def _bce_with_logits(frame: Frame, input: Any, target: Any, weight: Any, pos_weight: Any) -> Any:
+    """Softplus of the logits, as they miss the target."""
+    high, low = -functional.logsigmoid(input), -functional.logsigmoid(-input)
+    return _scaled((1 - target) * low + target * _scaled(high, pos_weight), weight)
+
+
+def _soft_margin(frame: Frame, input: Any, target: Any) -> Any:
+    return -functional.logsigmoid(target * input)
+
+
+def _kl_div(frame: Frame, input: Any, target: Any, log_target: bool) -> Any:
+    """The target's entropy less its mean of the input."""
+    if log_target:
+        return torch.exp(target) * (target - input)
+    return torch.xlogy(target, target) - target * input
+
+
+def _poisson_nll(frame: Frame, input: Any, target: Any, log_input: bool, full: bool, eps: float) -> Any:
+    """Of counts; with `full` Stirling's formula for the target's factorial, of targets above 1."""
+    losses = torch.exp(input) - target * input if log_input else input - target * torch.log(input + eps)
+    if not full:
+        return losses
+    many = value_of(frame, target) > 1
+    safe = torch.where(many, target, 1.0)
+    return losses + torch.where(many, safe * torch.log(safe) - safe + torch.log(2 * math.pi * safe) / 2, 0.0)
+
+
+def _gaussian_nll(frame: Frame, input: Any, target: Any, var: Any, full: bool, eps: float) -> Any:
+    """Of a normal distribution whose variance is at least eps, the bound a constant."""
+    x = value_of(frame, input)
+    if isinstance(var, float):
+        var = var * torch.ones_like(x)
+    elif var.ndim < x.ndim and x.shape[:-1] == var.shape:
+        var = var.unsqueeze(-1)
+    bounded: Any = torch.where(value_of(frame, var) < eps, torch.full((), eps, dtype=var.dtype), var)
+    # torch takes the derivative as if the bound were not there.
+    if isinstance(var, Jet):
+        bounded = Jet(frame, [value_of(frame, bounded), *var.coefficients[1:]])
+    error = input - target
+    losses = (torch.log(bounded) + error * error / bounded) / 2
+    return losses + math.log(2 * math.pi) / 2 if full else losses
+
+
+# By the name in torch.nn.functional: takes what torch calls its arguments but for the reduction, and returns each loss,
+# or with it what the mean is over.
+LOSSES: dict[str, Callable[..., Any]] = {
+    "mse_loss": _mse,
+    "l1_loss": _l1,
+    "smooth_l1_loss": _smooth_l1,
+    "huber_loss": _huber,
+    "binary_cross_entropy": _bce,
+    "binary_cross_entropy_with_logits": _bce_with_logits,
+    "soft_margin_loss": _soft_margin,
+    "kl_div": _kl_div,
+    "poisson_nll_loss": _poisson_nll,
+    "gaussian_nll_loss": _gaussian_nll,
+}
+
+
+def arguments_of(name: str) -> tuple[list[str], dict[str, Any]]:
+    """What a function of torch.nn.functional calls its arguments, and the defaults."""
+    parameters = inspect.signature(getattr(functional, name), follow_wrapped=True).parameters
+    return list(parameters), {key: each.default for key, each in parameters.items() if each.default is not each.empty}
+
+
+def _enter(name: str, loss: Callable[..., Any]) -> None:
+    names, defaults = arguments_of(name)
+
+    def rule(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
+        options = defaults | dict(zip(names, args, strict=False)) | kwargs
+        reduction = reduction_of(options)
+        over_batch = reduction == "batchmean" and name == "kl_div"
+        if not over_batch and reduction not in REDUCTIONS:
+            raise InputError(f"jet: {name}: reduction: expected one of {', '.join(REDUCTIONS)}, got {reduction!r}.")
+        found = loss(frame, **options)
+        losses, weight = found if isinstance(found, tuple) else (found, None)
+        return losses.sum() / losses.shape[0] if over_batch else reduced(losses, reduction, weight)
+
+    enter(f"nn.{name}", rule)
+
+
+for _name, _loss in LOSSES.items():
+    _enter(_name, _loss)

@@ -1,0 +1,1 @@
+"""Rules of linear algebra: solutions, determinants, factorizations."""

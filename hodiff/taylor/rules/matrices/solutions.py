@@ -1,0 +1,94 @@
+"""Inverses and solutions, with the value's factors for all coefficients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.registry import rule
+from hodiff.taylor.rules.matrices.equations import between, mapped, series_of
+from hodiff.taylor.series import Coefficient, Frame, minus, plus
+
+
+@rule("inverse", "linalg.inv", analytic=True)
+def inv(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
+    r"""$V_k = -V_0 \sum_{j=1}^k A_j V_{k-j}$."""
+    a = A.coefficients
+    V: list[Coefficient] = [torch.linalg.inv(a[0])]
+    for k in range(1, frame.order + 1):
+        known = plus(mapped(frame, k, lambda each: each @ V[0], a[k]), between(frame, torch.matmul, a, [*V, None], k))
+        V.append(mapped(frame, k, lambda each: -(V[0] @ each), known))
+    return Jet(frame, V)
+
+
+@rule("linalg.inv_ex", analytic=True)
+def inv_ex(frame: Frame, func: Any, A: Any, *, check_errors: bool = False) -> Any:
+    """As inv, with torch's info."""
+    found = torch.linalg.inv_ex(A.value, check_errors=check_errors)
+    return type(found)([torch.linalg.inv(A), found.info])
+
+
+@rule("linalg.solve", analytic=True)
+def solve(frame: Frame, func: Any, A: Any, B: Any, *, left: bool = True, out: None = None) -> Any:
+    r"""$X_k = A_0^{-1} (B_k - \sum_{j=1}^k A_j X_{k-j})$, by one factorization."""
+    if not left:
+        return torch.linalg.solve(A.mT, B.mT).mT
+    a, b = series_of(frame, A), series_of(frame, B)
+    vector = b[0].ndim == 1 or (b[0].ndim == a[0].ndim - 1 and tuple(b[0].shape) == tuple(a[0].shape[:-1]))
+    factors, pivots = torch.linalg.lu_factor(a[0])
+
+    def column(x: Any) -> Any:
+        return x.unsqueeze(-1) if vector else x
+
+    def solved(rhs: Any) -> Any:
+        found = torch.linalg.lu_solve(factors, pivots, column(rhs))
+        return found.squeeze(-1) if vector else found
+
+    def applied(matrix: Any, x: Any) -> Any:
+        found = matrix @ column(x)
+        return found.squeeze(-1) if vector else found
+
+    X: list[Coefficient] = [solved(b[0])]
+    for k in range(1, frame.order + 1):
+        known = plus(
+            mapped(frame, k, lambda each: applied(each, X[0]), a[k]), between(frame, applied, a, [*X, None], k)
+        )
+        X.append(mapped(frame, k, solved, minus(b[k], known)))
+    return Jet(frame, X)
+
+
+@rule("linalg.solve_triangular", analytic=True)
+def solve_triangular(
+    frame: Frame,
+    func: Any,
+    A: Any,
+    B: Any,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+    out: None = None,
+) -> Any:
+    """As solve; what lies outside of the triangle does not count."""
+    a, b = series_of(frame, A), series_of(frame, B)
+    triangle = torch.triu if upper else torch.tril
+    inside = 1 if unitriangular else 0
+
+    def cut(each: Any) -> Any:
+        return triangle(each, inside if upper else -inside)
+
+    def solved(rhs: Any) -> Any:
+        return torch.linalg.solve_triangular(a[0], rhs, upper=upper, left=left, unitriangular=unitriangular)
+
+    def applied(matrix: Any, x: Any) -> Any:
+        return cut(matrix) @ x if left else x @ cut(matrix)
+
+    X: list[Coefficient] = [solved(b[0])]
+    for k in range(1, frame.order + 1):
+        known = plus(
+            mapped(frame, k, lambda each: applied(each, X[0]), a[k]), between(frame, applied, a, [*X, None], k)
+        )
+        X.append(mapped(frame, k, solved, minus(b[k], known)))
+    return Jet(frame, X)

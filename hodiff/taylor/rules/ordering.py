@@ -1,0 +1,93 @@
+"""What is picked by order: sorting, selection and pooling by maxima, by the indices of the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.registry import rule
+from hodiff.taylor.series import Frame
+from hodiff.taylor.substitution import Batched, along_directions, call
+
+
+def picked(frame: Frame, x: Any, function: Any) -> Any:
+    """Each coefficient through a function that picks elements."""
+    return Jet(
+        frame,
+        [
+            None if each is None else along_directions(function, (Batched(each, frame.has_axis(k)),), {})
+            for k, each in enumerate(x.coefficients)
+        ],
+    )
+
+
+def _with_indices(frame: Frame, func: Any, x: Any, args: Any, kwargs: Any, dim: int, keepdim: bool) -> Any:
+    """A function that returns values and indices along a dimension."""
+    found = func(x.value, *args, **kwargs)
+    _, indices = found
+
+    def take(each: Any) -> Any:
+        if each.ndim == 0:
+            return each
+        at = indices if keepdim else indices.unsqueeze(dim)
+        taken = torch.gather(each, dim, at)
+        return taken if keepdim else taken.squeeze(dim)
+
+    moved = picked(frame, x, take)
+    return type(found)((moved, indices)) if type(found) in (tuple, list) else type(found)([moved, indices])
+
+
+@rule("sort", "topk", "msort", "cummax", "cummin", "kthvalue", "median", "nanmedian", "mode", "max", "min")
+def ordered(frame: Frame, func: Any, x: Any, *args: Any, out: None = None, **kwargs: Any) -> Any:
+    """What is picked by order, by the indices of the value."""
+    name = getattr(func, "__name__", "")
+    if name in ("max", "min") and args and not isinstance(args[0], int):
+        return {"max": torch.maximum, "min": torch.minimum}[name](x, args[0])
+    if name in ("max", "min") and "other" in kwargs:
+        return {"max": torch.maximum, "min": torch.minimum}[name](x, kwargs["other"])
+    if name in ("max", "min") and not args and "dim" not in kwargs:
+        return {"max": torch.amax, "min": torch.amin}[name](x)
+    if name == "msort":
+        return torch.sort(x, 0)[0]
+    if name in ("median", "nanmedian") and not args and "dim" not in kwargs:
+        return call(func, (x.reshape(-1), 0), {})[0]
+    first_of_args = name in ("sort", "median", "nanmedian", "mode", "max", "min", "cummax", "cummin")
+    position = 0 if first_of_args else 1
+    dim = args[position] if len(args) > position else kwargs.get("dim", -1)
+    keeps = name in ("sort", "topk", "cummax", "cummin")
+    keepdim = keeps or (args[position + 1] if len(args) > position + 1 else kwargs.get("keepdim", False))
+    return _with_indices(frame, func, x, args, kwargs, dim, bool(keepdim))
+
+
+def _pooling(rank: int) -> None:
+    name = f"max_pool{rank}d"
+    with_indices = getattr(functional, f"{name}_with_indices")
+
+    def pool(frame: Frame, func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        wanted = kwargs.pop("return_indices", False) or func is with_indices
+        _, indices = with_indices(x.value, *args, **kwargs)
+
+        def take(each: Any) -> Any:
+            return each.flatten(-rank).gather(-1, indices.flatten(-rank)).reshape(indices.shape)
+
+        moved = picked(frame, x, take)
+        return (moved, indices) if wanted else moved
+
+    for each in (f"nn.{name}", f"nn.{name}_with_indices", name):
+        rule(each)(pool)
+
+
+for _rank in (1, 2, 3):
+    _pooling(_rank)
+
+
+@rule("nn.adaptive_max_pool1d", "nn.adaptive_max_pool2d", "nn.adaptive_max_pool3d")
+def adaptive_max_pool(frame: Frame, func: Any, x: Any, output_size: Any, return_indices: bool = False) -> Any:
+    """By the indices of the maxima."""
+    rank = next(n for n in (1, 2, 3) if f"{n}d" in getattr(func, "__name__", ""))
+    _, indices = getattr(functional, f"adaptive_max_pool{rank}d")(x.value, output_size, return_indices=True)
+    moved = picked(frame, x, lambda each: each.flatten(-rank).gather(-1, indices.flatten(-rank)).reshape(indices.shape))
+    return (moved, indices) if return_indices else moved

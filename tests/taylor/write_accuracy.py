@@ -1,0 +1,48 @@
+"""`python tests/taylor/write_accuracy.py` writes docs/reference/taylor_accuracy.md, and mpmath's answers for tests."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from taylor.accuracy import ORDER, TRUTHS, errors, exact_coefficients  # noqa: E402
+from taylor.hard_points import HARD  # noqa: E402
+
+PAGE = ROOT / "docs" / "reference" / "taylor_accuracy.md"
+HEAD = """\
+# Digits of Taylor mode
+
+How many units in the last place (ulp) the Taylor coefficients of elementary functions are off, by order, against mpmath
+at fifty digits: the largest of a few points near poles, in tails and where functions saturate, on a CPU.
+`python tests/taylor/write_accuracy.py` measures them, and
+[hard_points.py](../../tests/taylor/hard_points.py) has the points. A coefficient that vanishes by cancellation is no
+better known than its point: there the unit is that of the change when the point changes by itself. Order 0 is torch's
+own value, of which Taylor mode changes nothing.
+"""
+
+
+def table(dtype):
+    lines = [f"| function | {' | '.join(map(str, range(ORDER + 1)))} |", f"|{' --- |' * (ORDER + 2)}"]
+    for name in HARD:
+        cells = [written(error) for error in errors(name, dtype)]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def written(error):
+    return f"{error:.1f}" if error < 1000 else f"{error:.0e}"
+
+
+def main():
+    rows = [f"{json.dumps(name)}: {json.dumps(exact_coefficients(name))}" for name in HARD]
+    TRUTHS.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+    parts = [HEAD, "## float64\n", table(torch.float64), "\n## float32\n", table(torch.float32)]
+    PAGE.write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
