@@ -120,7 +120,14 @@ def _follow(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwa
     result = _by_rule(frame, entry, func, args, kwargs)
     if entry.switch is not None and (args[entry.switch : entry.switch + 1] == (True,) or kwargs.get("inplace")):
         return assign(args[0], result)
-    return watched(entry.name, result, func, args, kwargs)
+    return result if entry.name in _IN_OWN_MEMORY else watched(entry.name, result, func, args, kwargs)
+
+
+# Of functions that are called often, those whose result is never in the memory of an argument.
+_IN_OWN_MEMORY = frozenset({
+    *("add", "sub", "mul", "div", "matmul", "nn.linear", "sum", "mean", "exp", "log", "sin", "cos", "tanh", "sigmoid"),
+    *("nn.silu", "nn.gelu", "nn.softplus", "relu", "sqrt", "square"),
+})
 
 
 def _by_rule(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

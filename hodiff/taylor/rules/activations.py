@@ -26,10 +26,13 @@ _TANHSHRINK = System(
 )
 
 
-_SILU = System(
-    lambda x: (functional.silu(x), torch.sigmoid(x), torch.sigmoid(-x)),
-    lambda u, v, s, c: (s + u * (s * c), s * c, -(s * c)),
-)
+def _silu_to_second(x: Any) -> tuple[Any, Any, Any]:
+    s, c = torch.sigmoid(x), torch.sigmoid(-x)
+    slope = s * c
+    return functional.silu(x), torch.addcmul(s, x, slope), slope * (1 + x * ((c - s) / 2))
+
+
+_SILU = System(lambda x: (), lambda u: (), _silu_to_second)
 
 
 @rule("nn.gelu")
@@ -43,7 +46,7 @@ def gelu(frame: Frame, func: Any, x: Any, approximate: str = "none") -> Any:
 @rule("nn.silu")
 def silu(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     """X times its sigmoid."""
-    return of_one(frame, x, _SILU)
+    return of_one(frame, x, _SILU) if frame.order <= 2 and frame.memory is None else x * torch.sigmoid(x)
 
 
 @rule("nn.mish")

@@ -21,6 +21,22 @@ def _sech2(x: Any) -> Any:
     return 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x)
 
 
+def _tanh_to_second(x: Any) -> tuple[Any, Any, Any]:
+    # Where the square overflows the slope is 0.
+    v, w = torch.tanh(x), torch.cosh(x).square().reciprocal()
+    return v, w, -v * w
+
+
+def _exp_to_second(x: Any) -> tuple[Any, Any, Any]:
+    v = torch.exp(x)
+    return v, v, v / 2
+
+
+def _sin_to_second(x: Any) -> tuple[Any, Any, Any]:
+    v = torch.sin(x)
+    return v, torch.cos(x), v / -2
+
+
 def _logistic_slopes(x: Any) -> tuple[Any, Any]:
     """The slope p of the sigmoid s, and d = s - (1 - s), which vanishes at 0: p' = -p d and d' = 2 p."""
     return torch.sigmoid(x) * torch.sigmoid(-x), torch.tanh(x / 2)
@@ -74,7 +90,7 @@ LOGIT = System(lambda x: (torch.logit(x),), lambda u, v: (1 / (u * (1 - u)),))
 
 ELEMENTARY: dict[str, System | Power | Derivatives] = {
     # Exponentials and logarithms
-    "exp": System(lambda x: (torch.exp(x),), lambda u, v: (v,)),
+    "exp": System(lambda x: (torch.exp(x),), lambda u, v: (v,), _exp_to_second),
     "exp2": System(lambda x: (torch.exp2(x),), lambda u, v: (math.log(2) * v,)),
     "expm1": System(lambda x: (torch.expm1(x), torch.exp(x)), lambda u, v, e: (e, e)),
     "log": System(lambda x: (torch.log(x),), lambda u, v: (1 / u,)),
@@ -88,7 +104,7 @@ ELEMENTARY: dict[str, System | Power | Derivatives] = {
     "square": power(2),
     "reciprocal": power(-1),
     # Trigonometric and hyperbolic functions, and their inverses
-    "sin": System(lambda x: (torch.sin(x), torch.cos(x)), lambda u, v, w: (w, -v)),
+    "sin": System(lambda x: (torch.sin(x), torch.cos(x)), lambda u, v, w: (w, -v), _sin_to_second),
     "cos": System(lambda x: (torch.cos(x), torch.sin(x)), lambda u, v, w: (-w, v)),
     "tan": System(lambda x: (torch.tan(x),), lambda u, v: (1 + v * v,)),
     "asin": System(lambda x: (torch.asin(x), torch.rsqrt((1 - x) * (1 + x))), lambda u, v, r: (r, u * r * r * r)),
@@ -96,7 +112,7 @@ ELEMENTARY: dict[str, System | Power | Derivatives] = {
     "atan": System(lambda x: (torch.atan(x), 1 / (1 + x * x)), lambda u, v, r: (r, -2 * u * (r * r))),
     "sinh": System(lambda x: (torch.sinh(x), torch.cosh(x)), lambda u, v, w: (w, v)),
     "cosh": System(lambda x: (torch.cosh(x), torch.sinh(x)), lambda u, v, w: (w, v)),
-    "tanh": System(lambda x: (torch.tanh(x), _sech2(x)), lambda u, v, w: (w, -2 * v * w)),
+    "tanh": System(lambda x: (torch.tanh(x), _sech2(x)), lambda u, v, w: (w, -2 * v * w), _tanh_to_second),
     "asinh": System(lambda x: (torch.asinh(x), torch.rsqrt(1 + x * x)), lambda u, v, r: (r, -u * r * r * r)),
     "acosh": System(lambda x: (torch.acosh(x), torch.rsqrt((x - 1) * (x + 1))), lambda u, v, r: (r, -u * r * r * r)),
     "atanh": System(lambda x: (torch.atanh(x),), lambda u, v: (1 / ((1 - u) * (1 + u)),)),
