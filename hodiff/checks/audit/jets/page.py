@@ -25,7 +25,7 @@ outputs are compared with those by two other ways:
   number by number; where none does, as next to a kink, values do not tell. Jets have to agree to 1e-6.
 
 Collapsed jets of order 2 and 4 are compared with the sum of plain ones over the directions, to 1e-9. Outputs in single
-precision may be off by ten thousand times more. An operator is as good as its worst sample.
+precision may be off by 50 000 times more. An operator is as good as its worst sample.
 
 - **right**: agrees with whatever there is to compare with, at every order, plain and collapsed; **off**: does not.
 - **refused**: an error; **timed out**: no answer within the time limit.
