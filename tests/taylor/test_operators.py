@@ -37,6 +37,7 @@ def test_the_page_shows_the_table_on_file():
     assert JetAudit.from_json(found.to_json()) == found
 
 
+@pytest.mark.slow
 def test_a_few_operators():
     found = jet_audit(["sin", "matmul", "nn.functional.softplus"], order=3, samples=1, jobs=1)
     assert set(found.operators) == {"sin", "matmul", "nn.functional.softplus"}
