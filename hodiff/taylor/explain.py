@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch.overrides import resolve_name
-
 from hodiff.common.options import require_callable
 from hodiff.common.trees import unflatten
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.passes import framed, primal_leaves, through
+from hodiff.torch_internals.function_names import function_name
 
 
 @dataclass(frozen=True)
@@ -54,16 +53,10 @@ def explain(f: Callable[..., Any], *primals: Any) -> Explanation:
     """
     require_callable("explain", f=f)
     seen: Counter[str] = Counter()
-    with framed(1, observer=lambda function: seen.update([_name(function)])) as frame:
+    with framed(1, observer=lambda function: seen.update([function_name(function)])) as frame:
         curves = []
         for i, primal in enumerate(primals):
             leaves, spec = primal_leaves(primal, "explain", f"primals[{i}]")
             curves.append(unflatten([Jet(frame, [leaf, leaf]) for leaf in leaves], spec))
         through(frame, f, curves)
     return Explanation(dict(seen))
-
-
-def _name(function: Any) -> str:
-    """A function as users write it."""
-    name = resolve_name(function) or getattr(function, "__name__", None) or str(function)
-    return str(name).removeprefix("torch.")

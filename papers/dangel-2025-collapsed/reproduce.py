@@ -93,13 +93,18 @@ def exact_ways(operator: str, net: nn.Module) -> dict[str, Way]:
         return {
             NESTED: vmap(nested_laplacian(lambda y: net(y)[0])),
             STANDARD: lambda x: along(net, x, unit, 2, collapsed=False),
-            COLLAPSED: lambda x: hodiff.laplacian(net, batched=True)(x)[:, 0],
+            COLLAPSED: lambda x: hodiff.laplacian(net, batched=True, sparse=False)(x)[:, 0],
         }
-    directions = fourth_powers(dimension).to(dtype)
-    once = partial(hodiff.laplacian, batched=True)
+    signed = [(sign, directions.to(dtype)) for sign, directions in fourth_powers(dimension)]
+    once = partial(hodiff.laplacian, batched=True, sparse=False)
+
+    def standard(x: Tensor) -> Tensor:
+        terms = [sign * along(net, x, directions, 4, collapsed=False) for sign, directions in signed]
+        return torch.stack(terms).sum(0)
+
     return {
         NESTED: vmap(nested_laplacian(nested_laplacian(lambda y: net(y)[0]))),
-        STANDARD: lambda x: along(net, x, directions, 4, collapsed=False),
+        STANDARD: standard,
         COLLAPSED: lambda x: hodiff.bilaplacian(net, batched=True)(x)[:, 0],
         TWICE: lambda x: once(once(net))(x)[:, 0],
     }

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import resolve_name
 
 from hodiff.checks.audit.audit_sample import obstacle
 from hodiff.checks.audit.jets.comparison import distance_of_sums, distances, settled_everywhere, slack_of
@@ -16,6 +15,7 @@ from hodiff.checks.audit.jets.oracles import Coefficients, by_jets, by_nesting, 
 from hodiff.checks.audit.jets.verdict import JetVerdict, merged
 from hodiff.checks.audit.samples import name_of, samples
 from hodiff.checks.mutations.sample import Sample
+from hodiff.torch_internals.function_names import function_name
 
 # How far jets may be from either way, relative to the largest number of a coefficient or to 1.
 NESTED_TOLERANCE = 1e-9
@@ -71,7 +71,7 @@ def judge_curves(curves: Curves) -> JetVerdict:
         return JetVerdict("not differentiable", reason)
     names: dict[str, None] = {}
     try:
-        plain = by_jets(curves, curves.order, observer=lambda function: names.update({_name(function): None}))
+        plain = by_jets(curves, curves.order, observer=lambda function: names.update({function_name(function): None}))
         sums = {k: by_jets(curves, k, collapsed=True) for k in COLLAPSED if k <= curves.order}
     except Exception as error:
         return JetVerdict("refused", f"{type(error).__name__}: {_first_line(error)}", without_rule=tuple(names))
@@ -143,8 +143,3 @@ def _first_line(error: Exception) -> str:
 
 def _listed(orders: list[int]) -> str:
     return ", ".join(map(str, orders))
-
-
-def _name(function: Any) -> str:
-    name = resolve_name(function) or getattr(function, "__name__", None) or str(function)
-    return name.removeprefix("torch.").removeprefix("_VariableFunctionsClass.")
