@@ -81,14 +81,15 @@ def pairs_of(a: Support, a_rows: int, b: Support, b_rows: int) -> Pairs | None:
         return None
     own = np.broadcast_to(a.index.reshape(a.slots, -1), (a.slots, a_rows))
     other = np.broadcast_to(b.index.reshape(b.slots, -1), (b.slots, b_rows))
-    left, right = [], []
-    for direction in np.intersect1d(own[own >= 0], other[other >= 0]):
-        for one in np.argwhere(own == direction):
-            for another in np.argwhere(other == direction):
-                left.append(one)
-                right.append(another)
-    shape = (-1, 2)
-    return Pairs(np.array(left).reshape(shape).T, np.array(right).reshape(shape).T, (a_rows, b_rows))
+    left, right = np.argwhere(own >= 0), np.argwhere(other >= 0)
+    # A join on directions: of each on the left, those on the right that have its own.
+    of_left, of_right = own[own >= 0], other[other >= 0]
+    order = np.argsort(of_right, kind="stable")
+    start, stop = (np.searchsorted(of_right[order], of_left, side=side) for side in ("left", "right"))
+    counts = stop - start
+    each = np.repeat(np.arange(len(left)), counts)
+    place = np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return Pairs(left[each].T, right[order[start[each] + place]].T, (a_rows, b_rows))
 
 
 def _by_kinds(a1: Any, a: Support, b1: Any, b: Support | None) -> Any:

@@ -217,21 +217,14 @@ def level_rows(given: Support, dims: tuple[int, ...]) -> tuple[Indices, Indices]
         The rows, and the row of each slot and place, (K, places).
     """
     index = given.index
-    kept = [d for d in range(given.ndim) if d not in dims]
+    kept_dims = [d for d in range(given.ndim) if d not in dims]
     places = math.prod(index.shape[d + 1] for d in dims)
-    rest = [index.shape[d + 1] for d in kept]
-    apart = index.transpose(0, *(d + 1 for d in dims), *(d + 1 for d in kept)).reshape(len(index), places, *rest)
+    rest = [index.shape[d + 1] for d in kept_dims]
+    apart = index.transpose(0, *(d + 1 for d in dims), *(d + 1 for d in kept_dims)).reshape(len(index), places, *rest)
     varying: Any = given.varies[:, list(dims)].any(1)
-    rows: list[Any] = []
-    place_of = np.zeros((len(index), places), dtype=np.int64)
-    for slot in range(len(index)):
-        if varying[slot]:
-            place_of[slot] = len(rows) + np.arange(places)
-            rows.extend(apart[slot])
-        else:
-            place_of[slot] = len(rows)
-            rows.append(apart[slot].max(0))
-    return np.stack(rows), place_of
+    blocks = [own if differs else own.max(0, keepdims=True) for own, differs in zip(apart, varying, strict=True)]
+    starts = np.cumsum([0, *map(len, blocks)])[:-1]
+    return np.concatenate(blocks), starts[:, None] + varying[:, None] * np.arange(places)
 
 
 def _limit(directions: int) -> int:
@@ -248,31 +241,44 @@ def merged_rows(rows: Indices, limit: int) -> tuple[Indices, Indices] | None:
     Returns:
         The result, and the row of it that each row goes to, by place, (n, P); None beyond the limit.
     """
-    found: list[Any] = []
-    known: dict[bytes, int] = {}
-    holes: Any = (rows < 0).any(1)
+    distinct, first, goes = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    # In the order in which they come.
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    distinct, goes = distinct[order], rank[goes.reshape(-1)]
+    holes: Any = (distinct < 0).any(1)
+    if len(distinct) - holes.sum() > limit:
+        return None
+    if holes.any():
+        distinct, filled = _without_holes(distinct)
+        goes = filled[goes]
+    if len(distinct) > limit:
+        return None
+    return _once(distinct, rows, goes)
+
+
+def _without_holes(rows: Indices) -> tuple[Indices, Indices]:
+    """Rows that agree but for the -1 in them made one, and the row that each goes to."""
+    table = np.empty_like(rows)
     goes = np.zeros(len(rows), dtype=np.int64)
+    count = 0
     for i, row in enumerate(rows):
-        key = row.tobytes()
-        if key in known:
-            goes[i] = known[key]
-            continue
-        at = -1
-        if found and (holes[i] or any(each.min() < 0 for each in found)):
-            table = np.stack(found)
-            agrees = ((table == row) | (table < 0) | (row < 0)).all(1)
-            at = int(agrees.argmax()) if agrees.any() else -1
-        if at < 0:
-            at = len(found)
-            if at >= limit:
-                return None
-            found.append(row.copy())
-        else:
-            found[at] = np.maximum(found[at], row)
-        known[key] = goes[i] = at
-    table = np.stack(found)
+        known = table[:count]
+        agrees = ((known == row) | (known < 0) | (row < 0)).all(1)
+        at = int(agrees.argmax()) if agrees.any() else count
+        table[at] = row if at == count else np.maximum(table[at], row)
+        count = max(count, at + 1)
+        goes[i] = at
+    return table[:count], goes
+
+
+def _once(table: Indices, rows: Indices, goes: Indices) -> tuple[Indices, Indices]:
+    """A direction that stands in two rows at a place goes to the first."""
     targets = np.repeat(goes[:, None], rows.shape[1], 1)
-    # A direction that stands in two rows at a place goes to the first.
+    ordered = np.sort(table, axis=0)
+    if not ((ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)).any():
+        return table, targets
     for later in range(1, len(table)):
         twice = (table[:later] == table[later]) & (table[later] >= 0)
         if twice.any():
@@ -282,6 +288,6 @@ def merged_rows(rows: Indices, limit: int) -> tuple[Indices, Indices] | None:
             of_later = (goes == later)[:, None] & doubled & (rows >= 0)
             targets = np.where(of_later, first, targets)
     # A row may have lost all that it had; what still points to it is zero.
-    kept: Any = (table >= 0).any(1)
-    kept[0] = True
-    return table[kept], np.where(kept, np.cumsum(kept) - 1, 0)[targets]
+    kept_rows: Any = (table >= 0).any(1)
+    kept_rows[0] = True
+    return table[kept_rows], np.where(kept_rows, np.cumsum(kept_rows) - 1, 0)[targets]
