@@ -28,6 +28,9 @@ from benchmarks.workloads import (
     pointwise,
     standard_problems,
     taylor,
+    taylor_memory,
+    taylor_orders,
+    taylor_sparse,
 )
 
 
@@ -128,16 +131,26 @@ WORKLOADS = {
         reference="the loop's minimisers",
     ),
     "taylor": Workload(
-        "Laplacians, and derivatives of high order along a line",
+        "Laplacians and bilaplacians of networks",
         taylor.problems,
         rounds=10,
-        unit="the first row: the propagator by hand, or one evaluation",
-        reference="the propagator by hand in float64, or nested forward mode",
+        unit="the first row: the propagator by hand, or nested differentiation by torch",
+        reference="the same in float64",
+        one_core=True,
+    ),
+    "taylor_sparse": Workload(
+        "Laplacians of networks over particles, float32",
+        taylor_sparse.problems,
+        rounds=5,
+        unit="the first row",
+        reference="the Laplacian with all directions and torch's own rules",
         one_core=True,
     ),
     "checks": Workload("checks of Functions, and the defects that they see", checks.problems, rounds=10),
 }
 TALLIES = {
+    "taylor_orders": Tally("derivatives of high order along a line", taylor_orders.sections, taylor_orders.draw),
+    "taylor_memory": Tally("memory of Laplacians, and a step in very many dimensions", taylor_memory.sections),
     "footprints": Tally("memory of products, memory and time of inner loops, float32", footprints.sections),
     "standard_problems": Tally(
         "what minimisers and least squares evaluate on standard problems, and where they end",

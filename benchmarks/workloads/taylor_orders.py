@@ -1,0 +1,92 @@
+"""The K-th derivative along a line: series beside nested forward mode, until that takes too long."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jvp
+
+from benchmarks.machine import one_core
+from benchmarks.report import table
+from benchmarks.workloads.taylor import network
+from hodiff.taylor import jet
+
+# Seconds of a call, beyond which nested forward mode is not asked for the next order.
+PATIENCE = 10.0
+TEXT = """\
+A network 10-64-64-1 of tanh in float64, at one point; milliseconds of the processor, on one core, medians of up to nine
+calls. `growth` is the exponent p of K^p between half the order and it. Nested forward mode is asked until a call takes
+{patience:g} s."""
+
+
+def nested(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, order: int) -> Tensor:
+    """D^K f(x)[v, ..., v] by `torch.func.jvp` as deep as the order."""
+
+    def tower(height: int) -> Callable[[Tensor], Tensor]:
+        if height == 0:
+            return lambda t: f(x + t * v)
+        return lambda t: jvp(tower(height - 1), (t,), (torch.ones_like(t),))[1]
+
+    return tower(order)(torch.zeros((), dtype=x.dtype))
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    """The median time of a call, of fewer calls the longer they take."""
+    found: list[float] = []
+    while len(found) < 9 and sum(found) < 2:
+        start = time.process_time()
+        run()
+        found.append(time.process_time() - start)
+    return median(found)
+
+
+def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
+    """One table: orders, times and how they grow."""
+    net = network((10, 64, 64, 1), torch.float64)
+    x, v = torch.randn(2, 10, dtype=torch.float64)
+    orders = range(1, 5 if quick else 21)
+    series: dict[int, float] = {}
+    by_nesting: dict[int, float] = {}
+    with one_core():
+        for order in orders:
+            zeros = [torch.zeros_like(v)] * (order - 1)
+            series[order] = seconds(lambda zeros=zeros: jet(net, (x,), ([v, *zeros],)))  # type: ignore[misc]
+            if by_nesting.get(order - 1, 0.0) < (0.1 if quick else PATIENCE):
+                by_nesting[order] = seconds(lambda order=order: nested(net, x, v, order))  # type: ignore[misc]
+    rows = [
+        [str(k), f"{1e3 * series[k]:.3g}", _growth(series, k), f"{1e3 * by_nesting[k]:.3g}" if k in by_nesting else ""]
+        for k in orders
+    ]
+    text = f"{TEXT.format(patience=PATIENCE)}\n\n{table(['order', 'hodiff.taylor.jet', 'growth', 'nested'], rows)}"
+    yield "Derivatives along a line", text, {"series": series, "nested": by_nesting}
+
+
+def _growth(times: dict[int, float], order: int) -> str:
+    if order % 2 or order < 4:
+        return ""
+    return f"{math.log2(times[order] / times[order // 2]):.1f}"
+
+
+def draw(data: dict[str, Any], directory: Path) -> None:
+    """Both curves, and K² through the last point of the series."""
+    import matplotlib.pyplot as plt
+
+    found = data["Derivatives along a line"]
+    figure, axes = plt.subplots(figsize=(5, 3.4), layout="constrained")
+    for name, label in (("nested", "nested forward mode"), ("series", "hodiff.taylor.jet")):
+        orders: Sequence[int] = list(found[name])
+        axes.loglog(orders, [1e3 * found[name][k] for k in orders], "o-", markersize=3, label=label)
+    last = max(found["series"])
+    orders = range(2, last + 1)
+    axes.loglog(orders, [1e3 * found["series"][last] * (k / last) ** 2 for k in orders], ":", color="gray", label="K²")
+    axes.set(xlabel="order K", ylabel="milliseconds", title="The K-th derivative along a line")
+    axes.legend(frameon=False)
+    figure.savefig(directory / "taylor-orders.png", dpi=120)
+    plt.close(figure)

@@ -1,0 +1,60 @@
+"""Laplacians of networks over particles: first derivatives in slots, and all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import hessian, vmap
+
+import hodiff
+from benchmarks.problems import Problem
+from benchmarks.race import Contestant
+from benchmarks.workloads import wavefunction
+
+# The network of folx's README: ten layers of 100 with SiLU and a last one, on 100 nodes of 4 features; 20 points.
+NODES, LAYERS, WIDTH, POINTS = 100, 10, 100, 20
+WALKERS = 32
+
+
+def problems(quick: bool) -> Iterator[Problem]:
+    """A network that acts on nodes one by one, and a wavefunction with attention."""
+    nodes, points, walkers = (6, 2, 2) if quick else (NODES, POINTS, WALKERS)
+    yield _problem("nodes", f"{nodes} nodes of 4 features each, ten layers of 100", *on_nodes(nodes, points))
+    electrons = 4 if quick else wavefunction.ELECTRONS
+    weights = wavefunction.as_tensors(wavefunction.parameters(electrons), torch.float32)
+    x = torch.randn(walkers, electrons, 3, generator=torch.Generator().manual_seed(1))
+    title = f"a wavefunction of {electrons} electrons with attention, {walkers} walkers"
+    yield _problem("wavefunction", title, partial(wavefunction.log_psi, weights), x)
+
+
+def on_nodes(nodes: int = NODES, points: int = POINTS) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """The network, summed over nodes, and where."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for width in (4, *[WIDTH] * (LAYERS - 1)):
+        layers += [nn.Linear(width, WIDTH), nn.SiLU()]
+    net = nn.Sequential(*layers, nn.Linear(WIDTH, 1)).requires_grad_(False)
+    return lambda x: net(x).sum((-1, -2)), torch.randn(points, nodes, 4)
+
+
+def _problem(name: str, title: str, f: Callable[[Tensor], Tensor], x: Tensor) -> Problem:
+    def trace(x: Tensor) -> Tensor:
+        return torch.trace(hessian(f)(x).reshape(x.numel(), x.numel()))
+
+    expected = hodiff.laplacian(f, batched=True, sparse=False, correct=False)(x)
+    # That of all points at once does not fit.
+    by_torch = partial(vmap(trace, chunk_size=2), x)
+    return Problem(
+        name=f"sparse-{name}",
+        title=f"Laplacian of {title}, float32",
+        contestants=[
+            Contestant("hodiff.laplacian", "unit", partial(hodiff.laplacian(f, batched=True), x)),
+            Contestant("with all directions", "route", partial(hodiff.laplacian(f, batched=True, sparse=False), x)),
+            Contestant("trace of torch.func.hessian", "torch", by_torch),
+        ],
+        error=lambda found: float((found - expected).norm() / expected.norm()),
+        tolerance=1e-3,
+    )
