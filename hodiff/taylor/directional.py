@@ -19,9 +19,10 @@ from hodiff.corrections.autograd.checkpoints import uncorrected
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.directional import nested_directional_derivatives
 from hodiff.derivatives.origin import raised_by_user
+from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.passes import framed, through
-from hodiff.taylor.series import Coefficient
+from hodiff.taylor.series import HIGHEST, Coefficient
 
 
 @leave_inference_mode
@@ -63,6 +64,11 @@ def directional_derivatives(
     Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., chapter 13.
     """
     require_int("directional_derivatives", "order", order, 0)
+    if order > HIGHEST:
+        raise InputError(
+            f"directional_derivatives: order: expected at most {HIGHEST}, as larger factorials are no floating-point "
+            f"numbers, got {order}; hodiff.taylor.jet(..., normalized=True) gives Taylor coefficients of any order."
+        )
     (leaves, spec), (directions, structure) = flatten(x), flatten(v)
     function = bind(
         "directional_derivatives",
@@ -116,4 +122,4 @@ def _derivative(coefficients: list[Coefficient], k: int) -> Any:
     found = coefficients[k]
     if found is None:
         return torch.zeros_like(coefficients[0])
-    return found if k < 2 else found * math.factorial(k)
+    return found if k < 2 else found * float(math.factorial(k))

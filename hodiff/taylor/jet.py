@@ -14,7 +14,7 @@ from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.passes import framed, primal_leaves, through
-from hodiff.taylor.series import Coefficient, Frame
+from hodiff.taylor.series import HIGHEST, Coefficient, Frame
 
 
 @leave_inference_mode
@@ -69,6 +69,11 @@ def jet(
     require_callable("jet", f=f)
     require_bools("jet", normalized=normalized, correct=correct)
     primals, order = _paired(primals, series)
+    if order > HIGHEST and not normalized:
+        raise InputError(
+            f"jet: series: expected at most {HIGHEST} derivatives, as larger factorials are no floating-point numbers, "
+            f"got {order}; pass Taylor coefficients and normalized=True."
+        )
     with framed(order, correct=correct) as frame:
         curves = [
             _curve(frame, i, x, terms, normalized) for i, (x, terms) in enumerate(zip(primals, series, strict=True))
@@ -76,7 +81,7 @@ def jet(
         found, spec = through(frame, f, curves)
     value = unflatten([each[0] for each in found], spec)
     terms = tuple(
-        unflatten([_derivative(each, k, 1 if normalized else math.factorial(k)) for each in found], spec)
+        unflatten([_derivative(each, k, 1 if normalized else float(math.factorial(k))) for each in found], spec)
         for k in range(1, order + 1)
     )
     return value, terms
@@ -115,13 +120,13 @@ def _curve(frame: Frame, i: int, primal: PyTree, terms: Sequence[PyTree], normal
             spec,
             f"jet: series[{i}][{k - 1}]",
         )
-        scale = 1 if normalized else math.factorial(k)
+        scale = 1 if normalized else float(math.factorial(k))
         for column, each in zip(columns, given, strict=True):
             column.append(each if scale == 1 else each / scale)
     return unflatten([Jet(frame, column) for column in columns], spec)
 
 
-def _derivative(coefficients: Sequence[Coefficient], k: int, scale: int) -> Any:
+def _derivative(coefficients: Sequence[Coefficient], k: int, scale: float) -> Any:
     found = coefficients[k]
     if found is None:
         return torch.zeros_like(coefficients[0])

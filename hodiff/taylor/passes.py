@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, flatten, flatten_primals, unflatten
 from hodiff.corrections import corrected
-from hodiff.errors import RouteError
+from hodiff.errors import InputError, RouteError
 from hodiff.taylor import calls
 from hodiff.taylor import closures as closures
 from hodiff.taylor import rules as rules
@@ -67,7 +68,8 @@ def through(
         with torch.enable_grad() if held else nullcontext(), mode:
             outputs, spec = flatten(f(*args))
     except (TypeError, ValueError, RuntimeError) as error:
-        if _TENSORS_ALONE.search(str(error)) and not isinstance(error, RouteError):
+        named = isinstance(error, RouteError) or str(error).startswith("jet: ")
+        if not named and _TENSORS_ALONE.search(str(error)):
             raise _takes_tensors_alone(error) from error
         raise
     except calls.FunctionMet:
@@ -80,15 +82,25 @@ def through(
         if isinstance(each, Jet) and each.frame.ended:
             raise calls.of_an_earlier_call()
         moves = isinstance(each, Jet) and each.frame is frame
-        constant = each if isinstance(each, (Tensor, Jet)) else torch.as_tensor(each)
+        constant = each if isinstance(each, (Tensor, Jet)) else _number(each)
         parts = (each.in_slots() if slots else each.coefficients) if moves else (constant, *[None] * frame.order)
         parts = [unwrap_if_ended(part) if isinstance(part, Tensor) else part for part in parts]
         found.append([part.detach() if held and isinstance(part, Tensor) else part for part in parts])
     return found, spec
 
 
+def _number(each: Any) -> Tensor:
+    """What a function returned that is no tensor, a constant."""
+    if isinstance(each, (int, float, complex, np.number)):
+        return torch.as_tensor(each)
+    raise InputError(
+        f"jet: f: expected to return tensors and numbers, in pytrees, got {type(each).__name__} {each!r}; leave out "
+        "what is not to be differentiated."
+    )
+
+
 # What names a jet, and what torch's control flow operators say of one.
-_TENSORS_ALONE = re.compile(r"\bJet\b|leaves must be a Tensor|Mapped xs can only consist of tensors")
+_TENSORS_ALONE = re.compile(r"\bJet\b|a value that moves|leaves must be a Tensor|Mapped xs can only consist of tensors")
 
 
 def _takes_tensors_alone(error: Exception) -> RouteError:

@@ -9,6 +9,9 @@ import torch
 
 from hodiff.kernels import fused
 
+# The highest order whose factorial, between a coefficient and a derivative, is a number of double precision.
+HIGHEST = 170
+
 # A tensor (or a jet of an outer call), a number, or None for zero.
 Coefficient = Any
 Coefficients = Sequence[Coefficient]

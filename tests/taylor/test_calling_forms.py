@@ -268,3 +268,49 @@ def test_reductions_by_the_old_options(name):
 def test_an_unknown_reduction_is_refused():
     with pytest.raises(hodiff.InputError, match="jet: mse_loss: reduction: expected one of none, mean, sum, got 'avg'"):
         jet(lambda x: functional.mse_loss(x, V, reduction="avg"), (Q,), ([V],))
+
+
+@pytest.mark.parametrize("output", [None, "text", {"a": None}], ids=str)
+def test_what_is_no_number_is_not_returned(output):
+    for transformed in (
+        hodiff.laplacian(lambda x: (x.sin(), output)),
+        lambda x: jet(lambda x: (x, output), (x,), ([x],)),
+    ):
+        with pytest.raises(hodiff.InputError, match="expected to return tensors and numbers"):
+            transformed(torch.ones(2))
+
+
+def test_lists_of_values_are_no_tensor():
+    with pytest.raises(hodiff.RouteError, match=r"torch\.stack"):
+        hodiff.laplacian(lambda x: torch.tensor([x[0], x[1]]).sum())(torch.ones(2))
+
+
+def test_factorials_beyond_double_precision():
+    one, zero = torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
+    *_, last = jet(torch.exp, (zero,), ([one, *[zero] * 39],))[1]
+    torch.testing.assert_close(last, one)
+    for call in (
+        lambda: jet(torch.exp, (zero,), ([one, *[zero] * 170],)),
+        lambda: hodiff.directional_derivatives(torch.exp, zero, one, order=171),
+    ):
+        with pytest.raises(hodiff.InputError, match="at most 170"):
+            call()
+    coefficients = jet(torch.exp, (zero,), ([one, *[zero] * 179],), normalized=True)[1]
+    torch.testing.assert_close(coefficients[19].log(), -torch.lgamma(21 * one))
+
+
+@pytest.mark.parametrize("function", [torch.maximum, torch.minimum, torch.fmax, torch.fmin])
+def test_extremes_can_be_differentiated_again(function):
+    x = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+
+    def f(x):
+        return (function(x, x.roll(1)) ** 4).sum()
+
+    picked = torch.func.jacrev(lambda x: function(x, x.roll(1)))(x).sum(0)
+    found = torch.func.grad(hodiff.laplacian(f))(x)
+    torch.testing.assert_close(found, 24 * picked * x)
+
+
+def test_a_generator_with_nothing_to_draw():
+    with pytest.raises(hodiff.InputError, match="expected None without randomised"):
+        hodiff.laplacian(torch.sum, generator=torch.Generator())

@@ -61,6 +61,11 @@ def sampling_of(
     require_int(caller, "samples", samples, 1)
     require_generator(caller, "generator", generator)
     if randomised is None:
+        if generator is not None:
+            raise InputError(
+                f"{caller}: generator: expected None without randomised, as nothing is drawn; randomised='rademacher', "
+                "'gaussian' or 'coordinates' draws directions."
+            )
         return None
     if refused and randomised in refused:
         raise InputError(f"{caller}: randomised: expected 'gaussian', got {randomised!r}: {refused[randomised]}")

@@ -23,9 +23,8 @@ def chosen(frame: Frame, value: Any, weight: Any, a: Any, b: Any) -> Any:
 def _extreme(frame: Frame, func: Any, a: Any, b: Any, sign: int) -> Any:
     x, y = value_of(frame, a), value_of(frame, b)
     value = func(x, y)
-    weight = torch.heaviside(
-        sign * (x - y).to(value.dtype), torch.full((), 0.5, dtype=value.dtype, device=value.device)
-    )
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    weight = (x > y if sign > 0 else x < y).to(value.dtype) + 0.5 * (x == y).to(value.dtype)
     return chosen(frame, value, weight, a, b)
 
 
