@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -11,21 +12,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from curvlinops import HessianLinearOperator
 from torch import Tensor, nn
 
 from benchmarks import torch_ways
 from benchmarks.machine import machine
 from benchmarks.objectives import DIGITS, NETWORKS, Objective
-from benchmarks.peers import jax_ways
+from benchmarks.peers import jax_ways, taylor
 from benchmarks.problems import Problem, Result, measure
 from benchmarks.race import Contestant
 from benchmarks.reference import difference_product, relative_error
 from benchmarks.report import RESULTS, save_json, time_table
 
 
-def curvlinops_hessian(objective: Objective) -> HessianLinearOperator:
+def curvlinops_hessian(objective: Objective) -> Any:
     """The Hessian as curvlinops' linear operator."""
+    from curvlinops import HessianLinearOperator
+
     return HessianLinearOperator(
         objective.module,
         nn.CrossEntropyLoss(),
@@ -114,6 +116,7 @@ def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", choices=["products", "taylor"], help="one half alone; the other's results stay")
     parser.add_argument("--save", type=Path, default=RESULTS, metavar="DIR", help="where peers.json goes")
     options = parser.parse_args()
 
@@ -122,16 +125,23 @@ def main() -> None:
         print(f"## {result.title}\n\n{time_table(result)}\n", flush=True)
         return result
 
-    products = [run(product_problem(build())) for build in NETWORKS.values()]
-    hessians = [run(dense_problem(build())) for build in DIGITS.values()]
-    save_json(
-        options.save / "peers.json",
-        {
+    path = options.save / "peers.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if options.only and path.exists() else {}
+    if options.only != "taylor":
+        products = [run(product_problem(build())) for build in NETWORKS.values()]
+        hessians = [run(dense_problem(build())) for build in DIGITS.values()]
+        found |= {
             "machine": {**machine(), "jax": version("jax"), "curvlinops": version("curvlinops-for-pytorch")},
             "hvp": {result.problem: result.to_json() for result in products},
             "dense": {result.problem: result.to_json() for result in hessians},
-        },
-    )
+        }
+    if options.only != "products":
+        # JAX takes what threads it finds: where one core is asked for, the process is to be held on one.
+        results = [run(problem) for problem in taylor.problems()]
+        found["taylor machine"] = {**machine(), "jax": version("jax"), "folx": version("folx")}
+        for workload, words in (("taylor", "laplacian"), ("taylor_sparse", "sparse")):
+            found[workload] = {each.problem: each.to_json() for each in results if each.problem.startswith(words)}
+    save_json(path, found)
 
 
 if __name__ == "__main__":

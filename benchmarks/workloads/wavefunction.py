@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ELECTRONS, FEATURES, HEADS, BLOCKS, DETERMINANTS = 16, 64, 4, 4, 4
+ELECTRONS, FEATURES, HEADS, BLOCKS, DETERMINANTS = 16, 128, 4, 4, 4
 
 
 def parameters(electrons: int = ELECTRONS, features: int = FEATURES) -> dict[str, Any]:
