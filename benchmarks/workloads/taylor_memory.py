@@ -41,9 +41,6 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
     with one_core():
         for size in sizes:
             for way, laplacian in (("in full", _in_full), ("by the estimate", _by_the_estimate)):
-                # In full it keeps D first derivatives of the layers: beyond this some gigabytes.
-                if way == "in full" and size > 4000:
-                    continue
                 found[f"{size:,} {way}"] = _step(size, laplacian)
     rows = [[name, f"{each['seconds']:.3g}", f"{each['mebibytes']:.4g}"] for name, each in found.items()]
     text = f"{STEP.format(points=POINTS)}\n\n{table(['dimensions', 's', 'MiB'], rows)}"
