@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -19,7 +20,7 @@ from benchmarks.machine import machine
 from benchmarks.objectives import DIGITS, NETWORKS, Objective
 from benchmarks.peers import jax_ways, taylor
 from benchmarks.problems import Problem, Result, measure
-from benchmarks.race import Contestant
+from benchmarks.race import Clock, Contestant
 from benchmarks.reference import difference_product, relative_error
 from benchmarks.report import RESULTS, save_json, time_table
 
@@ -120,8 +121,8 @@ def main() -> None:
     parser.add_argument("--save", type=Path, default=RESULTS, metavar="DIR", help="where peers.json goes")
     options = parser.parse_args()
 
-    def run(problem: Problem) -> Result:
-        result = measure(problem, options.rounds)
+    def run(problem: Problem, clock: Clock = time.perf_counter) -> Result:
+        result = measure(problem, options.rounds, clock)
         print(f"## {result.title}\n\n{time_table(result)}\n", flush=True)
         return result
 
@@ -137,7 +138,7 @@ def main() -> None:
         }
     if options.only != "products":
         # JAX takes what threads it finds: where one core is asked for, the process is to be held on one.
-        results = [run(problem) for problem in taylor.problems()]
+        results = [run(problem, time.process_time) for problem in taylor.problems()]
         found["taylor machine"] = {**machine(), "jax": version("jax"), "folx": version("folx")}
         for workload, words in (("taylor", "laplacian"), ("taylor_sparse", "sparse")):
             found[workload] = {each.problem: each.to_json() for each in results if each.problem.startswith(words)}
