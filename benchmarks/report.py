@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.problems import Result, Row
+from benchmarks.targets import Verdict
 
 RESULTS = Path(__file__).parent / "results"
 PEER = "†"
@@ -47,6 +48,12 @@ def time_table(result: Result, peers: Sequence[Row] = ()) -> str:
     ]
     last = result.remarks_title or "relative error"
     return table(["", "ms", "gradients", "/ fastest torch", last], rows)
+
+
+def target_table(verdicts: Sequence[Verdict]) -> str:
+    """What was aimed at and what was found."""
+    rows = [[each.target, number(each.ratio, ".3g") or "wrong", "met" if each.met else "missed"] for each in verdicts]
+    return table(["target", "measured", ""], rows)
 
 
 # Workloads whose peers are timed for another one.
