@@ -24,8 +24,8 @@ contestant beyond {tolerance:g} is wrong and not timed."""
 ONE_CORE = "Times are those of the processor, on one core."
 TARGETS = "Targets are bounds on the ratio of two times, judged by the median of the ratios within a round."
 PEERS = f"""\
-{PEER} Timed by `python -m benchmarks.peers` in an environment of its own, beside a torch gradient there, which its
-ratio refers to."""
+{PEER} Timed by `python -m benchmarks.peers` in an environment of its own, beside the same unit there, which its ratio
+refers to."""
 
 
 def run_workload(name: str, *, rounds: int | None, quick: bool, directory: Path | None) -> list[str]:

@@ -57,7 +57,7 @@ def target_table(verdicts: Sequence[Verdict]) -> str:
 
 
 # Workloads whose peers are timed for another one.
-SAME_PEERS = {"operators": "hvp"}
+SAME_PEERS = {"operators": "hvp", "taylor_sparse": "taylor"}
 
 
 def peer_rows(directory: Path, workload: str, problem: str) -> list[Row]:

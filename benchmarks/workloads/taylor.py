@@ -39,7 +39,7 @@ def problems(quick: bool) -> Iterator[Problem]:
     for dtype in (torch.float32, torch.float64):
         net = network(widths, dtype)
         for points in BATCHES:
-            yield _laplacian(net, widths, points, dtype, full=not quick)
+            yield laplacian_problem(net, points, dtype, full=not quick)
     for widths in ((5, 16, 16, 1),) if quick else ((5, 64, 64, 1), (5, 768, 768, 512, 512, 1)):
         for points in BATCHES[:2]:
             yield _bilaplacian(network(widths, torch.float32), widths, points, full=not quick)
@@ -68,10 +68,17 @@ def by_hand(net: nn.Sequential, x: Tensor) -> Tensor:
     return total
 
 
-def _laplacian(net: nn.Sequential, widths: tuple[int, ...], points: int, dtype: torch.dtype, *, full: bool) -> Problem:
+def inputs(points: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Points of so many numbers, the same each time."""
+    return torch.randn(points, size, dtype=dtype, generator=torch.Generator().manual_seed(1))
+
+
+def laplacian_problem(net: nn.Sequential, points: int, dtype: torch.dtype, *, full: bool) -> Problem:
+    """The Laplacian of a network; in full beside compiled ways, and with targets."""
     # Code compiled for other numbers of points would make of this one a variable, and the code slower.
     torch.compiler.reset()
-    x, title = torch.randn(points, widths[0], dtype=dtype), "-".join(map(str, widths))
+    widths = [layer.in_features for layer in net if isinstance(layer, nn.Linear)]
+    x, title = inputs(points, widths[0], dtype), "-".join(map(str, [*widths, 1]))
     expected = by_hand(net.double(), x.double())
     net = net.to(dtype)
 
@@ -109,7 +116,7 @@ def _laplacian(net: nn.Sequential, widths: tuple[int, ...], points: int, dtype: 
 
 
 def _bilaplacian(net: nn.Sequential, widths: tuple[int, ...], points: int, *, full: bool) -> Problem:
-    x = torch.randn(points, widths[0])
+    x = inputs(points, widths[0], torch.float32)
 
     def trace(f: Any) -> Any:
         return lambda x: torch.trace(hessian(f)(x))
@@ -131,5 +138,6 @@ def _bilaplacian(net: nn.Sequential, widths: tuple[int, ...], points: int, *, fu
     )
 
 
-def _distance(expected: Tensor, found: Any) -> float:
+def _distance(expected: Tensor, found: Tensor) -> float:
+    assert found.shape == expected.shape, "shapes that broadcast would be compared all with all"
     return float((found.double() - expected).norm() / expected.norm())

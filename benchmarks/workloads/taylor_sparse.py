@@ -25,8 +25,8 @@ SPARSE, DENSE = "hodiff.laplacian", "with all directions"
 
 def problems(quick: bool) -> Iterator[Problem]:
     """A network that acts on nodes one by one, and a wavefunction with attention."""
-    yield _nodes(quick)
-    yield _wavefunction(quick)
+    yield nodes_problem(quick)
+    yield wavefunction_problem(quick)
 
 
 def on_nodes(nodes: int = NODES, points: int = POINTS) -> tuple[Summed, Tensor]:
@@ -65,7 +65,8 @@ def typical_error(found: Tensor, expected: Tensor) -> float:
     return float(((found.double() - expected) / expected).abs().median())
 
 
-def _nodes(quick: bool) -> Problem:
+def nodes_problem(quick: bool) -> Problem:
+    """The network of `on_nodes`."""
     nodes, points = (6, 2) if quick else (NODES, POINTS)
     f, x = on_nodes(nodes, points)
     # The trace of a whole Hessian takes torch a quarter of a minute.
@@ -80,13 +81,14 @@ def _nodes(quick: bool) -> Problem:
     )
 
 
-def _wavefunction(quick: bool) -> Problem:
+def wavefunction_problem(quick: bool) -> Problem:
+    """That of `benchmarks.workloads.wavefunction`."""
     electrons, walkers = (4, 2) if quick else (wavefunction.ELECTRONS, WALKERS)
     single, double = (
         partial(wavefunction.log_psi, wavefunction.as_tensors(wavefunction.parameters(electrons), dtype))
         for dtype in (torch.float32, torch.float64)
     )
-    x = torch.randn(walkers, electrons, 3, generator=torch.Generator().manual_seed(1))
+    x = wavefunction.positions(walkers, electrons)
 
     def trace(x: Tensor) -> Tensor:
         return torch.trace(hessian(single)(x).reshape(x.numel(), x.numel()))
