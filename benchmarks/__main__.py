@@ -14,7 +14,7 @@ from benchmarks import memory
 from benchmarks.machine import machine, one_core
 from benchmarks.problems import Result, measure
 from benchmarks.registry import TALLIES, WORKLOADS
-from benchmarks.report import PEER, RESULTS, describe, peer_rows, save_json, time_table
+from benchmarks.report import PEER, RESULTS, describe, peer_rows, save_json, target_table, time_table
 
 EXPLANATION = """\
 Times are medians over rounds, in each of which every contestant ran once in turn. `gradients` is the time over that
@@ -22,9 +22,10 @@ of {unit}, `/ fastest torch` the time over that of torch's fastest right way; bo
 medians of the ratios within a round. `relative error` compares with {reference}; a
 contestant beyond {tolerance:g} is wrong and not timed."""
 ONE_CORE = "Times are those of the processor, on one core."
+TARGETS = "Targets are bounds on the ratio of two times, judged by the median of the ratios within a round."
 PEERS = f"""\
-{PEER} Timed by `python -m benchmarks.peers` in an environment of its own, beside a torch gradient there, which its
-ratio refers to."""
+{PEER} Timed by `python -m benchmarks.peers` in an environment of its own, beside the same unit there, which its ratio
+refers to."""
 
 
 def run_workload(name: str, *, rounds: int | None, quick: bool, directory: Path | None) -> list[str]:
@@ -65,9 +66,15 @@ def _run(name: str, *, rounds: int | None, quick: bool, directory: Path | None) 
             )
             if workload.one_core:
                 say(ONE_CORE + "\n")
+            if result.verdicts:
+                say(TARGETS + "\n")
+            if workload.published:
+                say(workload.published + "\n")
             if peers:
                 say(PEERS + "\n")
         say(f"## {result.title}\n\n{time_table(result, peers)}\n")
+        if result.verdicts:
+            say(target_table(result.verdicts) + "\n")
         results.append(result)
     peaks = workload.peaks(quick) if workload.peaks else []
     if peaks:

@@ -34,6 +34,12 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def hold_one_core() -> None:
+    """Bind this process to one core, where the system can: JAX starts as many threads as it finds cores."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
 @contextmanager
 def one_core() -> Iterator[None]:
     """One thread for torch and NumPy, so that seconds of the processor are those of one core."""

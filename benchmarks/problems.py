@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.race import Clock, Contestant, median_ratio, race
+from benchmarks.targets import Target, Verdict, judged_by_rounds
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,12 @@ class Problem:
     Attributes:
         name: A word for tables, files and peers.
         title: What it is, in a line.
-        contestants: The unit first.
+        contestants: The unit first; where its group is "unit", nobody asks whether it is right.
         error: The relative error of what a contestant returned; gradients are not asked.
         tolerance: Beyond this error a contestant is wrong, and its time worthless.
         remarks: By contestant, what else deserves a column.
         remarks_title: The heading of that column.
+        targets: Bounds on ratios of times.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Problem:
     tolerance: float
     remarks: Mapping[str, str] = field(default_factory=dict)
     remarks_title: str = ""
+    targets: Sequence[Target] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """A problem's rows, in the order of its contestants."""
+    """A problem's rows, in the order of its contestants, and whether its targets were met."""
 
     problem: str
     title: str
@@ -67,6 +70,7 @@ class Result:
     tolerance: float
     rows: list[Row]
     remarks_title: str = ""
+    verdicts: Sequence[Verdict] = ()
 
     def wrong(self) -> list[str]:
         """The defaults of hodiff whose answers were wrong."""
@@ -105,11 +109,12 @@ def measure(problem: Problem, rounds: int, clock: Clock = time.perf_counter) -> 
             each.name,
             each.group,
             milliseconds=1e3 * medians[each.name],
-            gradients=median_ratio(times, seconds[unit.name]),
+            gradients=median_ratio(times, seconds[unit.name]) if unit in right else None,
             of_fastest_torch=median_ratio(times, seconds[fastest]) if fastest and each != unit else None,
             relative_error=errors.get(each.name),
             remark=remark,
         )
 
     rows = [row(each) for each in problem.contestants]
-    return Result(problem.name, problem.title, rounds, problem.tolerance, rows, problem.remarks_title)
+    verdicts = [judged_by_rounds(each, seconds) for each in problem.targets]
+    return Result(problem.name, problem.title, rounds, problem.tolerance, rows, problem.remarks_title, verdicts)

@@ -48,6 +48,7 @@ class Workload:
         unit: What the column `gradients` counts in.
         reference: What answers are compared with.
         one_core: Whether one thread works, and seconds are those of the processor.
+        published: What others report of the same elsewhere, with the source.
     """
 
     title: str
@@ -59,6 +60,7 @@ class Workload:
     unit: str = "one eager gradient of the same function"
     reference: str = "central differences of the float64 gradient, or with a closed form"
     one_core: bool = False
+    published: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,13 +139,14 @@ WORKLOADS = {
         unit="the first row: the propagator by hand, or nested differentiation by torch",
         reference="the same in float64",
         one_core=True,
+        published=taylor.PUBLISHED,
     ),
     "taylor_sparse": Workload(
         "Laplacians of networks over particles, float32",
         taylor_sparse.problems,
         rounds=5,
         unit="the first row",
-        reference="the Laplacian in float64, with all directions, at a typical point",
+        reference="the Laplacian in float64 by another way, at a typical point",
         one_core=True,
     ),
     "checks": Workload("checks of Functions, and the defects that they see", checks.problems, rounds=10),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.problems import Result, Row
+from benchmarks.targets import Verdict
 
 RESULTS = Path(__file__).parent / "results"
 PEER = "†"
@@ -49,8 +50,14 @@ def time_table(result: Result, peers: Sequence[Row] = ()) -> str:
     return table(["", "ms", "gradients", "/ fastest torch", last], rows)
 
 
+def target_table(verdicts: Sequence[Verdict]) -> str:
+    """What was aimed at and what was found."""
+    rows = [[each.target, number(each.ratio, ".3g") or "wrong", "met" if each.met else "missed"] for each in verdicts]
+    return table(["target", "measured", ""], rows)
+
+
 # Workloads whose peers are timed for another one.
-SAME_PEERS = {"operators": "hvp"}
+SAME_PEERS = {"operators": "hvp", "taylor_sparse": "taylor"}
 
 
 def peer_rows(directory: Path, workload: str, problem: str) -> list[Row]:

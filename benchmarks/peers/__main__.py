@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import torch_ways
-from benchmarks.machine import machine
+from benchmarks.machine import hold_one_core, machine, one_core
 from benchmarks.objectives import DIGITS, NETWORKS, Objective
-from benchmarks.peers import jax_ways, taylor
+from benchmarks.peers import jax_ways
 from benchmarks.problems import Problem, Result, measure
 from benchmarks.race import Clock, Contestant
 from benchmarks.reference import difference_product, relative_error
@@ -113,36 +115,57 @@ def vector(result: Any) -> Tensor:
     return torch.from_numpy(np.array(result)).flatten()
 
 
+def measured(problem: Problem, rounds: int, clock: Clock = time.perf_counter) -> Result:
+    """Measure and print."""
+    result = measure(problem, rounds, clock)
+    print(f"## {result.title}\n\n{time_table(result)}\n", flush=True)
+    return result
+
+
+def products(rounds: int) -> dict[str, Any]:
+    """Products with Hessians and dense Hessians, on all cores."""
+    by_vector = [measured(product_problem(build()), rounds) for build in NETWORKS.values()]
+    whole = [measured(dense_problem(build()), rounds) for build in DIGITS.values()]
+    return {
+        "machine": {**machine(), "jax": version("jax"), "curvlinops": version("curvlinops-for-pytorch")},
+        "hvp": {result.problem: result.to_json() for result in by_vector},
+        "dense": {result.problem: result.to_json() for result in whole},
+    }
+
+
+def laplacians(rounds: int) -> dict[str, Any]:
+    """Laplacians by folx and hodiff, on one core, by the clock of the processor."""
+    from benchmarks.peers import taylor
+
+    hold_one_core()
+    with one_core():
+        results = [
+            measured(each, min(rounds, taylor.ROUNDS.get(each.name, rounds)), time.process_time)
+            for each in taylor.problems()
+        ]
+        here = {**machine(), "jax": version("jax"), "folx": version("folx")}
+    return {"taylor machine": here, "taylor": {result.problem: result.to_json() for result in results}}
+
+
+PARTS = {"products": products, "taylor": laplacians}
+
+
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", choices=["products", "taylor"], help="one half alone; the other's results stay")
+    parser.add_argument("--only", choices=PARTS, help="one part alone; the results of the other stay")
     parser.add_argument("--save", type=Path, default=RESULTS, metavar="DIR", help="where peers.json goes")
     options = parser.parse_args()
-
-    def run(problem: Problem, clock: Clock = time.perf_counter) -> Result:
-        result = measure(problem, options.rounds, clock)
-        print(f"## {result.title}\n\n{time_table(result)}\n", flush=True)
-        return result
-
+    if options.only is None:
+        # A process each: the number of threads is settled when JAX starts.
+        for part in PARTS:
+            words = ["--only", part, "--rounds", str(options.rounds), "--save", str(options.save)]
+            subprocess.run([sys.executable, "-m", "benchmarks.peers", *words], check=True)
+        return
     path = options.save / "peers.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if options.only and path.exists() else {}
-    if options.only != "taylor":
-        products = [run(product_problem(build())) for build in NETWORKS.values()]
-        hessians = [run(dense_problem(build())) for build in DIGITS.values()]
-        found |= {
-            "machine": {**machine(), "jax": version("jax"), "curvlinops": version("curvlinops-for-pytorch")},
-            "hvp": {result.problem: result.to_json() for result in products},
-            "dense": {result.problem: result.to_json() for result in hessians},
-        }
-    if options.only != "products":
-        # JAX takes what threads it finds: where one core is asked for, the process is to be held on one.
-        results = [run(problem, time.process_time) for problem in taylor.problems()]
-        found["taylor machine"] = {**machine(), "jax": version("jax"), "folx": version("folx")}
-        for workload, words in (("taylor", "laplacian"), ("taylor_sparse", "sparse")):
-            found[workload] = {each.problem: each.to_json() for each in results if each.problem.startswith(words)}
-    save_json(path, found)
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    save_json(path, found | PARTS[options.only](options.rounds))
 
 
 if __name__ == "__main__":

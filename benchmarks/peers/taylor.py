@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -14,44 +15,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import hodiff
 from benchmarks.problems import Problem
 from benchmarks.race import Contestant
 from benchmarks.workloads import taylor, taylor_sparse, wavefunction
 
 Array = Any
+# The most that is worth it where a call takes seconds.
+ROUNDS = {"sparse-nodes": 3, "sparse-wavefunction": 5}
 
 
 def problems() -> Iterator[Problem]:
     """The problems of the workloads `taylor` and `taylor_sparse` in float32, by their names."""
     net = taylor.network(taylor.WIDTHS, torch.float32)
     for points in taylor.BATCHES:
-        x = torch.randn(points, taylor.WIDTHS[0], generator=torch.Generator().manual_seed(1))
-        expected = taylor.by_hand(net.double(), x.double())[:, 0]
-        net = net.float()
-        by_hand = Contestant("by hand, eager torch", "unit", partial(taylor.by_hand, net, x))
-        yield _problem(f"laplacian-{points}-float32", by_hand, _first(net), _tanh(net), x, (0,), expected)
-    nodes, x = taylor_sparse.on_nodes()
-    yield _problem("sparse-nodes", None, nodes, _on_nodes(nodes), x, (0, 4))
-    weights = wavefunction.parameters()
-    f = partial(wavefunction.log_psi, wavefunction.as_tensors(weights, torch.float32))
-    x = torch.randn(taylor_sparse.WALKERS, wavefunction.ELECTRONS, 3, generator=torch.Generator().manual_seed(1))
-    port = partial(log_psi, jax.tree.map(lambda each: jnp.asarray(each, jnp.float32), weights))
-    yield _problem("sparse-wavefunction", None, f, port, x, (0, 6))
+        problem = taylor.laplacian_problem(net, points, torch.float32, full=True)
+        x = taylor.inputs(points, taylor.WIDTHS[0], torch.float32)
+        yield _beside_folx(problem, partial(_through, _layers(net), jnp.tanh), x, (0,))
+    f, x = taylor_sparse.on_nodes()
+    yield _beside_folx(taylor_sparse.nodes_problem(quick=False), _on_nodes(f), x, (0, 4))
+    weights = jax.tree.map(lambda each: jnp.asarray(each, jnp.float32), wavefunction.parameters())
+    x = wavefunction.positions(taylor_sparse.WALKERS)
+    yield _beside_folx(taylor_sparse.wavefunction_problem(quick=False), partial(log_psi, weights), x, (0, 6))
 
 
-def _problem(
-    name: str,
-    unit: Contestant | None,
-    f: Callable[[Tensor], Tensor],
-    port: Callable[[Array], Array],
-    x: Tensor,
-    thresholds: tuple[int, ...],
-    expected: Tensor | None = None,
-) -> Problem:
-    ready = partial(hodiff.laplacian(f, batched=True), x)
-    laplacian = Contestant("hodiff.laplacian", "unit" if unit is None else "torch", ready)
-    right = hodiff.laplacian(f, batched=True, sparse=False)(x) if expected is None else expected
+def _beside_folx(problem: Problem, port: Callable[[Array], Array], x: Tensor, thresholds: tuple[int, ...]) -> Problem:
+    """A problem without torch's own ways, and with folx at some thresholds of sparsity."""
     points = jnp.asarray(x.numpy())
     peers = [
         Contestant(
@@ -59,12 +47,12 @@ def _problem(
         )
         for threshold in thresholds
     ]
-    return Problem(
-        name=name,
-        title=name,
-        contestants=[*([] if unit is None else [unit]), laplacian, *peers],
-        error=lambda found: _error(found, right),
-        tolerance=1e-3,
+    others = [each for each in problem.contestants if each.group != "torch"]
+    return replace(
+        problem,
+        contestants=[*others, *peers],
+        error=lambda found: problem.error(_tensor(found)),
+        targets=(),
     )
 
 
@@ -75,14 +63,9 @@ def _ready(port: Callable[[Array], Array], threshold: int, points: Array) -> Cal
     return lambda: jax.block_until_ready(compiled(points))
 
 
-def _error(found: Any, right: Tensor) -> float:
-    own = found if isinstance(found, Tensor) else torch.from_numpy(np.array(found))
-    return taylor_sparse.typical_error(own.reshape(-1), right.double().reshape(-1))
-
-
-def _first(net: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The only output."""
-    return lambda x: net(x)[..., 0]
+def _tensor(found: Any) -> Tensor:
+    """What either library returned, as torch has it."""
+    return found if isinstance(found, Tensor) else torch.from_numpy(np.array(found))
 
 
 def _layers(net: nn.Module) -> list[tuple[Array, Array]]:
@@ -98,11 +81,6 @@ def _through(layers: list[tuple[Array, Array]], activation: Callable[[Array], Ar
         x = activation(x @ weight + bias)
     weight, bias = layers[-1]
     return x @ weight + bias
-
-
-def _tanh(net: nn.Module) -> Callable[[Array], Array]:
-    layers = _layers(net)
-    return lambda x: _through(layers, jnp.tanh, x)[0]
 
 
 def _on_nodes(f: Any) -> Callable[[Array], Array]:

@@ -32,6 +32,11 @@ def parameters(electrons: int = ELECTRONS, features: int = FEATURES) -> dict[str
     }
 
 
+def positions(walkers: int, electrons: int = ELECTRONS) -> Tensor:
+    """Where the electrons are, (walkers, electrons, 3), the same each time."""
+    return torch.randn(walkers, electrons, 3, generator=torch.Generator().manual_seed(1))
+
+
 def as_tensors(tree: Any, dtype: torch.dtype) -> Any:
     """The parameters in torch."""
     if isinstance(tree, dict):
