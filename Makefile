@@ -51,7 +51,7 @@ notebooks: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
 
-# JAX and curvlinops clash with the pinned torch, so they race in an environment of their own; `make bench` adds their rows.
+# JAX, folx and curvlinops race in an environment of their own, as they clash with the pinned torch; `make bench` adds rows.
 bench-peers: .venv-bench/installed
 	.venv-bench/bin/python -m benchmarks.peers
 
