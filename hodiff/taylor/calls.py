@@ -177,8 +177,10 @@ def may_be_differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 
 def _requires_grad(tree: Any) -> bool:
-    if isinstance(tree, (torch.Tensor, Jet)):
+    if isinstance(tree, torch.Tensor):
         return tree.requires_grad
+    if isinstance(tree, Jet):
+        return _requires_grad(tree.in_slots())
     if not isinstance(tree, (list, tuple, dict)):
         return False
     return any(_requires_grad(each) for each in (tree.values() if isinstance(tree, dict) else tree))

@@ -111,8 +111,8 @@ class Jet:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a coefficient does."""
-        return any(isinstance(each, Tensor) and each.requires_grad for each in self.in_slots())
+        """Whether the value does, as of a tensor."""
+        return bool(self.value.requires_grad)
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:

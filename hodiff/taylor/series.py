@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hodiff.kernels import fused
+from hodiff.torch_internals.transforms import in_transform
 
 # The highest order whose factorial, between a coefficient and a derivative, is a number of double precision.
 HIGHEST = 170
@@ -15,6 +16,10 @@ HIGHEST = 170
 # A tensor (or a jet of an outer call), a number, or None for zero.
 Coefficient = Any
 Coefficients = Sequence[Coefficient]
+
+
+class RecallRefused(BaseException):
+    """A function asks for gradients inside, of leaves that are new in every pass: nothing of the pass before holds."""
 
 
 class Frame:
@@ -59,7 +64,18 @@ class Frame:
 
     def recalled(self, rule: Any, series: Sequence[Coefficients], constants: Any = ()) -> list[Any]:
         """What the pass before kept of a call, empty where there is none; what is appended is kept for the next."""
-        return [] if self.memory is None else self.memory.recall(rule, series, constants)
+        if self.memory is None:
+            return []
+        if in_transform():
+            # What a transform inside differentiates, or batches, is new in every pass.
+            self.recall_nothing()
+        found: list[Any] = self.memory.recall(rule, series, constants)
+        return found
+
+    def recall_nothing(self) -> None:
+        """Have the pass begun again without what the one before kept."""
+        if self.memory is not None:
+            raise RecallRefused
 
     def has_axis(self, k: int) -> bool:
         """Whether coefficient k has the axis of directions."""

@@ -16,7 +16,7 @@ from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.memory import Memory
 from hodiff.taylor.passes import framed, primal_leaves, through
-from hodiff.taylor.series import Coefficient
+from hodiff.taylor.series import Coefficient, RecallRefused
 
 # For each leaf of the state its Taylor coefficients.
 Columns = list[list[Coefficient]]
@@ -49,7 +49,9 @@ class Field:
             memory.begin()
         with framed(order, correct=self.correct, memory=memory) as frame:
             time = Jet(frame, [t, torch.ones_like(tensor_of(t)), *[None] * order][: order + 1])
-            curves = [Jet(frame, column[: order + 1]) for column in y]
+            # Of coefficients that depend on each other a gradient inside is to see each alone.
+            given = y if memory is not None else [[_apart(each) for each in column] for column in y]
+            curves = [Jet(frame, column[: order + 1]) for column in given]
             found, spec = through(frame, self.f, (time, unflatten(curves, self.spec), *self.args))
         self._require_like_state(y, [column[0] for column in found], spec)
         return found
@@ -63,9 +65,14 @@ class Field:
         # Coefficient k of f depends on those of y to k alone, so that each pass is longer by one and finds the next. It
         # goes on from what the one before computed.
         columns: Columns = [[value, first] for value, first in zip(y, slope, strict=True)]
-        memory = Memory()
+        memory: Memory | None = Memory()
         for k in range(1, order):
-            for column, found in zip(columns, self.series(t, columns, k, memory), strict=True):
+            try:
+                terms = self.series(t, columns, k, memory)
+            except RecallRefused:
+                memory = None
+                terms = self.series(t, columns, k)
+            for column, found in zip(columns, terms, strict=True):
                 column.append(None if found[k] is None else found[k] / (k + 1))
         return columns
 
@@ -105,3 +112,9 @@ def time_like(t: Any, leaves: Sequence[Any]) -> Any:
 def require_order(caller: str, order: Any, least: int, *, optional: bool = False) -> None:
     """Refuse what is no order of a series."""
     require_int(caller, "order", order, least, optional=optional)
+
+
+def _apart(coefficient: Any) -> Any:
+    """A coefficient as a node of its own in the graph."""
+    recorded = isinstance(coefficient, torch.Tensor) and coefficient.requires_grad
+    return coefficient.view_as(coefficient) if recorded else coefficient

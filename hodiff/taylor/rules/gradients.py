@@ -22,6 +22,7 @@ def requires_grad_(frame: Frame, func: Any, x: Any, requires_grad: bool = True) 
     """Let all coefficients, zeros too, be leaves that gradients can be asked of."""
     if not requires_grad:
         return x
+    frame.recall_nothing()
     return Jet(frame, [_leaf(filled(frame, x.coefficients, k, x.value)) for k in range(frame.order + 1)])
 
 
@@ -57,6 +58,7 @@ def grad(
     materialize_grads: bool = False,
 ) -> tuple[Any, ...]:
     """`torch.autograd.grad` of jets by jets and by constants."""
+    frame.recall_nothing()
     if is_grads_batched:
         raise InputError(
             "jet: is_grads_batched=True is not known for values that move: take one gradient after another."
@@ -101,6 +103,11 @@ def grad(
                 )
             parts = [one(k, x) for k in range(order + 1)]
         else:
+            if not all(map(_requires_grad, x.coefficients)):
+                raise InputError(
+                    "jet: torch.autograd.grad: a coefficient of an input requires no gradient: call x.requires_grad_() "
+                    "on the value that moves before it is used, or torch.func.grad."
+                )
             # Of several directions that are not summed, the last coefficient is one for each.
             parts = [one(order, x.coefficients[order - m]) for m in range(order + 1)]
             if frame.has_axis(order):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import torch
 
-from hodiff.taylor.jets import Jet
+from hodiff.errors import InputError
+from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.registry import rule
 from hodiff.taylor.rules.matrices.equations import between, mapped
 from hodiff.taylor.series import Coefficient, Frame, minus, times
+from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 
 @rule("logdet")
@@ -49,7 +52,7 @@ def slogdet(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
 
 @rule("det", "linalg.det")
 def det(frame: Frame, func: Any, A: Any) -> Any:
-    """By elimination without divisions by what may be 0: of 1 by 1, 2 by 2 and 3 by 3 ones; else by logarithm."""
+    """By minors, without divisions by what may be 0; of large ones that are regular by logarithm."""
     n = A.value.shape[-1]
     if n == 0:
         return torch.linalg.det(A.value)
@@ -59,5 +62,37 @@ def det(frame: Frame, func: Any, A: Any) -> Any:
         return A[..., 0, 0] * A[..., 1, 1] - A[..., 0, 1] * A[..., 1, 0]
     if n == 3:
         return (A[..., 0, :] * torch.linalg.cross(A[..., 1, :], A[..., 2, :])).sum(-1)
+    if n <= _BY_MINORS or not _is_regular(tensor_of(A)):
+        return _by_minors(A, n)
     sign, found = torch.linalg.slogdet(A)
     return sign * torch.exp(found)
+
+
+# By minors a determinant takes n 2^(n-1) products.
+_BY_MINORS, _MOST = 5, 12
+
+
+def _is_regular(values: torch.Tensor) -> bool:
+    """Whether derivatives by the inverse keep their digits; taken for granted where the numbers cannot be seen."""
+    if torch.compiler.is_compiling() or is_wrapped(values):
+        return True
+    sizes = torch.linalg.svdvals(values.detach())
+    return bool((sizes[..., -1] > torch.finfo(values.dtype).eps ** 0.25 * sizes[..., 0]).all())
+
+
+def _by_minors(A: Any, n: int) -> Any:
+    """Minors of the first k rows by the columns that they take, from k = 1 to n."""
+    if n > _MOST:
+        raise InputError(
+            f"jet: det: expected a matrix of up to {_MOST} rows, or one that is not nearly singular, got {n} rows: the "
+            "logarithm of its determinant, torch.linalg.slogdet, is what larger ones are for."
+        )
+    minors: dict[tuple[int, ...], Any] = {(j,): A[..., 0, j] for j in range(n)}
+    for k in range(1, n):
+        minors = {
+            columns: sum(
+                (-1) ** (k - i) * (A[..., k, j] * minors[columns[:i] + columns[i + 1 :]]) for i, j in enumerate(columns)
+            )
+            for columns in combinations(range(n), k + 1)
+        }
+    return minors[tuple(range(n))]

@@ -10,6 +10,7 @@ from hodiff.taylor.jets import Jet
 from hodiff.taylor.registry import rule
 from hodiff.taylor.rules.matrices.equations import between, mapped, series_of
 from hodiff.taylor.series import Coefficient, Frame, minus, plus
+from hodiff.torch_internals.transforms import in_transform
 
 
 @rule("inverse", "linalg.inv", analytic=True)
@@ -43,7 +44,11 @@ def solve(frame: Frame, func: Any, A: Any, B: Any, *, left: bool = True, out: No
         return x.unsqueeze(-1) if vector else x
 
     def solved(rhs: Any) -> Any:
-        found = torch.linalg.lu_solve(factors, pivots, column(rhs))
+        # Under vmap torch's lu_solve is wrong for right-hand sides with more dimensions than the factors have.
+        if in_transform():
+            found = torch.linalg.solve(a[0], column(rhs))
+        else:
+            found = torch.linalg.lu_solve(factors, pivots, column(rhs))
         return found.squeeze(-1) if vector else found
 
     def applied(matrix: Any, x: Any) -> Any:
