@@ -314,3 +314,33 @@ def test_extremes_can_be_differentiated_again(function):
 def test_a_generator_with_nothing_to_draw():
     with pytest.raises(hodiff.InputError, match="expected None without randomised"):
         hodiff.laplacian(torch.sum, generator=torch.Generator())
+
+
+@pytest.mark.parametrize("n", [4, 6])
+def test_determinants_of_singular_matrices(n):
+    generator = torch.Generator().manual_seed(0)
+    A, V = torch.randn(2, n, n, dtype=D, generator=generator)
+    A[:, 0] = A[:, 1]
+    # det(A + tV) is a polynomial, which its values at n + 1 points give.
+    t = np.arange(n + 1) - n / 2
+    values = [torch.linalg.det(A + s * V).item() for s in t]
+    polynomial = np.polynomial.polynomial.polyfit(t, values, n)
+    _, found = jet(torch.linalg.det, (A,), ([V, 0 * V, 0 * V],), normalized=True)
+    np.testing.assert_allclose(torch.stack(found).numpy(), polynomial[1:4], rtol=1e-6)
+    assert hodiff.laplacian(torch.det)(torch.zeros(n, n, dtype=D)) == 0
+
+
+def test_solutions_under_vmap():
+    def f(x):
+        return torch.linalg.solve(torch.diag(x[:, 0] + 3) + x[:, 1:] * 0.1, x).sin().sum()
+
+    x = torch.rand(3, 3, 2, dtype=D, generator=torch.Generator().manual_seed(0))
+    expected = torch.stack([hodiff.laplacian(f)(each) for each in x])
+    torch.testing.assert_close(torch.func.vmap(hodiff.laplacian(f))(x), expected)
+
+
+@pytest.mark.parametrize("f", [lambda x: x.softmax(0).square().sum(), lambda x: x.logsumexp(0) ** 2])
+def test_methods_that_a_compiler_mistakes_are_refused(f):
+    torch._dynamo.reset()
+    with pytest.raises(hodiff.InputError, match="torch.compile"):
+        torch.compile(hodiff.laplacian(f), backend="eager")(torch.tensor([0.1, 0.5, 0.9]))

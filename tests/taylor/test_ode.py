@@ -377,3 +377,32 @@ def test_more_that_is_refused():
     found = odeint_taylor(lambda t, y: -y, torch.ones(2), torch.tensor([0.0, 1.0]), full_output=True)
     with pytest.raises(hodiff.InputError, match=r"OdeSolution: t: expected times between 0 and 1, got \(1,\)"):
         found(torch.tensor([1.5]))
+
+
+def _by_autograd(t, y):
+    y = y.requires_grad_()
+    return torch.autograd.grad(y.sin().sum(), y, create_graph=True)[0]
+
+
+def _by_autograd_where_needed(t, y):
+    y = y if y.requires_grad else y.requires_grad_()
+    return torch.autograd.grad(y.sin().sum(), y, create_graph=True)[0]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        _by_autograd,
+        _by_autograd_where_needed,
+        lambda t, y: torch.func.grad(lambda y: y.sin().sum())(y),
+        lambda t, y: torch.func.jacrev(lambda y: y.sin().sum())(y),
+    ],
+    ids=["autograd", "autograd where needed", "grad", "jacrev"],
+)
+def test_gradients_inside(f):
+    y0 = torch.tensor([0.5, 0.1], dtype=torch.float64)
+    found = ode_coefficients(f, 0.0, y0, 5)
+    torch.testing.assert_close(found, ode_coefficients(lambda t, y: y.cos(), 0.0, y0, 5))
+    t = torch.tensor([0.0, 0.2], dtype=torch.float64)
+    two_steps = [odeint_taylor(each, y0, t, order=6, step_size=0.1)[-1] for each in (f, lambda t, y: y.cos())]
+    torch.testing.assert_close(*two_steps)
