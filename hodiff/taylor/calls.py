@@ -47,7 +47,7 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             frame = jet.frame
     if frame.traced and not torch.compiler.is_compiling():
         raise InputError(
-            f"jet: torch.compile breaks its graph at {getattr(func, '__name__', func)}, and what follows would not know "
+            f"jet: torch.compile breaks its graph at {getattr(func, '__name__', func)}, and what follows does not know "
             "of what came before: expected torch.name(x) in place of the method x.name(), or no torch.compile."
         )
     if torch.compiler.is_compiling() and any(func is method for method in _MISTAKEN_BY_DYNAMO):
