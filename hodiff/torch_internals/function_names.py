@@ -9,6 +9,6 @@ from torch.overrides import resolve_name
 
 def function_name(function: Any) -> str:
     """A function as users write it, without `torch.` in front."""
-    name = str(resolve_name(function) or getattr(function, "__name__", None) or function)
-    # The class that holds those of torch itself.
-    return name.removeprefix("torch.").removeprefix("_VariableFunctionsClass.")
+    name = str(resolve_name(function) or getattr(function, "__name__", None) or function).removeprefix("torch.")
+    # Those of torch itself stand in a class, whose name begins with a line.
+    return name.partition(".")[2] if name.startswith("_") and "." in name else name
