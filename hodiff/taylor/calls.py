@@ -28,10 +28,6 @@ _OTHER_SHAPES = frozenset({
 })
 
 
-# Methods that dynamo calls with other arguments than f does.
-_MISTAKEN_BY_DYNAMO = (torch.Tensor.softmax, torch.Tensor.log_softmax, torch.Tensor.logsumexp)
-
-
 class FunctionMet(BaseException):
     """An operator is called in the forward of a Function, whose own rule has been passed by."""
 
@@ -45,16 +41,6 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             raise of_an_earlier_call()
         if jet.frame.depth > frame.depth:
             frame = jet.frame
-    if frame.traced and not torch.compiler.is_compiling():
-        raise InputError(
-            f"jet: torch.compile breaks its graph at {getattr(func, '__name__', func)}, and what follows does not know "
-            "of what came before: expected torch.name(x) in place of the method x.name(), or no torch.compile."
-        )
-    if torch.compiler.is_compiling() and any(func is method for method in _MISTAKEN_BY_DYNAMO):
-        raise InputError(
-            f"jet: torch.compile takes x.{func.__name__}(dim) of a value that moves for something else: write "
-            f"torch.{func.__name__}(x, dim)."
-        )
     if frame.moment is not None:
         return _at_the_moment(func, args, kwargs)
     if not torch.compiler.is_compiling() and must_not_be_met(frame):

@@ -23,6 +23,7 @@ from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.registry import keep_methods
 from hodiff.taylor.running import frames, under_way
 from hodiff.taylor.series import Coefficient, Frame
+from hodiff.torch_internals.graph_breaks import in_one_graph
 from hodiff.torch_internals.interception import functions_offered
 from hodiff.torch_internals.wording import Wording, says
 from hodiff.torch_internals.wrapped_tensors import unwrap_if_ended
@@ -54,10 +55,11 @@ def through(
 ) -> tuple[list[list[Coefficient]], Any]:
     """The coefficients of each leaf of f's output, and its structure; with `slots` not all directions need be there."""
     mode = nullcontext() if frame.mode is None else frame.mode
+    compiling = torch.compiler.is_compiling()
     state = RandomState(
         each for jet in calls.jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor)
     )
-    held = torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    held = compiling and not torch.is_grad_enabled()
     if held and len(frames()) > 1:
         raise RouteError(
             "jet: inside of another one and of torch.no_grad(), in torch.compile, it is not known what is constant: "
@@ -65,7 +67,7 @@ def through(
         )
     try:
         # In a graph what is switched off inside of f is told by that it was on before.
-        with torch.enable_grad() if held else nullcontext(), mode:
+        with torch.enable_grad() if held else nullcontext(), in_one_graph() if compiling else nullcontext(), mode:
             outputs, spec = flatten(f(*args))
     except (TypeError, ValueError, RuntimeError) as error:
         named = isinstance(error, RouteError) or str(error).startswith("jet: ")

@@ -57,7 +57,6 @@ class Frame:
         self.mode = mode
         self.observer = observer
         self.sparse = sparse
-        self.traced = torch.compiler.is_compiling()
         self.memory = memory
         self.ended = False
         # Where on its curve a jet is evaluated, while a function runs that knows no series.

@@ -57,6 +57,7 @@ NAMES = (
     "torch._decomp.decompositions_for_jvp",
     "torch._dynamo",
     "torch._dynamo.OptimizedModule",
+    "torch._dynamo.error_on_graph_break",
     "torch._dynamo.nonstrict_trace",
     "torch._dynamo.source.ConstantSource",
     "torch._dynamo.variables.torch.get_overridable_functions",
