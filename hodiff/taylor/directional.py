@@ -20,6 +20,7 @@ from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.directional import nested_directional_derivatives
 from hodiff.derivatives.origin import raised_by_user
 from hodiff.errors import InputError
+from hodiff.taylor.fallback import LostTangentsError
 from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.passes import framed, through
 from hodiff.taylor.series import HIGHEST, Coefficient
@@ -87,7 +88,8 @@ def directional_derivatives(
     try:
         found = _by_series(f, leaves, spec, directions, function.args[1:], order, correct)
     except Exception as error:
-        if inside or raised_by_user(error):
+        # Nested forward mode would lose them without a word.
+        if inside or isinstance(error, LostTangentsError) or raised_by_user(error):
             raise
         # What is amiss there, too, it says itself.
         state.rewind()

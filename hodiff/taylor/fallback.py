@@ -13,14 +13,19 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.randomness import RandomState, is_generator
 from hodiff.derivatives.transforms import pull, push
-from hodiff.errors import InputError
+from hodiff.errors import InputError, RouteError
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Coefficient, Frame, filled, plus
 from hodiff.taylor.substitution import Batched, along_directions, call, one_after_another
+from hodiff.torch_internals.custom_operators import loses_tangents
 from hodiff.torch_internals.tensors import version_of
 from hodiff.torch_internals.wording import UNAVAILABLE, says
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
+
+
+class LostTangentsError(RouteError):
+    """An operator has no derivatives in forward mode, and does not say so."""
 
 
 def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -46,6 +51,11 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             raise InputError(
                 f"jet: {name} writes to its argument, which is not known for a value that moves: expected a function "
                 "that returns a new tensor."
+            )
+        if loses_tangents(func) and any(map(_can_move, outputs)):
+            raise LostTangentsError(
+                f"jet: {func} is an operator of a library, which torch's forward mode takes for a constant: expected a "
+                "rule by hodiff.taylor.register, or a torch.autograd.Function with setup_context around it."
             )
         described[:] = [[_MOVES if _can_move(each) else each for each in outputs], out_spec]
         return tuple(each for each in outputs if _can_move(each))

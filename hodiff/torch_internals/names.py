@@ -13,6 +13,7 @@ NAMES = (
     "torch._C._autograd._top_saved_tensors_default_hooks",
     "torch._C._create_function_from_graph",
     "torch._C._current_graph_task_id",
+    "torch._C._dispatch_has_kernel_for_dispatch_key",
     "torch._C._functorch.CVmapInterpreterPtr",
     "torch._C._functorch.RandomnessType.Different",
     "torch._C._functorch.RandomnessType.Error",

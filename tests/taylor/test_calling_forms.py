@@ -353,3 +353,25 @@ def test_a_compiler_breaks_no_graph_inside_of_f(f):
     for transformed in (hodiff.laplacian(f), lambda x: jet(f, (x,), ([x],))):
         with pytest.raises(Exception, match="Explanation: Dynamo does not know how to trace"):
             torch.compile(transformed, backend="eager")(x)
+
+
+def test_operators_of_libraries():
+    library = torch.library.Library("hodiff_jet_tests", "DEF")
+    library.define("cube(Tensor x) -> Tensor")
+    library.impl("cube", lambda x: x**3, "CompositeExplicitAutograd")
+    library.define("square(Tensor x) -> Tensor")
+    library.impl("square", lambda x: x**2, "CompositeImplicitAutograd")
+    cube, square = torch.ops.hodiff_jet_tests.cube, torch.ops.hodiff_jet_tests.square
+    x = torch.tensor([0.5, -1.0], dtype=D)
+    torch.testing.assert_close(hodiff.laplacian(lambda x: square(x).sum())(x), torch.tensor(4.0, dtype=D))
+    # Forward mode of torch takes it for a constant.
+    for call in (
+        lambda: hodiff.laplacian(lambda x: cube(x).sum())(x),
+        lambda: jet(cube.default, (x,), ([x],)),
+        lambda: hodiff.directional_derivatives(cube, x, x, order=2),
+    ):
+        with pytest.raises(hodiff.RouteError, match="operator of a library"):
+            call()
+    hodiff.taylor.register(cube)(lambda x: x * x * x)
+    torch.testing.assert_close(hodiff.laplacian(lambda x: cube(x).sum())(x), 6 * x.sum())
+    del hodiff.taylor.RULES[cube]
