@@ -240,3 +240,19 @@ def test_wrong_arguments():
     ):
         with pytest.raises(hodiff.InputError, match=words):
             call()
+
+
+def test_no_directions():
+    # A product has no value to take the derivatives of elements from.
+    product, empty, three = torch.prod, torch.zeros(0, dtype=D), torch.ones(3, dtype=D)
+    assert hodiff.laplacian(product)(empty) == 0
+    assert hessian_diagonal(product)(empty).shape == (0,)
+    assert hodiff.laplacian(product, weights=torch.zeros(0, 3, dtype=D))(three) == 0
+    assert hodiff.partial(product, [])(three) == []
+    for kind in ("rademacher", "gaussian", "coordinates"):
+        assert hodiff.laplacian(lambda x: x.sum() ** 2, randomised=kind)(empty).value == 0
+
+
+def test_the_derivative_tensor_of_a_number():
+    found = hodiff.taylor.derivative_tensor(torch.sin, 2)(torch.tensor(0.3, dtype=D))
+    torch.testing.assert_close(found, -torch.tensor(0.3, dtype=D).sin())

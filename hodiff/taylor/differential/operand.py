@@ -129,6 +129,10 @@ class Operand:
             if i:
                 # Every group of directions goes through the same function.
                 state.rewind()
+            none = len(group[0]) == 0
+            if none:
+                # Where there are no directions the function goes along one of zeros, which is left out.
+                group = [each.new_zeros((1, *each.shape[1:])) for each in group]
             with framed(order, len(group[0]), collapsed=collapsed, correct=self.correct) as frame:
                 jets = [
                     Jet(frame, [leaf, each, *[None] * (order - 1)])
@@ -138,6 +142,8 @@ class Operand:
                 given[self.argnums] = unflatten(jets, self.spec)
                 parts, structure = through(frame, self.f, given)
                 dense = [[_dense(frame.shape(k, part[0].shape), part, k) for k in range(order + 1)] for part in parts]
+                if none:
+                    dense = [[each[:0] if frame.has_axis(k) else each for k, each in enumerate(own)] for own in dense]
             yield Pass(dense, structure)
 
     def along_each(self, directions: Iterable[Directions], order: int, *, scaled: bool = True) -> Pass:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -92,6 +92,9 @@ def sampled(operand: Operand, sampling: Sampling, weights: Directions | None = N
     plain = [tensor_of(leaf) for leaf in operand.leaves]
     first = plain[0]
     count = operand.size if weights is None else len(weights[0])
+    if sampling.kind == "coordinates" and not count:
+        # Of no coordinates none can be picked; directions of any kind are the same.
+        sampling = replace(sampling, kind="gaussian")
     if sampling.kind == "coordinates":
         index = sampling.pick(count, operand.points, first.device)
         taken = len(index)

@@ -98,4 +98,4 @@ def _places(size: int, order: int, device: torch.device) -> Tensor:
 def _spread(distinct: Any, places: Tensor, shape: tuple[int, ...]) -> Any:
     """The entries of the tensor, behind those of the output."""
     entries = torch.index_select(distinct, 0, places).movedim(0, -1)
-    return entries.reshape(*entries.shape[:-1], *shape)
+    return entries.reshape((*entries.shape[:-1], *shape))
