@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 # The ways into a block that switches, and out of it. `no_grad` makes a `set_grad_enabled` of its own.
+# By identity: the code that dynamo writes may hold a dict among its constants, and then it cannot be hashed.
 _BLOCKS = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
-_ENTERS = {each.__enter__.__code__ for each in _BLOCKS}
-_LEAVES = {each.__exit__.__code__ for each in _BLOCKS}
+_ENTERS = {id(each.__enter__.__code__) for each in _BLOCKS}
+_LEAVES = {id(each.__exit__.__code__) for each in _BLOCKS}
 # What a `set_grad_enabled` does before it is entered, if it ever is.
 _MADE = torch.set_grad_enabled.__init__.__code__
 
@@ -47,9 +48,9 @@ def switched_by() -> tuple[str, Any]:
     for _ in range(10):
         if frame is None:
             break
-        if frame.f_code in _ENTERS:
+        if id(frame.f_code) in _ENTERS:
             return "enters", frame.f_locals["self"]
-        if frame.f_code in _LEAVES:
+        if id(frame.f_code) in _LEAVES:
             return "leaves", frame.f_locals["self"]
         if frame.f_code is _MADE:
             made = frame.f_locals["self"]

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from types import FunctionType
 
 import pytest
 import torch
@@ -335,3 +336,14 @@ def test_a_thread_has_its_state_before_dynamo_looks():
     """An attribute that appears while a first product is compiled fails dynamo's guards."""
     with ThreadPoolExecutor(1) as pool:
         assert "depth" in pool.submit(lambda: vars(CONSTANTS)).result()
+
+
+def test_a_frame_whose_code_cannot_be_hashed():
+    """The code that dynamo writes may hold a dict among its constants."""
+    plain = called.__code__
+    rewritten = FunctionType(plain.replace(co_consts=(*plain.co_consts, {})), globals())
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(rewritten.__code__)
+    torch.testing.assert_close(
+        hodiff.hvp(lambda x: (x**2 * rewritten(x)).sum(), X, V, route=hodiff.ROUTES[-1]), 2 * X.exp() * V
+    )
