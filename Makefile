@@ -71,7 +71,7 @@ $(AS_INSTALLED):
 	mkdir -p $@/hodiff
 	ln -s $(addprefix ../../../,kernels $(filter-out %/__pycache__,$(wildcard hodiff/*))) $@/hodiff
 
-$(INSTALLED): pyproject.toml constraints.txt setup.py kernels/fused.cpp kernels/fused_build.py kernels/fused_signatures.py
+$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard kernels/fused*.py kernels/fused.cpp kernels/attention/tiles.* kernels/attention/problem.py)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

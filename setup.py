@@ -55,8 +55,8 @@ setup(
     ext_modules=[
         Extension(
             "hodiff.kernels._fused",
-            ["kernels/fused.cpp"],
-            depends=["kernels/fused_build.py", "kernels/fused_signatures.py"],
+            ["kernels/fused.cpp", "kernels/attention/tiles.cpp"],
+            depends=["kernels/fused_build.py", *(f"kernels/{name}" for name in KERNELS["SOURCES"])],
             language="c++",
             extra_compile_args=list(KERNELS["FLAGS"]),
             # Without it hodiff computes the same from torch's operators.

@@ -12,7 +12,13 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 # An installed package has no C++ any more, but still the signatures that its calls rely on.
-SOURCES = ("fused.cpp", "fused_signatures.py")
+SOURCES = (
+    "fused.cpp",
+    "fused_signatures.py",
+    "attention/tiles.cpp",
+    "attention/tiles.inc",
+    "attention/problem.py",
+)
 # OpenMP is left unresolved, for torch to bring: a second copy would start threads of its own. Without symbols for a
 # debugger a library is a quarter of the size, and read as quickly.
 FLAGS = (

@@ -11,6 +11,7 @@ import warnings
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,9 +70,9 @@ def available() -> bool:
     return library() is not None
 
 
-def run(kernel: str, *arguments: int | float | None) -> None:
+def run(kernel: str, *arguments: int | float | None) -> Any:
     """Call a kernel by its name, with addresses and numbers as its signature has them."""
-    getattr(_load()[0], kernel)(*arguments)
+    return getattr(_load()[0], kernel)(*arguments)
 
 
 @cache
@@ -104,22 +105,27 @@ def suit(*tensors: Tensor) -> bool:
 
 def takes(*tensors: Tensor, mask: Tensor | None = None, dtype: torch.dtype = torch.float32) -> bool:
     """Whether kernels may read these tensors and boolean mask: plain contiguous memory that nothing watches."""
+    if not unwatched():
+        return False
+    given = [(x, dtype) for x in tensors] + ([] if mask is None else [(mask, torch.bool)])
+    return all(x.dtype is kind and is_plain(x) and x.is_contiguous() for x, kind in given)
+
+
+def unwatched() -> bool:
+    """Whether there are kernels, and nothing that would have to see the operators which they stand for."""
     if torch.compiler.is_compiling() or not available():
         return False
     if dispatch_mode_count() or in_jit_trace():
         return False
-    if in_forward_mode() and tangents_are_on():
-        return False
-    return all(_is_readable(x, dtype) for x in tensors) and (mask is None or _is_readable(mask, torch.bool))
+    return not (in_forward_mode() and tangents_are_on())
 
 
-def _is_readable(x: Tensor, dtype: torch.dtype) -> bool:
+def is_plain(x: Tensor) -> bool:
+    """Whether a tensor has memory on a CPU that a kernel may read, and no graph is recorded of it."""
     return (
-        x.dtype is dtype
-        and x.device.type == "cpu"
+        x.device.type == "cpu"
         and type(x) in (Tensor, torch.nn.Parameter)
         and x.layout is torch.strided
         and not (is_wrapped(x) or is_legacy_batched(x) or is_zero_without_memory(x) or x.is_neg())
-        and x.is_contiguous()
         and not (x.requires_grad and torch.is_grad_enabled())
     )

@@ -26,6 +26,8 @@ _ARGUMENTS = {
     "hodiff_turn": (_POINTER, _POINTER, _LONG, _LONG),
     "hodiff_average_float": (_POINTER, _LONG, _LONG, _POINTER),
     "hodiff_average_double": (_POINTER, _LONG, _LONG, _POINTER),
+    "hodiff_attention_float": (_POINTER, _POINTER, _LONG, _LONG),
+    "hodiff_attention_double": (_POINTER, _POINTER, _LONG, _LONG),
 }
 
 # Result and arguments by name.
@@ -35,4 +37,7 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "hodiff_formula": (_TEXT, (_LONG,)),
     "hodiff_pullbacks": (_LONG, ()),
     "hodiff_pullback_formula": (_TEXT, (_LONG,)),
+    "hodiff_attention_problem": (_LONG, ()),
+    "hodiff_attention_memory_float": (_LONG, (_POINTER,)),
+    "hodiff_attention_memory_double": (_LONG, (_POINTER,)),
 }

@@ -45,8 +45,23 @@ class Plan(NamedTuple):
         return max(FEWEST_ROWS, BLOCK // max(self.width, 1))
 
 
+class WithKernel(NamedTuple):
+    """A formula, and a kernel that may take all rows at once, where it does not return None."""
+
+    formula: Formula
+    kernel: Callable[..., tuple[Tensor, ...] | None]
+
+    def __call__(self, start: int, *tensors: Any) -> tuple[Tensor, ...]:
+        """The formula, of one block."""
+        return self.formula(start, *tensors)
+
+
 def blockwise(formula: Formula, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
     """Evaluate a formula of a first row and tensors on each block; join outputs that have rows, and sum the others."""
+    if isinstance(formula, WithKernel):
+        found = formula.kernel(*tensors)
+        if found is not None:
+            return found
     if plan.length <= plan.block:
         return tuple(formula(0, *tensors))
     joined: list[list[Tensor]] = [[] for _ in plan.outputs]

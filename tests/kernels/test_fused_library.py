@@ -99,6 +99,10 @@ def build_for_older_calls(library: Path) -> None:
     note(library, **{"fused_signatures.py": "0" * 64})
 
 
+def build_from_an_older_inclusion(library: Path) -> None:
+    note(library, **{"attention/tiles.inc": "0" * 64})
+
+
 def build_with_other_flags(library: Path) -> None:
     note(library, flags="-Ofast")
 
@@ -112,6 +116,7 @@ REFUSED = [
     (spoil_the_record, "nothing says what it was built from"),
     (build_from_older_code, "another version of fused.cpp"),
     (build_for_older_calls, "another version of fused_signatures.py"),
+    (build_from_an_older_inclusion, "another version of attention/tiles.inc"),
     (build_with_other_flags, "another version of flags"),
 ]
 
@@ -123,7 +128,9 @@ def run(tmp_path_factory):
     for spoil in [None, *(spoil for spoil, _ in REFUSED)] if LIBRARY else []:
         folders.append(tmp_path_factory.mktemp(spoil.__name__ if spoil else "as_built", numbered=False))
         for path in [LIBRARY, record_of(LIBRARY), *(FOLDER / name for name in SOURCES)]:
-            shutil.copy2(path, folders[-1])
+            copy = folders[-1] / path.relative_to(FOLDER)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copy2(path, copy)
         if spoil:
             spoil(folders[-1] / LIBRARY.name)
     command = [sys.executable, "-c", PROGRAM, *map(str, folders)]
@@ -160,8 +167,9 @@ C_TYPES = {"long": ctypes.c_long, "float": ctypes.c_float, "double": ctypes.c_do
 
 
 def declared() -> dict[str, tuple]:
-    """Result and arguments of each function of `fused.cpp`, as ctypes names them."""
-    found = re.findall(r"^EXPORT ([^(]+?)(\w+)\(([^)]*)\)", (FOLDER / "fused.cpp").read_text(), re.MULTILINE)
+    """Result and arguments of each function of the C++ sources, as ctypes names them."""
+    code = "\n".join((FOLDER / name).read_text() for name in SOURCES if name.endswith(".cpp"))
+    found = re.findall(r"^EXPORT ([^(]+?)(\w+)\(([^)]*)\)", code, re.MULTILINE)
     return {
         name: (in_ctypes(result), tuple(in_ctypes(each) for each in arguments.split(",") if each.strip()))
         for result, name, arguments in found

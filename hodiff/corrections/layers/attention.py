@@ -12,6 +12,7 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.registry import register
 from hodiff.functions.attention.attention import attend
+from hodiff.functions.attention.options import Band
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.differentiation import may_be_differentiated
 from hodiff.torch_internals.operators import safe_softmax
@@ -60,7 +61,7 @@ def _scaled_dot_product_attention(
     if enable_gqa and min(query.dim(), key.dim(), value.dim()) > 2 and key.shape[-3] != value.shape[-3]:
         key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
         enable_gqa = False
-    return attend(query, key, value, attn_mask, scale, is_causal, float(dropout_p), None, enable_gqa)
+    return attend(query, key, value, attn_mask, scale, Band(is_causal), float(dropout_p), None, enable_gqa)
 
 
 def _dropped(

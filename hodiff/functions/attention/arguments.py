@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_number
+from hodiff.common.options import is_int, require_choice, require_number
 from hodiff.errors import InputError
+from hodiff.functions.attention.options import Corner
 from hodiff.rules.arguments import broadcast, require_floating
 
 
@@ -69,6 +70,18 @@ def require_batches(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Non
     if not broadcast(*shapes.values()):
         listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise InputError(f"attention: expected batch dimensions that broadcast, got {listing}.")
+
+
+def require_band(window: Any, corner: Any) -> None:
+    """Refuse a window or a corner that says nothing."""
+    sides = window if isinstance(window, (tuple, list)) else ()
+    counts = [each is None or (is_int(each) and each >= 0) for each in sides]
+    if window is not None and not (len(counts) == 2 and all(counts)):
+        raise InputError(
+            f"attention: window: expected None or two counts of keys, before and behind a query, got {window!r}; None "
+            f"as one of them is no bound."
+        )
+    require_choice("attention", "causal_corner", corner, get_args(Corner))
 
 
 def require_options(scale: Any, dropout_p: Any) -> None:

@@ -8,17 +8,23 @@ tangent of the gradient, serves both derivatives of the gradient.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_number
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
-from hodiff.functions.attention import formulas
-from hodiff.functions.attention.arguments import grouped_heads, require_batches, require_inputs, require_options
-from hodiff.functions.attention.formulas import Options
+from hodiff.functions.attention import evaluation
+from hodiff.functions.attention.arguments import (
+    grouped_heads,
+    require_band,
+    require_batches,
+    require_inputs,
+    require_options,
+)
+from hodiff.functions.attention.options import Band, Corner, Options
 from hodiff.rules.any_order import AnyOrderFunction, in_dtype
 from hodiff.rules.autocast import autocast_like_torch
 from hodiff.rules.blockwise import Plan, RowBlocks, all_batched, blockwise
@@ -32,7 +38,7 @@ class Attention(AnyOrderFunction):
     def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options) -> Tensor:
         """A block of query rows at a time."""
         inputs = (q, k, v, mask, seed)
-        return in_dtype(blockwise(partial(formulas.value, options), _plan(inputs, (True,)), *inputs)[0], v.dtype)
+        return in_dtype(blockwise(evaluation.value(options), _plan(inputs, (True,)), *inputs)[0], v.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -62,7 +68,7 @@ class Attention(AnyOrderFunction):
         """The tangent by blocks."""
         tensors = ctx.saved_tensors
         plan = _plan((*tensors, *tangents[:4]), (True,))
-        found = RowBlocks.call(partial(formulas.tangent, ctx.options), plan, *tensors, *tangents[:4])
+        found = RowBlocks.call(evaluation.tangent(ctx.options), plan, *tensors, *tangents[:4])
         return found[0].to(tensors[2].dtype)
 
     @staticmethod
@@ -114,7 +120,7 @@ class AttentionGradient(AnyOrderFunction):
             )
         elif ctx.needs_input_grad[5]:
             plan = _plan((*tensors, *directions), (True,))
-            (by_cotangent,) = RowBlocks.call(partial(formulas.tangent, ctx.options), plan, *tensors, *directions)
+            (by_cotangent,) = RowBlocks.call(evaluation.tangent(ctx.options), plan, *tensors, *directions)
             by_cotangent = by_cotangent.to(cotangent.dtype)
         return (*_placed(by_inputs, needed), None, by_cotangent, None, None)
 
@@ -144,12 +150,17 @@ def attention(
     dropout_p: float = 0.0,
     generator: torch.Generator | None = None,
     enable_gqa: bool = False,
+    *,
+    window: tuple[int | None, int | None] | None = None,
+    causal_corner: Corner = "upper-left",
+    softcap: float | None = None,
 ) -> Tensor:
     r"""Scaled dot-product attention, $O = \operatorname{softmax}(s\, Q K^\top + M)\, V$.
 
     Memory is linear in L and in S at every order: q, k, v and the mask are saved, and the weights are computed again by
-    blocks of rows; `torch.compile` plans its own memory instead, which is quadratic above the first order. A row that
-    sees no key gives zero, and has zero derivatives. 16-bit inputs are computed in float32.
+    blocks of rows; `torch.compile` plans its own memory instead, which is quadratic above the first order. On a CPU,
+    value, gradient and the tangents of both run in kernels of their own. A row that sees no key gives zero, and has zero
+    derivatives. 16-bit inputs are computed in float32.
 
     Args:
         q: Floating-point tensor (..., L, E).
@@ -158,10 +169,14 @@ def attention(
         mask: Tensor that broadcasts with (..., L, S): boolean, True where a query sees a key, or floating-point, added
             to the scores (-inf hides a key) and differentiated.
         scale: Factor s of the scores, $1 / \sqrt{E}$ by default.
-        is_causal: Whether query i sees keys 0 to i only, on top of the mask.
+        is_causal: Whether a query sees the keys up to its own position only, on top of the mask.
         dropout_p: Probability that a weight is dropped; the others are divided by 1 - p.
         generator: Where dropout draws its seed from, once a call; all derivatives of the call drop the same weights.
         enable_gqa: Whether the heads of k and v, dimension -3, are each shared by several consecutive heads of q.
+        window: How many keys before and behind its own position a query sees, None for all; only those cost time.
+        causal_corner: Where positions agree: of the first query and key, "upper-left", which is torch's convention, or
+            of the last ones, "lower-right", as for queries that continue a cache.
+        softcap: Bound c of the scores before the mask, $c \tanh(x / c)$.
 
     Returns:
         Tensor (..., L, F).
@@ -188,7 +203,10 @@ def attention(
             "attention: generator: expected a torch.Generator where dropout_p is not 0, got None; "
             "torch.Generator(device).manual_seed(0) makes one."
         )
-    return attend(q, k, v, mask, scale, is_causal, dropout_p, generator, enable_gqa)
+    require_band(window, causal_corner)
+    require_number("attention", "softcap", softcap, optional=True, positive=True)
+    band = Band(is_causal, window, causal_corner)
+    return attend(q, k, v, mask, scale, band, dropout_p, generator, enable_gqa, softcap)
 
 
 def attend(
@@ -197,10 +215,11 @@ def attend(
     v: Tensor,
     mask: Tensor | None,
     scale: float | None,
-    is_causal: bool,
+    band: Band,
     dropout_p: float,
     generator: torch.Generator | None,
     enable_gqa: bool,
+    softcap: float | None = None,
 ) -> Tensor:
     """`attention` that draws the seed of dropout from torch's own generator where none is given."""
     require_options(scale, dropout_p)
@@ -221,14 +240,16 @@ def attend(
         output = (scale * q @ k.mT) @ v
     else:
         seed = _seed(generator, rank, q.device) if dropout_p else None
-        output = Attention.call(q, k, v, mask, seed, Options(float(scale), is_causal, float(dropout_p), batch))
+        low, high = band.bounds(q.shape[-2], k.shape[-2])
+        cap = None if softcap is None else float(softcap)
+        output = Attention.call(q, k, v, mask, seed, Options(float(scale), low, high, cap, float(dropout_p), batch))
     return output.flatten(-4, -3) if enable_gqa else output
 
 
 def _gradient(options: Options, wanted: tuple[bool, ...], tensors: Any, cotangent: Tensor) -> tuple[Tensor, ...]:
     tensors = (*tensors, cotangent)
     plan = _gradient_plan(tensors, wanted)
-    found = blockwise(partial(formulas.gradient, options, wanted), plan, *tensors)
+    found = blockwise(evaluation.gradient(options, wanted), plan, *tensors)
     return _like_inputs(found, tensors, wanted)
 
 
@@ -244,7 +265,7 @@ def _gradient_tangent(
 ) -> tuple[Any, ...]:
     """The tangent of the gradient, and last that of the output if it is asked for, or None."""
     tensors = (*tensors, cotangent, *tangents, cotangent_t)
-    formula = partial(formulas.gradient_tangent, options, wanted, with_output)
+    formula = evaluation.gradient_tangent(options, wanted, with_output)
     plan = _gradient_plan(tensors, wanted)
     if with_output:
         *found, output = RowBlocks.call(formula, plan._replace(outputs=(*plan.outputs, True)), *tensors)

@@ -14,19 +14,24 @@ from torch import Tensor
 _LOW = 0xFFFFFFFF
 
 
-def kept(seed: Tensor, batch: Sequence[int], start: int, size: Sequence[int], p: float, dtype: torch.dtype) -> Tensor:
-    """Draw factors (*batch, *size) of weights from row `start` on: 0 with probability p, else 1 / (1 - p)."""
-    rows, columns = size
-    device = seed.device
+def kept(
+    seed: Tensor, batch: Sequence[int], place: Sequence[int], size: Sequence[int], p: float, dtype: torch.dtype
+) -> Tensor:
+    """Draw factors (*batch, *size) of weights from a row and a column on: 0 with probability p, else 1 / (1 - p)."""
+    rows, columns = (torch.arange(a, a + n, device=seed.device) for a, n in zip(place, size, strict=True))
+    key = _mixed(head_keys(seed, batch) + rows[:, None])
+    # Steps of the golden ratio spread neighbouring columns.
+    numbers = _mixed(key + columns * 0x9E3779B9)
+    return (numbers >= round(p * 2**32)).to(dtype) / (1 - p) if p < 1 else torch.zeros_like(numbers, dtype=dtype)
+
+
+def head_keys(seed: Tensor, batch: Sequence[int]) -> Tensor:
+    """What the draws of each head start from, (*batch, 1, 1)."""
     count = 1
     for each in batch:
         count *= each
-    index = torch.arange(count, device=device).reshape(*batch, 1, 1)
-    key = _mixed(_mixed(seed & _LOW) + index)
-    key = _mixed(key + torch.arange(start, start + rows, device=device)[:, None])
-    # Steps of the golden ratio spread neighbouring columns.
-    numbers = _mixed(key + torch.arange(columns, device=device) * 0x9E3779B9)
-    return (numbers >= round(p * 2**32)).to(dtype) / (1 - p) if p < 1 else torch.zeros_like(numbers, dtype=dtype)
+    index = torch.arange(count, device=seed.device).reshape(*batch, 1, 1)
+    return _mixed(_mixed(seed & _LOW) + index)
 
 
 def _mixed(x: Tensor) -> Tensor:

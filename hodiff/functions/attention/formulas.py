@@ -8,6 +8,8 @@ $$ \dot S = s (\dot Q K^\top + Q \dot K^\top) + \dot M, \quad \dot P = P \circ (
 
 $\dot O = \dot P V + P \dot V$; $(\bar Q, \bar K, \bar V, \bar M) = (s \bar S K, s \bar S^\top Q, P^\top G, \bar S)$;
 and the tangent of this gradient by the product rule. Dropout multiplies $P$ by a constant where it meets $V$ or $G$.
+A soft-cap c replaces the scores X before the mask by $c\,t$ with $t = \tanh(X / c)$: tangents are multiplied by
+$1 - t^2$ on the way in, cotangents on the way out, and the tangent of the latter gains $-\tfrac{2}{c} t \dot S \circ \bar S$.
 Each formula recomputes $P$: a row of it is complete, so that no running maximum is needed.
 """
 
@@ -19,18 +21,31 @@ import torch
 from torch import Tensor
 
 from hodiff.functions.attention.dropout import kept
+from hodiff.functions.attention.options import Options
 from hodiff.kernels import fused
 from hodiff.torch_internals.operators import softmax_gradient
 
 
-class Options(NamedTuple):
-    """The numbers of an attention."""
+class _Seen(NamedTuple):
+    """The keys that some row of the block sees."""
 
-    scale: float
-    is_causal: bool
-    dropout_p: float
-    # Of the weights: it numbers them for dropout.
-    batch: tuple[int, ...]
+    first: int
+    count: int
+    keys: int
+
+    def cut(self, t: Tensor, dim: int) -> Tensor:
+        """Leave what belongs to them."""
+        # A slice of everything is an alias, which `torch.autograd.grad(..., is_grads_batched=True)` cannot batch.
+        return t if self.count == self.keys else t.narrow(dim, self.first, self.count)
+
+    def columns(self, mask: Tensor) -> Tensor:
+        """Of a mask, whose columns may be one for all keys."""
+        return self.cut(mask, -1) if mask.shape[-1] == self.keys else mask
+
+    @property
+    def around(self) -> tuple[int, int]:
+        """How many keys before and behind are not seen."""
+        return self.first, self.keys - self.first - self.count
 
 
 class _Block(NamedTuple):
@@ -41,8 +56,10 @@ class _Block(NamedTuple):
     v: Tensor
     p: Tensor
     keep: Tensor | None
-    visible: int
-    keys: int
+    seen: _Seen
+    # Of the soft-cap: t, and the slope 1 - t².
+    bent: Tensor | None
+    slope: Tensor | None
 
 
 def value(options: Options, start: int, q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: Any) -> tuple[Tensor]:
@@ -57,7 +74,7 @@ def tangent(
     r"""$\dot O$ of tangents of q, k, v and the mask, where None is zero."""
     block = _open(options, start, q, k, v, mask, seed)
     q_t, k_t, v_t, mask_t = _cut(block, *tangents)
-    s_t = _score_tangent(options, block, q_t, k_t, mask_t)
+    s_t = _plus(_score_tangent(options, block, q_t, k_t), mask_t)
     return (_output_tangent(block, None if s_t is None else _softmax_derivative(block.p, s_t), v_t),)
 
 
@@ -81,9 +98,10 @@ def gradient(
     if wanted[0] or wanted[1] or wanted[3]:
         p_bar = _thinned(g @ block.v.mT, block)
         s_bar = _softmax_derivative(block.p, p_bar)
-        by_q = options.scale * (s_bar @ block.k) if wanted[0] else None
-        by_k = options.scale * (s_bar.mT @ block.q) if wanted[1] else None
         by_mask = s_bar if wanted[3] else None
+        x_bar = _sloped(block, s_bar)
+        by_q = options.scale * (x_bar @ block.k) if wanted[0] else None
+        by_k = options.scale * (x_bar.mT @ block.q) if wanted[1] else None
     return _close(block, (q, k, v, mask), by_q, by_k, by_v, by_mask)
 
 
@@ -104,22 +122,26 @@ def gradient_tangent(
     block = _open(options, start, q, k, v, mask, seed)
     q_t, k_t, v_t, mask_t = _cut(block, *tangents[:4])
     g, g_t = _wide(cotangent), None if tangents[4] is None else _wide(tangents[4])
-    s_t = _score_tangent(options, block, q_t, k_t, mask_t)
+    capped_t = _score_tangent(options, block, q_t, k_t)
+    s_t = _plus(capped_t, mask_t)
     p_t = by_q = by_k = by_v = by_mask = None
     if wanted[0] or wanted[1] or wanted[3]:
         p_bar = _thinned(g @ block.v.mT, block)
         p_bar_t = _sum_of_products(g_t, block.v, g, v_t)
         p_bar_t = None if p_bar_t is None else _thinned(p_bar_t, block)
         p_t, s_bar, s_bar_t = _softmax_curvature(block.p, s_t, p_bar, p_bar_t)
+        x_bar, x_bar_t = _sloped(block, s_bar), _sloped(block, s_bar_t)
+        if block.bent is not None and capped_t is not None:
+            x_bar_t = _plus(x_bar_t, (-2 / options.softcap) * block.bent * capped_t * s_bar)
         if wanted[0]:
             by_q = _plus(
-                None if s_bar_t is None else options.scale * (s_bar_t @ block.k),
-                None if k_t is None else options.scale * (s_bar @ k_t),
+                None if x_bar_t is None else options.scale * (x_bar_t @ block.k),
+                None if k_t is None else options.scale * (x_bar @ k_t),
             )
         if wanted[1]:
             by_k = _plus(
-                None if s_bar_t is None else options.scale * (s_bar_t.mT @ block.q),
-                None if q_t is None else options.scale * (s_bar.mT @ q_t),
+                None if x_bar_t is None else options.scale * (x_bar_t.mT @ block.q),
+                None if q_t is None else options.scale * (x_bar.mT @ q_t),
             )
         by_mask = s_bar_t if wanted[3] else None
     elif s_t is not None:
@@ -149,20 +171,27 @@ def _output_tangent(block: _Block, p_t: Tensor | None, v_t: Tensor | None) -> Te
 
 def _open(options: Options, start: int, q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: Any) -> _Block:
     rows, keys = q.shape[-2], k.shape[-2]
-    visible = min(keys, start + rows) if options.is_causal else keys
-    q, k, v = _wide(q), _first(_wide(k), -2, visible), _first(_wide(v), -2, visible)
+    seen = _Seen(*options.keys_seen(start, rows, keys), keys)
+    q, k, v = _wide(q), seen.cut(_wide(k), -2), seen.cut(_wide(v), -2)
     scores = options.scale * q @ k.mT
+    bent = slope = None
+    if options.softcap is not None:
+        bent = torch.tanh(scores / options.softcap)
+        scores, slope = options.softcap * bent, 1 - bent * bent
     if mask is not None:
-        mask = _columns(mask, visible, keys)
+        mask = seen.columns(mask)
         scores = scores + _wide(mask) if mask.is_floating_point() else scores.masked_fill(~mask, -torch.inf)
-    if options.is_causal:
-        last = torch.arange(start, start + rows, device=q.device)[:, None]
-        scores = scores.masked_fill(torch.arange(visible, device=q.device) > last, -torch.inf)
-    p = torch.softmax(scores, -1) if mask is None else _softmax(scores)
-    keep = (
-        None if options.dropout_p == 0 else kept(seed, options.batch, start, p.shape[-2:], options.dropout_p, p.dtype)
-    )
-    return _Block(q, k, v, p, keep, visible, keys)
+    if options.has_band:
+        distance = torch.arange(seen.first, seen.first + seen.count, device=q.device)
+        distance = distance - torch.arange(start, start + rows, device=q.device)[:, None]
+        for bound, hidden in ((options.high, torch.gt), (options.low, torch.lt)):
+            if bound is not None:
+                scores = scores.masked_fill(hidden(distance, bound), -torch.inf)
+    p = torch.softmax(scores, -1) if mask is None and options.every_row_sees(start, rows, keys) else _softmax(scores)
+    keep = None
+    if options.dropout_p:
+        keep = kept(seed, options.batch, (start, seen.first), (rows, seen.count), options.dropout_p, p.dtype)
+    return _Block(q, k, v, p, keep, seen, bent, slope)
 
 
 def _softmax(scores: Tensor) -> Tensor:
@@ -192,9 +221,14 @@ def _softmax_curvature(p: Tensor, s_t: Any, p_bar: Tensor, p_bar_t: Any) -> tupl
     return p * centred_s, p * centred_bar, _softmax_derivative(p, w)
 
 
-def _score_tangent(options: Options, block: _Block, q_t: Any, k_t: Any, mask_t: Any) -> Tensor | None:
+def _score_tangent(options: Options, block: _Block, q_t: Any, k_t: Any) -> Tensor | None:
+    """Of the scores before the mask, behind the soft-cap."""
     scaled_q, scaled_t = (None if each is None else options.scale * each for each in (block.q, q_t))
-    return _plus(_sum_of_products(scaled_t, block.k, scaled_q, k_t), mask_t)
+    return _sloped(block, _sum_of_products(scaled_t, block.k, scaled_q, k_t))
+
+
+def _sloped(block: _Block, t: Any) -> Any:
+    return t if t is None or block.slope is None else block.slope * t
 
 
 def _sum_of_products(a: Any, b: Any, c: Any, d: Any) -> Tensor | None:
@@ -212,33 +246,23 @@ def _cut(block: _Block, q_t: Any, k_t: Any, v_t: Any, mask_t: Any) -> tuple[Any,
     """Tangents, wide and cut like what they belong to."""
     return (
         None if q_t is None else _wide(q_t),
-        None if k_t is None else _first(_wide(k_t), -2, block.visible),
-        None if v_t is None else _first(_wide(v_t), -2, block.visible),
-        None if mask_t is None else _columns(_wide(mask_t), block.visible, block.keys),
+        None if k_t is None else block.seen.cut(_wide(k_t), -2),
+        None if v_t is None else block.seen.cut(_wide(v_t), -2),
+        None if mask_t is None else block.seen.columns(_wide(mask_t)),
     )
 
 
 def _close(block: _Block, inputs: tuple[Any, ...], *found: Tensor | None) -> tuple[Tensor, ...]:
     """Undo the cut with zeros, and sum over what was broadcast."""
     q, k, v, mask = inputs
-    hidden = block.keys - block.visible
+    around = block.seen.around
     by_q, by_k, by_v, by_mask = found
-    if hidden:
-        by_k = None if by_k is None else torch.nn.functional.pad(by_k, (0, 0, 0, hidden))
-        by_v = None if by_v is None else torch.nn.functional.pad(by_v, (0, 0, 0, hidden))
-        if by_mask is not None and mask.shape[-1] == block.keys:
-            by_mask = torch.nn.functional.pad(by_mask, (0, hidden))
+    if any(around):
+        by_k, by_v = (None if each is None else torch.nn.functional.pad(each, (0, 0, *around)) for each in (by_k, by_v))
+        if by_mask is not None and mask.shape[-1] == block.seen.keys:
+            by_mask = torch.nn.functional.pad(by_mask, around)
     pairs = zip((by_q, by_k, by_v, by_mask), (q, k, v, mask), strict=True)
     return tuple(each.sum_to_size(like.shape) for each, like in pairs if each is not None)
-
-
-def _columns(mask: Tensor, visible: int, keys: int) -> Tensor:
-    return _first(mask, -1, visible) if mask.shape[-1] == keys else mask
-
-
-def _first(t: Tensor, dim: int, size: int) -> Tensor:
-    # A slice of everything is an alias, which `torch.autograd.grad(..., is_grads_batched=True)` cannot batch.
-    return t if t.shape[dim] == size else t.narrow(dim, 0, size)
 
 
 def _wide(t: Tensor) -> Tensor:

@@ -1,0 +1,5 @@
+"""Attention by tiles: its value, gradient, and the tangents of both, with nothing of the size of the weights.
+
+- `cpu`: float32 and float64 on a CPU, in C++: `tiles.cpp` says what is computed, `tiles.inc` how; `problem` describes a
+  call.
+"""

@@ -1,0 +1,43 @@
+"""A call of the C++ kernels of attention, field by field as `tiles.cpp` declares it."""
+
+from __future__ import annotations
+
+import ctypes
+
+BATCH_DIMENSIONS = 8
+_LONG, _DOUBLE, _POINTER = ctypes.c_long, ctypes.c_double, ctypes.c_void_p
+
+
+class Tensor(ctypes.Structure):
+    """Where a tensor (batch, rows, columns) stands; a stride is 0 where it is broadcast."""
+
+    _fields_ = (
+        ("data", _POINTER),
+        ("columns", _LONG),
+        ("strides", _LONG * BATCH_DIMENSIONS),
+        ("row_stride", _LONG),
+        ("column_stride", _LONG),
+    )
+
+
+# What comes in by name; and the fields of what goes out, by what it belongs to.
+INPUTS = ("q", "k", "v", "g", "q_t", "k_t", "v_t", "g_t", "mask")
+OUTPUTS = {"out": "out", "q": "by_q", "k": "by_k", "v": "by_v"}
+MASK_KINDS = {"none": 0, "boolean": 1, "additive": 2}
+
+
+class Problem(ctypes.Structure):
+    """All that a kernel reads; a tensor that is not there has no data."""
+
+    _fields_ = (
+        ("batch", _LONG * BATCH_DIMENSIONS),
+        *((name, _LONG) for name in ("heads", "length", "keys", "low", "high", "height", "chunks")),
+        ("scale", _DOUBLE),
+        ("softcap", _DOUBLE),
+        *((name, Tensor) for name in INPUTS),
+        ("mask_kind", _LONG),
+        ("head_keys", _POINTER),
+        ("threshold", _LONG),
+        ("kept", _DOUBLE),
+        *((name, _POINTER) for name in OUTPUTS.values()),
+    )
