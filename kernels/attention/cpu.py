@@ -37,7 +37,7 @@ def takes(inputs: Mapping[str, Tensor]) -> bool:
 def attention(
     inputs: Mapping[str, Tensor], results: Sequence[str], options: Any, head_keys: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Those wanted of the output, "out", and of the gradients by "q", "k" and "v"; their tangents if tangents are given."""
+    """Those wanted of "out" and of the gradients by "q", "k" and "v", or their tangents if tangents are given."""
     # Each has the batch of everything together; what was broadcast is for the caller to sum.
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     batch = torch.broadcast_shapes(*(each.shape[:-2] for each in inputs.values()))
@@ -90,7 +90,7 @@ def _described(tensor: Tensor) -> problem.Tensor:
 
 
 def _chunks(heads: int, panels: int) -> int:
-    """Into how many pieces the rows of a head are cut, so that all threads have work; each sums keys' gradients alone."""
+    """Into how many pieces the rows of a head are cut, so that all threads have work."""
     threads = torch.get_num_threads()
     if heads % threads == 0 or heads >= 2 * threads:
         return 1

@@ -25,9 +25,10 @@ from hodiff.functions.attention.arguments import (
     require_options,
 )
 from hodiff.functions.attention.options import Band, Corner, Options
+from hodiff.functions.attention.plans import gradient_plan, rows_plan
 from hodiff.rules.any_order import AnyOrderFunction, in_dtype
 from hodiff.rules.autocast import autocast_like_torch
-from hodiff.rules.blockwise import Plan, RowBlocks, all_batched, blockwise
+from hodiff.rules.blockwise import RowBlocks, all_batched, blockwise
 from hodiff.rules.nesting import nestable_jvp
 
 
@@ -38,7 +39,7 @@ class Attention(AnyOrderFunction):
     def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options) -> Tensor:
         """A block of query rows at a time."""
         inputs = (q, k, v, mask, seed)
-        return in_dtype(blockwise(evaluation.value(options), _plan(inputs, (True,)), *inputs)[0], v.dtype)
+        return in_dtype(blockwise(evaluation.value(options), rows_plan(inputs, (True,)), *inputs)[0], v.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -67,7 +68,7 @@ class Attention(AnyOrderFunction):
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         """The tangent by blocks."""
         tensors = ctx.saved_tensors
-        plan = _plan((*tensors, *tangents[:4]), (True,))
+        plan = rows_plan((*tensors, *tangents[:4]), (True,))
         found = RowBlocks.call(evaluation.tangent(ctx.options), plan, *tensors, *tangents[:4])
         return found[0].to(tensors[2].dtype)
 
@@ -119,7 +120,7 @@ class AttentionGradient(AnyOrderFunction):
                 ctx.options, needed, tensors, cotangent, directions, None, with_output=ctx.needs_input_grad[5]
             )
         elif ctx.needs_input_grad[5]:
-            plan = _plan((*tensors, *directions), (True,))
+            plan = rows_plan((*tensors, *directions), (True,))
             (by_cotangent,) = RowBlocks.call(evaluation.tangent(ctx.options), plan, *tensors, *directions)
             by_cotangent = by_cotangent.to(cotangent.dtype)
         return (*_placed(by_inputs, needed), None, by_cotangent, None, None)
@@ -157,10 +158,10 @@ def attention(
 ) -> Tensor:
     r"""Scaled dot-product attention, $O = \operatorname{softmax}(s\, Q K^\top + M)\, V$.
 
-    Memory is linear in L and in S at every order: q, k, v and the mask are saved, and the weights are computed again by
-    blocks of rows; `torch.compile` plans its own memory instead, which is quadratic above the first order. On a CPU,
-    value, gradient and the tangents of both run in kernels of their own. A row that sees no key gives zero, and has zero
-    derivatives. 16-bit inputs are computed in float32.
+    Memory is linear in L and in S at every order: q, k, v and the mask are saved, and the weights are computed again
+    by blocks of rows. Only compiled transforms of `torch.func` plan their own memory, quadratic above the first order.
+    On a CPU, value, gradient and the tangents of both run in kernels of their own. A row that sees no key gives zero,
+    and has zero derivatives. 16-bit inputs are computed in float32.
 
     Args:
         q: Floating-point tensor (..., L, E).
@@ -248,7 +249,7 @@ def attend(
 
 def _gradient(options: Options, wanted: tuple[bool, ...], tensors: Any, cotangent: Tensor) -> tuple[Tensor, ...]:
     tensors = (*tensors, cotangent)
-    plan = _gradient_plan(tensors, wanted)
+    plan = gradient_plan(tensors, wanted)
     found = blockwise(evaluation.gradient(options, wanted), plan, *tensors)
     return _like_inputs(found, tensors, wanted)
 
@@ -266,26 +267,11 @@ def _gradient_tangent(
     """The tangent of the gradient, and last that of the output if it is asked for, or None."""
     tensors = (*tensors, cotangent, *tangents, cotangent_t)
     formula = evaluation.gradient_tangent(options, wanted, with_output)
-    plan = _gradient_plan(tensors, wanted)
+    plan = gradient_plan(tensors, wanted)
     if with_output:
         *found, output = RowBlocks.call(formula, plan._replace(outputs=(*plan.outputs, True)), *tensors)
         return (*_like_inputs(tuple(found), tensors, wanted), output.to(cotangent.dtype))
     return (*_like_inputs(RowBlocks.call(formula, plan, *tensors), tensors, wanted), None)
-
-
-def _gradient_plan(tensors: Any, wanted: tuple[bool, ...]) -> Plan:
-    plan = _plan(tensors, ())
-    return plan._replace(outputs=tuple(rows for rows, want in zip(plan.inputs[:4], wanted, strict=True) if want))
-
-
-def _plan(tensors: Any, outputs: tuple[bool, ...]) -> Plan:
-    """Rows for q, its cotangents and tangents, and a mask that has them; keys, values and the seed are shared."""
-    q, k, _, mask = tensors[:4]
-    mask_has_rows = mask is not None and mask.shape[-2] > 1
-    own = (True, False, False, mask_has_rows)
-    rest = {5: (), 6: (True,), 9: own, 11: (True, *own, True)}[len(tensors)]
-    batch = torch.broadcast_shapes(*(each.shape[:-2] for each in (q, k, mask) if each is not None))
-    return Plan(q.shape[-2], math.prod(batch) * k.shape[-2], (*own, False, *rest), outputs)
 
 
 def _like_inputs(found: tuple[Tensor, ...], tensors: Any, wanted: tuple[bool, ...]) -> tuple[Tensor, ...]:

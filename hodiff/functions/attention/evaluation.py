@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,49 +12,59 @@ from torch import Tensor
 from hodiff.functions.attention import formulas
 from hodiff.functions.attention.dropout import head_keys
 from hodiff.functions.attention.options import Options
+from hodiff.functions.attention.plans import gradient_plan
 from hodiff.kernels.attention import cpu
 from hodiff.rules.any_order import in_dtype
-from hodiff.rules.blockwise import WithKernel
+from hodiff.rules.blockwise import WithKernel, blockwise
+from hodiff.torch_internals.transforms import in_transform
 
-_INPUTS = ("q", "k", "v", "mask", "seed", "g", "q_t", "k_t", "v_t", "mask_t", "g_t")
+# What the formulas take, in their order.
+_PRIMALS, _TANGENTS = ("q", "k", "v", "mask", "seed"), ("q_t", "k_t", "v_t", "mask_t")
+_RESULTS = ("q", "k", "v", "mask")
 
 
 def value(options: Options) -> WithKernel:
     """$O$."""
-    return WithKernel(partial(formulas.value, options), partial(_run, options, ("out",), _INPUTS[:5]))
+    return WithKernel(partial(formulas.value, options), partial(_run, "value", options, (False,) * 4, True))
 
 
 def tangent(options: Options) -> WithKernel:
     """Its tangent."""
-    names = (*_INPUTS[:5], *_INPUTS[6:10])
-    return WithKernel(partial(formulas.tangent, options), partial(_run, options, ("out",), names))
+    return WithKernel(partial(formulas.tangent, options), partial(_run, "tangent", options, (False,) * 4, True))
 
 
 def gradient(options: Options, wanted: tuple[bool, ...]) -> WithKernel:
     """Those wanted of the gradients by q, k, v and the mask."""
-    kernel = partial(_run, options, _chosen(wanted), _INPUTS[:6])
-    return WithKernel(partial(formulas.gradient, options, wanted), kernel)
+    return WithKernel(partial(formulas.gradient, options, wanted), partial(_run, "gradient", options, wanted, False))
 
 
 def gradient_tangent(options: Options, wanted: tuple[bool, ...], with_output: bool) -> WithKernel:
     """Their tangents and, last, that of the output if wanted."""
-    results = (*_chosen(wanted), *(("out",) if with_output else ()))
     formula = partial(formulas.gradient_tangent, options, wanted, with_output)
-    return WithKernel(formula, partial(_run, options, results, _INPUTS))
+    return WithKernel(formula, partial(_run, "gradient_tangent", options, wanted, with_output))
 
 
-def _chosen(wanted: tuple[bool, ...]) -> tuple[str, ...]:
-    return tuple(name for name, want in zip(("q", "k", "v", "mask"), wanted, strict=True) if want)
+_NAMES = {
+    "value": _PRIMALS,
+    "tangent": (*_PRIMALS, *_TANGENTS),
+    "gradient": (*_PRIMALS, "g"),
+    "gradient_tangent": (*_PRIMALS, "g", *_TANGENTS, "g_t"),
+}
 
 
 def _run(
-    options: Options, results: tuple[str, ...], names: tuple[str, ...], *tensors: Tensor | None
+    kind: str, options: Options, wanted: tuple[bool, ...], with_output: bool, *tensors: Tensor | None
 ) -> tuple[Tensor, ...] | None:
     """The kernel's results, each in the shape of what it belongs to; None where it does not take the tensors."""
-    seed = tensors[names.index("seed")]
-    inputs: dict[str, Any] = {
-        name: each for name, each in zip(names, tensors, strict=True) if each is not None and name != "seed"
-    }
+    if torch.compiler.is_compiling():
+        # Exported programs are of torch's operators, and transforms differentiate the formulas.
+        if torch.compiler.is_exporting() or in_transform():
+            return None
+        return tuple(in_graphs(kind, list(tensors), list(wanted), with_output, *options))
+    given = dict(zip(_NAMES[kind], tensors, strict=True))
+    seed = given.pop("seed")
+    inputs: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+    results = (*(name for name, want in zip(_RESULTS, wanted, strict=True) if want), *(("out",) if with_output else ()))
     if "mask" in results or "mask_t" in inputs or not cpu.takes(inputs):
         return None
     dtype = torch.promote_types(inputs["q"].dtype, torch.float32)
@@ -67,3 +78,39 @@ def _run(
         each if name == "out" else each.sum_to_size(inputs[name].shape)
         for name, each in zip(results, found, strict=True)
     )
+
+
+@torch.library.custom_op("hodiff::attention", mutates_args=())
+def in_graphs(
+    kind: str,
+    tensors: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+    with_output: bool,
+    scale: float,
+    low: int | None,
+    high: int | None,
+    softcap: float | None,
+    dropout_p: float,
+    batch: Sequence[int],
+) -> list[Tensor]:
+    """One of the formulas by its name as one node of a compiled graph, so that memory stays linear there."""
+    options = Options(scale, low, high, softcap, dropout_p, tuple(batch))
+    chosen = tuple(wanted)
+    formula = {
+        "value": partial(value, options),
+        "tangent": partial(tangent, options),
+        "gradient": partial(gradient, options, chosen),
+        "gradient_tangent": partial(gradient_tangent, options, chosen, with_output),
+    }[kind]()
+    plan = gradient_plan(tensors, chosen)
+    return list(blockwise(formula, plan._replace(outputs=(*plan.outputs, *(True,) * with_output)), *tensors))
+
+
+@in_graphs.register_fake
+def _(kind: str, tensors: Sequence[Any], wanted: Sequence[bool], with_output: bool, *options: Any) -> list[Tensor]:
+    del kind, options
+    q, k, v, mask = tensors[:4]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    batch = torch.broadcast_shapes(*(each.shape[:-2] for each in (q, k, v, mask) if each is not None))
+    found = [each.new_empty(each.shape, dtype=wide) for each, want in zip(tensors[:4], wanted, strict=True) if want]
+    return found + [q.new_empty((*batch, q.shape[-2], v.shape[-1]), dtype=wide)] * with_output

@@ -8,8 +8,9 @@ $$ \dot S = s (\dot Q K^\top + Q \dot K^\top) + \dot M, \quad \dot P = P \circ (
 
 $\dot O = \dot P V + P \dot V$; $(\bar Q, \bar K, \bar V, \bar M) = (s \bar S K, s \bar S^\top Q, P^\top G, \bar S)$;
 and the tangent of this gradient by the product rule. Dropout multiplies $P$ by a constant where it meets $V$ or $G$.
-A soft-cap c replaces the scores X before the mask by $c\,t$ with $t = \tanh(X / c)$: tangents are multiplied by
-$1 - t^2$ on the way in, cotangents on the way out, and the tangent of the latter gains $-\tfrac{2}{c} t \dot S \circ \bar S$.
+A soft-cap c replaces the scores X before the mask by $c\,t$ with $t = \tanh(X / c)$: tangents on the way in and
+cotangents on the way out have $1 - t^2$ for a factor, and the tangent of the latter gains
+$-\tfrac{2}{c} t \circ \dot S \circ \bar S$.
 Each formula recomputes $P$: a row of it is complete, so that no running maximum is needed.
 """
 

@@ -1,0 +1,302 @@
+"""Attention in kernels of its own on a CPU: against primitives, and against the same formulas by torch's operators."""
+
+import ctypes
+import math
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hodiff.functions import attention
+from hodiff.kernels import fused
+from hodiff.kernels.attention import cpu, problem
+from hodiff.kernels.fused_library import run
+
+built = pytest.mark.skipif(not fused.available(), reason="the kernels were not built")
+ROUTES = ("value", "tangent", "gradient", "reverse over reverse", "forward over reverse", "reverse over forward")
+
+
+def normal(*shape, dtype=torch.float64, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64).to(dtype)
+
+
+def by_primitives(q, k, v, mask=None, *, is_causal=False, window=(None, None), corner="upper-left", softcap=None):
+    """The definition, of whole matrices."""
+    rows, keys = q.shape[-2], k.shape[-2]
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    place = torch.arange(rows)[:, None] + (keys - rows if corner == "lower-right" else 0)
+    distance = torch.arange(keys) - place
+    visible = torch.ones(rows, keys, dtype=torch.bool) if mask is None or mask.dtype != torch.bool else mask
+    visible = visible & (distance <= 0) if is_causal else visible
+    visible = visible if window[0] is None else visible & (distance >= -window[0])
+    visible = visible if window[1] is None else visible & (distance <= window[1])
+    if mask is not None and mask.dtype != torch.bool:
+        scores = scores + mask
+        visible = visible & (mask != -math.inf)
+    seen = visible.expand(scores.shape).any(-1, keepdim=True)
+    scores = scores.masked_fill(~visible, -math.inf).masked_fill(~seen, 0.0)
+    return torch.softmax(scores, -1).masked_fill(~seen, 0.0) @ v
+
+
+def derivatives(f, inputs, directions, cotangent):
+    """By each of ROUTES, of a loss that is curved in the output."""
+
+    def loss(*x):
+        y = f(*x)
+        return (y * cotangent).sum() + y.square().sum()
+
+    everywhere = tuple(range(len(inputs)))
+    gradient = torch.func.grad(loss, everywhere)
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    first = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
+    inner = sum((a * b).sum() for a, b in zip(first, directions, strict=True))
+    slope = torch.func.jvp(loss, inputs, directions)[1]
+    return {
+        "value": (f(*inputs),),
+        "tangent": (torch.func.jvp(f, inputs, directions)[1], slope),
+        "gradient": gradient(*inputs),
+        "reverse over reverse": torch.autograd.grad(inner, leaves),
+        "forward over reverse": torch.func.jvp(gradient, inputs, directions)[1],
+        "reverse over forward": torch.func.grad(lambda *x: torch.func.jvp(loss, x, directions)[1], everywhere)(*inputs),
+    }
+
+
+def assert_close(found, expected, tolerance):
+    assert found.keys() == expected.keys() == set(ROUTES)
+    for name, tensors in found.items():
+        for a, b in zip(tensors, expected[name], strict=True):
+            scale = max(1.0, float(b.detach().abs().max())) if b.numel() else 1.0
+            torch.testing.assert_close(a.double(), b, rtol=0, atol=tolerance * scale, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the kernels were called."""
+    counted = []
+    kernel = cpu.attention
+    monkeypatch.setattr(cpu, "attention", lambda *args: (counted.append(args[1]), kernel(*args))[1])
+    return counted
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "window": {"window": (3, 2)},
+    "window before": {"window": (2, None), "is_causal": True, "corner": "lower-right"},
+    "nothing in reach": {"window": (0, 0), "corner": "lower-right"},
+    "soft-cap": {"softcap": 1.5},
+    "soft-cap, causal": {"softcap": 0.7, "is_causal": True},
+}
+SHAPES = {
+    "one panel": ((2, 3, 7, 5), (2, 3, 9, 5), (2, 3, 9, 4)),
+    "shared keys": ((2, 2, 40, 3), (1, 1, 70, 3), (2, 1, 70, 3)),
+    "more queries than keys": ((33, 8), (20, 8), (20, 24)),
+}
+
+
+def compared(shapes, options, mask=None, dtype=torch.float64, tolerance=1e-12):
+    options = {**options}
+    ours = {**options, "causal_corner": options.get("corner", "upper-left")}
+    ours.pop("corner", None)
+    inputs = tuple(normal(*shape, seed=i) for i, shape in enumerate(shapes))
+    directions = tuple(normal(*shape, seed=10 + i) for i, shape in enumerate(shapes))
+    batch = torch.broadcast_shapes(*(shape[:-2] for shape in shapes))
+    cotangent = normal(*batch, shapes[0][-2], shapes[2][-1], seed=20)
+    expected = derivatives(lambda q, k, v: by_primitives(q, k, v, mask, **options), inputs, directions, cotangent)
+    given = [tuple(x.to(dtype) for x in each) for each in (inputs, directions)]
+    mask = mask if mask is None or mask.dtype == torch.bool else mask.to(dtype)
+    found = derivatives(lambda q, k, v: attention(q, k, v, mask, **ours), *given, cotangent.to(dtype))
+    assert_close(found, expected, tolerance)
+
+
+@pytest.mark.parametrize("by", ["kernels", "operators"])
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_option_by_every_route(options, shapes, by, calls, monkeypatch):
+    if by == "operators":
+        monkeypatch.setattr(cpu, "takes", lambda inputs: False)
+    compared(shapes, options)
+    assert bool(calls) == (by == "kernels" and fused.available())
+
+
+@pytest.mark.parametrize("shape", [(7, 9), (1, 9), (3, 1, 9), (2, 1, 7, 9)], ids=str)
+@pytest.mark.parametrize("kind", ["boolean", "additive", "with rows that see nothing"])
+def test_masks(kind, shape, calls):
+    mask = normal(*shape)
+    mask = mask if kind == "additive" else mask > (0.2 if kind == "boolean" else 1.5)
+    compared(SHAPES["one panel"], {}, mask)
+    compared(SHAPES["one panel"], {"is_causal": True, "softcap": 2.0}, mask)
+    assert bool(calls) == fused.available()
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_float32(options, calls):
+    compared(SHAPES["shared keys"], options, dtype=torch.float32, tolerance=2e-5)
+    assert bool(calls) == fused.available()
+
+
+@built
+@settings(max_examples=10)
+@given(
+    st.tuples(*[st.integers(1, 3)] * 2, *[st.integers(1, 70)] * 2, *[st.integers(1, 40)] * 2),
+    st.sampled_from(sorted(OPTIONS)),
+    st.integers(1, 5),
+)
+def test_any_sizes_and_chunks(sizes, name, chunks):
+    batch, heads, rows, keys, e, f = sizes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "_chunks", lambda heads, panels: min(chunks, panels))
+        compared(((batch, heads, rows, e), (1, heads, keys, e), (batch, heads, keys, f)), OPTIONS[name])
+
+
+@built
+@pytest.mark.parametrize("e", [256, 130])
+def test_large_heads(e):
+    compared(((3, e), (5, e), (5, e)), {})
+
+
+@built
+def test_any_strides(calls):
+    q, k, v = (normal(6, 5, 4, 2, seed=i).permute(2, 3, 0, 1)[..., ::2, :] for i in range(3))
+    k, v = k.mT.contiguous().mT, v.expand(4, 2, 3, 5)
+    mask = (normal(8, 6) > 0).T[::2, :3][:3]
+    expected = by_primitives(*(x.contiguous() for x in (q, k, v)), mask.contiguous())
+    torch.testing.assert_close(attention(q, k, v, mask), expected, rtol=0, atol=1e-14)
+    assert calls
+
+
+@built
+def test_only_what_is_wanted_is_computed(calls):
+    q, k, v = (normal(5, 3, seed=i) for i in range(3))
+    k.requires_grad_()
+    torch.autograd.grad(attention(q, k, v).sum(), k)
+    assert calls == [("out",), ("k",)]
+
+
+@built
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_what_is_not_finite_is_seen(poison, name):
+    inputs = {each: normal(2, 70, 4, seed=i) for i, each in enumerate("qkv")}
+    inputs[name][1, 68, 2] = poison
+    y = attention(*inputs.values())
+    expected = by_primitives(*inputs.values())
+    assert torch.equal(y.isfinite(), expected.isfinite())
+    assert bool(y[0].isfinite().all())
+    assert not bool(y.isfinite().all())
+
+
+@built
+def test_memory_holds_nothing_of_earlier_calls(monkeypatch):
+    """The kernels' own memory comes as it is."""
+    inputs, directions, cotangent = (
+        [normal(1, 37, 5, seed=i) for i in range(3)],
+        [normal(1, 37, 5)] * 3,
+        normal(1, 37, 5),
+    )
+    clean = derivatives(attention, tuple(inputs), tuple(directions), cotangent)
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, *size, **kw: empty(self, *size, **kw).fill_(math.nan))
+    poisoned = derivatives(attention, tuple(inputs), tuple(directions), cotangent)
+    for name in ROUTES:
+        for a, b in zip(clean[name], poisoned[name], strict=True):
+            assert torch.equal(a, b), name
+
+
+@built
+def test_reruns_and_threads_are_equal_to_the_bit():
+    inputs = tuple(normal(3, 100, 16, dtype=torch.float32, seed=i) for i in range(3))
+    first = torch.func.grad(lambda *x: attention(*x).square().sum(), (0, 1, 2))(*inputs)
+    found = []
+
+    def again():
+        found.append(torch.func.grad(lambda *x: attention(*x).square().sum(), (0, 1, 2))(*inputs))
+
+    threads = [threading.Thread(target=again) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(found) == 4
+    assert all(torch.equal(a, b) for each in found for a, b in zip(each, first, strict=True))
+
+
+@built
+def test_the_description_of_a_call_is_that_of_the_source():
+    assert ctypes.sizeof(problem.Problem) == run("hodiff_attention_problem")
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "softcap": 1.5, "window": (4, 0)}], ids=str)
+def test_third_order(options):
+    q, k, v = (normal(2, 5, 3, seed=i) for i in range(3))
+    w = normal(2, 5, 3, seed=7)
+    reference = {name: each for name, each in options.items() if name != "causal_corner"}
+
+    def third(f):
+        def slope(q):
+            return (torch.func.grad(lambda q: (f(q) * w).sum())(q) * w).sum()
+
+        return torch.func.grad(lambda q: (torch.func.grad(slope)(q) * w).sum())(q)
+
+    found = third(lambda q: attention(q, k, v, **options))
+    torch.testing.assert_close(found, third(lambda q: by_primitives(q, k, v, **reference)), rtol=0, atol=1e-12)
+
+
+MEMORY = """
+import resource, sys, torch
+from hodiff.functions import attention
+torch.set_num_threads(1)
+def product(length):
+    inputs = [torch.randn(4, length, 32).requires_grad_() for _ in range(3)]
+    first = torch.autograd.grad(attention(*inputs).square().sum(), inputs, create_graph=True)
+    torch.autograd.grad(first, inputs, [x.detach() for x in inputs])
+product(64)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+product(int(sys.argv[1]))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@built
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1024, 2048, 4096])
+def test_memory_of_a_process_is_linear(length):
+    """As the system counts it, of a product by all inputs: two dozen tensors of their size, and a fixed amount."""
+    done = subprocess.run([sys.executable, "-c", MEMORY, str(length)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 24 * 4 * 4 * length * 32 + 2**24
+
+
+@pytest.mark.slow
+def test_one_node_of_a_compiled_graph():
+    """Dynamo sees one operator, in place of a loop over blocks."""
+    q, k, v = (normal(2, 40, 4, seed=i).requires_grad_() for i in range(3))
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph
+
+    compiled = torch.compile(lambda *x: attention(*x, is_causal=True).square().sum(), backend=backend, fullgraph=True)
+    found = torch.autograd.grad(compiled(q, k, v), (q, k, v))
+    expected = torch.autograd.grad(attention(q, k, v, is_causal=True).square().sum(), (q, k, v))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["value", "tangent", "gradient", "gradient_tangent"])
+def test_the_operator_is_one_of_torch_library(kind, dtype):
+    q, k, v, t = (normal(2, 3, 6, 4, dtype=dtype, seed=i) for i in range(4))
+    given = {"value": [], "tangent": [t, None, t, None], "gradient": [t], "gradient_tangent": [t, None, t, t, None, t]}
+    with_output = kind != "gradient"
+    wanted = [kind.startswith("gradient")] * 3 + [False]
+    numbers = (0.3, -2, 3, 2.0, 0.0, [2, 3])
+    found = torch.library.opcheck(
+        torch.ops.hodiff.attention, (kind, [q, k, v, None, None, *given[kind]], wanted, with_output, *numbers)
+    )
+    assert set(found.values()) == {"SUCCESS"}
