@@ -12,6 +12,7 @@ from benchmarks.memory import TITLE, Peak, dense_peaks
 from benchmarks.problems import Problem
 from benchmarks.training import page
 from benchmarks.workloads import (
+    attention,
     authoring,
     batched,
     checks,
@@ -106,6 +107,15 @@ WORKLOADS = {
         rounds=10,
         peaks=functions.saved,
         peaks_title=functions.SAVED,
+    ),
+    "attention": Workload(
+        "attention against torch's own kernels, float32",
+        attention.problems,
+        rounds=5,
+        peaks=attention.peaks,
+        peaks_title=attention.PEAKS,
+        unit="the first row",
+        reference="the first head in float64, by primitives",
     ),
     "meta": Workload(
         "meta-gradients of MAML on two networks, float32",

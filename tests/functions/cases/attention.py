@@ -6,6 +6,7 @@ import torch
 from functions.case import FunctionCase, normal
 
 from hodiff.functions.attention.attention import Attention, attention
+from hodiff.functions.attention.packed import packed_attention
 
 
 def by_primitives(q, k, v, mask=None, visible=None):
@@ -25,6 +26,16 @@ def total_bytes(*tensors):
 
 
 VISIBLE = torch.tensor([[True, False, True], [False, True, True]])
+
+
+SEQUENCES = torch.tensor([[True, True, False], [False, False, True], [False, False, True]])
+
+
+def capped_within_one(q, k, v):
+    """Of scores 0.8 tanh(x / 0.8), where a query sees its own position and those beside it."""
+    distance = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
+    scores = 0.8 * torch.tanh(q @ k.mT / math.sqrt(q.shape[-1]) / 0.8)
+    return torch.softmax(scores.masked_fill(distance.abs() > 1, -math.inf), -1) @ v
 
 
 def with_dropout(q, k, v):
@@ -67,6 +78,24 @@ CASES = [
         inputs=drawn((3, 2), (3, 2), (3, 1)),
         reference=lambda q, k, v: by_primitives(q, k, v, visible=torch.ones(3, 3).tril().bool()),
         saved_bytes=total_bytes,
+    ),
+    FunctionCase(
+        name="attention-window-capped",
+        function=lambda q, k, v: attention(q, k, v, window=(1, 1), softcap=0.8),
+        Function=Attention,
+        inputs=drawn((3, 2), (4, 2), (4, 1)),
+        reference=capped_within_one,
+        saved_bytes=total_bytes,
+    ),
+    FunctionCase(
+        name="packed_attention",
+        function=lambda q, k, v: packed_attention(q, k, v, [1, 2], [2, 1]),
+        Function=Attention,
+        inputs=drawn((3, 2), (3, 2), (3, 1)),
+        formula=r"\operatorname{softmax}(s\, Q_n K_n^\top)\, V_n",
+        reference=lambda q, k, v: by_primitives(q, k, v, visible=SEQUENCES),
+        saved_bytes=total_bytes,
+        saved="q, k, v of each sequence",
     ),
     FunctionCase(
         name="attention-dropout",

@@ -9,7 +9,7 @@ from mpmath import mp
 
 from hodiff.functions.activations.slopes import GELUSlope, GELUTanhSlope, MishSlope, NormalDensity, SiLUSlope
 from hodiff.functions.attention.attention import AttentionGradient
-from hodiff.functions.attention.formulas import Options
+from hodiff.functions.attention.options import Options
 from hodiff.functions.convolution.maps import ConvolutionInputGradient, ConvolutionWeightGradient, Geometry
 from hodiff.functions.logarithms import LogitSlope, Occupation
 from hodiff.functions.normalization.formulas import StatisticsLayout
@@ -90,7 +90,7 @@ def weight_and_bias_gradient(x, g):
     return sum_of_shifts(x.transpose(0, 1), g.transpose(0, 1)).transpose(0, 1), g.sum((0, 2))
 
 
-ATTENTION = Options(scale=0.5, is_causal=False, dropout_p=0.0, batch=())
+ATTENTION = Options(scale=0.5, low=None, high=None, softcap=None, dropout_p=0.0, batch=())
 
 
 def attention_gradient(q, k, v, g):

@@ -1,0 +1,112 @@
+"""Attention against torch's own: gradients, and products with the Hessian, by time and by memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.memory import Peak, peak_bytes
+from benchmarks.problems import Problem
+from benchmarks.race import Contestant
+from benchmarks.reference import relative_error
+from benchmarks.targets import Target
+from benchmarks.workloads.functions import gradient, product
+from hodiff.functions import attention
+
+HEADS, SIZE = 8, 64
+LENGTHS = (2048, 4096)
+# Of products; torch's math path holds some eleven matrices of weights, which end the machine beyond 4,096.
+LENGTHS_OF_PEAKS = {"hodiff": (1024, 2048, 4096, 8192, 16384), "math": (1024, 2048, 4096)}
+FLASH, OURS, MATH = "torch's flash kernel, one gradient", "hodiff", "torch's math path"
+PEAKS = "Peak of a product, MiB: what torch hands out at once beyond the inputs, results included"
+Way = Callable[[Tensor, Tensor, Tensor], Tensor]
+Step = Callable[[Way, tuple[Tensor, ...]], tuple[Tensor, ...]]
+
+
+def inputs(length: int) -> tuple[Tensor, ...]:
+    """Queries, keys and values, to be differentiated."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(1, HEADS, length, SIZE, generator=generator).requires_grad_() for _ in range(3))
+
+
+def problems(quick: bool) -> Iterator[Problem]:
+    """Gradients, of all keys and of those before; products."""
+    for length in (256,) if quick else LENGTHS:
+        yield _problem(f"gradient-{length}", "Gradient", length, gradient, False, 1.05)
+        yield _problem(f"causal-{length}", "Gradient, causal", length, gradient, True, None)
+        yield _problem(f"product-{length}", "Product with the Hessian", length, product, False, 3.5)
+        yield _causal(length)
+
+
+def _problem(name: str, title: str, length: int, step: Step, is_causal: bool, bound: float | None) -> Problem:
+    x = inputs(length)
+    flash: Way = partial(F.scaled_dot_product_attention, is_causal=is_causal)
+    contestants = [
+        Contestant(FLASH, "unit", partial(gradient, flash, x)),
+        Contestant(OURS, "hodiff", partial(step, partial(attention, is_causal=is_causal), x)),
+    ]
+    if step is product:
+        contestants.append(Contestant(MATH, "torch", partial(step, math, x)))
+    return Problem(
+        name=name,
+        title=f"{title}: {length:,} queries and keys, {HEADS} heads of {SIZE}",
+        contestants=contestants,
+        error=partial(_error, _first_head(step, x, is_causal)),
+        tolerance=1e-3,
+        targets=[] if bound is None or length not in LENGTHS else [Target(OURS, FLASH, bound)],
+    )
+
+
+def _causal(length: int) -> Problem:
+    """What causal attention saves of all that attention takes."""
+    x = inputs(length)
+    whole = "hodiff, all keys"
+    return Problem(
+        name=f"causal-of-full-{length}",
+        title=f"Gradient, causal beside all keys: {length:,} queries and keys, {HEADS} heads of {SIZE}",
+        contestants=[
+            Contestant(whole, "unit", partial(gradient, attention, x)),
+            Contestant(OURS, "hodiff", partial(gradient, partial(attention, is_causal=True), x)),
+        ],
+        error=partial(_error, _first_head(gradient, x, True)),
+        tolerance=1e-3,
+        targets=[Target(OURS, whole, 0.6)] if length in LENGTHS else [],
+    )
+
+
+def math(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """By operators that can be differentiated twice."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def _first_head(step: Step, x: tuple[Tensor, ...], is_causal: bool) -> tuple[Tensor, ...]:
+    """In float64, by primitives: heads do not meet."""
+    seen = torch.ones(x[0].shape[-2], x[1].shape[-2], dtype=torch.bool)
+    seen = seen.tril() if is_causal else seen
+
+    def primitives(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.mT / SIZE**0.5).masked_fill(~seen, -torch.inf)
+        return torch.softmax(scores, -1) @ v
+
+    return step(primitives, tuple(each.detach()[:, 0].double().requires_grad_() for each in x))
+
+
+def _error(exact: tuple[Tensor, ...], found: Any) -> float:
+    return max(relative_error(x[:, 0].flatten(), y.flatten()) for x, y in zip(found, exact, strict=True))
+
+
+def peaks(quick: bool) -> list[Peak]:
+    """Of products, by length."""
+    ways: dict[str, Way] = {"hodiff": attention, "math": math}
+    return [
+        Peak(f"{length:,} queries and keys", name, peak_bytes(partial(product, ways[name], inputs(length))) / 2**20)
+        for name, lengths in LENGTHS_OF_PEAKS.items()
+        for length in lengths[: 1 if quick else None]
+    ]

@@ -1,0 +1,104 @@
+"""Attention of sequences of different lengths that stand one behind the other, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.options import is_int
+from hodiff.common.overriding import overridable
+from hodiff.errors import InputError
+from hodiff.functions.attention.attention import attention
+from hodiff.functions.attention.options import Corner
+
+
+@overridable
+def packed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Sequence[int] | Tensor,
+    key_lengths: Sequence[int] | Tensor | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    generator: torch.Generator | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    causal_corner: Corner = "upper-left",
+    softcap: float | None = None,
+) -> Tensor:
+    r"""Attention within each of several sequences, $O_n = \operatorname{softmax}(s\, Q_n K_n^\top)\, V_n$, packed.
+
+    They stand one behind the other in dimension -2, without padding. Costs what the sequences cost, not the square of
+    their sum, and so do derivatives of all orders. Positions are counted within a sequence. With dropout, each sequence
+    draws a seed of its own.
+
+    Args:
+        q: Floating-point tensor (..., L, E), where L is the sum of the lengths.
+        k: Tensor (..., S, E), where S is the sum of `key_lengths`.
+        v: Tensor (..., S, F).
+        lengths: How many queries each sequence has.
+        key_lengths: How many keys each sequence has, as many as queries by default.
+        scale: As of `attention`, and so are all that follow.
+        is_causal: Whether a query sees the keys up to its own position only.
+        dropout_p: Probability that a weight is dropped.
+        generator: Where dropout draws its seeds from.
+        enable_gqa: Whether heads of k and v are shared by several heads of q.
+        window: How many keys before and behind its own position a query sees.
+        causal_corner: Where positions agree.
+        softcap: Bound of the scores.
+
+    Returns:
+        Tensor (..., L, F).
+
+    Raises:
+        InputError: If lengths are not counts, or do not sum to those of the tensors, and as of `attention`.
+
+    Example:
+        >>> import torch
+        >>> v = torch.tensor([[1.0], [3.0], [5.0]])
+        >>> packed_attention(torch.zeros(3, 2), torch.zeros(3, 2), v, lengths=[2, 1])
+        tensor([[2.],
+                [2.],
+                [5.]])
+
+    Source: M. Krell et al., "Efficient sequence packing without cross-contamination", 2021, section 3.2.
+    """
+    rows = _counts("lengths", lengths, q, "q")
+    keys = _counts("key_lengths", lengths if key_lengths is None else key_lengths, k, "k")
+    if len(rows) != len(keys):
+        raise InputError(
+            f"packed_attention: key_lengths: expected one for each of {len(rows)} lengths, got {len(keys)}; 0 says "
+            f"that a sequence has no keys."
+        )
+    options: dict[str, Any] = {
+        "scale": scale,
+        "is_causal": is_causal,
+        "dropout_p": dropout_p,
+        "generator": generator,
+        "enable_gqa": enable_gqa,
+        "window": window,
+        "causal_corner": causal_corner,
+        "softcap": softcap,
+    }
+    if not rows:
+        return attention(q, k, v, **options)
+    pieces = zip(q.split(rows, -2), k.split(keys, -2), v.split(keys, -2), strict=True)
+    return torch.cat([attention(*each, **options) for each in pieces], -2)
+
+
+def _counts(argument: str, given: Any, tensor: Tensor, name: str) -> list[int]:
+    found = given.tolist() if isinstance(given, Tensor) else list(given) if isinstance(given, Sequence) else None
+    if found is None or not all(is_int(each) and each >= 0 for each in found):
+        raise InputError(f"packed_attention: {argument}: expected counts of 0 or more, got {given!r}.")
+    if tensor.dim() < 2 or sum(found) != tensor.shape[-2]:
+        raise InputError(
+            f"packed_attention: {argument}: expected a sum of what dimension -2 of {name} has, got {sum(found)} and "
+            f"{name} {tuple(tensor.shape)}; lengths are those of single sequences, not their running sums."
+        )
+    return [int(each) for each in found]

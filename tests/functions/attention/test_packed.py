@@ -1,0 +1,76 @@
+"""Sequences one behind the other: attention under a mask of blocks."""
+
+import re
+
+import pytest
+import torch
+
+import hodiff
+from hodiff.errors import InputError
+from hodiff.functions import attention, packed_attention
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+LENGTHS, KEY_LENGTHS = [3, 0, 2, 4], [2, 1, 5, 3]
+
+
+def masked(q, k, v, is_causal=False):
+    """One attention of everything, where sequences do not see one another."""
+    owner, key_owner = (torch.arange(4).repeat_interleave(torch.tensor(each)) for each in (LENGTHS, KEY_LENGTHS))
+    place, key_place = (torch.cat([torch.arange(n) for n in each]) for each in (LENGTHS, KEY_LENGTHS))
+    seen = owner[:, None] == key_owner
+    seen = seen & (key_place <= place[:, None]) if is_causal else seen
+    return torch.softmax((q @ k.mT / 3**0.5).masked_fill(~seen, -torch.inf), -1) @ v
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_value_gradient_and_product(is_causal, as_tensor):
+    inputs = normal(2, 9, 3), normal(2, 11, 3, seed=1), normal(2, 11, 4, seed=2)
+    lengths = [torch.tensor(each) if as_tensor else each for each in (LENGTHS, KEY_LENGTHS)]
+
+    def ours(*x):
+        return packed_attention(*x, *lengths, is_causal=is_causal)
+
+    torch.testing.assert_close(ours(*inputs), masked(*inputs, is_causal))
+    v = tuple(torch.ones_like(x) for x in inputs)
+    found, expected = (
+        hodiff.value_grad_hvp(lambda x, f=f: f(*x).square().sum(), inputs, v)
+        for f in (ours, lambda *x: masked(*x, is_causal))
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_any_order():
+    inputs = normal(3, 2), normal(3, 2, seed=1), normal(3, 1, seed=2)
+    hodiff.assert_differentiable(lambda *x: packed_attention(*x, [2, 1]), inputs, scipy=False)
+
+
+def test_no_sequences():
+    empty = torch.zeros(2, 0, 3)
+    assert packed_attention(empty, empty, empty, []).shape == (2, 0, 3)
+
+
+def test_options_are_those_of_attention():
+    q, k, v = (normal(5, 3, seed=i) for i in range(3))
+    options = {"window": (1, 0), "softcap": 0.5, "scale": 0.3, "causal_corner": "lower-right"}
+    torch.testing.assert_close(packed_attention(q, k, v, [5], **options), attention(q, k, v, **options))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (([2, 2],), "lengths: expected a sum of what dimension -2 of q has, got 4 and q (5, 3)"),
+        (([5, -0.5],), "lengths: expected counts of 0 or more, got [5, -0.5]"),
+        ((3,), "lengths: expected counts"),
+        (([2, 3], [5]), "key_lengths: expected one for each of 2 lengths, got 1"),
+    ],
+    ids=str,
+)
+def test_refusals(lengths, message):
+    x = normal(5, 3)
+    with pytest.raises(InputError, match=re.escape(message)):
+        packed_attention(x, x, x, *lengths)
