@@ -16,6 +16,7 @@ SIDE_BAR = {
         "guides/checking.md",
         "guides/corrections.md",
         "guides/functions.md",
+        "guides/attention.md",
         "guides/writing_functions.md",
         "guides/operators.md",
         "guides/estimators.md",
