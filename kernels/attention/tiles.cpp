@@ -1,14 +1,14 @@
 // Scaled dot-product attention, its gradient, and the tangents of both, for float32 and float64 on a CPU.
 //
-// With P = softmax(s Q K' + M), tangents dotted, G the cotangent of O = P V, m(t) the mean of t under the weights of a row
-// and t' = t - m(t), a panel of query rows holds, against all keys that it sees,
+// P = softmax(S) with S = s Q K^T + M; O = P V; G is the cotangent of O, d marks tangents, m(t) is the mean of t under
+// the weights of a row, and t' = t - m(t). A panel of query rows holds, against all keys that it sees,
 //
-//   S,  dS = s (dQ K' + Q dK'),  C = G V',  E = dG V' + G dV',
-//   dP = P dS',  A = P C',  dA = P (W - m(W))  with  W = E + dS' C'
+//   S,  dS = s (dQ K^T + Q dK^T),  C = G V^T,  E = dG V^T + G dV^T,
+//   dP = P dS',  A = P C',  dA = P W'  with  W = E + dS' C'
 //
-// elementwise, and from them O = P V, dO = dP V + P dV; the gradient s A K, s A' Q, P' G; and its tangent
-// s (dA K + A dK), s (dA' Q + A' dQ), dP' G + P' dG. That is 2 products for O, 5 for the gradient, and 14 for the tangent
-// of the gradient and dO together. Each of a panel's numbers is used in all products before the next panel, and
+// elementwise, and from them O, dO = dP V + P dV; the gradient s A K, s A^T Q, P^T G; and its tangent
+// s (dA K + A dK), s (dA^T Q + A^T dQ), dP^T G + P^T dG. That is 2 products for O, 5 for the gradient, and 14 for the
+// tangent of the gradient and dO together. Each of a panel's numbers is used in all products before the next panel, and
 // nothing of the size of P is ever there. Dropout multiplies P by a constant where it meets V or G. A soft-cap c makes
 // the scores c t with t = tanh(S / c), before the mask: dS and what is pulled back to S have 1 - t^2 as a factor, and
 // the tangent of the latter gains -2 t / c times dS A.
@@ -44,9 +44,9 @@ struct Constants<double> {
   static constexpr double inverse_log_2 = 0x1.71547652b82fep0, log_2_high = 0x1.62e42fefa0000p-1,
                           log_2_low = 0x1.cf79abc9e3b3ap-40;
   static constexpr int exponent_bias = 1023, mantissa_bits = 52, terms = 14;
-  static constexpr double inverse_factorials[] = {1.0,           1.0,           1.0 / 2,        1.0 / 6,       1.0 / 24,
-                                                  1.0 / 120,     1.0 / 720,     1.0 / 5040,     1.0 / 40320,   1.0 / 362880,
-                                                  1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
+  static constexpr double inverse_factorials[] = {
+      1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
+      1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
 };
 
 // One of the tensors, (batch, rows, columns) after broadcasting; `cpu.py` has the same fields.
@@ -78,7 +78,8 @@ struct Panel {
 inline Panel panel_of(const Problem& p, long start) {
   const long count = p.length - start < p.height ? p.length - start : p.height;
   const long from = start + p.low, to = start + count + p.high;
-  const long first = from < 0 ? 0 : from > p.keys ? p.keys : from, last = to > p.keys ? p.keys : to < first ? first : to;
+  const long first = from < 0 ? 0 : from > p.keys ? p.keys : from;
+  const long last = to > p.keys ? p.keys : to < first ? first : to;
   return {start, count, p.height, first / 4 * 4, first == last ? first / 4 * 4 : rounded(last, 4)};
 }
 
@@ -88,7 +89,10 @@ struct Matrix {
   const T* data;
   long columns, row_stride, column_stride;
   Matrix(const Problem& p, const Tensor& t, long head)
-      : data(static_cast<const T*>(t.data)), columns(t.columns), row_stride(t.row_stride), column_stride(t.column_stride) {
+      : data(static_cast<const T*>(t.data)),
+        columns(t.columns),
+        row_stride(t.row_stride),
+        column_stride(t.column_stride) {
     if (!data) return;
     for (int d = BATCH_DIMENSIONS - 1; d >= 0; --d) {
       data += head % p.batch[d] * t.strides[d];
