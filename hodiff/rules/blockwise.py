@@ -8,6 +8,7 @@ again: gradients by rows are rows, gradients by what is shared are sums. So a de
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,7 +46,8 @@ class Plan(NamedTuple):
         return max(FEWEST_ROWS, BLOCK // max(self.width, 1))
 
 
-class WithKernel(NamedTuple):
+@dataclass(frozen=True)
+class WithKernel:
     """A formula, and a kernel that may take all rows at once, where it does not return None."""
 
     formula: Formula

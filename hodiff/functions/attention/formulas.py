@@ -31,13 +31,13 @@ class _Seen(NamedTuple):
     """The keys that some row of the block sees."""
 
     first: int
-    count: int
+    size: int
     keys: int
 
     def cut(self, t: Tensor, dim: int) -> Tensor:
         """Leave what belongs to them."""
         # A slice of everything is an alias, which `torch.autograd.grad(..., is_grads_batched=True)` cannot batch.
-        return t if self.count == self.keys else t.narrow(dim, self.first, self.count)
+        return t if self.size == self.keys else t.narrow(dim, self.first, self.size)
 
     def columns(self, mask: Tensor) -> Tensor:
         """Of a mask, whose columns may be one for all keys."""
@@ -46,7 +46,7 @@ class _Seen(NamedTuple):
     @property
     def around(self) -> tuple[int, int]:
         """How many keys before and behind are not seen."""
-        return self.first, self.keys - self.first - self.count
+        return self.first, self.keys - self.first - self.size
 
 
 class _Block(NamedTuple):
@@ -132,7 +132,7 @@ def gradient_tangent(
         p_bar_t = None if p_bar_t is None else _thinned(p_bar_t, block)
         p_t, s_bar, s_bar_t = _softmax_curvature(block.p, s_t, p_bar, p_bar_t)
         x_bar, x_bar_t = _sloped(block, s_bar), _sloped(block, s_bar_t)
-        if block.bent is not None and capped_t is not None:
+        if options.softcap is not None and block.bent is not None and capped_t is not None:
             x_bar_t = _plus(x_bar_t, (-2 / options.softcap) * block.bent * capped_t * s_bar)
         if wanted[0]:
             by_q = _plus(
@@ -183,7 +183,7 @@ def _open(options: Options, start: int, q: Tensor, k: Tensor, v: Tensor, mask: A
         mask = seen.columns(mask)
         scores = scores + _wide(mask) if mask.is_floating_point() else scores.masked_fill(~mask, -torch.inf)
     if options.has_band:
-        distance = torch.arange(seen.first, seen.first + seen.count, device=q.device)
+        distance = torch.arange(seen.first, seen.first + seen.size, device=q.device)
         distance = distance - torch.arange(start, start + rows, device=q.device)[:, None]
         for bound, hidden in ((options.high, torch.gt), (options.low, torch.lt)):
             if bound is not None:
@@ -191,7 +191,7 @@ def _open(options: Options, start: int, q: Tensor, k: Tensor, v: Tensor, mask: A
     p = torch.softmax(scores, -1) if mask is None and options.every_row_sees(start, rows, keys) else _softmax(scores)
     keep = None
     if options.dropout_p:
-        keep = kept(seed, options.batch, (start, seen.first), (rows, seen.count), options.dropout_p, p.dtype)
+        keep = kept(seed, options.batch, (start, seen.first), (rows, seen.size), options.dropout_p, p.dtype)
     return _Block(q, k, v, p, keep, seen, bent, slope)
 
 
