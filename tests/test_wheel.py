@@ -144,7 +144,10 @@ def test_wheel_has_all_that_the_packages_hold(wheel):
         f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, package in (("hodiff", "hodiff"), ("kernels", "hodiff/kernels"))
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in {".cpp", ".inc"} and "_fused." not in path.name
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and path.suffix not in {".cpp", ".inc"}
+        and "_fused." not in path.name
     }
     found = {name for name in contents(wheel) if not name.startswith(COMPILED)}
     information = {name for name in found if ".dist-info/" in name}
