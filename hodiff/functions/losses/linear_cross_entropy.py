@@ -43,8 +43,8 @@ def linear_cross_entropy(
     $\varphi(s) = c \tanh(s / c)$ caps logits softly. The mean is over $\sum_n w_{t_n}$; samples that are ignored have
     zero loss and derivatives, whatever they hold.
 
-    Memory is that of the arguments and of their derivatives at every order: logits exist for a tile of at most 2²⁰
-    numbers, and at the third order for blocks of samples of about 2²¹. What is kept for backward is the arguments and
+    Memory is that of the arguments and of their derivatives at every order: logits exist for tiles of at most 2²¹
+    numbers (2²⁴ on a GPU), and at the third order for blocks of samples of about 2²¹. What is kept for backward is the arguments and
     two numbers a sample (three with smoothing). `torch.compile` plans its own memory instead. Matrix products of the
     size of all logits, where input and weight are differentiated: 1 for the value, 3 for the gradient, which computes
     logits again, 3 for the tangent of the value and 10 for that of the gradient, or 7 where all logits fit into one

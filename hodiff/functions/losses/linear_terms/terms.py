@@ -259,7 +259,7 @@ def _evaluated(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     # Sizes may be symbols where code is compiled, which plans its own memory.
     if not allows_in_place(*given):
         return rule(0, *tensors) if torch.compiler.is_compiling() else blockwise(rule, plan, *tensors)
-    if plan.length * plan.width <= tiles.TILE:
+    if plan.length * plan.width <= tiles.WHOLE:
         return rule(0, *tensors)
     if rule.formula is formulas.gradient_tangent:
         return _gradient_tangent_by_tiles(rule, tensors)

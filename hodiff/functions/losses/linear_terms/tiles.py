@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Logits in a tile, 4 MiB in float32, and samples at most: with fewer, products of matrices take longer.
-TILE = 2**20
-SAMPLES = 1024
+# Logits in a tile, and samples at most: what a processor's nearer caches hold, and what keeps a GPU busy.
+TILE = {"cpu": 2**18, "cuda": 2**24}
+SAMPLES = {"cpu": 512, "cuda": 4096}
+# Logits that are not worth tiles, 8 MiB in float32: complete rows take fewer products of matrices.
+WHOLE = 2**21
 
 Merge = Callable[[Tensor, Tensor], Any]
 
@@ -74,13 +76,14 @@ def _tilewise(
     merge: Merge,
     dtype: torch.dtype,
 ) -> tuple[Tensor, ...]:
-    sizes = [0, 0]
+    sizes, device = [0, 0], ""
     for each, has_samples in zip(tensors, by_samples, strict=True):
         if each is not None:
             sizes[has_samples] = each.shape[-2]
+            device = each.device.type
     classes, samples = sizes
-    height = max(1, min(samples, SAMPLES))
-    width = max(1, TILE // height)
+    height = max(1, min(samples, SAMPLES.get(device, SAMPLES["cuda"])))
+    width = max(1, TILE.get(device, TILE["cuda"]) // height)
     found: list[Any] = [None] * len(outputs_by_samples)
     for first in range(0, classes, width):
         sums: list[Any] = [None] * len(outputs_by_samples)
