@@ -44,12 +44,14 @@ def linear_cross_entropy(
     zero loss and derivatives, whatever they hold.
 
     Memory is that of the arguments and of their derivatives at every order: logits exist for tiles of at most 2²¹
-    numbers (2²⁴ on a GPU), and at the third order for blocks of samples of about 2²¹. What is kept for backward is the arguments and
-    two numbers a sample (three with smoothing). `torch.compile` plans its own memory instead. Matrix products of the
-    size of all logits, where input and weight are differentiated: 1 for the value, 3 for the gradient, which computes
-    logits again, 3 for the tangent of the value and 10 for that of the gradient, or 7 where all logits fit into one
-    tile. So a Hessian product by double backward takes 14 of them, where 9 do with all logits in memory. 16-bit inputs
-    are computed in float32.
+    numbers (2²⁴ on a GPU), and at the third order for blocks of samples of about 2²¹. What is kept for backward is the
+    arguments and two numbers a sample (three with smoothing). `torch.compile` plans its own memory instead. 16-bit
+    inputs are computed in float32.
+
+    Matrix products of the size of all logits, where input and weight are differentiated: 1 for the value, 3 for the
+    gradient, which computes logits again, 3 for the tangent of the value and 10 for that of the gradient, or 7 where
+    all logits fit into one tile. So a Hessian product by double backward takes 14 of them, where 9 do with all logits
+    in memory.
 
     Args:
         input: Floating-point tensor (..., E).

@@ -1,8 +1,8 @@
 r"""The terms of a cross-entropy of linear logits, of some samples and classes, and their derivatives.
 
-With $S = X W^\top + b$, $Z = \varphi(S)$, $\varphi(s) = c \tanh(s / c)$ or $s$, and $P = e^{Z - L}$, the terms of sample
-n are $L_n = \log \sum_k e^{Z_{nk}}$, $Z_{n t_n}$ and, where labels are smoothed, $\sum_k u_k Z_{nk}$. With tangents
-dotted, and cotangents $\gamma$, $\tau$, $\rho$ of the three, each a number a sample,
+With $S = X W^\top + b$, $Z = \varphi(S)$, $\varphi(s) = c \tanh(s / c)$ or $s$, and $P = e^{Z - L}$, the terms of
+sample n are $L_n = \log \sum_k e^{Z_{nk}}$, $Z_{n t_n}$ and, where labels are smoothed, $\sum_k u_k Z_{nk}$. With
+tangents dotted, and cotangents $\gamma$, $\tau$, $\rho$ of the three, each a number a sample,
 
 $$ \dot S = \dot X W^\top + X \dot W^\top + \dot b, \quad \dot Z = \varphi'(S) \circ \dot S, \quad
    \dot L = \langle P, \dot Z \rangle, \quad
@@ -111,10 +111,7 @@ def gradient_tangent(
     cotangent_t: Any,
     lse_t: Any = None,
 ) -> tuple[Tensor, ...]:
-    """The tangents of `gradient` and, last, of the terms if they are asked for, where a tangent that is None is zero.
-
-    Some tangent of an input is given, or that of the cotangent.
-    """
+    """The tangents of `gradient`, last of the terms if asked for; a tangent that is None is zero, but not all are."""
     block = _open(options, first, x, w, bias, target)
     g, g_t = _wide(cotangent), None if cotangent_t is None else _wide(cotangent_t)
     p = _probabilities(block, lse)

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hodiff.functions.losses.cross_entropy import class_of
 from hodiff.functions.losses.linear_terms import formulas, tiles
 from hodiff.functions.losses.linear_terms.formulas import Options
 from hodiff.rules.any_order import AnyOrderFunction, in_dtype
@@ -51,7 +53,8 @@ class Rule(NamedTuple):
     def __call__(self, start: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         """The results of some samples and all classes, whose log-sum-exp is not given but differentiated."""
         del start
-        return self.formula(*self.settings, None, *tensors[:5], None, *tensors[6:])
+        with _without_autocast(tensors[1]):
+            return self.formula(*self.settings, None, *tensors[:5], None, *tensors[6:])
 
     def plan(self, tensors: Sequence[Tensor | None]) -> Plan:
         """Blocks of samples."""
@@ -139,7 +142,7 @@ class LinearCrossEntropyGradient(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        """Take the cotangents for tangents: that of the terms by the cotangent, the gradient's tangent by the inputs."""
+        """Take the cotangents for tangents: of the terms, by the cotangent, and of the gradient, by the inputs."""
         if all(each is None for each in cotangents):
             return (None,) * 9
         directions = _placed(cotangents, ctx.wanted)
@@ -223,9 +226,9 @@ def _value_rule(options: Options) -> Rule:
 
 
 def _tangent(options: Options, tensors: Sequence[Tensor | None]) -> Tensor:
-    return _tiled(LinearCrossEntropyTangent, Rule(formulas.tangent, (options,), (*OWN, *DIRECTIONS), (True,)), *tensors)[
-        0
-    ]
+    return _tiled(
+        LinearCrossEntropyTangent, Rule(formulas.tangent, (options,), (*OWN, *DIRECTIONS), (True,)), *tensors
+    )[0]
 
 
 def _gradient_rule(options: Options, wanted: tuple[bool, ...]) -> Rule:
@@ -263,12 +266,26 @@ def _evaluated(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
         return rule(0, *tensors)
     if rule.formula is formulas.gradient_tangent:
         return _gradient_tangent_by_tiles(rule, tensors)
+    if rule.formula is formulas.value:
+        _require_classes(rule.settings[0], tensors[1], tensors[4])
     return _by_tiles(rule, tensors)
 
 
 def _by_tiles(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     formula, dtype = partial(rule.formula, *rule.settings), tensors[1].dtype
-    return tiles.tilewise(formula, rule.inputs, rule.outputs, tensors, rule.merge, dtype)
+    with _without_autocast(tensors[1]):
+        return tiles.tilewise(formula, rule.inputs, rule.outputs, tensors, rule.merge, dtype)
+
+
+def _without_autocast(tensor: Any) -> Any:
+    """Inputs were lowered in front of the Function; what is computed from them stays wide."""
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def _require_classes(options: Options, w: Tensor, target: Tensor) -> None:
+    """Torch's own error for a class that is in no tile; on a GPU it comes later."""
+    w.new_zeros(()).expand(*w.shape[:-1], 1).gather(-2, class_of(target, options.ignore))
 
 
 def _gradient_tangent_by_tiles(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
