@@ -70,7 +70,7 @@ def tangent(
 ) -> tuple[Tensor]:
     """The tangent of the terms, where a tangent that is None is zero, but not all of them."""
     block = _open(options, first, x, w, bias, target)
-    z_t = _times(block.slope, _score_tangent(options, block, target, x_t, w_t, bias_t))
+    z_t = _times(block.slope, _score_tangent(options, first, block, target, x_t, w_t, bias_t))
     return (_terms(options, block, (_probabilities(block, lse) * z_t).sum(-1, keepdim=True), z_t, u),)
 
 
@@ -88,15 +88,16 @@ def gradient(
 ) -> tuple[Tensor, ...]:
     r"""Those wanted of $\bar X, \bar W, \bar b$."""
     block = _open(options, first, x, w, bias, target)
-    g = _wide(cotangent)
+    g = wide(cotangent)
     s_bar = _times(block.slope, _spread(options, block, _probabilities(block, lse) * g[..., :1], u, g))
-    return _close(options, wanted, target, _products(wanted, block.x, block.w, s_bar))
+    return _close(options, wanted, first, target, _products(wanted, block.x, block.w, s_bar))
 
 
 def gradient_tangent(
     options: Options,
     wanted: tuple[bool, ...],
     with_terms: bool,
+    through_w_t: bool,
     first: int | None,
     x: Tensor,
     w: Tensor,
@@ -109,46 +110,74 @@ def gradient_tangent(
     w_t: Any,
     bias_t: Any,
     cotangent_t: Any,
-    lse_t: Any = None,
+    by_x: Any = None,
+    mean_t: Any = None,
 ) -> tuple[Tensor, ...]:
-    """The tangents of `gradient`, last of the terms if asked for; a tangent that is None is zero, but not all are."""
+    """The tangents of `gradient`, and last of the terms if asked for; a tangent that is None is zero, not all are."""
+    # Some classes do not give the tangent of their log-sum-exp; who has it knows the product of the cotangent of logits
+    # with the weight's tangent as well, perhaps.
+    del by_x
     block = _open(options, first, x, w, bias, target)
-    g, g_t = _wide(cotangent), None if cotangent_t is None else _wide(cotangent_t)
+    g, g_t = wide(cotangent), None if cotangent_t is None else wide(cotangent_t)
     p = _probabilities(block, lse)
-    z_bar = s_bar_t = s_t = z_t = None
+    lse_t = s_t = z_t = factor = None
     if x_t is not None or w_t is not None or bias_t is not None:
-        s_t = _score_tangent(options, block, target, x_t, w_t, bias_t)
+        s_t = _score_tangent(options, first, block, target, x_t, w_t, bias_t)
         z_t = _times(block.slope, s_t)
-        if lse_t is None:
+        if mean_t is None:
             lse_t = (p * z_t).sum(-1, keepdim=True)
-        s_bar_t = p * (g[..., :1] * (z_t - lse_t) if g_t is None else g[..., :1] * (z_t - lse_t) + g_t[..., :1])
-    else:
-        assert g_t is not None
-        s_bar_t = p * g_t[..., :1]
+            mean_t = g[..., :1] * lse_t
+        factor = g[..., :1] * z_t - (mean_t if g_t is None else mean_t - g_t[..., :1])
+    elif g_t is not None:
+        factor = g_t[..., :1]
+    assert factor is not None
+    s_bar_t = p * factor
     if g_t is not None:
         s_bar_t = _spread(options, block, s_bar_t, u, g_t)
     s_bar_t = _times(block.slope, s_bar_t)
-    if w_t is not None or x_t is not None or block.bend is not None:
+    s_bar = None
+    if x_t is not None or (w_t is not None and through_w_t) or block.bend is not None:
         z_bar = _spread(options, block, p * g[..., :1], u, g)
-    if block.bend is not None and s_t is not None:
-        s_bar_t = s_bar_t + block.bend * z_bar * s_t
-    found = _products(wanted, block.x, block.w, s_bar_t)
-    if z_bar is not None:
         s_bar = _times(block.slope, z_bar)
-        by_x, by_w, by_bias = found
-        if by_x is not None and w_t is not None:
-            by_x = by_x + s_bar @ _wide(w_t)
-        if by_w is not None and x_t is not None:
-            by_w = by_w + s_bar.mT @ _rows(options, target, x_t)
-        found = by_x, by_w, by_bias
-    closed = _close(options, wanted, target, found)
+        if block.bend is not None and s_t is not None:
+            s_bar_t = s_bar_t + block.bend * z_bar * s_t
+    by_x, by_w, by_bias = _products(wanted, block.x, block.w, s_bar_t)
+    if by_x is not None and w_t is not None and through_w_t:
+        by_x = by_x + s_bar @ wide(w_t)
+    if by_w is not None and x_t is not None:
+        assert s_bar is not None
+        by_w = by_w + s_bar.mT @ _features(options, first, target, x_t)
+    closed = _close(options, wanted, first, target, (by_x, by_w, by_bias))
     return (*closed, _terms(options, block, lse_t, z_t, u)) if with_terms else closed
 
 
+def means(
+    options: Options,
+    first: int | None,
+    x: Tensor,
+    w: Tensor,
+    bias: Any,
+    u: Any,
+    target: Tensor,
+    lse: Tensor,
+    w_t: Any,
+    bias_t: Any,
+) -> tuple[Tensor, ...]:
+    r"""Those given of $P \dot W$ and $P \dot b$, without a soft-cap."""
+    del u
+    p = _probabilities(_open(options, first, x, w, bias, target), lse)
+    return tuple(p @ wide(each) for each in (w_t, bias_t) if each is not None)
+
+
+def only_counted(options: Options, target: Tensor, t: Tensor) -> Tensor:
+    """Zeros for samples that do not count: what is infinite there must not spread to others."""
+    return torch.where(target != options.ignore, t, 0)
+
+
 def _open(options: Options, first: int | None, x: Tensor, w: Tensor, bias: Any, target: Tensor) -> _Block:
-    x, w = _rows(options, target, x), _wide(w)
+    x, w = _features(options, first, target, x), wide(w)
     z = x @ w.mT
-    z = z if bias is None else z + _wide(bias).mT
+    z = z if bias is None else z + wide(bias).mT
     counted = target != options.ignore
     if first is None:
         place, here = torch.where(counted, target, 0), counted
@@ -164,7 +193,7 @@ def _open(options: Options, first: int | None, x: Tensor, w: Tensor, bias: Any, 
 
 
 def _probabilities(block: _Block, lse: Tensor | None) -> Tensor:
-    return torch.softmax(block.z, -1) if lse is None else torch.exp(block.z - _wide(lse))
+    return torch.softmax(block.z, -1) if lse is None else torch.exp(block.z - wide(lse))
 
 
 def _terms(options: Options, block: _Block, lse: Tensor, z: Tensor, u: Any) -> Tensor:
@@ -172,7 +201,7 @@ def _terms(options: Options, block: _Block, lse: Tensor, z: Tensor, u: Any) -> T
     hit = torch.where(block.here, z.gather(-1, block.place), 0)
     if not options.smoothed:
         return torch.cat((lse, hit), -1)
-    return torch.cat((lse, hit, z.sum(-1, keepdim=True) if u is None else z @ _wide(u)), -1)
+    return torch.cat((lse, hit, z.sum(-1, keepdim=True) if u is None else z @ wide(u)), -1)
 
 
 def _spread(options: Options, block: _Block, z_bar: Tensor, u: Any, g: Tensor) -> Tensor:
@@ -180,16 +209,18 @@ def _spread(options: Options, block: _Block, z_bar: Tensor, u: Any, g: Tensor) -
     z_bar = z_bar.scatter_add(-1, block.place, torch.where(block.here, g[..., 1:2], 0))
     if not options.smoothed:
         return z_bar
-    return z_bar + (g[..., 2:] if u is None else g[..., 2:] * _wide(u).mT)
+    return z_bar + (g[..., 2:] if u is None else g[..., 2:] * wide(u).mT)
 
 
-def _score_tangent(options: Options, block: _Block, target: Tensor, x_t: Any, w_t: Any, bias_t: Any) -> Tensor:
-    total = None if bias_t is None else _wide(bias_t).mT
+def _score_tangent(
+    options: Options, first: int | None, block: _Block, target: Tensor, x_t: Any, w_t: Any, bias_t: Any
+) -> Tensor:
+    total = None if bias_t is None else wide(bias_t).mT
     if x_t is not None:
-        product = _rows(options, target, x_t) @ block.w.mT
+        product = _features(options, first, target, x_t) @ block.w.mT
         total = product if total is None else product + total
     if w_t is not None:
-        product = block.x @ _wide(w_t).mT
+        product = block.x @ wide(w_t).mT
         total = product if total is None else product + total
     assert total is not None
     return total.expand(block.z.shape)
@@ -203,20 +234,23 @@ def _products(wanted: tuple[bool, ...], x: Tensor, w: Tensor, s_bar: Tensor) -> 
     )
 
 
-def _close(options: Options, wanted: tuple[bool, ...], target: Tensor, found: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def _close(
+    options: Options, wanted: tuple[bool, ...], first: int | None, target: Tensor, found: tuple[Any, ...]
+) -> tuple[Tensor, ...]:
     by_x, by_w, by_bias = found
-    by_x = None if by_x is None else torch.where(target != options.ignore, by_x, 0)
+    by_x = by_x if by_x is None or first is not None else only_counted(options, target, by_x)
     return tuple(each for each, want in zip((by_x, by_w, by_bias), wanted, strict=True) if want)
 
 
-def _rows(options: Options, target: Tensor, x: Tensor) -> Tensor:
-    """Samples, wide, with zeros for those that do not count: what is infinite there must not spread to others."""
-    return torch.where(target != options.ignore, _wide(x), 0)
+def _features(options: Options, first: int | None, target: Tensor, x: Tensor) -> Tensor:
+    """Wide; who gives some classes alone has left those that count."""
+    return wide(x) if first is not None else only_counted(options, target, wide(x))
 
 
 def _times(slope: Tensor | None, t: Tensor) -> Tensor:
     return t if slope is None else slope * t
 
 
-def _wide(t: Tensor) -> Tensor:
+def wide(t: Tensor) -> Tensor:
+    """In float32 at least."""
     return t.float() if t.dtype in {torch.float16, torch.bfloat16} else t

@@ -4,64 +4,26 @@ Backward and forward mode compute logits again. Because the Hessian of $\langle 
 formula, the tangent of the gradient, serves both derivatives of the gradient, and that of the tangent. Derivatives of
 it go by blocks of samples.
 
-With x, weight and bias moving, the products of matrices of the size of all logits are 1 for the value, 3 for the
-gradient, 3 for the tangent of the value and 10 for that of the gradient: 3 for the tangent of the log-sum-exp, which
-each tile wants complete, and then 7.
+With x and weight moving, the products of matrices of the size of all logits are 1 for the value, 3 for the gradient and
+3 for the tangent of the value; `curvature` counts those of the tangent of the gradient.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hodiff.functions.losses.cross_entropy import class_of
-from hodiff.functions.losses.linear_terms import formulas, tiles
+from hodiff.functions.losses.linear_terms import curvature, formulas, tiles
 from hodiff.functions.losses.linear_terms.formulas import Options
+from hodiff.functions.losses.linear_terms.rules import DIRECTIONS, OWN, Rule, batched, by_tiles, chosen, evaluated
 from hodiff.rules.any_order import AnyOrderFunction, in_dtype
-from hodiff.rules.blockwise import Plan, RowBlocks, all_batched, blockwise
+from hodiff.rules.blockwise import Plan, RowBlocks
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.rules.tensor_blocks import allows_in_place
-
-# Whether x, weight, bias, class weights, target and log-sum-exp have samples, not classes.
-OWN = (True, False, False, False, True, True)
-DIRECTIONS = (True, False, False)
-
-
-class Rule(NamedTuple):
-    """A formula with what it is bound to.
-
-    Attributes:
-        formula: Of `formulas`.
-        settings: Its first arguments.
-        inputs: Whether each tensor has samples.
-        outputs: Whether each result has.
-        merge: Adds up results of several classes.
-    """
-
-    formula: Any
-    settings: tuple[Any, ...]
-    inputs: tuple[bool, ...]
-    outputs: tuple[bool, ...]
-    merge: tiles.Merge = tiles.add
-
-    def __call__(self, start: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        """The results of some samples and all classes, whose log-sum-exp is not given but differentiated."""
-        del start
-        with _without_autocast(tensors[1]):
-            return self.formula(*self.settings, None, *tensors[:5], None, *tensors[6:])
-
-    def plan(self, tensors: Sequence[Tensor | None]) -> Plan:
-        """Blocks of samples."""
-        x, w = tensors[:2]
-        assert x is not None
-        assert w is not None
-        return Plan(x.shape[-2], math.prod(x.shape[:-2]) * w.shape[-2], self.inputs, self.outputs)
 
 
 class LinearCrossEntropy(AnyOrderFunction):
@@ -70,7 +32,7 @@ class LinearCrossEntropy(AnyOrderFunction):
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Any, u: Any, target: Tensor, options: Options) -> Tensor:
         """A tile at a time."""
-        return _evaluated(_value_rule(options), (x, w, bias, u, target, None))[0]
+        return evaluated(_value_rule(options), (x, w, bias, u, target, None))[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -103,7 +65,7 @@ class LinearCrossEntropy(AnyOrderFunction):
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         """The batch joins the samples, or the dimensions before."""
         *tensors, options = inputs
-        found, dims = _batched(
+        found, dims = batched(
             lambda *front: (LinearCrossEntropy.call(*front[:5], options),),
             _value_rule(options),
             info.batch_size,
@@ -133,9 +95,9 @@ class LinearCrossEntropyGradient(AnyOrderFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Save the inputs."""
-        del output
+        """Save the inputs and, as it helps, the gradient by x."""
         *tensors, ctx.options, ctx.wanted = inputs
+        tensors.append(output[0] if ctx.wanted[0] else None)
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx.set_materialize_grads(False)
@@ -150,7 +112,8 @@ class LinearCrossEntropyGradient(AnyOrderFunction):
         found: tuple[Any, ...] = ()
         if any(needed):
             with_terms = ctx.needs_input_grad[6]
-            found = _gradient_tangent(ctx.options, needed, with_terms, ctx.saved_tensors, directions, None)
+            tensors, by_x = _with_gradient(ctx.saved_tensors)
+            found = _gradient_tangent(ctx.options, needed, with_terms, tensors, directions, None, by_x)
             found, by_cotangent = (found[:-1], found[-1]) if with_terms else (found, None)
         elif ctx.needs_input_grad[6]:
             by_cotangent = _tangent(ctx.options, (*ctx.saved_tensors[:6], *directions))
@@ -160,13 +123,14 @@ class LinearCrossEntropyGradient(AnyOrderFunction):
     @nestable_jvp
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         """The tangent of the gradient by tiles."""
-        return _gradient_tangent(ctx.options, ctx.wanted, False, ctx.saved_tensors, tangents[:3], tangents[6])
+        tensors, by_x = _with_gradient(ctx.saved_tensors)
+        return _gradient_tangent(ctx.options, ctx.wanted, False, tensors, tangents[:3], tangents[6], by_x)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         """The batch joins the samples, or the dimensions before."""
         *tensors, options, wanted = inputs
-        return _batched(
+        return batched(
             lambda *front: LinearCrossEntropyGradient.call(*front, options, wanted),
             _gradient_rule(options, wanted),
             info.batch_size,
@@ -182,13 +146,13 @@ class TiledBlocks(RowBlocks):
     def forward(rule: Rule, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         """A tile at a time."""
         del plan
-        return _evaluated(rule, tensors)
+        return evaluated(rule, tensors)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], rule: Rule, plan: Plan, *tensors: Tensor | None) -> Any:
         """The batch joins the samples, or the dimensions before."""
         del plan
-        return _batched(partial(_tiled, TiledBlocks, rule), rule, info.batch_size, in_dims[2:], tensors)
+        return batched(partial(_tiled, TiledBlocks, rule), rule, info.batch_size, in_dims[2:], tensors)
 
 
 class LinearCrossEntropyTangent(TiledBlocks):
@@ -214,7 +178,7 @@ class LinearCrossEntropyTangent(TiledBlocks):
     def vmap(info: Any, in_dims: tuple[Any, ...], rule: Rule, plan: Plan, *tensors: Tensor | None) -> Any:
         """The batch joins the samples, or the dimensions before."""
         del plan
-        return _batched(partial(_tiled, LinearCrossEntropyTangent, rule), rule, info.batch_size, in_dims[2:], tensors)
+        return batched(partial(_tiled, LinearCrossEntropyTangent, rule), rule, info.batch_size, in_dims[2:], tensors)
 
 
 def _tiled(function: type[TiledBlocks], rule: Rule, *tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -222,7 +186,14 @@ def _tiled(function: type[TiledBlocks], rule: Rule, *tensors: Tensor | None) -> 
 
 
 def _value_rule(options: Options) -> Rule:
-    return Rule(formulas.value, (options,), OWN, (True,), tiles.join_terms)
+    return Rule(formulas.value, (options,), OWN, (True,), merge=tiles.join_terms, tiled=_value_by_tiles)
+
+
+def _value_by_tiles(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    # Torch's own error for a class that is in no tile; on a GPU it comes later.
+    (options,), w, target = rule.settings, tensors[1], tensors[4]
+    w.new_zeros(()).expand(*w.shape[:-1], 1).gather(-2, class_of(target, options.ignore))
+    return by_tiles(rule, tensors)
 
 
 def _tangent(options: Options, tensors: Sequence[Tensor | None]) -> Tensor:
@@ -232,12 +203,13 @@ def _tangent(options: Options, tensors: Sequence[Tensor | None]) -> Tensor:
 
 
 def _gradient_rule(options: Options, wanted: tuple[bool, ...]) -> Rule:
-    return Rule(formulas.gradient, (options, wanted), (*OWN, True), _chosen(DIRECTIONS, wanted))
+    outputs = chosen(DIRECTIONS, wanted)
+    return Rule(formulas.gradient, (options, wanted), (*OWN, True), outputs, gives_x=wanted[0])
 
 
 def _gradient(options: Options, wanted: tuple[bool, ...], tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    found = _evaluated(_gradient_rule(options, wanted), tensors)
-    return tuple(in_dtype(each, like.dtype) for each, like in zip(found, _chosen(tensors[:3], wanted), strict=True))
+    found = evaluated(_gradient_rule(options, wanted), tensors)
+    return tuple(in_dtype(each, like.dtype) for each, like in zip(found, chosen(tensors[:3], wanted), strict=True))
 
 
 def _gradient_tangent(
@@ -247,77 +219,13 @@ def _gradient_tangent(
     tensors: Sequence[Tensor | None],
     directions: Sequence[Tensor | None],
     cotangent_t: Tensor | None,
+    by_x: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """The tangent of the gradient, and last that of the terms if it is asked for."""
-    outputs = (*_chosen(DIRECTIONS, wanted), *((True,) if with_terms else ()))
-    rule = Rule(formulas.gradient_tangent, (options, wanted, with_terms), (*OWN, True, *DIRECTIONS, True), outputs)
-    found = _tiled(TiledBlocks, rule, *tensors, *directions, cotangent_t)
-    like = _chosen(tensors[:3], wanted)
+    rule = curvature.gradient_tangent_rule(options, wanted, with_terms)
+    found = _tiled(TiledBlocks, rule, *tensors, *directions, cotangent_t, by_x)
+    like = chosen(tensors[:3], wanted)
     return (*(each.to(other.dtype) for each, other in zip(found, like, strict=False)), *found[len(like) :])
-
-
-def _evaluated(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-    """The results of a rule, by tiles where there are several."""
-    plan, given = rule.plan(tensors), [each for each in tensors if each is not None]
-    # Sizes may be symbols where code is compiled, which plans its own memory.
-    if not allows_in_place(*given):
-        return rule(0, *tensors) if torch.compiler.is_compiling() else blockwise(rule, plan, *tensors)
-    if plan.length * plan.width <= tiles.WHOLE:
-        return rule(0, *tensors)
-    if rule.formula is formulas.gradient_tangent:
-        return _gradient_tangent_by_tiles(rule, tensors)
-    if rule.formula is formulas.value:
-        _require_classes(rule.settings[0], tensors[1], tensors[4])
-    return _by_tiles(rule, tensors)
-
-
-def _by_tiles(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-    formula, dtype = partial(rule.formula, *rule.settings), tensors[1].dtype
-    with _without_autocast(tensors[1]):
-        return tiles.tilewise(formula, rule.inputs, rule.outputs, tensors, rule.merge, dtype)
-
-
-def _without_autocast(tensor: Any) -> Any:
-    """Inputs were lowered in front of the Function; what is computed from them stays wide."""
-    device = tensor.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-def _require_classes(options: Options, w: Tensor, target: Tensor) -> None:
-    """Torch's own error for a class that is in no tile; on a GPU it comes later."""
-    w.new_zeros(()).expand(*w.shape[:-1], 1).gather(-2, class_of(target, options.ignore))
-
-
-def _gradient_tangent_by_tiles(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Each tile wants the tangent of the log-sum-exp, which comes of all classes."""
-    options, wanted, with_terms = rule.settings
-    own, directions = tensors[:6], tensors[7:10]
-    lse_t: Any = None
-    if any(each is not None for each in directions):
-        tangent = Rule(formulas.tangent, (options,), (*OWN, *DIRECTIONS), (True,))
-        (terms_t,) = _by_tiles(tangent, (*own, *directions))
-        lse_t = terms_t[..., :1]
-    outputs = _chosen(DIRECTIONS, wanted)
-    second = Rule(rule.formula, (options, wanted, False), (*rule.inputs, True), outputs)
-    found = _by_tiles(second, (*tensors, lse_t))
-    return (*found, terms_t) if with_terms else found
-
-
-def _batched(function: Any, rule: Rule, size: int, in_dims: Sequence[Any], tensors: Sequence[Any]) -> Any:
-    """A batch joins the samples where no classes are batched nor summed over, or else the dimensions before."""
-    joins = all(rule.outputs) and all(
-        dim is None or has_samples for dim, has_samples in zip(in_dims, rule.inputs, strict=True)
-    )
-    if not joins:
-        found = function(*all_batched(size, in_dims, tensors))
-        return found, (0,) * len(found)
-    front = all_batched(size, in_dims, tensors)
-    joined = [
-        new.movedim(0, -3).flatten(-3, -2) if has_samples and new is not None else each
-        for new, each, has_samples in zip(front, tensors, rule.inputs, strict=True)
-    ]
-    found = tuple(each.unflatten(-2, (size, -1)).movedim(-3, 0) for each in function(*joined))
-    return found, (0,) * len(found)
 
 
 def _with_lse(saved: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -327,10 +235,12 @@ def _with_lse(saved: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     return *tensors, terms[..., :1].detach()
 
 
+def _with_gradient(saved: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Tensor | None]:
+    """The inputs, and the gradient by x, which helps likewise."""
+    *tensors, by_x = saved
+    return tensors, None if by_x is None else by_x.detach()
+
+
 def _placed(found: Any, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
     remaining = iter(found)
     return tuple(next(remaining) if each else None for each in wanted)
-
-
-def _chosen(values: Sequence[Any], wanted: tuple[bool, ...]) -> tuple[Any, ...]:
-    return tuple(each for each, want in zip(values, wanted, strict=True) if want)
