@@ -21,6 +21,7 @@ from benchmarks.workloads import (
     functions,
     hvp,
     jacobian,
+    linear_losses,
     meta,
     minimize,
     operators,
@@ -106,6 +107,14 @@ WORKLOADS = {
         rounds=10,
         peaks=functions.saved,
         peaks_title=functions.SAVED,
+    ),
+    "linear_losses": Workload(
+        "cross-entropy of linear logits, of a vocabulary, float32",
+        linear_losses.problems,
+        rounds=5,
+        peaks=linear_losses.peaks,
+        peaks_title=linear_losses.PEAKS,
+        reference="the composition in float64",
     ),
     "meta": Workload(
         "meta-gradients of MAML on two networks, float32",

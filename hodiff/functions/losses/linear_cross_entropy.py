@@ -49,9 +49,9 @@ def linear_cross_entropy(
     inputs are computed in float32.
 
     Matrix products of the size of all logits, where input and weight are differentiated: 1 for the value, 3 for the
-    gradient, which computes logits again, 3 for the tangent of the value and 10 for that of the gradient, or 7 where
-    all logits fit into one tile. So a Hessian product by double backward takes 14 of them, where 9 do with all logits
-    in memory.
+    gradient, which computes logits again, 3 for the tangent of the value and 8 for that of the gradient (10 with a
+    soft-cap or where cotangents are differentiated as well, 7 where all logits fit into one tile). So a Hessian product
+    by double backward takes 12 of them, where 9 do with all logits in memory.
 
     Args:
         input: Floating-point tensor (..., E).

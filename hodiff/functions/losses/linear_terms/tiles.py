@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 # Logits in a tile, and samples at most: what a processor's nearer caches hold, and what keeps a GPU busy.
-TILE = {"cpu": 2**18, "cuda": 2**24}
-SAMPLES = {"cpu": 512, "cuda": 4096}
+TILE = {"cpu": 2**19, "cuda": 2**24}
+SAMPLES = {"cpu": 1024, "cuda": 4096}
 # Logits that are not worth tiles, 8 MiB in float32: complete rows take fewer products of matrices.
 WHOLE = 2**21
 
