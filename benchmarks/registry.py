@@ -115,6 +115,7 @@ WORKLOADS = {
         peaks=linear_losses.peaks,
         peaks_title=linear_losses.PEAKS,
         reference="the composition in float64",
+        one_core=True,
     ),
     "meta": Workload(
         "meta-gradients of MAML on two networks, float32",

@@ -109,7 +109,7 @@ if hasattr(F, "linear_cross_entropy"):
         if options is None:
             return UNNEEDED
         ignored = -100 if ignore_index is None else ignore_index
-        given = {"linear_bias": linear_bias, "weight": weight, "reduction": reduction}
+        given: dict[str, Any] = {"linear_bias": linear_bias, "weight": weight, "reduction": reduction}
         if not _is_chunked(input, linear_weight, target, linear_bias, weight, reduction, label_smoothing):
             return F.linear_cross_entropy(
                 input, linear_weight, target, **given, ignore_index=ignore_index, label_smoothing=label_smoothing

@@ -99,7 +99,7 @@ def linear_cross_entropy(
     counted = index != ignore_index
     each: Any = 1.0
     total: Any = counted.sum()
-    mass = 1.0
+    mass: Any = 1.0
     if weight is not None:
         each = torch.where(counted, weight.to(terms.dtype)[class_of(index, ignore_index)], 0)
         total, mass = each.sum(), weight.to(terms.dtype).mean()

@@ -120,7 +120,11 @@ def gradient_tangent(
     block = _open(options, first, x, w, bias, target)
     g, g_t = wide(cotangent), None if cotangent_t is None else wide(cotangent_t)
     p = _probabilities(block, lse)
-    lse_t = s_t = z_t = factor = None
+    lse_t: Any = None
+    s_t: Any = None
+    z_t: Any = None
+    s_bar: Any = None
+    factor: Any = None
     if x_t is not None or w_t is not None or bias_t is not None:
         s_t = _score_tangent(options, first, block, target, x_t, w_t, bias_t)
         z_t = _times(block.slope, s_t)
@@ -130,12 +134,10 @@ def gradient_tangent(
         factor = g[..., :1] * z_t - (mean_t if g_t is None else mean_t - g_t[..., :1])
     elif g_t is not None:
         factor = g_t[..., :1]
-    assert factor is not None
     s_bar_t = p * factor
     if g_t is not None:
         s_bar_t = _spread(options, block, s_bar_t, u, g_t)
     s_bar_t = _times(block.slope, s_bar_t)
-    s_bar = None
     if x_t is not None or (w_t is not None and through_w_t) or block.bend is not None:
         z_bar = _spread(options, block, p * g[..., :1], u, g)
         s_bar = _times(block.slope, z_bar)
@@ -145,7 +147,6 @@ def gradient_tangent(
     if by_x is not None and w_t is not None and through_w_t:
         by_x = by_x + s_bar @ wide(w_t)
     if by_w is not None and x_t is not None:
-        assert s_bar is not None
         by_w = by_w + s_bar.mT @ _features(options, first, target, x_t)
     closed = _close(options, wanted, first, target, (by_x, by_w, by_bias))
     return (*closed, _terms(options, block, lse_t, z_t, u)) if with_terms else closed

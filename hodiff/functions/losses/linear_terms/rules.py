@@ -57,7 +57,7 @@ class Rule(NamedTuple):
         return Plan(x.shape[-2], math.prod(x.shape[:-2]) * w.shape[-2], self.inputs, self.outputs)
 
 
-def evaluated(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+def evaluated(rule: Any, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     """The results of a rule, by tiles where there are several."""
     plan, given = rule.plan(tensors), [each for each in tensors if each is not None]
     # Sizes may be symbols where code is compiled, which plans its own memory.

@@ -143,13 +143,13 @@ class TiledBlocks(RowBlocks):
     """A rule by tiles, with derivatives by blocks of samples. Saves its inputs."""
 
     @staticmethod
-    def forward(rule: Rule, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(rule: Any, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         """A tile at a time."""
         del plan
         return evaluated(rule, tensors)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], rule: Rule, plan: Plan, *tensors: Tensor | None) -> Any:
+    def vmap(info: Any, in_dims: tuple[Any, ...], rule: Any, plan: Plan, *tensors: Tensor | None) -> Any:
         """The batch joins the samples, or the dimensions before."""
         del plan
         return batched(partial(_tiled, TiledBlocks, rule), rule, info.batch_size, in_dims[2:], tensors)
@@ -159,8 +159,9 @@ class LinearCrossEntropyTangent(TiledBlocks):
     """The tangent of the terms along x, weight and bias. Saves its inputs."""
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         """The gradient by the tangents, and its tangent by the inputs."""
+        (cotangent,) = cotangents
         if cotangent is None:
             return (None,) * 11
         own, directions = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
@@ -175,7 +176,7 @@ class LinearCrossEntropyTangent(TiledBlocks):
         return (None, None, *_placed(first, by_inputs), None, None, None, *_placed(second, by_tangents))
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], rule: Rule, plan: Plan, *tensors: Tensor | None) -> Any:
+    def vmap(info: Any, in_dims: tuple[Any, ...], rule: Any, plan: Plan, *tensors: Tensor | None) -> Any:
         """The batch joins the samples, or the dimensions before."""
         del plan
         return batched(partial(_tiled, LinearCrossEntropyTangent, rule), rule, info.batch_size, in_dims[2:], tensors)
