@@ -114,6 +114,9 @@ if hasattr(F, "linear_cross_entropy"):
             return F.linear_cross_entropy(
                 input, linear_weight, target, **given, ignore_index=ignore_index, label_smoothing=label_smoothing
             )
+        if weight is not None and carry_derivatives([weight]):
+            logits = F.linear(input, linear_weight, linear_bias)
+            return weighted_cross_entropy(logits, target, weight, ignored, reduction, 0.0)
         return functions.linear_cross_entropy(input, linear_weight, target, **given, ignore_index=ignored)
 
 
@@ -140,5 +143,4 @@ def _is_chunked(
         and all(each is None or each.shape == classes for each in (linear_bias, weight))
         and reduction in {"mean", "sum", "none"}
         and label_smoothing == 0.0
-        and not (weight is not None and carry_derivatives([weight]))
     )
