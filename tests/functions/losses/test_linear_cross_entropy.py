@@ -16,6 +16,8 @@ from hodiff.checks import derivative, route_names
 from hodiff.errors import InputError
 from hodiff.functions import linear_cross_entropy
 from hodiff.functions.losses.linear_terms import tiles
+from hodiff.functions.losses.linear_terms.formulas import Options
+from hodiff.functions.losses.linear_terms.terms import LinearCrossEntropy, LinearCrossEntropyGradient
 from hodiff.rules import blockwise
 
 D = torch.float64
@@ -221,6 +223,29 @@ def test_samples_that_do_not_count_spread_nothing(tiled, monkeypatch):
     clean_second = torch.autograd.grad(sum(map(_energy, clean_first)), clean)
     assert_same([first[0][counted], *first[1:]], clean_first)
     assert_same([second[0][counted], *second[1:]], clean_second)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.2])
+def test_cotangents_of_samples_that_do_not_count_by_tiles(softcap, monkeypatch):
+    """The loss has none, the Function may: gradient and tangent by tiles are those of all logits at once."""
+    x, w, bias = INPUTS
+    (g,) = drawn((SAMPLES, 3), seed=1)
+    options = Options(-100, softcap, True)
+
+    def gradients(x, w, bias, g):
+        column, index = bias[:, None], TARGET[:, None]
+        terms = LinearCrossEntropy.call(x, w, column, WEIGHT[:, None], index, options)
+        return LinearCrossEntropyGradient.call(
+            x, w, column, WEIGHT[:, None], index, terms[:, :1].detach(), g, options, (True, True, True)
+        )
+
+    inputs = (x, w, bias, g)
+    expected = torch.func.jvp(gradients, inputs, tuple(map(torch.cos, inputs)))
+    use_tiles(monkeypatch)
+    found = torch.func.jvp(gradients, inputs, tuple(map(torch.cos, inputs)))
+    for ours, whole in zip(found, expected, strict=True):
+        assert_same(ours, whole)
+        assert not ours[0][2].any()
 
 
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
