@@ -89,11 +89,12 @@ def linear_cross_entropy(
     x, w, bias = autocast_like_torch(input, linear_weight, linear_bias)
     _require_one_dtype(x, w, bias)
     dtype = torch.float32 if by_autocast and x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-    index = target.reshape(-1, 1)
+    samples = target.numel()
+    index = target.reshape(samples, 1)
     options = Options(int(ignore_index), None if softcap is None else float(softcap), label_smoothing > 0)
     # Classes are dimension -2 of all that has them.
     columns = [None if each is None else each.unsqueeze(-1) for each in (bias, weight)]
-    terms = LinearCrossEntropy.call(x.reshape(-1, x.shape[-1]), w, *columns, index, options)
+    terms = LinearCrossEntropy.call(x.reshape(samples, x.shape[-1]), w, *columns, index, options)
     lse, hit, *mean = terms.unbind(-1)
     index = index.squeeze(-1)
     counted = index != ignore_index

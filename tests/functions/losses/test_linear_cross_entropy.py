@@ -275,6 +275,17 @@ def test_one_class(small_tiles):
     assert ours(target)(*inputs) == 0
 
 
+@pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
+def test_no_features(tiled, monkeypatch):
+    if tiled:
+        use_tiles(monkeypatch)
+    bias = INPUTS[2].clone().requires_grad_()
+    value = ours()(torch.zeros(SAMPLES, 0, dtype=D), torch.zeros(CLASSES, 0, dtype=D), bias)
+    expected = F.cross_entropy(bias.expand(SAMPLES, CLASSES), TARGET)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(torch.autograd.grad(value, bias), torch.autograd.grad(expected, bias))
+
+
 def test_large_logits_do_not_overflow(small_tiles):
     x, w, bias = (1e4 * each for each in INPUTS)
     value = ours()(x, w, bias)

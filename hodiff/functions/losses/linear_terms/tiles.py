@@ -5,7 +5,7 @@ Classes are the outer loop, so that a large weight is read once, and a gradient 
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,15 +57,14 @@ def tilewise(
     batch = next(each.shape[:-2] for each in tensors if each is not None)
     if not batch:
         return _tilewise(formula, by_samples, outputs_by_samples, tensors, merge, dtype)
-    flat = [None if each is None else each.reshape(-1, *each.shape[-2:]) for each in tensors]
     found: list[Tensor] = []
-    for i in range(math.prod(batch)):
-        at = [None if each is None else each[i] for each in flat]
+    for place in itertools.product(*map(range, batch)):
+        at = [None if each is None else each[place] for each in tensors]
         parts = _tilewise(formula, by_samples, outputs_by_samples, at, merge, dtype)
-        found = found or [part.new_empty(math.prod(batch), *part.shape) for part in parts]
+        found = found or [part.new_empty(*batch, *part.shape) for part in parts]
         for whole, part in zip(found, parts, strict=True):
-            whole[i] = part
-    return tuple(each.reshape(*batch, *each.shape[1:]) for each in found)
+            whole[place] = part
+    return tuple(found)
 
 
 def _tilewise(
