@@ -22,6 +22,7 @@ from benchmarks.workloads import (
     functions,
     hvp,
     jacobian,
+    linear_losses,
     meta,
     minimize,
     operators,
@@ -116,6 +117,15 @@ WORKLOADS = {
         peaks_title=attention.PEAKS,
         unit="the first row",
         reference="the first head in float64, by primitives",
+    ),
+    "linear_losses": Workload(
+        "cross-entropy of linear logits, of a vocabulary, float32",
+        linear_losses.problems,
+        rounds=5,
+        peaks=linear_losses.peaks,
+        peaks_title=linear_losses.PEAKS,
+        reference="the composition in float64",
+        one_core=True,
     ),
     "meta": Workload(
         "meta-gradients of MAML on two networks, float32",

@@ -50,6 +50,18 @@ BROKEN = [
         (FUNCTIONS, "-k", "attention"),
     ),
     (
+        "losses: curvature of linear logits",
+        "factor = g[..., :1] * z_t - (mean_t",
+        "factor = g[..., :1] * z_t + (mean_t",
+        (FUNCTIONS, "-k", "linear_cross_entropy"),
+    ),
+    (
+        "losses: curvature of linear logits by tiles",
+        "terms.append((only_counted(options, target, wide(x)) * mean).sum(-1, keepdim=True))",
+        "terms.append((only_counted(options, target, wide(x)) + mean).sum(-1, keepdim=True))",
+        ("tests/functions/losses/test_linear_cross_entropy.py", "-k", "second_order"),
+    ),
+    (
         "losses: soft targets",
         "return (y - q) * g",
         "return (y + q) * g",

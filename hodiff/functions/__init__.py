@@ -79,6 +79,9 @@ from hodiff.functions.logistic import ScaledSigmoid as ScaledSigmoid
 from hodiff.functions.logistic import scaled_sigmoid as scaled_sigmoid
 from hodiff.functions.losses.cross_entropy import CrossEntropy as CrossEntropy
 from hodiff.functions.losses.cross_entropy import CrossEntropyGradient as CrossEntropyGradient
+from hodiff.functions.losses.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+from hodiff.functions.losses.linear_terms.terms import LinearCrossEntropy as LinearCrossEntropy
+from hodiff.functions.losses.linear_terms.terms import LinearCrossEntropyGradient as LinearCrossEntropyGradient
 from hodiff.functions.losses.losses import Hinge as Hinge
 from hodiff.functions.losses.losses import Huber as Huber
 from hodiff.functions.losses.losses import cross_entropy as cross_entropy

@@ -88,6 +88,22 @@ if hasattr(F, "linear_cross_entropy"):
             ),
             (draw(3, 2), draw(3, 2, seed=1)),
         )
+    CALLS["linear_cross_entropy, bias and weights"] = (
+        lambda x, w, b: F.linear_cross_entropy(
+            x, w, torch.tensor([0, 2, 1]), linear_bias=b, weight=WEIGHT, ignore_index=2, options=OPTIONS
+        ),
+        (draw(3, 2), draw(3, 2, seed=1), draw(3, seed=2)),
+    )
+    CALLS["linear_cross_entropy, by weights"] = (
+        lambda x, w, each: F.linear_cross_entropy(
+            x, w, torch.tensor([0, 2, 1]), weight=each, ignore_index=2, options=OPTIONS
+        ),
+        (draw(3, 2), draw(3, 2, seed=1), WEIGHT),
+    )
+    CALLS["linear_cross_entropy, one"] = (
+        lambda x, w: F.linear_cross_entropy(x, w, torch.tensor(2), reduction="sum", options=OPTIONS),
+        (draw(2), draw(3, 2, seed=1)),
+    )
 
 
 @pytest.mark.one_in(3)
@@ -108,10 +124,12 @@ def test_third_order_batched_and_compiled(name):
 
 # These hold constants of float64.
 WIDE = tuple(name for name in CALLS if name.startswith(("soft_margin", "multi_margin", "mse, constant")))
+# Torch refuses weights that require a gradient.
+OF_TORCH = [name for name in CALLS if name != "linear_cross_entropy, by weights"]
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [(name, dtype) for name in CALLS for dtype in ((D,) if name in WIDE else (D, torch.float32))]
+    ("name", "dtype"), [(name, dtype) for name in OF_TORCH for dtype in ((D,) if name in WIDE else (D, torch.float32))]
 )
 def test_values_and_gradients_are_those_of_torch(name, dtype):
     function, inputs = CALLS[name]
@@ -126,6 +144,36 @@ def test_values_and_gradients_are_those_of_torch(name, dtype):
     expected = results()
     with corrected:
         torch.testing.assert_close(results(), expected)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="new in torch 2.13")
+def test_linear_cross_entropy_by_tiles_where_torchs_kernel_goes_by_chunks(monkeypatch):
+    calls = []
+    ours = hodiff.functions.linear_cross_entropy
+    monkeypatch.setattr(hodiff.functions, "linear_cross_entropy", lambda *a, **k: calls.append(a) or ours(*a, **k))
+    x, w, target = draw(3, 2).requires_grad_(), draw(3, 2, seed=1), torch.tensor([0, 2, 1])
+    taken = [
+        {"options": OPTIONS},
+        {"options": OPTIONS, "reduction": "none"},
+        {"options": OPTIONS, "weight": WEIGHT, "linear_bias": draw(3, seed=2)},
+    ]
+    # Torch takes no weights that require a gradient.
+    left = [{}, {"options": OPTIONS, "weight": WEIGHT.clone().requires_grad_()}]
+    for k, options in enumerate([*taken, *left]):
+        constants = {name: each.detach() if torch.is_tensor(each) else each for name, each in options.items()}
+        expected = F.linear_cross_entropy(x, w, target, **constants)
+        with corrected:
+            torch.testing.assert_close(F.linear_cross_entropy(x, w, target, **options), expected)
+        assert len(calls) == min(k + 1, len(taken))
+    # Torch's kernel takes neither of these, and says so.
+    for options in ({"label_smoothing": 0.1}, {"linear_weight": draw(3, 2, 2), "target": torch.zeros(3, 2).long()}):
+        arguments = {"input": x, "linear_weight": w, "target": target, **options}
+        expected = F.linear_cross_entropy(**arguments)
+        with corrected:
+            torch.testing.assert_close(F.linear_cross_entropy(**arguments, options=OPTIONS), expected)
+    assert len(calls) == len(taken)
+    with corrected, pytest.raises(RuntimeError, match="last dimensions"):
+        F.linear_cross_entropy(x, w[:, :1], target, options=OPTIONS)
 
 
 def test_huber_in_closed_form():

@@ -37,6 +37,8 @@ SYMBOLS: dict[str, Symbols] = {
     "cross_entropy": (ROWS, ROWS),
     "cross_entropy-smoothed": ({0: "batch", 2: "length"}, {0: "batch", 1: "length"}),
     "cross_entropy-weighted": (ROWS, ROWS, {}),
+    "linear_cross_entropy": (ROWS, {}, ROWS),
+    "linear_cross_entropy-options": (ROWS, {}, {}, ROWS),
     "layer_norm-plain-two-dimensions": (ROWS,),
     "group_norm": ({0: "batch", 2: "length"}, {}, {}),
     "instance_norm": ({0: "batch", 2: "length"}, {}, {}),
@@ -54,6 +56,7 @@ WITHOUT = {
     "hvp_function",
     "fused_linear-silu",
     "cross_entropy-gradient",
+    "linear_cross_entropy-gradient",
     "attention-dropout",
 }
 QUICK = {"swish", "softplus", "attention", "layer_norm", "cross_entropy-probabilities"}

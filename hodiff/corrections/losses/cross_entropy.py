@@ -92,9 +92,55 @@ if hasattr(F, "linear_cross_entropy"):
         kind="wrong",
         routes=ROUTES,
         reason="the chunked kernel takes its gradient for a constant",
-        reference="torch's own, in one chunk, which takes the memory of all logits",
+        reference="Wijmans et al. (2025), section 4; what the kernel does not take: torch's own, of all logits",
     )
-    def _linear_cross_entropy(*args: Any, options: Any = None, **kwargs: Any) -> Any:
+    def _linear_cross_entropy(
+        input: Tensor,
+        linear_weight: Tensor,
+        target: Tensor,
+        *,
+        linear_bias: Tensor | None = None,
+        weight: Tensor | None = None,
+        reduction: str = "mean",
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: Any = None,
+    ) -> Any:
         if options is None:
             return UNNEEDED
-        return F.linear_cross_entropy(*args, **kwargs)
+        ignored = -100 if ignore_index is None else ignore_index
+        given: dict[str, Any] = {"linear_bias": linear_bias, "weight": weight, "reduction": reduction}
+        if not _is_chunked(input, linear_weight, target, linear_bias, weight, reduction, label_smoothing):
+            return F.linear_cross_entropy(
+                input, linear_weight, target, **given, ignore_index=ignore_index, label_smoothing=label_smoothing
+            )
+        if weight is not None and carry_derivatives([weight]):
+            logits = F.linear(input, linear_weight, linear_bias)
+            return weighted_cross_entropy(logits, target, weight, ignored, reduction, 0.0)
+        return functions.linear_cross_entropy(input, linear_weight, target, **given, ignore_index=ignored)
+
+
+def _is_chunked(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    label_smoothing: float,
+) -> bool:
+    """Whether torch's kernel and hodiff's function both take the call; errors are left to torch's own."""
+    classes = linear_weight.shape[:1]
+    tensors = [each for each in (input, linear_weight, linear_bias) if each is not None]
+    return (
+        input.dim() in (1, 2)
+        and linear_weight.dim() == 2
+        and input.shape[-1] == linear_weight.shape[-1]
+        and classes[0] > 0
+        and target.dtype == torch.int64
+        and target.shape == input.shape[:-1]
+        and all(each.is_floating_point() and each.dtype == input.dtype for each in tensors)
+        and all(each is None or each.shape == classes for each in (linear_bias, weight))
+        and reduction in {"mean", "sum", "none"}
+        and label_smoothing == 0.0
+    )

@@ -5,6 +5,9 @@ from functions.case import Extremes, FunctionCase, normal, uniform
 from mpmath import mp
 
 from hodiff.functions.losses.cross_entropy import CrossEntropy, CrossEntropyGradient
+from hodiff.functions.losses.linear_cross_entropy import linear_cross_entropy
+from hodiff.functions.losses.linear_terms.formulas import Options
+from hodiff.functions.losses.linear_terms.terms import LinearCrossEntropy, LinearCrossEntropyGradient
 from hodiff.functions.losses.losses import Hinge, Huber, cross_entropy, hinge, huber
 from hodiff.functions.losses.soft_cross_entropy import SoftCrossEntropy, SoftCrossEntropyGradient
 from hodiff.functions.softmax.logsumexp import LogSumExpProduct
@@ -25,6 +28,33 @@ def curvature(x, scale, v):
 
 def classes(*indices):
     return torch.tensor(indices)
+
+
+def linear_reference(x, w, target, bias, weight=None, smoothing=0.0, z_loss=0.0, softcap=None, ignore_index=-100):
+    """The losses of samples (N, E), from all logits and by primitives."""
+    z = x @ w.mT + bias
+    z = z if softcap is None else softcap * torch.tanh(z / softcap)
+    lse = torch.log(torch.exp(z).sum(-1))
+    counted = target != ignore_index
+    at = torch.where(counted, target, 0)
+    weight = torch.ones(len(w), dtype=z.dtype) if weight is None else weight
+    each = torch.where(counted, weight[at], 0.0)
+    hit = (z * torch.eye(len(w), dtype=z.dtype)[at]).sum(-1)
+    uniform_part = (weight * (lse[:, None] - z)).sum(-1) / len(w)
+    losses = (1 - smoothing) * each * (lse - hit) + smoothing * uniform_part + z_loss * each * lse**2
+    return torch.where(counted, losses, 0.0), each
+
+
+def linear_gradient_reference(x, w, bias, g):
+    """By x, weight and bias, where the second sample does not count."""
+    p = torch.exp(log_probabilities(x @ w.mT + bias.mT))
+    mean = torch.full_like(p, 1.0)
+    s_bar = (g[:, :1] * p + g[:, 1:2] * torch.eye(3, dtype=x.dtype)[classes(2, 0)] + g[:, 2:] * mean)[:1]
+    by_x = torch.cat((s_bar @ w, torch.zeros_like(x[:1])))
+    # The masked sample is a zero vector with gradients by the bias and, as its factor is zero, none by the weight.
+    q = torch.exp(log_probabilities(bias.mT))
+    by_bias = s_bar.mT + (g[1:, :1] * q + g[1:, 2:]).mT
+    return by_x, s_bar.mT @ x[:1], by_bias
 
 
 def exact_huber(x, t, delta):
@@ -99,6 +129,53 @@ CASES = [
         reference=curvature,
         saved_bytes=lambda x, scale, v: x.nbytes + scale.nbytes + v.nbytes,
         saved="inputs",
+    ),
+    FunctionCase(
+        name="linear_cross_entropy",
+        function=linear_cross_entropy,
+        Function=LinearCrossEntropy,
+        inputs=lambda dtype, g: (normal((2, 2), dtype, g), normal((4, 2), dtype, g), classes(1, 3)),
+        formula=r"\log \sum_c e^{z_c} - z_t, z = W x + b",
+        reference=lambda x, w, t: linear_reference(x, w, t, torch.zeros(4, dtype=x.dtype))[0].mean(),
+        # The inputs, two terms of each sample, whether it counts, and how many do.
+        saved_bytes=lambda x, w, t: x.nbytes + w.nbytes + t.nbytes + len(x) * (2 * x.element_size() + 1) + 8,
+        saved="input, weight, bias, target, 2 numbers a sample (3 with smoothing)",
+    ),
+    FunctionCase(
+        name="linear_cross_entropy-options",
+        function=lambda x, w, b, t: linear_cross_entropy(
+            x, w, t, linear_bias=b, label_smoothing=0.2, z_loss=0.1, softcap=1.5, ignore_index=2, reduction="none"
+        ),
+        Function=LinearCrossEntropy,
+        inputs=lambda dtype, g: (
+            normal((3, 2), dtype, g),
+            normal((4, 2), dtype, g),
+            normal((4,), dtype, g),
+            classes(1, 2, 3),
+        ),
+        reference=lambda x, w, b, t: linear_reference(
+            x, w, t, b, smoothing=0.2, z_loss=0.1, softcap=1.5, ignore_index=2
+        )[0],
+        nan_propagates=False,  # from a sample that does not count
+    ),
+    FunctionCase(
+        name="linear_cross_entropy-gradient",
+        function=lambda x, w, b, g: LinearCrossEntropyGradient.call(
+            x, w, b, None, classes(2, -1)[:, None], None, g, Options(-1, None, True), (True, True, True)
+        ),
+        Function=LinearCrossEntropyGradient,
+        inputs=lambda dtype, g: (
+            normal((2, 2), dtype, g),
+            normal((3, 2), dtype, g),
+            normal((3, 1), dtype, g),
+            normal((2, 3), dtype, g),
+        ),
+        formula=r"\nabla_{x,W,b} \langle g, (\log \sum_c e^{z_c}, z_t, \sum_c z_c) \rangle",
+        reference=linear_gradient_reference,
+        # The target, too, and the gradient by x.
+        saved_bytes=lambda x, w, b, g: 2 * x.nbytes + w.nbytes + b.nbytes + g.nbytes + 16,
+        saved="inputs, gradient by x",
+        nan_propagates=False,  # from a sample that does not count
     ),
     FunctionCase(
         name="huber",

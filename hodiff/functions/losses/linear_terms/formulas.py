@@ -1,0 +1,257 @@
+r"""The terms of a cross-entropy of linear logits, of some samples and classes, and their derivatives.
+
+With $S = X W^\top + b$, $Z = \varphi(S)$, $\varphi(s) = c \tanh(s / c)$ or $s$, and $P = e^{Z - L}$, the terms of
+sample n are $L_n = \log \sum_k e^{Z_{nk}}$, $Z_{n t_n}$ and, where labels are smoothed, $\sum_k u_k Z_{nk}$. With
+tangents dotted, and cotangents $\gamma$, $\tau$, $\rho$ of the three, each a number a sample,
+
+$$ \dot S = \dot X W^\top + X \dot W^\top + \dot b, \quad \dot Z = \varphi'(S) \circ \dot S, \quad
+   \dot L = \langle P, \dot Z \rangle, \quad
+   \bar Z = \gamma P + \tau e_t + \rho u, \quad \bar S = \varphi'(S) \circ \bar Z, $$
+
+$(\bar X, \bar W, \bar b) = (\bar S W, \bar S^\top X, \bar S^\top 1)$, and the tangent of that by the product rule, with
+$\dot P = P \circ (\dot Z - \dot L)$. All of it is a sum over classes once $L$ and $\dot L$ are known: then a formula
+may be given a few classes, from the one of number `first`, and its results by samples are summed. Without them, where
+`first` is None, it is given all.
+
+Samples, or classes, are dimension -2 of every tensor: x (..., N, E), weight (..., V, E), bias (..., V, 1), the class
+weights u likewise, target and L (..., N, 1), cotangents (..., N, 2 or 3).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Options(NamedTuple):
+    """The numbers of a loss that its terms depend on."""
+
+    ignore: int
+    softcap: float | None
+    smoothed: bool
+
+
+class _Block(NamedTuple):
+    """What all formulas share: wide inputs, the logits, and the slope and curvature of a soft-cap."""
+
+    x: Tensor
+    w: Tensor
+    z: Tensor
+    slope: Tensor | None
+    bend: Tensor | None
+    # The place of the target among the classes at hand, and whether it is there.
+    place: Tensor
+    here: Tensor
+
+
+def value(
+    options: Options, first: int | None, x: Tensor, w: Tensor, bias: Any, u: Any, target: Tensor, lse: None = None
+) -> tuple[Tensor]:
+    """The terms; of some classes, their log-sum-exp is that of those."""
+    del lse
+    block = _open(options, first, x, w, bias, target)
+    return (_terms(options, block, block.z.logsumexp(-1, keepdim=True), block.z, u),)
+
+
+def tangent(
+    options: Options,
+    first: int | None,
+    x: Tensor,
+    w: Tensor,
+    bias: Any,
+    u: Any,
+    target: Tensor,
+    lse: Any,
+    x_t: Any,
+    w_t: Any,
+    bias_t: Any,
+) -> tuple[Tensor]:
+    """The tangent of the terms, where a tangent that is None is zero, but not all of them."""
+    block = _open(options, first, x, w, bias, target)
+    z_t = _times(block.slope, _score_tangent(options, first, block, target, x_t, w_t, bias_t))
+    return (_terms(options, block, (_probabilities(block, lse) * z_t).sum(-1, keepdim=True), z_t, u),)
+
+
+def gradient(
+    options: Options,
+    wanted: tuple[bool, ...],
+    first: int | None,
+    x: Tensor,
+    w: Tensor,
+    bias: Any,
+    u: Any,
+    target: Tensor,
+    lse: Any,
+    cotangent: Tensor,
+) -> tuple[Tensor, ...]:
+    r"""Those wanted of $\bar X, \bar W, \bar b$."""
+    block = _open(options, first, x, w, bias, target)
+    g = wide(cotangent)
+    s_bar = _times(block.slope, _spread(options, block, _probabilities(block, lse) * g[..., :1], u, g))
+    return _close(options, wanted, first, target, _products(wanted, block.x, block.w, s_bar))
+
+
+def gradient_tangent(
+    options: Options,
+    wanted: tuple[bool, ...],
+    with_terms: bool,
+    through_w_t: bool,
+    first: int | None,
+    x: Tensor,
+    w: Tensor,
+    bias: Any,
+    u: Any,
+    target: Tensor,
+    lse: Any,
+    cotangent: Tensor,
+    x_t: Any,
+    w_t: Any,
+    bias_t: Any,
+    cotangent_t: Any,
+    by_x: Any = None,
+    mean_t: Any = None,
+) -> tuple[Tensor, ...]:
+    """The tangents of `gradient`, and last of the terms if asked for; a tangent that is None is zero, not all are."""
+    # Some classes do not give the tangent of their log-sum-exp; who has it knows the product of the cotangent of logits
+    # with the weight's tangent as well, perhaps.
+    del by_x
+    block = _open(options, first, x, w, bias, target)
+    g, g_t = wide(cotangent), None if cotangent_t is None else wide(cotangent_t)
+    p = _probabilities(block, lse)
+    lse_t: Any = None
+    s_t: Any = None
+    z_t: Any = None
+    s_bar: Any = None
+    factor: Any = None
+    if x_t is not None or w_t is not None or bias_t is not None:
+        s_t = _score_tangent(options, first, block, target, x_t, w_t, bias_t)
+        z_t = _times(block.slope, s_t)
+        if mean_t is None:
+            lse_t = (p * z_t).sum(-1, keepdim=True)
+            mean_t = g[..., :1] * lse_t
+        factor = g[..., :1] * z_t - (mean_t if g_t is None else mean_t - g_t[..., :1])
+    elif g_t is not None:
+        factor = g_t[..., :1]
+    s_bar_t = p * factor
+    if g_t is not None:
+        s_bar_t = _spread(options, block, s_bar_t, u, g_t)
+    s_bar_t = _times(block.slope, s_bar_t)
+    if x_t is not None or (w_t is not None and through_w_t) or block.bend is not None:
+        z_bar = _spread(options, block, p * g[..., :1], u, g)
+        s_bar = _times(block.slope, z_bar)
+        if block.bend is not None and s_t is not None:
+            s_bar_t = s_bar_t + block.bend * z_bar * s_t
+    by_x, by_w, by_bias = _products(wanted, block.x, block.w, s_bar_t)
+    if by_x is not None and w_t is not None and through_w_t:
+        by_x = by_x + s_bar @ wide(w_t)
+    if by_w is not None and x_t is not None:
+        by_w = by_w + s_bar.mT @ _features(options, first, target, x_t)
+    closed = _close(options, wanted, first, target, (by_x, by_w, by_bias))
+    return (*closed, _terms(options, block, lse_t, z_t, u)) if with_terms else closed
+
+
+def means(
+    options: Options,
+    first: int | None,
+    x: Tensor,
+    w: Tensor,
+    bias: Any,
+    u: Any,
+    target: Tensor,
+    lse: Tensor,
+    w_t: Any,
+    bias_t: Any,
+) -> tuple[Tensor, ...]:
+    r"""Those given of $P \dot W$ and $P \dot b$, without a soft-cap."""
+    del u
+    p = _probabilities(_open(options, first, x, w, bias, target), lse)
+    return tuple(p @ wide(each) for each in (w_t, bias_t) if each is not None)
+
+
+def only_counted(options: Options, target: Tensor, t: Tensor) -> Tensor:
+    """Zeros for samples that do not count: what is infinite there must not spread to others."""
+    return torch.where(target != options.ignore, t, 0)
+
+
+def _open(options: Options, first: int | None, x: Tensor, w: Tensor, bias: Any, target: Tensor) -> _Block:
+    x, w = _features(options, first, target, x), wide(w)
+    z = x @ w.mT
+    z = z if bias is None else z + wide(bias).mT
+    counted = target != options.ignore
+    if first is None:
+        place, here = torch.where(counted, target, 0), counted
+    else:
+        place = target - first
+        here = counted & (place >= 0) & (place < w.shape[-2])
+        place = torch.where(here, place, 0)
+    if options.softcap is None:
+        return _Block(x, w, z, None, None, place, here)
+    t = torch.tanh(z / options.softcap)
+    slope = 1 - t * t
+    return _Block(x, w, options.softcap * t, slope, (-2 / options.softcap) * t * slope, place, here)
+
+
+def _probabilities(block: _Block, lse: Tensor | None) -> Tensor:
+    return torch.softmax(block.z, -1) if lse is None else torch.exp(block.z - wide(lse))
+
+
+def _terms(options: Options, block: _Block, lse: Tensor, z: Tensor, u: Any) -> Tensor:
+    """The terms of a sample next to one another, of logits or of their tangents."""
+    hit = torch.where(block.here, z.gather(-1, block.place), 0)
+    if not options.smoothed:
+        return torch.cat((lse, hit), -1)
+    return torch.cat((lse, hit, z.sum(-1, keepdim=True) if u is None else z @ wide(u)), -1)
+
+
+def _spread(options: Options, block: _Block, z_bar: Tensor, u: Any, g: Tensor) -> Tensor:
+    r"""$\bar Z$ of its first part, $\gamma P$ or what stands for it."""
+    z_bar = z_bar.scatter_add(-1, block.place, torch.where(block.here, g[..., 1:2], 0))
+    if not options.smoothed:
+        return z_bar
+    return z_bar + (g[..., 2:] if u is None else g[..., 2:] * wide(u).mT)
+
+
+def _score_tangent(
+    options: Options, first: int | None, block: _Block, target: Tensor, x_t: Any, w_t: Any, bias_t: Any
+) -> Tensor:
+    total = None if bias_t is None else wide(bias_t).mT
+    if x_t is not None:
+        product = _features(options, first, target, x_t) @ block.w.mT
+        total = product if total is None else product + total
+    if w_t is not None:
+        product = block.x @ wide(w_t).mT
+        total = product if total is None else product + total
+    assert total is not None
+    return total.expand(block.z.shape)
+
+
+def _products(wanted: tuple[bool, ...], x: Tensor, w: Tensor, s_bar: Tensor) -> tuple[Any, ...]:
+    return (
+        s_bar @ w if wanted[0] else None,
+        s_bar.mT @ x if wanted[1] else None,
+        s_bar.sum(-2).unsqueeze(-1) if wanted[2] else None,
+    )
+
+
+def _close(
+    options: Options, wanted: tuple[bool, ...], first: int | None, target: Tensor, found: tuple[Any, ...]
+) -> tuple[Tensor, ...]:
+    by_x, by_w, by_bias = found
+    by_x = by_x if by_x is None or first is not None else only_counted(options, target, by_x)
+    return tuple(each for each, want in zip((by_x, by_w, by_bias), wanted, strict=True) if want)
+
+
+def _features(options: Options, first: int | None, target: Tensor, x: Tensor) -> Tensor:
+    """Wide; who gives some classes alone has left those that count."""
+    return wide(x) if first is not None else only_counted(options, target, wide(x))
+
+
+def _times(slope: Tensor | None, t: Tensor) -> Tensor:
+    return t if slope is None else slope * t
+
+
+def wide(t: Tensor) -> Tensor:
+    """In float32 at least."""
+    return t.float() if t.dtype in {torch.float16, torch.bfloat16} else t

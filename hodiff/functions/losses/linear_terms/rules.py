@@ -1,0 +1,109 @@
+"""Rules of terms: which formula, what has samples and what has classes, and by which tiles, blocks or batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hodiff.functions.losses.linear_terms import formulas, tiles
+from hodiff.rules.blockwise import Plan, all_batched, blockwise
+from hodiff.rules.tensor_blocks import allows_in_place
+
+# Whether x, weight, bias, class weights, target and log-sum-exp have samples, not classes.
+OWN = (True, False, False, False, True, True)
+DIRECTIONS = (True, False, False)
+
+
+class Rule(NamedTuple):
+    """A formula with what it is bound to.
+
+    Attributes:
+        formula: Of `formulas`.
+        settings: Its first arguments.
+        inputs: Whether each tensor has samples.
+        outputs: Whether each result has.
+        like_x: Which tensors are like x.
+        gives_x: Whether the first result is.
+        merge: Adds up results of several classes.
+        tiled: Computes the results by tiles, from the rule and the tensors, if several passes are needed.
+    """
+
+    formula: Any
+    settings: tuple[Any, ...]
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+    like_x: tuple[int, ...] = (0,)
+    gives_x: bool = False
+    merge: tiles.Merge = tiles.add
+    tiled: Callable[..., tuple[Tensor, ...]] | None = None
+
+    def __call__(self, start: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        """The results of some samples and all classes, whose log-sum-exp is not given but differentiated."""
+        del start
+        with _without_autocast(tensors[1]):
+            return self.formula(*self.settings, None, *tensors[:5], None, *tensors[6:])
+
+    def plan(self, tensors: Sequence[Tensor | None]) -> Plan:
+        """Blocks of samples."""
+        x, w = tensors[:2]
+        assert x is not None
+        assert w is not None
+        return Plan(x.shape[-2], math.prod(x.shape[:-2]) * w.shape[-2], self.inputs, self.outputs)
+
+
+def evaluated(rule: Any, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    """The results of a rule, by tiles where there are several."""
+    plan, given = rule.plan(tensors), [each for each in tensors if each is not None]
+    # Sizes may be symbols where code is compiled, which plans its own memory.
+    if not allows_in_place(*given):
+        return rule(0, *tensors) if torch.compiler.is_compiling() else blockwise(rule, plan, *tensors)
+    if plan.length * plan.width <= tiles.WHOLE:
+        return rule(0, *tensors)
+    with _without_autocast(tensors[1]):
+        return (rule.tiled or by_tiles)(rule, tensors)
+
+
+def by_tiles(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    """The results of one pass over all tiles."""
+    options, target = rule.settings[0], tensors[4]
+    tensors = [
+        formulas.only_counted(options, target, formulas.wide(each)) if i in rule.like_x and each is not None else each
+        for i, each in enumerate(tensors)
+    ]
+    formula = partial(rule.formula, *rule.settings)
+    found = tiles.tilewise(formula, rule.inputs, rule.outputs, tensors, rule.merge, tensors[1].dtype)
+    return (formulas.only_counted(options, target, found[0]), *found[1:]) if rule.gives_x else found
+
+
+def _without_autocast(tensor: Any) -> Any:
+    """Inputs were lowered in front of the Function; what is computed from them stays wide."""
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def batched(function: Any, rule: Rule, size: int, in_dims: Sequence[Any], tensors: Sequence[Any]) -> Any:
+    """A batch joins the samples where no classes are batched nor summed over, or else the dimensions before."""
+    joins = all(rule.outputs) and all(
+        dim is None or has_samples for dim, has_samples in zip(in_dims, rule.inputs, strict=True)
+    )
+    if not joins:
+        found = function(*all_batched(size, in_dims, tensors))
+        return found, (0,) * len(found)
+    front = all_batched(size, in_dims, tensors)
+    joined = [
+        new.movedim(0, -3).flatten(-3, -2) if has_samples and new is not None else each
+        for new, each, has_samples in zip(front, tensors, rule.inputs, strict=True)
+    ]
+    found = tuple(each.unflatten(-2, (size, -1)).movedim(-3, 0) for each in function(*joined))
+    return found, (0,) * len(found)
+
+
+def chosen(values: Sequence[Any], wanted: tuple[bool, ...]) -> tuple[Any, ...]:
+    """Those of some values that are wanted."""
+    return tuple(each for each, want in zip(values, wanted, strict=True) if want)

@@ -1,0 +1,114 @@
+"""A formula of many samples and many classes evaluated on a tile of both at a time.
+
+Classes are the outer loop, so that a large weight is read once, and a gradient of its size written once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Logits in a tile, and samples at most: what a processor's nearer caches hold, and what keeps a GPU busy.
+TILE = {"cpu": 2**19, "cuda": 2**24}
+SAMPLES = {"cpu": 1024, "cuda": 4096}
+# Logits that are not worth tiles, 8 MiB in float32: complete rows take fewer products of matrices.
+WHOLE = 2**21
+
+Merge = Callable[[Tensor, Tensor], Any]
+
+
+def add(total: Tensor, part: Tensor) -> None:
+    """Add a part to what was found by other classes, or samples."""
+    total.add_(part)
+
+
+def join_terms(total: Tensor, part: Tensor) -> None:
+    """The same of terms, of which the first is a log-sum-exp."""
+    first = torch.logaddexp(total[..., :1], part[..., :1])
+    total.add_(part)
+    total[..., :1] = first
+
+
+def tilewise(
+    formula: Any,
+    by_samples: Sequence[bool],
+    outputs_by_samples: Sequence[bool],
+    tensors: Sequence[Tensor | None],
+    merge: Merge,
+    dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
+    """Evaluate a formula of a first class and tensors on all tiles.
+
+    Args:
+        formula: Its outputs are sums over classes, or over samples, as `merge` adds.
+        by_samples: Whether dimension -2 of each tensor has samples; it has classes otherwise.
+        outputs_by_samples: The same of the outputs.
+        tensors: Of equal dimensions in front of the last two.
+        merge: Adds up outputs by samples, in place.
+        dtype: That of outputs by classes, which are sums over samples.
+
+    Returns:
+        The outputs.
+    """
+    batch = next(each.shape[:-2] for each in tensors if each is not None)
+    if not batch:
+        return _tilewise(formula, by_samples, outputs_by_samples, tensors, merge, dtype)
+    found: list[Tensor] = []
+    for place in itertools.product(*map(range, batch)):
+        at = [None if each is None else each[place] for each in tensors]
+        parts = _tilewise(formula, by_samples, outputs_by_samples, at, merge, dtype)
+        found = found or [part.new_empty(*batch, *part.shape) for part in parts]
+        for whole, part in zip(found, parts, strict=True):
+            whole[place] = part
+    return tuple(found)
+
+
+def _tilewise(
+    formula: Any,
+    by_samples: Sequence[bool],
+    outputs_by_samples: Sequence[bool],
+    tensors: Sequence[Tensor | None],
+    merge: Merge,
+    dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
+    sizes, device = [0, 0], ""
+    for each, has_samples in zip(tensors, by_samples, strict=True):
+        if each is not None:
+            sizes[has_samples] = each.shape[-2]
+            device = each.device.type
+    classes, samples = sizes
+    height = max(1, min(samples, SAMPLES.get(device, SAMPLES["cuda"])))
+    width = max(1, TILE.get(device, TILE["cuda"]) // height)
+    found: list[Any] = [None] * len(outputs_by_samples)
+    for first in range(0, classes, width):
+        sums: list[Any] = [None] * len(outputs_by_samples)
+        for start in range(0, samples, height):
+            cuts = [
+                None if each is None else _cut(each, start, height) if has_samples else _cut(each, first, width)
+                for each, has_samples in zip(tensors, by_samples, strict=True)
+            ]
+            for i, part in enumerate(formula(first, *cuts)):
+                if not outputs_by_samples[i]:
+                    sums[i] = part if sums[i] is None else sums[i].add_(part)
+                    continue
+                if found[i] is None:
+                    found[i] = part.new_empty(samples, part.shape[-1])
+                place = _cut(found[i], start, height)
+                if first:
+                    merge(place, part)
+                else:
+                    place.copy_(part)
+        for i, each in enumerate(sums):
+            if each is not None:
+                if found[i] is None:
+                    found[i] = each.new_empty(classes, each.shape[-1], dtype=dtype)
+                _cut(found[i], first, width).copy_(each)
+    return tuple(found)
+
+
+def _cut(t: Tensor, start: int, size: int) -> Tensor:
+    return t.narrow(-2, start, min(size, t.shape[-2] - start))
