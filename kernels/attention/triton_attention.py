@@ -141,7 +141,7 @@ def gradient(
     g: Tensor,
     saved: Saved | None = None,
 ) -> tuple[Tensor, ...]:
-    r"""Those wanted of $\bar Q, \bar K, \bar V$ for a cotangent g (..., L, F): 9 products of matrices, or 7 with `saved`."""
+    r"""Those wanted of $\bar Q, \bar K, \bar V$ of a cotangent g (..., L, F): 9 matrix products, 7 with `saved`."""
     if not any(wanted):
         return ()
     call = _Call(options, q, k, v, mask, seed)
@@ -171,7 +171,7 @@ def gradient_tangent(
     v_t: Tensor | None,
     g_t: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """The tangents of `gradient` and, last, of the output if wanted: 24 products of matrices, 3 less without `g_t`."""
+    """The tangents of `gradient` and, last, of the output if wanted: 24 matrix products, 3 less without `g_t`."""
     call = _Call(options, q, k, v, mask, seed)
     out_t = (call.output(),) if with_output else ()
     if q_t is None and k_t is None and v_t is None and g_t is None:
@@ -307,6 +307,6 @@ def _require(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not takes(q, k, v):
         got = ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in {"q": q, "k": k, "v": v}.items())
         raise InputError(
-            f"attention: q, k, v: Triton's kernels expect one dtype of float16, bfloat16, float32 and float64, and head "
-            f"sizes of at most {WIDEST}, got {got}; hodiff.functions.attention takes others by torch's operators."
+            f"attention: q, k, v: Triton's kernels expect one dtype of float16, bfloat16, float32 and float64, and "
+            f"heads of at most {WIDEST} numbers, got {got}; hodiff.functions.attention takes others."
         )

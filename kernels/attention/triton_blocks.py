@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 
-# Queries, keys, warps, stages of the pipeline. What asks for more memory than the GPU has is passed over; the last
-# fits in any.
-_ON_A_GPU = (
-    (128, 64, 8, 2),
-    (64, 64, 4, 2),
-    (64, 64, 8, 1),
-    (32, 64, 4, 2),
-    (64, 32, 4, 2),
-    (32, 32, 4, 1),
-    (16, 16, 4, 1),
-)
-# Unlike, so that one taken for the other is seen; small, so that small tests have several.
+# Queries, keys, warps, stages of the pipeline; what asks for more memory than a GPU has is passed over.
+_NARROW = ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1))
+# Products without tensor cores hold their factors in registers, of which larger tiles need many times what there is.
+_WIDE = ((32, 32, 8, 1), (16, 32, 4, 1), (16, 16, 4, 1))
+# Unlike, so that one taken for the other is seen; small, so that small tensors have several.
 _INTERPRETED = ((16, 32, 1, 1),)
 
 
-def _choices() -> list[triton.Config]:
-    chosen = _INTERPRETED if triton.knobs.runtime.interpret else _ON_A_GPU
+def _configs(sizes: tuple[tuple[int, ...], ...]) -> list[Any]:
     return [
         triton.Config({"ROWS": rows, "KEYS": keys}, num_warps=warps, num_stages=stages)
-        for rows, keys, warps, stages in chosen
+        for rows, keys, warps, stages in sizes
     ]
 
 
+_CHOICES = _configs(_INTERPRETED) if triton.knobs.runtime.interpret else _configs(_NARROW + _WIDE)
+
+
+def _of_dtype(configs: list[Any], named: dict[str, Any], **arguments: Any) -> list[Any]:
+    tensor = (named | arguments)["q"][0]
+    narrow = tensor.dtype in {torch.float16, torch.bfloat16}
+    return configs[: len(_NARROW)] if narrow else configs[len(_NARROW) :]
+
+
 # Lengths are no part of the key: a new one in every batch must not time all choices again.
-tuned = triton.autotune(configs=_choices(), key=["E", "F", "VARIANT"])
+tuned = triton.autotune(configs=_CHOICES, key=["E", "F", "VARIANT"], prune_configs_by={"early_config_prune": _of_dtype})

@@ -1,8 +1,9 @@
 # mypy: allow-untyped-defs
 r"""Three passes over the tiles of attention, each of which recomputes the weights and stores none.
 
-1. `output_pass`, a program a tile of queries: $O$, $\dot O$, and what the other passes need of a row: the greatest score,
-   the inverse of $\sum_j e^{s_j - \max s}$, and three sums, $\delta(\bar P)$, $\delta(\dot S)$, $\dot\delta(\bar P)$;
+1. `output_pass`, a program a tile of queries: $O$, $\dot O$, and what the other passes need of a row: the greatest
+   score, the inverse of $\sum_j e^{s_j - \max s}$, and three sums, $\delta(\bar P)$, $\delta(\dot S)$ and
+   $\dot\delta(\bar P)$;
 2. `keys_pass`, a program a tile of keys: $\bar K, \bar V$ or their tangents;
 3. `queries_pass`, a program a tile of queries: $\bar Q$ or its tangent.
 
@@ -142,17 +143,30 @@ def output_pass(
 
 
 @triton.jit
-def pulled_back(v, g, v_t, g_t, p, s_t, u_t, bend, keep, bar, mean, bar_t, SOFTCAP: tl.constexpr, ACC: tl.constexpr,
-                TURNED: tl.constexpr):  # fmt: skip
-    r"""$\bar U$ and, of a pass of second order, its tangent.
-
-    $\dot{\bar S} = P \circ \bigl((\dot S - \delta(\dot S)) \circ (\bar P - \delta(\bar P)) + \dot{\bar P}
-    - \dot\delta(\bar P)\bigr)$.
-    """
+def pulled_back(
+    v,
+    g,
+    v_t,
+    g_t,
+    p,
+    s_t,
+    u_t,
+    bend,
+    keep,
+    bar,
+    mean,
+    bar_t,
+    SOFTCAP: tl.constexpr,
+    ACC: tl.constexpr,
+    TURNED: tl.constexpr,
+):
+    r"""$\bar U$ and, of a pass of second order, its tangent."""
     above = thinned(pairs(g, v, ACC, TURNED), keep) - bar
     s_bar = p * above
-    u_bar, u_bar_t = through_cap(s_bar, bend, SOFTCAP), None
-    if bar_t is not None:
+    u_bar = through_cap(s_bar, bend, SOFTCAP)
+    if bar_t is None:
+        return u_bar, None
+    else:  # noqa: RET505
         p_bar_t = pairs_tangent(g, v, g_t, v_t, ACC, TURNED)
         w = -bar_t
         if p_bar_t is not None:
@@ -160,11 +174,10 @@ def pulled_back(v, g, v_t, g_t, p, s_t, u_t, bend, keep, bar, mean, bar_t, SOFTC
         if s_t is not None:
             w += (s_t - mean) * above
         u_bar_t = through_cap(p * w, bend, SOFTCAP)
-        if SOFTCAP is not None:
-            if s_t is not None:
-                # The slope of the cap moves as well: tanh'' = -2 tanh tanh'.
-                u_bar_t += (-2 / SOFTCAP) * bend * u_t * u_bar
-    return u_bar, u_bar_t
+        if SOFTCAP is not None and s_t is not None:
+            # The slope of the cap moves as well: tanh'' = -2 tanh tanh'.
+            u_bar_t += (-2 / SOFTCAP) * bend * u_t * u_bar
+        return u_bar, u_bar_t
 
 
 @triton.jit

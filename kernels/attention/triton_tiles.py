@@ -13,6 +13,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# How float32 is multiplied: without rounding, and so without tensor cores.
+FLOAT32 = tl.constexpr("ieee")
+# The interpreter would multiply the bits of bfloat16 as if they were integers.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
 
 @triton.jit
 def opened(tensor, sizes, batch):
@@ -86,10 +91,20 @@ def queries_in_sight(first, length, low, high, ROWS: tl.constexpr, KEYS: tl.cons
 @triton.jit
 def pairs(a, b, ACC: tl.constexpr, TURNED: tl.constexpr):
     r"""$A B^\top$, or its transpose."""
+    a, b = factor(a), factor(b)
     if TURNED:
-        return tl.dot(b, tl.trans(a), input_precision="ieee", out_dtype=ACC)
+        return tl.dot(b, tl.trans(a), input_precision=FLOAT32, out_dtype=ACC)
     else:  # noqa: RET505
-        return tl.dot(a, tl.trans(b), input_precision="ieee", out_dtype=ACC)
+        return tl.dot(a, tl.trans(b), input_precision=FLOAT32, out_dtype=ACC)
+
+
+@triton.jit
+def factor(a):
+    """What the hardware, or the interpreter, multiplies."""
+    if INTERPRETED:
+        return a.to(tl.float32) if a.dtype == tl.bfloat16 else a
+    else:  # noqa: RET505
+        return a
 
 
 @triton.jit
@@ -112,7 +127,7 @@ def weighted(total, weights, values, ACC: tl.constexpr):
     if values.dtype == tl.float16:
         return tl.dot(weights, values.to(tl.float32), total, input_precision="tf32", out_dtype=ACC)
     else:  # noqa: RET505
-        return tl.dot(weights.to(values.dtype), values, total, input_precision="ieee", out_dtype=ACC)
+        return tl.dot(factor(weights.to(values.dtype)), factor(values), total, input_precision=FLOAT32, out_dtype=ACC)
 
 
 @triton.jit
@@ -133,8 +148,10 @@ def scores(
 ):
     r"""$S$, -inf where a query does not see a key, and $\tanh(U / c)$ where there is a cap."""
     s = SCALE * pairs(q, k, ACC, TURNED)
-    bend = None
-    if SOFTCAP is not None:
+    if SOFTCAP is None:
+        # Without the annotation, Triton could not return it.
+        bend: tl.constexpr = None
+    else:
         bend = tanh(s / SOFTCAP)
         s = SOFTCAP * bend
     seen = (query < length) & (key < keys)
