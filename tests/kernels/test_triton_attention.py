@@ -137,6 +137,10 @@ CASES = {
     "causal": lambda: {"high": 0},
     "causal, fewer keys": lambda: {"q": (1, 50, 3), "k": (1, 17, 3), "v": (1, 17, 4), "high": 0},
     "window that passes over tiles": lambda: {"q": (1, 70, 3), "k": (1, 75, 3), "v": (1, 75, 2), "low": -5, "high": 2},
+    # Query 32 sees key 31, and query 15 key 32: each the only pair that two tiles have in common.
+    "bounds one past an edge of a tile": lambda: {
+        "q": (1, 40, 3), "k": (1, 40, 3), "v": (1, 40, 2), "low": -1, "high": 17,
+    },
     "keys ahead only": lambda: {"low": 25},
     "keys long past only": lambda: {"q": (1, 50, 3), "k": (1, 35, 3), "v": (1, 35, 2), "high": -18},
     "bounds that bind nothing": lambda: {"low": -(10**12), "high": 10**12},
@@ -215,6 +219,15 @@ def test_dtypes(dtype, relative):
     wanted, found = expected(problem), computed(problem)
     require_close(found, (*wanted, wanted[1]), relative)
     assert {each.dtype for each in (*found[:2], *found[2], *found[3])} == {dtype}
+
+
+def test_gradients_of_what_is_broadcast_are_summed_in_float32():
+    one = torch.ones(1, 1, 1, dtype=torch.float16)
+    problem = make(q=torch.ones(2, 2, 1, dtype=torch.float16), k=one, v=one)
+    # What comes of either batch is beyond float16, and their sum is not.
+    g = torch.tensor([[[60000.0], [60000.0]], [[-60000.0], [-51200.0]]], dtype=torch.float16).to(DEVICE)
+    (by_v,) = kernels.gradient(problem.options, (False, False, True), *problem.inputs, g)
+    assert by_v.item() == 8800
 
 
 SMALL = {"q": (1, 4, 3), "k": (1, 5, 3), "v": (1, 5, 2), "softcap": 0.8, "dropout_p": 0.3, "batch": (1,)}
