@@ -7,10 +7,13 @@ from typing import Any
 import torch
 import triton
 
+# Arguments that change from batch to batch: what is compiled for one value serves all.
+LENGTHS = ("length", "keys", "low", "high")
+
 # Queries, keys, warps, stages of the pipeline; what asks for more memory than a GPU has is passed over.
 _NARROW = ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1))
-# Products without tensor cores hold their factors in registers, of which larger tiles need many times what there is.
-_WIDE = ((32, 32, 8, 1), (16, 32, 4, 1), (16, 16, 4, 1))
+# Parts of float32, and float64, take more registers.
+_WIDE = ((32, 32, 4, 1), (16, 32, 4, 1), (16, 16, 4, 1))
 # Unlike, so that one taken for the other is seen; small, so that small tensors have several.
 _INTERPRETED = ((16, 32, 1, 1),)
 

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, allow-incomplete-defs
 r"""Three passes over the tiles of attention, each of which recomputes the weights and stores none.
 
 1. `output_pass`, a program a tile of queries: $O$, $\dot O$, and what the other passes need of a row: the greatest
@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hodiff.kernels.attention.triton_blocks import tuned
+from hodiff.kernels.attention.triton_blocks import LENGTHS, tuned
 from hodiff.kernels.attention.triton_tiles import (
     kept,
     keys_in_sight,
@@ -36,7 +36,7 @@ from hodiff.kernels.attention.triton_tiles import (
 
 
 @tuned
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def output_pass(
     q,
     k,
@@ -161,7 +161,7 @@ def pulled_back(
     TURNED: tl.constexpr,
 ):
     r"""$\bar U$ and, of a pass of second order, its tangent."""
-    above = thinned(pairs(g, v, ACC, TURNED), keep) - bar
+    above = thinned(pairs(g, v, None, ACC, TURNED), keep) - bar
     s_bar = p * above
     u_bar = through_cap(s_bar, bend, SOFTCAP)
     if bar_t is None:
@@ -190,7 +190,7 @@ def row_numbers(numbers, at, inside):
 
 
 @tuned
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def keys_pass(
     q,
     k,
@@ -287,7 +287,7 @@ def keys_pass(
 
 
 @tuned
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def queries_pass(
     q,
     k,

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, allow-incomplete-defs
 r"""The formulas of attention on one tile, queries against keys, each of them once.
 
 A tile lies with queries along its rows or, TURNED, with keys along them, so that no product needs it transposed:
@@ -10,11 +10,16 @@ Scores are $S = c \tanh(U / c) + M$ with $U = s Q K^\top$, or $U + M$ where ther
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-# How float32 is multiplied: without rounding, and so without tensor cores.
-FLOAT32 = tl.constexpr("ieee")
+# How float32 is multiplied: by tensor cores in three products of parts of 11 bits, which about doubles the error of a
+# sum of 64 to 1024. "ieee" needs many times the registers that there are, as it holds factors in them, and on some tiles
+# LLVM in Triton 3.9 aborts the process over it; of AMD's cores it is the only one that all can.
+FLOAT32 = tl.constexpr("ieee" if torch.version.hip else "tf32x3")
+# Of numbers that have no more than these 11 bits, or need none.
+ROUNDED = tl.constexpr("ieee" if torch.version.hip else "tf32")
 # The interpreter would multiply the bits of bfloat16 as if they were integers.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -89,13 +94,13 @@ def queries_in_sight(first, length, low, high, ROWS: tl.constexpr, KEYS: tl.cons
 
 
 @triton.jit
-def pairs(a, b, ACC: tl.constexpr, TURNED: tl.constexpr):
-    r"""$A B^\top$, or its transpose."""
+def pairs(a, b, total, ACC: tl.constexpr, TURNED: tl.constexpr):
+    r"""$A B^\top$, or its transpose, on top of a total or of nothing."""
     a, b = factor(a), factor(b)
     if TURNED:
-        return tl.dot(b, tl.trans(a), input_precision=FLOAT32, out_dtype=ACC)
+        return tl.dot(b, tl.trans(a), total, input_precision=FLOAT32, out_dtype=ACC)
     else:  # noqa: RET505
-        return tl.dot(a, tl.trans(b), input_precision=FLOAT32, out_dtype=ACC)
+        return tl.dot(a, tl.trans(b), total, input_precision=FLOAT32, out_dtype=ACC)
 
 
 @triton.jit
@@ -113,11 +118,11 @@ def pairs_tangent(a, b, a_t, b_t, ACC: tl.constexpr, TURNED: tl.constexpr):
     if a_t is None and b_t is None:
         return None
     elif b_t is None:  # noqa: RET505
-        return pairs(a_t, b, ACC, TURNED)
+        return pairs(a_t, b, None, ACC, TURNED)
     elif a_t is None:
-        return pairs(a, b_t, ACC, TURNED)
+        return pairs(a, b_t, None, ACC, TURNED)
     else:
-        return pairs(a_t, b, ACC, TURNED) + pairs(a, b_t, ACC, TURNED)
+        return pairs(a, b_t, pairs(a_t, b, None, ACC, TURNED), ACC, TURNED)
 
 
 @triton.jit
@@ -125,7 +130,7 @@ def weighted(total, weights, values, ACC: tl.constexpr):
     r"""$T + W X$ for numbers W that were computed."""
     # Computed numbers have the range of float32: bfloat16 has it too, float16 has not, whose 11 bits fit in TF32.
     if values.dtype == tl.float16:
-        return tl.dot(weights, values.to(tl.float32), total, input_precision="tf32", out_dtype=ACC)
+        return tl.dot(weights, values.to(tl.float32), total, input_precision=ROUNDED, out_dtype=ACC)
     else:  # noqa: RET505
         return tl.dot(factor(weights.to(values.dtype)), factor(values), total, input_precision=FLOAT32, out_dtype=ACC)
 
@@ -147,7 +152,7 @@ def scores(
     TURNED: tl.constexpr,
 ):
     r"""$S$, -inf where a query does not see a key, and $\tanh(U / c)$ where there is a cap."""
-    s = SCALE * pairs(q, k, ACC, TURNED)
+    s = SCALE * pairs(q, k, None, ACC, TURNED)
     if SOFTCAP is None:
         # Without the annotation, Triton could not return it.
         bend: tl.constexpr = None
