@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 # How float32 is multiplied: by tensor cores in three products of parts of 11 bits, which about doubles the error of a
-# sum of 64 to 1024. "ieee" needs many times the registers that there are, as it holds factors in them, and on some tiles
+# sum of 64 to 1024. "ieee" holds factors in registers, of which it needs many times what there are, and on some tiles
 # LLVM in Triton 3.9 aborts the process over it; of AMD's cores it is the only one that all can.
 FLOAT32 = tl.constexpr("ieee" if torch.version.hip else "tf32x3")
 # Of numbers that have no more than these 11 bits, or need none.
