@@ -24,7 +24,7 @@ class Compiled:
     def __init__(self, kernel): self.kernel = kernel
     def __getitem__(self, grid):
         def launch(**arguments):
-            (*_, chosen), function = triton_blocks._of_dtype(triton_blocks._CHOICES, arguments), self.kernel.fn
+            (*_, chosen), function = triton_blocks.choices([], arguments), self.kernel.fn
             made = function.warmup(grid=(1,), **arguments, **chosen.all_kwargs())
             print(function.__name__, len(made.asm["cubin"]) > 0, made.metadata.shared)
         return launch
