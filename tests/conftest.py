@@ -10,6 +10,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+# Without a GPU, Triton's kernels run in its interpreter, which it has to know before it is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # xdist's workers share the cores, and the tensors are tiny: more threads only wait for each other.
 torch.set_num_threads(1)
 

@@ -1,0 +1,313 @@
+r"""Attention and its derivatives to second order by Triton, in memory that is linear in both lengths.
+
+With $P$ the weights, $\delta(t)$ the row sums of $P \circ t$ and $G$ the cotangent of $O$, two identities leave no row
+sum that would need a pass of its own: $\delta(\bar P)$ is the row sum of $G \circ O$, with dropout as well, and its
+tangent that of $\dot G \circ O + G \circ \dot O$. So a gradient takes the passes of `triton_kernels`, and so does its
+tangent; no pass adds to what another wrote, and results are the same in every run.
+
+Sums run in float32, or in float64 for float64. Numbers that are computed and then multiplied with tensors, weights
+among them, are rounded to bfloat16 for bfloat16 tensors and to 11 bits for float16. Float32 tensors are multiplied as
+`triton_tiles` says, with errors of about twice those of plain float32.
+
+Source: T. Dao, "FlashAttention-2", 2023, sections 3.1 and 3.2, for value and gradient; their tangents are derived in
+docs/explanations/attention_second_order.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.kernels.attention.triton_kernels import keys_pass, output_pass, queries_pass
+
+WIDEST = 256
+
+_ACCUMULATORS = {
+    torch.float16: tl.float32,
+    torch.bfloat16: tl.float32,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
+
+
+class Options(Protocol):
+    """The numbers of an attention.
+
+    Attributes:
+        scale: Factor of the scores.
+        low: Least j - i at which query i sees key j, or None.
+        high: Greatest, or None; 0 is causal.
+        softcap: c of scores c tanh(s / c), before the mask, or None.
+        dropout_p: Probability that a weight is dropped.
+        batch: Shape that numbers the weights for dropout.
+    """
+
+    @property
+    def scale(self) -> float: ...  # noqa: D102
+    @property
+    def low(self) -> int | None: ...  # noqa: D102
+    @property
+    def high(self) -> int | None: ...  # noqa: D102
+    @property
+    def softcap(self) -> float | None: ...  # noqa: D102
+    @property
+    def dropout_p(self) -> float: ...  # noqa: D102
+    @property
+    def batch(self) -> tuple[int, ...]: ...  # noqa: D102
+
+
+class Saved(NamedTuple):
+    """What a value leaves to its gradient, which then needs one pass less.
+
+    Attributes:
+        out: The value.
+        top: Greatest score of each row, zero where it sees no key.
+        inverse: 1 over the sum of exponentials of scores less the greatest, zero where the row sees no key.
+    """
+
+    out: Tensor
+    top: Tensor
+    inverse: Tensor
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether dtypes and head sizes suit."""
+    return q.dtype in _ACCUMULATORS and q.dtype == k.dtype == v.dtype and max(q.shape[-1], v.shape[-1]) <= WIDEST
+
+
+def value(options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None) -> Tensor:
+    r"""$O = P V$.
+
+    Args:
+        options: The numbers.
+        q: Tensor (..., L, E), float16, bfloat16, float32 or float64.
+        k: Tensor (..., S, E), of as many dimensions and the same dtype; batch dimensions broadcast.
+        v: Tensor (..., S, F), likewise.
+        mask: Tensor that broadcasts with (..., L, S): boolean, True where a query sees a key, or floating-point, added
+            to the scores; or None.
+        seed: Integer tensor that broadcasts with (..., 1, 1), below 2**32, or None without dropout.
+
+    Returns:
+        Tensor (..., L, F).
+
+    Raises:
+        InputError: If `takes` refuses the tensors.
+    """
+    return value_to_save(options, q, k, v, mask, seed).out
+
+
+def value_to_save(options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None) -> Saved:
+    """`value`, and what saves `gradient` its first pass."""
+    call = _Call(options, q, k, v, mask, seed)
+    saved = Saved(call.output(), call.row_numbers(), call.row_numbers())
+    call.output_pass(out=saved.out, top=saved.top, inverse=saved.inverse)
+    return saved
+
+
+def tangent(
+    options: Options,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    q_t: Tensor | None,
+    k_t: Tensor | None,
+    v_t: Tensor | None,
+) -> Tensor:
+    r"""$\dot O$ of tangents of q, k and v, where None is zero."""
+    call = _Call(options, q, k, v, mask, seed)
+    out_t = call.output()
+    if q_t is None and k_t is None and v_t is None:
+        return out_t.zero_()
+    call.output_pass(q_t=q_t, k_t=k_t, v_t=v_t, out_t=out_t)
+    return out_t
+
+
+def gradient(
+    options: Options,
+    wanted: tuple[bool, bool, bool],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    g: Tensor,
+    saved: Saved | None = None,
+) -> tuple[Tensor, ...]:
+    r"""Those wanted of $\bar Q, \bar K, \bar V$ of a cotangent g (..., L, F): 9 matrix products, 7 with `saved`."""
+    if not any(wanted):
+        return ()
+    call = _Call(options, q, k, v, mask, seed)
+    bar = call.row_numbers() if wanted[0] or wanted[1] else None
+    if saved is None:
+        rows = {"top": call.row_numbers(), "inverse": call.row_numbers(), "bar": bar}
+        call.output_pass(g=g, **rows)
+    else:
+        if bar is not None:
+            torch.sum(g.to(bar.dtype) * saved.out, -1, out=bar)
+        rows = {"top": saved.top, "inverse": saved.inverse, "bar": bar}
+    return call.gradients(wanted, False, g=g, **rows)
+
+
+def gradient_tangent(
+    options: Options,
+    wanted: tuple[bool, bool, bool],
+    with_output: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    g: Tensor,
+    q_t: Tensor | None,
+    k_t: Tensor | None,
+    v_t: Tensor | None,
+    g_t: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """The tangents of `gradient` and, last, of the output if wanted: 24 matrix products, 3 less without `g_t`."""
+    call = _Call(options, q, k, v, mask, seed)
+    out_t: tuple[Tensor, ...] = (call.output(),) if with_output else ()
+    if q_t is None and k_t is None and v_t is None and g_t is None:
+        inputs = zip((q, k, v), wanted, strict=True)
+        return *(torch.zeros_like(each) for each, want in inputs if want), *(each.zero_() for each in out_t)
+    tangents = {"q_t": q_t, "k_t": k_t, "v_t": v_t}
+    # What no pass will read is not written.
+    names = {
+        "top": any(wanted),
+        "inverse": any(wanted),
+        "mean": any(wanted) and not (q_t is None and k_t is None),
+        "bar": wanted[0] or wanted[1],
+        "bar_t": wanted[0] or wanted[1],
+    }
+    rows = {name: call.row_numbers() for name, needed in names.items() if needed}
+    call.output_pass(g=g, g_t=g_t, **tangents, **rows, out_t=out_t[0] if with_output else None)
+    return *call.gradients(wanted, True, g=g, g_t=g_t, **tangents, **rows), *out_t
+
+
+class _Call:
+    """What the passes of one call share, in the form in which kernels take it."""
+
+    def __init__(self, options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: Any):
+        _require(q, k, v)
+        self.inputs = (q, k, v)
+        given = [each for each in (q, k, v, mask) if each is not None]
+        self.batch = tuple(torch.broadcast_shapes(*(each.shape[:-2] for each in given)))
+        self.length, self.keys = q.shape[-2], k.shape[-2]
+        self.head, self.wide = v.shape[-1], torch.promote_types(q.dtype, torch.float32)
+        # Sizes of 1 index nothing, but a kernel's tuple may not be empty.
+        several: list[int | None] = [dim for dim, size in enumerate(self.batch) if size > 1]
+        self.dims = several[::-1] or [None]
+        furthest = self.length + self.keys
+        low, high = (
+            None if each is None else max(-furthest, min(each, furthest)) for each in (options.low, options.high)
+        )
+        threshold = round(options.dropout_p * 2**32)
+        if mask is not None:
+            mask = mask.expand(*self.batch, self.length, self.keys)
+            mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+        self.shared = {
+            "q": self.argument(q),
+            "k": self.argument(k),
+            "v": self.argument(v),
+            "mask": self.argument(mask),
+            "seed": self.argument(seed if threshold else None),
+            "sizes": tuple(1 if dim is None else self.batch[dim] for dim in self.dims),
+            "numbering": self.numbering(options.batch),
+            "length": self.length,
+            "keys": self.keys,
+            "low": low,
+            "high": high,
+            "SCALE": float(options.scale),
+            "SOFTCAP": options.softcap,
+            "THRESHOLD": threshold,
+            "FACTOR": 1 / (1 - options.dropout_p) if threshold < 2**32 else 0.0,
+            "E": q.shape[-1],
+            "F": v.shape[-1],
+            "PADDED_E": _padded(q.shape[-1]),
+            "PADDED_F": _padded(v.shape[-1]),
+            "ACC": _ACCUMULATORS[q.dtype],
+        }
+
+    def argument(self, t: Tensor | None) -> Any:
+        """A tensor with its strides, or None."""
+        if t is None:
+            return None
+        strides = t.expand(*self.batch, *t.shape[-2:]).stride()
+        return t, self.picked(strides[:-2]), strides[-2], strides[-1]
+
+    def numbering(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Strides that number the weights for dropout: 0 along what they are broadcast over."""
+        strides = [0 if size == 1 else math.prod(shape[dim + 1 :]) for dim, size in enumerate(shape)]
+        return self.picked([0] * (len(self.batch) - len(strides)) + strides)
+
+    def picked(self, strides: Any) -> tuple[int, ...]:
+        """Those of the batch dimensions that count, the last one first."""
+        return tuple(0 if dim is None else strides[dim] for dim in self.dims)
+
+    def output(self) -> Tensor:
+        """Room for an output."""
+        return self.inputs[2].new_empty(*self.batch, self.length, self.head)
+
+    def row_numbers(self) -> Tensor:
+        """Room for a number a row."""
+        return self.inputs[0].new_empty(*self.batch, self.length, dtype=self.wide)
+
+    def output_pass(self, **tensors: Any) -> None:
+        """Launch a program a tile of queries."""
+        names = ("g", "q_t", "k_t", "v_t", "g_t", "out", "out_t")
+        self.launch(output_pass, "ROWS", self.length, names, tensors)
+
+    def gradients(self, wanted: tuple[bool, ...], of_second_order: bool, **tensors: Any) -> tuple[Tensor, ...]:
+        """Launch the passes that make those wanted."""
+        room = [self.room_like(each) if want else None for each, want in zip(self.inputs, wanted, strict=True)]
+        names = ("g", "q_t", "k_t", "v_t", "g_t")
+        if wanted[1] or wanted[2]:
+            outputs = {"by_k": room[1], "by_v": room[2]}
+            names_k = (*names, *outputs)
+            self.launch(keys_pass, "KEYS", self.keys, names_k, tensors | outputs, TANGENT=of_second_order)
+        if wanted[0]:
+            outputs = {"by_q": room[0]}
+            names_q = (*names, *outputs)
+            self.launch(queries_pass, "ROWS", self.length, names_q, tensors | outputs, TANGENT=of_second_order)
+        pairs = zip(room, self.inputs, strict=True)
+        return tuple(each.sum_to_size(like.shape).to(like.dtype) for each, like in pairs if each is not None)
+
+    def room_like(self, t: Tensor) -> Tensor:
+        """For a gradient, which is summed in wide numbers over what was broadcast."""
+        broadcast = t.shape[:-2] != self.batch
+        return t.new_empty(*self.batch, *t.shape[-2:], dtype=self.wide if broadcast else t.dtype)
+
+    def launch(self, kernel: Any, block: str, length: int, names: Any, tensors: Any, **constants: Any) -> None:
+        """One program a tile of `length` and a batch index."""
+        rows = {name: tensors.get(name) for name in ("top", "inverse", "bar", "mean", "bar_t")}
+        arguments = {name: self.argument(tensors.get(name)) for name in names}
+        given = [name for name, each in (self.shared | rows | arguments).items() if each is not None]
+        variant = " ".join((str(self.inputs[0].dtype), *given, *map(str, constants.values())))
+        count = math.prod(self.batch)
+        if count * length == 0:
+            return
+        with torch.cuda.device_of(self.inputs[0]):
+            kernel[lambda chosen: (count * triton.cdiv(length, chosen[block]),)](
+                **self.shared, **rows, **arguments, **constants, VARIANT=variant
+            )
+
+
+def _padded(size: int) -> int:
+    """Tiles have powers of two columns, and products at least 16."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def _require(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if not takes(q, k, v):
+        got = ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in {"q": q, "k": k, "v": v}.items())
+        raise InputError(
+            f"attention: q, k, v: Triton's kernels expect one dtype of float16, bfloat16, float32 and float64, and "
+            f"heads of at most {WIDEST} numbers, got {got}; hodiff.functions.attention takes others."
+        )

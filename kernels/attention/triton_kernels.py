@@ -1,0 +1,369 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+r"""Three passes over the tiles of attention, each of which recomputes the weights and stores none.
+
+1. `output_pass`, a program a tile of queries: $O$, $\dot O$, and what the other passes need of a row: the greatest
+   score, the inverse of $\sum_j e^{s_j - \max s}$, and three sums, $\delta(\bar P)$, $\delta(\dot S)$ and
+   $\dot\delta(\bar P)$;
+2. `keys_pass`, a program a tile of keys: $\bar K, \bar V$ or their tangents;
+3. `queries_pass`, a program a tile of queries: $\bar Q$ or its tangent.
+
+The greatest score and the sum are kept apart, where others keep the logarithm of the sum of exponentials: in a row
+that a mask has lowered by as much as float32 holds, that logarithm has no digits left to tell one key from many.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hodiff.kernels.attention.triton_blocks import LENGTHS, tuned
+from hodiff.kernels.attention.triton_tiles import (
+    kept,
+    keys_in_sight,
+    opened,
+    pairs,
+    pairs_tangent,
+    queries_in_sight,
+    rows_of,
+    scores,
+    scores_tangent,
+    seed_of,
+    store_rows,
+    thinned,
+    through_cap,
+    weighted,
+)
+
+
+@tuned
+@triton.jit(do_not_specialize=LENGTHS)
+def output_pass(
+    q,
+    k,
+    v,
+    mask,
+    seed,
+    g,
+    q_t,
+    k_t,
+    v_t,
+    g_t,
+    out,
+    out_t,
+    top,
+    inverse,
+    bar,
+    mean,
+    bar_t,
+    sizes,
+    numbering,
+    length,
+    keys,
+    low,
+    high,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    THRESHOLD: tl.constexpr,
+    FACTOR: tl.constexpr,
+    E: tl.constexpr,
+    F: tl.constexpr,
+    PADDED_E: tl.constexpr,
+    PADDED_F: tl.constexpr,
+    ACC: tl.constexpr,
+    VARIANT: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    r"""By running maxima; $\dot O = (P \circ \dot S) V + P \dot V - \delta(\dot S) O$."""
+    tiles = tl.cdiv(length, ROWS)
+    batch = tl.program_id(0) // tiles
+    first = tl.program_id(0) % tiles * ROWS
+    query = first + tl.arange(0, ROWS)[:, None]
+    q, k, v = opened(q, sizes, batch), opened(k, sizes, batch), opened(v, sizes, batch)
+    q_t, k_t, v_t = opened(q_t, sizes, batch), opened(k_t, sizes, batch), opened(v_t, sizes, batch)
+    mask = opened(mask, sizes, batch)
+    seed, number = seed_of(seed, numbering, sizes, batch)
+    q = rows_of(q, first, length, E, ROWS, PADDED_E)
+    q_t = rows_of(q_t, first, length, E, ROWS, PADDED_E)
+
+    highest = tl.full((ROWS,), float("-inf"), ACC)
+    total, centre = tl.zeros((ROWS,), ACC), tl.zeros((ROWS,), ACC)
+    o, o_t = tl.zeros((ROWS, PADDED_F), ACC), tl.zeros((ROWS, PADDED_F), ACC)
+    begin, end = keys_in_sight(first, keys, low, high, ROWS, KEYS)
+    for start in range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS)[None, :]
+        k_tile = rows_of(k, start, keys, E, KEYS, PADDED_E)
+        v_tile = rows_of(v, start, keys, F, KEYS, PADDED_F)
+        s, bend = scores(q, k_tile, mask, query, key, length, keys, low, high, SCALE, SOFTCAP, ACC, False)
+        higher = tl.maximum(highest, tl.max(s, 1))
+        # Of a row that has seen nothing yet, -inf less -inf would be NaN.
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp(s - level[:, None])
+        fading = tl.exp(highest - level)
+        keep = kept(seed, number, query, key, THRESHOLD, FACTOR, ACC)
+        thin = thinned(p, keep)
+        total = total * fading + tl.sum(p, 1)
+        o = weighted(o * fading[:, None], thin, v_tile, ACC)
+        k_t_tile = rows_of(k_t, start, keys, E, KEYS, PADDED_E)
+        _, s_t = scores_tangent(q, k_tile, q_t, k_t_tile, bend, SCALE, SOFTCAP, ACC, False)
+        o_t = o_t * fading[:, None]
+        if s_t is not None:
+            centre = centre * fading + tl.sum(p * s_t, 1)
+            o_t = weighted(o_t, thin * s_t, v_tile, ACC)
+        if v_t is not None:
+            o_t = weighted(o_t, thin, rows_of(v_t, start, keys, F, KEYS, PADDED_F), ACC)
+        highest = higher
+
+    # Zeros for a row that sees no key.
+    once = tl.where(total == 0, 0.0, 1 / tl.where(total == 0, 1.0, total))
+    o = o * once[:, None]
+    centre = centre * once
+    o_t = o_t * once[:, None] - centre[:, None] * o
+    if out is not None:
+        store_rows(opened(out, sizes, batch), first, length, o, F, ROWS, PADDED_F)
+    if out_t is not None:
+        store_rows(opened(out_t, sizes, batch), first, length, o_t, F, ROWS, PADDED_F)
+    if top is not None:
+        row = first + tl.arange(0, ROWS)
+        inside = row < length
+        at = batch.to(tl.int64) * length + row
+        tl.store(top + at, tl.where(highest == float("-inf"), 0.0, highest), mask=inside)
+        tl.store(inverse + at, once, mask=inside)
+        if mean is not None:
+            tl.store(mean + at, centre, mask=inside)
+        if bar is not None:
+            g_tile = rows_of(opened(g, sizes, batch), first, length, F, ROWS, PADDED_F).to(ACC)
+            tl.store(bar + at, tl.sum(g_tile * o, 1), mask=inside)
+            if bar_t is not None:
+                moved = tl.sum(g_tile * o_t, 1)
+                if g_t is not None:
+                    g_t_tile = rows_of(opened(g_t, sizes, batch), first, length, F, ROWS, PADDED_F)
+                    moved += tl.sum(g_t_tile.to(ACC) * o, 1)
+                tl.store(bar_t + at, moved, mask=inside)
+
+
+@triton.jit
+def pulled_back(
+    v,
+    g,
+    v_t,
+    g_t,
+    p,
+    s_t,
+    u_t,
+    bend,
+    keep,
+    bar,
+    mean,
+    bar_t,
+    SOFTCAP: tl.constexpr,
+    ACC: tl.constexpr,
+    TURNED: tl.constexpr,
+):
+    r"""$\bar U$ and, of a pass of second order, its tangent."""
+    above = thinned(pairs(g, v, None, ACC, TURNED), keep) - bar
+    s_bar = p * above
+    u_bar = through_cap(s_bar, bend, SOFTCAP)
+    if bar_t is None:
+        return u_bar, None
+    else:  # noqa: RET505
+        p_bar_t = pairs_tangent(g, v, g_t, v_t, ACC, TURNED)
+        w = -bar_t
+        if p_bar_t is not None:
+            w = thinned(p_bar_t, keep) - bar_t
+        if s_t is not None:
+            w += (s_t - mean) * above
+        u_bar_t = through_cap(p * w, bend, SOFTCAP)
+        if SOFTCAP is not None and s_t is not None:
+            # The slope of the cap moves as well: tanh'' = -2 tanh tanh'.
+            u_bar_t += (-2 / SOFTCAP) * bend * u_t * u_bar
+        return u_bar, u_bar_t
+
+
+@triton.jit
+def row_numbers(numbers, at, inside):
+    """Those of some queries, zero past the last."""
+    if numbers is None:
+        return None
+    else:  # noqa: RET505
+        return tl.load(numbers + at, mask=inside, other=0.0)
+
+
+@tuned
+@triton.jit(do_not_specialize=LENGTHS)
+def keys_pass(
+    q,
+    k,
+    v,
+    mask,
+    seed,
+    g,
+    q_t,
+    k_t,
+    v_t,
+    g_t,
+    by_k,
+    by_v,
+    top,
+    inverse,
+    bar,
+    mean,
+    bar_t,
+    sizes,
+    numbering,
+    length,
+    keys,
+    low,
+    high,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    THRESHOLD: tl.constexpr,
+    FACTOR: tl.constexpr,
+    E: tl.constexpr,
+    F: tl.constexpr,
+    PADDED_E: tl.constexpr,
+    PADDED_F: tl.constexpr,
+    ACC: tl.constexpr,
+    TANGENT: tl.constexpr,
+    VARIANT: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    r"""$\bar K = s \bar U^\top Q$ and $\bar V = P^\top G$, or their tangents."""
+    tiles = tl.cdiv(keys, KEYS)
+    batch = tl.program_id(0) // tiles
+    first = tl.program_id(0) % tiles * KEYS
+    key = first + tl.arange(0, KEYS)[:, None]
+    q, k, v, g = opened(q, sizes, batch), opened(k, sizes, batch), opened(v, sizes, batch), opened(g, sizes, batch)
+    q_t, k_t = opened(q_t, sizes, batch), opened(k_t, sizes, batch)
+    v_t, g_t = opened(v_t, sizes, batch), opened(g_t, sizes, batch)
+    mask = opened(mask, sizes, batch)
+    seed, number = seed_of(seed, numbering, sizes, batch)
+    k = rows_of(k, first, keys, E, KEYS, PADDED_E)
+    v = rows_of(v, first, keys, F, KEYS, PADDED_F)
+    k_t = rows_of(k_t, first, keys, E, KEYS, PADDED_E)
+    v_t = rows_of(v_t, first, keys, F, KEYS, PADDED_F)
+
+    k_sum, v_sum = tl.zeros((KEYS, PADDED_E), ACC), tl.zeros((KEYS, PADDED_F), ACC)
+    begin, end = queries_in_sight(first, length, low, high, ROWS, KEYS)
+    for start in range(begin, end, ROWS):
+        query = start + tl.arange(0, ROWS)[None, :]
+        q_tile = rows_of(q, start, length, E, ROWS, PADDED_E)
+        g_tile = rows_of(g, start, length, F, ROWS, PADDED_F)
+        q_t_tile = rows_of(q_t, start, length, E, ROWS, PADDED_E)
+        g_t_tile = rows_of(g_t, start, length, F, ROWS, PADDED_F)
+        at, inside = batch.to(tl.int64) * length + query, query < length
+        s, bend = scores(q_tile, k, mask, query, key, length, keys, low, high, SCALE, SOFTCAP, ACC, True)
+        p = tl.exp(s - row_numbers(top, at, inside)) * row_numbers(inverse, at, inside)
+        keep = kept(seed, number, query, key, THRESHOLD, FACTOR, ACC)
+        centre = row_numbers(mean, at, inside)
+        u_t, s_t = None, None
+        if TANGENT:
+            u_t, s_t = scores_tangent(q_tile, k, q_t_tile, k_t, bend, SCALE, SOFTCAP, ACC, True)
+        if by_v is not None:
+            if TANGENT:
+                if s_t is not None:
+                    v_sum = weighted(v_sum, thinned(p * (s_t - centre), keep), g_tile, ACC)
+                if g_t is not None:
+                    v_sum = weighted(v_sum, thinned(p, keep), g_t_tile, ACC)
+            else:
+                v_sum = weighted(v_sum, thinned(p, keep), g_tile, ACC)
+        if by_k is not None:
+            u_bar, u_bar_t = pulled_back(
+                v, g_tile, v_t, g_t_tile, p, s_t, u_t, bend, keep, row_numbers(bar, at, inside), centre,
+                row_numbers(bar_t, at, inside), SOFTCAP, ACC, True,
+            )  # fmt: skip
+            if TANGENT:
+                k_sum = weighted(k_sum, u_bar_t, q_tile, ACC)
+                if q_t is not None:
+                    k_sum = weighted(k_sum, u_bar, q_t_tile, ACC)
+            else:
+                k_sum = weighted(k_sum, u_bar, q_tile, ACC)
+
+    if by_k is not None:
+        store_rows(opened(by_k, sizes, batch), first, keys, SCALE * k_sum, E, KEYS, PADDED_E)
+    if by_v is not None:
+        store_rows(opened(by_v, sizes, batch), first, keys, v_sum, F, KEYS, PADDED_F)
+
+
+@tuned
+@triton.jit(do_not_specialize=LENGTHS)
+def queries_pass(
+    q,
+    k,
+    v,
+    mask,
+    seed,
+    g,
+    q_t,
+    k_t,
+    v_t,
+    g_t,
+    by_q,
+    top,
+    inverse,
+    bar,
+    mean,
+    bar_t,
+    sizes,
+    numbering,
+    length,
+    keys,
+    low,
+    high,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    THRESHOLD: tl.constexpr,
+    FACTOR: tl.constexpr,
+    E: tl.constexpr,
+    F: tl.constexpr,
+    PADDED_E: tl.constexpr,
+    PADDED_F: tl.constexpr,
+    ACC: tl.constexpr,
+    TANGENT: tl.constexpr,
+    VARIANT: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    r"""$\bar Q = s \bar U K$, or its tangent."""
+    tiles = tl.cdiv(length, ROWS)
+    batch = tl.program_id(0) // tiles
+    first = tl.program_id(0) % tiles * ROWS
+    query = first + tl.arange(0, ROWS)[:, None]
+    q, k, v, g = opened(q, sizes, batch), opened(k, sizes, batch), opened(v, sizes, batch), opened(g, sizes, batch)
+    q_t, k_t = opened(q_t, sizes, batch), opened(k_t, sizes, batch)
+    v_t, g_t = opened(v_t, sizes, batch), opened(g_t, sizes, batch)
+    mask = opened(mask, sizes, batch)
+    seed, number = seed_of(seed, numbering, sizes, batch)
+    q = rows_of(q, first, length, E, ROWS, PADDED_E)
+    g = rows_of(g, first, length, F, ROWS, PADDED_F)
+    q_t = rows_of(q_t, first, length, E, ROWS, PADDED_E)
+    g_t = rows_of(g_t, first, length, F, ROWS, PADDED_F)
+    at, inside = batch.to(tl.int64) * length + query, query < length
+    level, once = row_numbers(top, at, inside), row_numbers(inverse, at, inside)
+    bar, centre, bar_t = row_numbers(bar, at, inside), row_numbers(mean, at, inside), row_numbers(bar_t, at, inside)
+
+    q_sum = tl.zeros((ROWS, PADDED_E), ACC)
+    begin, end = keys_in_sight(first, keys, low, high, ROWS, KEYS)
+    for start in range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS)[None, :]
+        k_tile = rows_of(k, start, keys, E, KEYS, PADDED_E)
+        v_tile = rows_of(v, start, keys, F, KEYS, PADDED_F)
+        k_t_tile = rows_of(k_t, start, keys, E, KEYS, PADDED_E)
+        v_t_tile = rows_of(v_t, start, keys, F, KEYS, PADDED_F)
+        s, bend = scores(q, k_tile, mask, query, key, length, keys, low, high, SCALE, SOFTCAP, ACC, False)
+        p = tl.exp(s - level) * once
+        keep = kept(seed, number, query, key, THRESHOLD, FACTOR, ACC)
+        u_t, s_t = None, None
+        if TANGENT:
+            u_t, s_t = scores_tangent(q, k_tile, q_t, k_t_tile, bend, SCALE, SOFTCAP, ACC, False)
+        u_bar, u_bar_t = pulled_back(
+            v_tile, g, v_t_tile, g_t, p, s_t, u_t, bend, keep, bar, centre, bar_t, SOFTCAP, ACC, False
+        )
+        if TANGENT:
+            q_sum = weighted(q_sum, u_bar_t, k_tile, ACC)
+            if k_t is not None:
+                q_sum = weighted(q_sum, u_bar, k_t_tile, ACC)
+        else:
+            q_sum = weighted(q_sum, u_bar, k_tile, ACC)
+    store_rows(opened(by_q, sizes, batch), first, length, SCALE * q_sum, E, ROWS, PADDED_E)

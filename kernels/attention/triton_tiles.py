@@ -1,0 +1,244 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+r"""The formulas of attention on one tile, queries against keys, each of them once.
+
+A tile lies with queries along its rows or, TURNED, with keys along them, so that no product needs it transposed:
+numbers of a query then broadcast the other way. Elementwise formulas are the same for both.
+A tensor arrives as (first element, strides of its batch dimensions with the last one first, stride of its rows, stride
+of its columns); what is None is zero, and the formula without it is what is compiled.
+Scores are $S = c \tanh(U / c) + M$ with $U = s Q K^\top$, or $U + M$ where there is no cap.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+# How float32 is multiplied: by tensor cores in three products of parts of 11 bits, which about doubles the error of a
+# sum of 64 to 1024. "ieee" holds factors in registers, of which it needs many times what there are, and on some tiles
+# LLVM in Triton 3.9 aborts the process over it; of AMD's cores it is the only one that all can.
+FLOAT32 = tl.constexpr("ieee" if torch.version.hip else "tf32x3")
+# Of numbers that have no more than these 11 bits, or need none.
+ROUNDED = tl.constexpr("ieee" if torch.version.hip else "tf32")
+# The interpreter would multiply the bits of bfloat16 as if they were integers.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def opened(tensor, sizes, batch):
+    """One batch index of a tensor: (first element, stride of rows, stride of columns)."""
+    if tensor is None:
+        return None
+    else:  # noqa: RET505 - Triton compiles one of two branches, but all of what follows a branch.
+        return tensor[0] + place(tensor[1], sizes, batch), tensor[2], tensor[3]
+
+
+@triton.jit
+def place(strides, sizes, batch):
+    """The offset of a batch index."""
+    offset = tl.zeros((), tl.int64)
+    for dim in tl.static_range(len(sizes)):
+        offset += (batch % sizes[dim]).to(tl.int64) * strides[dim]
+        batch = batch // sizes[dim]
+    return offset
+
+
+@triton.jit
+def rows_of(matrix, first, length, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
+    """Rows from `first` on, (ROWS, PADDED), with zeros around the matrix."""
+    if matrix is None:
+        return None
+    else:  # noqa: RET505
+        at, inside = _places(matrix, first, length, SIZE, ROWS, PADDED)
+        return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(matrix, first, length, values, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
+    """What `rows_of` would load."""
+    at, inside = _places(matrix, first, length, SIZE, ROWS, PADDED)
+    tl.store(at, values, mask=inside)
+
+
+@triton.jit
+def _places(matrix, first, length, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
+    row, column = tl.arange(0, ROWS), tl.arange(0, PADDED)
+    # Only where a tile begins may lie more than 2**31 elements from the start.
+    start = matrix[0] + (tl.zeros((), tl.int64) + first) * matrix[1]
+    inside = (row < length - first)[:, None]
+    if SIZE != PADDED:
+        inside = inside & (column < SIZE)[None, :]
+    return start + row[:, None] * matrix[1] + column[None, :] * matrix[2], inside
+
+
+@triton.jit
+def keys_in_sight(first, keys, low, high, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """From which key, a multiple of KEYS, to before which a tile of queries sees any."""
+    begin, end = 0, keys
+    if low is not None:
+        begin = tl.maximum(first + low, 0) // KEYS * KEYS
+    if high is not None:
+        end = tl.minimum(keys, first + ROWS + high)
+    return begin, end
+
+
+@triton.jit
+def queries_in_sight(first, length, low, high, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """From which query, a multiple of ROWS, to before which any sees a tile of keys."""
+    begin, end = 0, length
+    if high is not None:
+        begin = tl.maximum(first - high, 0) // ROWS * ROWS
+    if low is not None:
+        end = tl.minimum(length, first + KEYS - low)
+    return begin, end
+
+
+@triton.jit
+def pairs(a, b, total, ACC: tl.constexpr, TURNED: tl.constexpr):
+    r"""$A B^\top$, or its transpose, on top of a total or of nothing."""
+    a, b = factor(a), factor(b)
+    if TURNED:
+        return tl.dot(b, tl.trans(a), total, input_precision=FLOAT32, out_dtype=ACC)
+    else:  # noqa: RET505
+        return tl.dot(a, tl.trans(b), total, input_precision=FLOAT32, out_dtype=ACC)
+
+
+@triton.jit
+def factor(a):
+    """What the hardware, or the interpreter, multiplies."""
+    if INTERPRETED:
+        return a.to(tl.float32) if a.dtype == tl.bfloat16 else a
+    else:  # noqa: RET505
+        return a
+
+
+@triton.jit
+def pairs_tangent(a, b, a_t, b_t, ACC: tl.constexpr, TURNED: tl.constexpr):
+    r"""$\dot A B^\top + A \dot B^\top$."""
+    if a_t is None and b_t is None:
+        return None
+    elif b_t is None:  # noqa: RET505
+        return pairs(a_t, b, None, ACC, TURNED)
+    elif a_t is None:
+        return pairs(a, b_t, None, ACC, TURNED)
+    else:
+        return pairs(a, b_t, pairs(a_t, b, None, ACC, TURNED), ACC, TURNED)
+
+
+@triton.jit
+def weighted(total, weights, values, ACC: tl.constexpr):
+    r"""$T + W X$ for numbers W that were computed."""
+    # Computed numbers have the range of float32: bfloat16 has it too, float16 has not, whose 11 bits fit in TF32.
+    if values.dtype == tl.float16:
+        return tl.dot(weights, values.to(tl.float32), total, input_precision=ROUNDED, out_dtype=ACC)
+    else:  # noqa: RET505
+        return tl.dot(factor(weights.to(values.dtype)), factor(values), total, input_precision=FLOAT32, out_dtype=ACC)
+
+
+@triton.jit
+def scores(
+    q,
+    k,
+    mask,
+    query,
+    key,
+    length,
+    keys,
+    low,
+    high,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ACC: tl.constexpr,
+    TURNED: tl.constexpr,
+):
+    r"""$S$, -inf where a query does not see a key, and $\tanh(U / c)$ where there is a cap."""
+    s = SCALE * pairs(q, k, None, ACC, TURNED)
+    if SOFTCAP is None:
+        # Without the annotation, Triton could not return it.
+        bend: tl.constexpr = None
+    else:
+        bend = tanh(s / SOFTCAP)
+        s = SOFTCAP * bend
+    seen = (query < length) & (key < keys)
+    if low is not None:
+        seen = seen & (key - query >= low)
+    if high is not None:
+        seen = seen & (key - query <= high)
+    if mask is not None:
+        at = mask[0] + query.to(tl.int64) * mask[1] + key.to(tl.int64) * mask[2]
+        given = tl.load(at, mask=seen, other=0)
+        if given.dtype.is_floating():
+            s += given.to(ACC)
+        else:
+            seen = seen & (given != 0)
+    return tl.where(seen, s, float("-inf")), bend
+
+
+@triton.jit
+def scores_tangent(
+    q, k, q_t, k_t, bend, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, ACC: tl.constexpr, TURNED: tl.constexpr
+):
+    r"""$\dot U$ and $\dot S$."""
+    u_t = pairs_tangent(q, k, q_t, k_t, ACC, TURNED)
+    if u_t is None:
+        return None, None
+    else:  # noqa: RET505
+        u_t *= SCALE
+        return u_t, through_cap(u_t, bend, SOFTCAP)
+
+
+@triton.jit
+def through_cap(t, bend, SOFTCAP: tl.constexpr):
+    r"""$(1 - \tanh^2) t$, which takes $\dot U$ to $\dot S$ and $\bar S$ to $\bar U$."""
+    if SOFTCAP is None:
+        return t
+    else:  # noqa: RET505
+        return (1 - bend * bend) * t
+
+
+@triton.jit
+def tanh(x):
+    """Right in relative terms, where `1 - exp` would cancel, too."""
+    # A continued fraction of tanh, cut after seven terms: 1e-16 up to 0.3.
+    y = x * x
+    small = x * (135135 + y * (17325 + y * (378 + y))) / (135135 + y * (62370 + y * (3150 + y * 28)))
+    e = tl.exp(-2 * tl.abs(x))
+    large = (1 - e) / (1 + e)
+    return tl.where(y < 0.09, small, tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def kept(seed, number, query, key, THRESHOLD: tl.constexpr, FACTOR: tl.constexpr, ACC: tl.constexpr):
+    """Factors of dropout by the same hash of counters as `hodiff.functions.attention.dropout.kept`."""
+    if seed is None:
+        return None
+    else:  # noqa: RET505
+        row = mixed(mixed(mixed(seed) + number) + query.to(tl.uint32))
+        drawn = mixed(row + key.to(tl.uint32) * 0x9E3779B9)
+        return (drawn.to(tl.int64) >= THRESHOLD).to(ACC) * FACTOR
+
+
+@triton.jit
+def thinned(p, keep):
+    """What dropout leaves of weights, or of cotangents of weights."""
+    if keep is None:
+        return p
+    else:  # noqa: RET505
+        return p * keep
+
+
+@triton.jit
+def mixed(x):
+    """Mix 32 bits."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def seed_of(seed, numbering, sizes, batch):
+    """The seed of dropout, and the number of the batch in its hash."""
+    if seed is None:
+        return None, None
+    else:  # noqa: RET505
+        return tl.load(opened(seed, sizes, batch)[0]).to(tl.uint32), place(numbering, sizes, batch).to(tl.uint32)
