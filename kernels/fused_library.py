@@ -113,17 +113,20 @@ def takes(*tensors: Tensor, mask: Tensor | None = None, dtype: torch.dtype = tor
 
 def unwatched() -> bool:
     """Whether there are kernels, and nothing that would have to see the operators which they stand for."""
-    if torch.compiler.is_compiling() or not available():
-        return False
-    if dispatch_mode_count() or in_jit_trace():
+    return nothing_watches() and available()
+
+
+def nothing_watches() -> bool:
+    """Whether a kernel may stand for operators that nobody has to see."""
+    if torch.compiler.is_compiling() or dispatch_mode_count() or in_jit_trace():
         return False
     return not (in_forward_mode() and tangents_are_on())
 
 
-def is_plain(x: Tensor) -> bool:
-    """Whether a tensor has memory on a CPU that a kernel may read, and no graph is recorded of it."""
+def is_plain(x: Tensor, device: str = "cpu") -> bool:
+    """Whether a tensor has memory on a device that a kernel may read, and no graph is recorded of it."""
     return (
-        x.device.type == "cpu"
+        x.device.type == device
         and type(x) in (Tensor, torch.nn.Parameter)
         and x.layout is torch.strided
         and not (is_wrapped(x) or is_legacy_batched(x) or is_zero_without_memory(x) or x.is_neg())

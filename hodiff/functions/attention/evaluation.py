@@ -9,18 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.functions.attention import formulas
-from hodiff.functions.attention.dropout import head_keys
+from hodiff.functions.attention import backends, formulas
 from hodiff.functions.attention.options import Options
 from hodiff.functions.attention.plans import gradient_plan
-from hodiff.kernels.attention import cpu
-from hodiff.rules.any_order import in_dtype
 from hodiff.rules.blockwise import WithKernel, blockwise
 from hodiff.torch_internals.transforms import in_transform
 
 # What the formulas take, in their order.
 _PRIMALS, _TANGENTS = ("q", "k", "v", "mask", "seed"), ("q_t", "k_t", "v_t", "mask_t")
-_RESULTS = ("q", "k", "v", "mask")
 
 
 def value(options: Options) -> WithKernel:
@@ -62,22 +58,10 @@ def _run(
             return None
         return tuple(in_graphs(kind, list(tensors), list(wanted), with_output, *options))
     given = dict(zip(_NAMES[kind], tensors, strict=True))
-    seed = given.pop("seed")
-    inputs: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
-    results = (*(name for name, want in zip(_RESULTS, wanted, strict=True) if want), *(("out",) if with_output else ()))
-    if "mask" in results or "mask_t" in inputs or not cpu.takes(inputs):
+    if wanted[3] or given.get("mask_t") is not None:
         return None
-    dtype = torch.promote_types(inputs["q"].dtype, torch.float32)
-    found = cpu.attention(
-        {name: each if each.dtype == torch.bool else in_dtype(each, dtype) for name, each in inputs.items()},
-        results,
-        options,
-        None if seed is None else head_keys(seed, options.batch),
-    )
-    return tuple(
-        each if name == "out" else each.sum_to_size(inputs[name].shape)
-        for name, each in zip(results, found, strict=True)
-    )
+    evaluate = backends.on_gpu if given["q"].is_cuda else backends.on_cpu  # type: ignore[union-attr]  # always there
+    return evaluate(kind, options, wanted[:3], with_output, given)
 
 
 @torch.library.custom_op("hodiff::attention", mutates_args=())

@@ -1,0 +1,91 @@
+"""The kernels that evaluate attention, by device: their results, or None where they do not take the tensors."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import HodiffWarning
+from hodiff.functions.attention.dropout import head_keys
+from hodiff.functions.attention.options import Options
+from hodiff.kernels.attention import cpu
+from hodiff.kernels.fused_library import is_plain, nothing_watches
+from hodiff.rules.any_order import in_dtype
+
+Given = dict[str, Any]
+Found = tuple[Tensor, ...] | None
+
+
+def on_cpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: bool, given: Given) -> Found:
+    """By C++, which sums in the tensors' own precision, and in float32 for 16 bits."""
+    del kind
+    inputs = {name: each for name, each in given.items() if each is not None and name != "seed"}
+    if not cpu.takes(inputs):
+        return None
+    results = (*(name for name, want in zip("qkv", wanted, strict=True) if want), *(("out",) if with_output else ()))
+    seed, dtype = given["seed"], torch.promote_types(inputs["q"].dtype, torch.float32)
+    found = cpu.attention(
+        {name: each if each.dtype == torch.bool else in_dtype(each, dtype) for name, each in inputs.items()},
+        results,
+        options,
+        None if seed is None else head_keys(seed, options.batch),
+    )
+    return tuple(
+        each if name == "out" else each.sum_to_size(inputs[name].shape)
+        for name, each in zip(results, found, strict=True)
+    )
+
+
+def on_gpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: bool, given: Given) -> Found:
+    """By Triton, where it is installed."""
+    q, k, v = given["q"], given["k"], given["v"]
+    present = [each for each in given.values() if each is not None]
+    if not nothing_watches() or not all(is_plain(each, q.device.type) for each in present):
+        return None
+    kernels = triton_kernels()
+    if kernels is None or not kernels.takes(q, k, v):
+        return None
+    chosen: dict[str, tuple[Any, ...]] = {
+        "value": (),
+        "tangent": (),
+        "gradient": (wanted,),
+        "gradient_tangent": (wanted, with_output),
+    }
+    tensors = [each for name, each in given.items() if name != "mask_t"]
+    try:
+        found = getattr(kernels, kind)(options, *chosen[kind], *tensors)
+    except RuntimeError as error:  # what a compiler or a driver says; memory that is full is no reason to try again
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        _complain(f"{type(error).__name__}: {error}")
+        return None
+    return (found,) if isinstance(found, Tensor) else tuple(found)
+
+
+@cache
+def triton_kernels() -> Any:
+    """The module of Triton's kernels, or None where there is no Triton that can be imported."""
+    if find_spec("triton") is None:
+        return None
+    try:
+        return import_module("hodiff.kernels.attention.triton_attention")
+    except ImportError as error:
+        _complain(f"it cannot be imported: {error}")
+        return None
+
+
+@cache
+def _complain(reason: str) -> None:
+    """Say once why Triton's kernels are not used."""
+    warnings.warn(
+        f"attention: Triton's kernels are not used: {reason}. torch's operators compute the same by blocks of rows, "
+        f"more slowly; another version of triton may help.",
+        HodiffWarning,
+        stacklevel=2,
+    )

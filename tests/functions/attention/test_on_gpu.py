@@ -1,0 +1,65 @@
+"""Attention by Triton's kernels behind the public function: on a GPU, or in the interpreter."""
+
+import pytest
+import torch
+
+from hodiff.errors import HodiffWarning
+from hodiff.functions import attention
+from hodiff.functions.attention import backends
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Names of Triton's functions, as they are called for tensors of any device."""
+    kernels, counted = backends.triton_kernels(), []
+    for name in ("value", "tangent", "gradient", "gradient_tangent"):
+        function = getattr(kernels, name)
+        monkeypatch.setattr(
+            kernels, name, lambda *args, name=name, function=function: (counted.append(name), function(*args))[1]
+        )
+    monkeypatch.setattr(backends, "on_cpu", backends.on_gpu)
+    return counted
+
+
+def drawn():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 5, 4, generator=generator, dtype=torch.float64).to(DEVICE) for _ in range(6)]
+
+
+def every_derivative(f):
+    q, k, v, *directions = drawn()
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    y = f(*leaves)
+    first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(first, leaves, directions)
+    constants = tuple(x.detach() for x in leaves)
+    return [y, *first, *second, torch.func.jvp(f, constants, tuple(directions))[1]]
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "softcap": 2.0}], ids=str)
+def test_every_derivative(options, calls):
+    def primitives(q, k, v):
+        scores = q @ k.mT / 2
+        if options:
+            scores = 2 * torch.tanh(scores / 2)
+            scores = scores.masked_fill(~torch.ones(5, 5, dtype=torch.bool, device=DEVICE).tril(), -torch.inf)
+        return torch.softmax(scores, -1) @ v
+
+    found, expected = every_derivative(lambda *x: attention(*x, **options)), every_derivative(primitives)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert set(calls) == {"value", "tangent", "gradient", "gradient_tangent"}
+
+
+def test_what_fails_is_said_and_computed_by_operators(calls, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(backends.triton_kernels(), "value", fail)
+    q, k, v, *_ = drawn()
+    with pytest.warns(HodiffWarning, match="not used: RuntimeError: no such instruction"):
+        y = attention(q, k, v)
+    torch.testing.assert_close(y, torch.softmax(q @ k.mT / 2, -1) @ v)
