@@ -80,11 +80,13 @@ def output_pass(
     first = tl.program_id(0) % tiles * ROWS
     query = first + tl.arange(0, ROWS)[:, None]
     q, k, v = opened(q, sizes, batch), opened(k, sizes, batch), opened(v, sizes, batch)
-    q_t, k_t, v_t = opened(q_t, sizes, batch), opened(k_t, sizes, batch), opened(v_t, sizes, batch)
-    mask = opened(mask, sizes, batch)
-    seed, number = seed_of(seed, numbering, sizes, batch)
+    q_t = q_t if q_t is None else opened(q_t, sizes, batch)
+    k_t = k_t if k_t is None else opened(k_t, sizes, batch)
+    v_t = v_t if v_t is None else opened(v_t, sizes, batch)
+    mask = mask if mask is None else opened(mask, sizes, batch)
+    seed = seed if seed is None else seed_of(seed, numbering, sizes, batch)
     q = rows_of(q, first, length, E, ROWS, PADDED_E)
-    q_t = rows_of(q_t, first, length, E, ROWS, PADDED_E)
+    q_t = q_t if q_t is None else rows_of(q_t, first, length, E, ROWS, PADDED_E)
 
     highest = tl.full((ROWS,), float("-inf"), ACC)
     total, centre = tl.zeros((ROWS,), ACC), tl.zeros((ROWS,), ACC)
@@ -100,14 +102,14 @@ def output_pass(
         level = tl.where(higher == float("-inf"), 0.0, higher)
         p = tl.exp(s - level[:, None])
         fading = tl.exp(highest - level)
-        keep = kept(seed, number, query, key, THRESHOLD, FACTOR, ACC)
+        keep = seed if seed is None else kept(seed, query, key, THRESHOLD, FACTOR, ACC)
         thin = thinned(p, keep)
         total = total * fading + tl.sum(p, 1)
         o = weighted(o * fading[:, None], thin, v_tile, ACC)
-        k_t_tile = rows_of(k_t, start, keys, E, KEYS, PADDED_E)
-        _, s_t = scores_tangent(q, k_tile, q_t, k_t_tile, bend, SCALE, SOFTCAP, ACC, False)
+        k_t_tile = k_t if k_t is None else rows_of(k_t, start, keys, E, KEYS, PADDED_E)
         o_t = o_t * fading[:, None]
-        if s_t is not None:
+        if q_t is not None or k_t is not None:
+            _, s_t = scores_tangent(q, k_tile, q_t, k_t_tile, bend, SCALE, SOFTCAP, ACC, False)
             centre = centre * fading + tl.sum(p * s_t, 1)
             o_t = weighted(o_t, thin * s_t, v_tile, ACC)
         if v_t is not None:
@@ -160,33 +162,28 @@ def pulled_back(
     ACC: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    r"""$\bar U$ and, of a pass of second order, its tangent."""
+    r"""$\bar U$ and its tangent, or of a pass of first order anything."""
     above = thinned(pairs(g, v, None, ACC, TURNED), keep) - bar
     s_bar = p * above
     u_bar = through_cap(s_bar, bend, SOFTCAP)
-    if bar_t is None:
-        return u_bar, None
-    else:  # noqa: RET505
-        p_bar_t = pairs_tangent(g, v, g_t, v_t, ACC, TURNED)
+    u_bar_t = u_bar
+    if bar_t is not None:
         w = -bar_t
-        if p_bar_t is not None:
-            w = thinned(p_bar_t, keep) - bar_t
+        if g_t is not None or v_t is not None:
+            w = thinned(pairs_tangent(g, v, g_t, v_t, ACC, TURNED), keep) - bar_t
         if s_t is not None:
             w += (s_t - mean) * above
         u_bar_t = through_cap(p * w, bend, SOFTCAP)
         if SOFTCAP is not None and s_t is not None:
             # The slope of the cap moves as well: tanh'' = -2 tanh tanh'.
             u_bar_t += (-2 / SOFTCAP) * bend * u_t * u_bar
-        return u_bar, u_bar_t
+    return u_bar, u_bar_t
 
 
 @triton.jit
 def row_numbers(numbers, at, inside):
     """Those of some queries, zero past the last."""
-    if numbers is None:
-        return None
-    else:  # noqa: RET505
-        return tl.load(numbers + at, mask=inside, other=0.0)
+    return tl.load(numbers + at, mask=inside, other=0.0)
 
 
 @tuned
@@ -235,14 +232,16 @@ def keys_pass(
     first = tl.program_id(0) % tiles * KEYS
     key = first + tl.arange(0, KEYS)[:, None]
     q, k, v, g = opened(q, sizes, batch), opened(k, sizes, batch), opened(v, sizes, batch), opened(g, sizes, batch)
-    q_t, k_t = opened(q_t, sizes, batch), opened(k_t, sizes, batch)
-    v_t, g_t = opened(v_t, sizes, batch), opened(g_t, sizes, batch)
-    mask = opened(mask, sizes, batch)
-    seed, number = seed_of(seed, numbering, sizes, batch)
+    q_t = q_t if q_t is None else opened(q_t, sizes, batch)
+    k_t = k_t if k_t is None else opened(k_t, sizes, batch)
+    v_t = v_t if v_t is None else opened(v_t, sizes, batch)
+    g_t = g_t if g_t is None else opened(g_t, sizes, batch)
+    mask = mask if mask is None else opened(mask, sizes, batch)
+    seed = seed if seed is None else seed_of(seed, numbering, sizes, batch)
     k = rows_of(k, first, keys, E, KEYS, PADDED_E)
     v = rows_of(v, first, keys, F, KEYS, PADDED_F)
-    k_t = rows_of(k_t, first, keys, E, KEYS, PADDED_E)
-    v_t = rows_of(v_t, first, keys, F, KEYS, PADDED_F)
+    k_t = k_t if k_t is None else rows_of(k_t, first, keys, E, KEYS, PADDED_E)
+    v_t = v_t if v_t is None else rows_of(v_t, first, keys, F, KEYS, PADDED_F)
 
     k_sum, v_sum = tl.zeros((KEYS, PADDED_E), ACC), tl.zeros((KEYS, PADDED_F), ACC)
     begin, end = queries_in_sight(first, length, low, high, ROWS, KEYS)
@@ -250,15 +249,15 @@ def keys_pass(
         query = start + tl.arange(0, ROWS)[None, :]
         q_tile = rows_of(q, start, length, E, ROWS, PADDED_E)
         g_tile = rows_of(g, start, length, F, ROWS, PADDED_F)
-        q_t_tile = rows_of(q_t, start, length, E, ROWS, PADDED_E)
-        g_t_tile = rows_of(g_t, start, length, F, ROWS, PADDED_F)
+        q_t_tile = q_t if q_t is None else rows_of(q_t, start, length, E, ROWS, PADDED_E)
+        g_t_tile = g_t if g_t is None else rows_of(g_t, start, length, F, ROWS, PADDED_F)
         at, inside = batch.to(tl.int64) * length + query, query < length
         s, bend = scores(q_tile, k, mask, query, key, length, keys, low, high, SCALE, SOFTCAP, ACC, True)
         p = tl.exp(s - row_numbers(top, at, inside)) * row_numbers(inverse, at, inside)
-        keep = kept(seed, number, query, key, THRESHOLD, FACTOR, ACC)
-        centre = row_numbers(mean, at, inside)
+        keep = seed if seed is None else kept(seed, query, key, THRESHOLD, FACTOR, ACC)
+        centre = mean if mean is None else row_numbers(mean, at, inside)
         u_t, s_t = None, None
-        if TANGENT:
+        if TANGENT and (q_t is not None or k_t is not None):
             u_t, s_t = scores_tangent(q_tile, k, q_t_tile, k_t, bend, SCALE, SOFTCAP, ACC, True)
         if by_v is not None:
             if TANGENT:
@@ -269,10 +268,11 @@ def keys_pass(
             else:
                 v_sum = weighted(v_sum, thinned(p, keep), g_tile, ACC)
         if by_k is not None:
+            above = row_numbers(bar, at, inside)
+            moved = bar_t if bar_t is None else row_numbers(bar_t, at, inside)
             u_bar, u_bar_t = pulled_back(
-                v, g_tile, v_t, g_t_tile, p, s_t, u_t, bend, keep, row_numbers(bar, at, inside), centre,
-                row_numbers(bar_t, at, inside), SOFTCAP, ACC, True,
-            )  # fmt: skip
+                v, g_tile, v_t, g_t_tile, p, s_t, u_t, bend, keep, above, centre, moved, SOFTCAP, ACC, True
+            )
             if TANGENT:
                 k_sum = weighted(k_sum, u_bar_t, q_tile, ACC)
                 if q_t is not None:
@@ -331,17 +331,21 @@ def queries_pass(
     first = tl.program_id(0) % tiles * ROWS
     query = first + tl.arange(0, ROWS)[:, None]
     q, k, v, g = opened(q, sizes, batch), opened(k, sizes, batch), opened(v, sizes, batch), opened(g, sizes, batch)
-    q_t, k_t = opened(q_t, sizes, batch), opened(k_t, sizes, batch)
-    v_t, g_t = opened(v_t, sizes, batch), opened(g_t, sizes, batch)
-    mask = opened(mask, sizes, batch)
-    seed, number = seed_of(seed, numbering, sizes, batch)
+    q_t = q_t if q_t is None else opened(q_t, sizes, batch)
+    k_t = k_t if k_t is None else opened(k_t, sizes, batch)
+    v_t = v_t if v_t is None else opened(v_t, sizes, batch)
+    g_t = g_t if g_t is None else opened(g_t, sizes, batch)
+    mask = mask if mask is None else opened(mask, sizes, batch)
+    seed = seed if seed is None else seed_of(seed, numbering, sizes, batch)
     q = rows_of(q, first, length, E, ROWS, PADDED_E)
     g = rows_of(g, first, length, F, ROWS, PADDED_F)
-    q_t = rows_of(q_t, first, length, E, ROWS, PADDED_E)
-    g_t = rows_of(g_t, first, length, F, ROWS, PADDED_F)
+    q_t = q_t if q_t is None else rows_of(q_t, first, length, E, ROWS, PADDED_E)
+    g_t = g_t if g_t is None else rows_of(g_t, first, length, F, ROWS, PADDED_F)
     at, inside = batch.to(tl.int64) * length + query, query < length
     level, once = row_numbers(top, at, inside), row_numbers(inverse, at, inside)
-    bar, centre, bar_t = row_numbers(bar, at, inside), row_numbers(mean, at, inside), row_numbers(bar_t, at, inside)
+    bar = row_numbers(bar, at, inside)
+    centre = mean if mean is None else row_numbers(mean, at, inside)
+    bar_t = bar_t if bar_t is None else row_numbers(bar_t, at, inside)
 
     q_sum = tl.zeros((ROWS, PADDED_E), ACC)
     begin, end = keys_in_sight(first, keys, low, high, ROWS, KEYS)
@@ -349,13 +353,13 @@ def queries_pass(
         key = start + tl.arange(0, KEYS)[None, :]
         k_tile = rows_of(k, start, keys, E, KEYS, PADDED_E)
         v_tile = rows_of(v, start, keys, F, KEYS, PADDED_F)
-        k_t_tile = rows_of(k_t, start, keys, E, KEYS, PADDED_E)
-        v_t_tile = rows_of(v_t, start, keys, F, KEYS, PADDED_F)
+        k_t_tile = k_t if k_t is None else rows_of(k_t, start, keys, E, KEYS, PADDED_E)
+        v_t_tile = v_t if v_t is None else rows_of(v_t, start, keys, F, KEYS, PADDED_F)
         s, bend = scores(q, k_tile, mask, query, key, length, keys, low, high, SCALE, SOFTCAP, ACC, False)
         p = tl.exp(s - level) * once
-        keep = kept(seed, number, query, key, THRESHOLD, FACTOR, ACC)
+        keep = seed if seed is None else kept(seed, query, key, THRESHOLD, FACTOR, ACC)
         u_t, s_t = None, None
-        if TANGENT:
+        if TANGENT and (q_t is not None or k_t is not None):
             u_t, s_t = scores_tangent(q, k_tile, q_t, k_t_tile, bend, SCALE, SOFTCAP, ACC, False)
         u_bar, u_bar_t = pulled_back(
             v_tile, g, v_t_tile, g_t, p, s_t, u_t, bend, keep, bar, centre, bar_t, SOFTCAP, ACC, False

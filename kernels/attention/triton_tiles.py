@@ -27,10 +27,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 @triton.jit
 def opened(tensor, sizes, batch):
     """One batch index of a tensor: (first element, stride of rows, stride of columns)."""
-    if tensor is None:
-        return None
-    else:  # noqa: RET505 - Triton compiles one of two branches, but all of what follows a branch.
-        return tensor[0] + place(tensor[1], sizes, batch), tensor[2], tensor[3]
+    return tensor[0] + place(tensor[1], sizes, batch), tensor[2], tensor[3]
 
 
 @triton.jit
@@ -46,11 +43,8 @@ def place(strides, sizes, batch):
 @triton.jit
 def rows_of(matrix, first, length, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
     """Rows from `first` on, (ROWS, PADDED), with zeros around the matrix."""
-    if matrix is None:
-        return None
-    else:  # noqa: RET505
-        at, inside = _places(matrix, first, length, SIZE, ROWS, PADDED)
-        return tl.load(at, mask=inside, other=0.0)
+    at, inside = _places(matrix, first, length, SIZE, ROWS, PADDED)
+    return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -99,7 +93,7 @@ def pairs(a, b, total, ACC: tl.constexpr, TURNED: tl.constexpr):
     a, b = factor(a), factor(b)
     if TURNED:
         return tl.dot(b, tl.trans(a), total, input_precision=FLOAT32, out_dtype=ACC)
-    else:  # noqa: RET505
+    else:  # noqa: RET505 - Triton compiles one of two branches, but all of what follows a branch.
         return tl.dot(a, tl.trans(b), total, input_precision=FLOAT32, out_dtype=ACC)
 
 
@@ -114,12 +108,10 @@ def factor(a):
 
 @triton.jit
 def pairs_tangent(a, b, a_t, b_t, ACC: tl.constexpr, TURNED: tl.constexpr):
-    r"""$\dot A B^\top + A \dot B^\top$."""
-    if a_t is None and b_t is None:
-        return None
-    elif b_t is None:  # noqa: RET505
+    r"""$\dot A B^\top + A \dot B^\top$, of which one may be None."""
+    if b_t is None:
         return pairs(a_t, b, None, ACC, TURNED)
-    elif a_t is None:
+    elif a_t is None:  # noqa: RET505
         return pairs(a, b_t, None, ACC, TURNED)
     else:
         return pairs(a, b_t, pairs(a_t, b, None, ACC, TURNED), ACC, TURNED)
@@ -151,12 +143,10 @@ def scores(
     ACC: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    r"""$S$, -inf where a query does not see a key, and $\tanh(U / c)$ where there is a cap."""
+    r"""$S$, -inf where a query does not see a key, and $\tanh(U / c)$ or, where there is no cap, anything."""
     s = SCALE * pairs(q, k, None, ACC, TURNED)
-    if SOFTCAP is None:
-        # Without the annotation, Triton could not return it.
-        bend: tl.constexpr = None
-    else:
+    bend = s
+    if SOFTCAP is not None:
         bend = tanh(s / SOFTCAP)
         s = SOFTCAP * bend
     seen = (query < length) & (key < keys)
@@ -178,13 +168,9 @@ def scores(
 def scores_tangent(
     q, k, q_t, k_t, bend, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, ACC: tl.constexpr, TURNED: tl.constexpr
 ):
-    r"""$\dot U$ and $\dot S$."""
-    u_t = pairs_tangent(q, k, q_t, k_t, ACC, TURNED)
-    if u_t is None:
-        return None, None
-    else:  # noqa: RET505
-        u_t *= SCALE
-        return u_t, through_cap(u_t, bend, SOFTCAP)
+    r"""$\dot U$ and $\dot S$, where one of $\dot Q$ and $\dot K$ may be None."""
+    u_t = SCALE * pairs_tangent(q, k, q_t, k_t, ACC, TURNED)
+    return u_t, through_cap(u_t, bend, SOFTCAP)
 
 
 @triton.jit
@@ -208,14 +194,11 @@ def tanh(x):
 
 
 @triton.jit
-def kept(seed, number, query, key, THRESHOLD: tl.constexpr, FACTOR: tl.constexpr, ACC: tl.constexpr):
+def kept(seed, query, key, THRESHOLD: tl.constexpr, FACTOR: tl.constexpr, ACC: tl.constexpr):
     """Factors of dropout by the same hash of counters as `hodiff.functions.attention.dropout.kept`."""
-    if seed is None:
-        return None
-    else:  # noqa: RET505
-        row = mixed(mixed(mixed(seed) + number) + query.to(tl.uint32))
-        drawn = mixed(row + key.to(tl.uint32) * 0x9E3779B9)
-        return (drawn.to(tl.int64) >= THRESHOLD).to(ACC) * FACTOR
+    row = mixed(seed + query.to(tl.uint32))
+    drawn = mixed(row + key.to(tl.uint32) * 0x9E3779B9)
+    return (drawn.to(tl.int64) >= THRESHOLD).to(ACC) * FACTOR
 
 
 @triton.jit
@@ -237,8 +220,6 @@ def mixed(x):
 
 @triton.jit
 def seed_of(seed, numbering, sizes, batch):
-    """The seed of dropout, and the number of the batch in its hash."""
-    if seed is None:
-        return None, None
-    else:  # noqa: RET505
-        return tl.load(opened(seed, sizes, batch)[0]).to(tl.uint32), place(numbering, sizes, batch).to(tl.uint32)
+    """The seed of dropout, mixed with the number of the batch."""
+    drawn = tl.load(opened(seed, sizes, batch)[0]).to(tl.uint32)
+    return mixed(mixed(drawn) + place(numbering, sizes, batch).to(tl.uint32))
