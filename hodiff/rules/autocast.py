@@ -17,6 +17,8 @@ def autocast_like_torch(*arguments: Any) -> tuple[Any, ...]:
 
 def _lowered(tensor: Tensor) -> Tensor:
     device = tensor.device.type
-    if not torch.is_autocast_enabled(device) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return tensor
+    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(torch.get_autocast_dtype(device))

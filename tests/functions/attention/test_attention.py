@@ -292,3 +292,8 @@ Q = torch.zeros(2, 3, 4)
 def test_refusals(arguments, options, message):
     with pytest.raises(InputError, match=re.escape(message)):
         attention(*arguments, **options)
+
+
+def test_tensors_without_memory():
+    q = torch.empty(2, 3, 4, device="meta")
+    assert attention(q, q, q, is_causal=True).shape == (2, 3, 4)
