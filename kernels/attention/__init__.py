@@ -1,4 +1,5 @@
-"""Attention and its derivatives to second order in kernels that hold a tile of the weights at a time.
+"""Attention and its derivatives to second order, in kernels that hold a block of the weights at a time.
 
-What is taken from torch, from C++ and from Triton stands in a file each, and none is imported before a tensor needs it.
+`triton_attention` stands in front of the `triton_` files; importing it needs triton, so nothing imports it before a
+tensor on a GPU needs it.
 """
