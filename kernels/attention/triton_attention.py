@@ -32,8 +32,10 @@ _ACCUMULATORS = {
     torch.float16: tl.float32,
     torch.bfloat16: tl.float32,
     torch.float32: tl.float32,
-    torch.float64: tl.float64,
 }
+# Triton 3.6 has no products of float64 for GPUs, 3.9 has.
+if triton.knobs.runtime.interpret or tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
+    _ACCUMULATORS[torch.float64] = tl.float64
 
 
 class Options(Protocol):
@@ -86,7 +88,7 @@ def value(options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 
     Args:
         options: The numbers.
-        q: Tensor (..., L, E), float16, bfloat16, float32 or float64.
+        q: Tensor (..., L, E), float16, bfloat16 or float32; with Triton 3.9 also float64.
         k: Tensor (..., S, E), of as many dimensions and the same dtype; batch dimensions broadcast.
         v: Tensor (..., S, F), likewise.
         mask: Tensor that broadcasts with (..., L, S): boolean, True where a query sees a key, or floating-point, added
@@ -307,7 +309,8 @@ def _padded(size: int) -> int:
 def _require(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not takes(q, k, v):
         got = ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in {"q": q, "k": k, "v": v}.items())
+        dtypes = ", ".join(str(each).removeprefix("torch.") for each in _ACCUMULATORS)
         raise InputError(
-            f"attention: q, k, v: Triton's kernels expect one dtype of float16, bfloat16, float32 and float64, and "
+            f"attention: q, k, v: Triton's kernels expect one dtype of {dtypes}, and "
             f"heads of at most {WIDEST} numbers, got {got}; hodiff.functions.attention takes others."
         )

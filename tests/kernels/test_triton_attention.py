@@ -211,7 +211,7 @@ def test_gradient_of_what_a_value_saved(case):
 
 # Rounding to 8 and 11 bits of each weight and input; a wrong term is off by a tenth or more.
 @pytest.mark.parametrize(
-    ("dtype", "relative"), [(torch.float32, 3e-6), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)], ids=str
+    ("dtype", "relative"), [(torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)], ids=str
 )
 def test_dtypes(dtype, relative):
     options = {"mask": torch.rand(1, 20, 35) < 0.8, "softcap": 1.5, "dropout_p": 0.2, "batch": (1,)}
@@ -271,7 +271,7 @@ def test_dropout_drops_the_same_weights_as_torch():
     out = kernels.value(options, *zeros, torch.eye(keys, device=DEVICE).expand(3, 2, keys, keys), None, seed)
     factors = kept(seed, (3, 2), 0, (20, keys), 0.25, torch.float32)
     assert torch.equal(out != 0, factors != 0)
-    torch.testing.assert_close(out * keys, factors)
+    torch.testing.assert_close(out * keys, factors, rtol=1e-5, atol=0)
 
 
 def test_rows_that_a_mask_lowers_by_all_of_float32():
@@ -280,13 +280,13 @@ def test_rows_that_a_mask_lowers_by_all_of_float32():
     mask[:, 4:9] = torch.finfo(torch.float32).min
     problem = make(dtype=torch.float32, mask=mask)
     out = kernels.value(problem.options, *problem.inputs)
-    assert (out[:, 4:9] - problem.v.mean(-2, keepdim=True)).abs().max() < 1e-6
+    assert (out[:, 4:9] - problem.v.mean(-2, keepdim=True)).abs().max() < 1e-5
     wanted = problem.v.double().requires_grad_()
     weights = torch.softmax(0.4 * problem.q.double() @ problem.k.double().mT, -1)
     weights[:, 4:9] = 1 / 35
     (by_v,) = torch.autograd.grad(weights @ wanted, wanted, problem.g.double())
     (found,) = kernels.gradient(problem.options, (False, False, True), *problem.inputs, problem.g)
-    require_close((found,), (by_v,), 1e-6)
+    require_close((found,), (by_v,), 1e-5)
 
 
 def test_scores_beyond_the_range_of_exponentials():
@@ -331,7 +331,7 @@ def tanh_kernel(x, y, SIZE: tl.constexpr):
 def test_tanh_is_right_in_relative_terms():
     x = torch.cat((torch.logspace(-12, 2, 255, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))).to(DEVICE)
     x = torch.cat((x, -x))
-    for dtype, relative in ((torch.float64, 1e-15), (torch.float32, 5e-7)):
+    for dtype, relative in ((torch.float64, 2e-15), (torch.float32, 1e-6)):
         y = torch.empty_like(x, dtype=dtype)
         tanh_kernel[(1,)](x.to(dtype), y, x.numel())
         exact = torch.tanh(x.to(dtype).double())
