@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.errors import TritonError as TritonError
 
 from hodiff.errors import InputError
 from hodiff.kernels.attention.triton_kernels import keys_pass, output_pass, queries_pass

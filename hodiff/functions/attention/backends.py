@@ -60,9 +60,9 @@ def on_gpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: b
     tensors = [each for name, each in given.items() if name != "mask_t"]
     try:
         found = getattr(kernels, kind)(options, *chosen[kind], *tensors)
-    except RuntimeError as error:  # what a compiler or a driver says; memory that is full is no reason to try again
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
+    except torch.OutOfMemoryError:  # blocks of rows would not help
+        raise
+    except (RuntimeError, kernels.TritonError) as error:  # what a driver or a compiler says
         _complain(f"{type(error).__name__}: {error}")
         return None
     return (found,) if isinstance(found, Tensor) else tuple(found)
