@@ -3,8 +3,8 @@
     python examples/lennard_jones_forces.py --quick
     python examples/lennard_jones_forces.py
 
-A potential gives an energy, and its forces are minus the gradient by the atoms' places. To fit forces is to differentiate
-that gradient by the weights. The model is a transformer of plain `torch.nn` whose tokens are atoms: features are
+A potential gives an energy, and its forces are minus the gradient by the atoms' places; to fit forces is to
+differentiate that gradient by the weights. The model is a transformer of plain `torch.nn` whose tokens are atoms: features are
 distances, so that turning or shifting the cluster changes nothing, and an exchange of atoms neither. Distances are also
 added to the scores of attention, by a mask that is differentiated twice as queries, keys and values are; torch's fused
 attention has no second derivative, and within `hodiff.corrected()` it has one.
@@ -78,7 +78,8 @@ def distances(x: Tensor) -> Tensor:
 
 def lennard_jones(x: Tensor) -> Tensor:
     """The true energies (N,) of atoms (N, ATOMS, 3)."""
-    inverse = distances(x)[:, *torch.triu_indices(x.shape[1], x.shape[1], 1)] ** -6
+    one, other = torch.triu_indices(x.shape[1], x.shape[1], 1)
+    inverse = distances(x)[:, one, other] ** -6
     return 4 * (inverse**2 - inverse).sum(-1)
 
 

@@ -195,7 +195,7 @@ def draw(samples: dict[str, Tensor], losses: dict[str, list[float]], path: Path)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train both, draw samples, and compare them with the images."""
     parser = argparse.ArgumentParser(description="One-step digits by a mean flow.")
-    parser.add_argument("--steps", type=int, default=600, help="of Adam")
+    parser.add_argument("--steps", type=int, default=400, help="of Adam")
     parser.add_argument("--size", type=int, default=128, help="images a step")
     parser.add_argument("--width", type=int, default=64, help="of the transformer")
     parser.add_argument("--through", action="store_true", help="differentiate the target as well")

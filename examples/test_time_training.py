@@ -15,7 +15,8 @@ gradients: a gradient of a gradient of `hodiff.functions.attention(..., window=.
 the square of the length. Printed are errors of the rest, as parts of the signal's variance, also at frequencies above
 all that were trained with; networks differ in the number of inner steps alone, none being the usual network.
 
-Source: Y. Sun et al., "Learning to (learn at test time): RNNs with expressive hidden states", 2024, sections 2.1 and 2.2.
+Source: Y. Sun et al., "Learning to (learn at test time): RNNs with expressive hidden states", 2024, sections 2.1 and
+2.2.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Reader(nn.Module):
         self.rates = nn.ParameterDict({name: torch.tensor(-2.0) for name in ("before", "after")})
 
     def predict(self, fast: Weights, signals: Tensor) -> Tensor:
-        """Map signals (N, L) and fast weights (N, ...) of each to what follows each place from LAGS on (N, L - LAGS)."""
+        """Map signals (N, L), with fast weights (N, ...) of each, to what comes at each place from LAGS on."""
         h = torch.tanh(self.embed(signals[:, :-1].unfold(1, LAGS, 1))) @ fast["before"]
         q, k, v = self.project(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = attention(q, k, v, is_causal=True, window=(self.window - 1, 0))
