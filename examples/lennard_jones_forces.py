@@ -4,7 +4,8 @@
     python examples/lennard_jones_forces.py
 
 A potential gives an energy, and its forces are minus the gradient by the atoms' places; to fit forces is to
-differentiate that gradient by the weights. The model is a transformer of plain `torch.nn` whose tokens are atoms: features are
+differentiate that gradient by the weights. The model is a transformer of plain `torch.nn` whose tokens are atoms:
+features are
 distances, so that turning or shifting the cluster changes nothing, and an exchange of atoms neither. Distances are also
 added to the scores of attention, by a mask that is differentiated twice as queries, keys and values are; torch's fused
 attention has no second derivative, and within `hodiff.corrected()` it has one.
@@ -208,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         seconds[kind] = (time.process_time() - begun) / options.steps
     print(f"\n{'relative error of forces, by step':36}{'by energies':>14}{'by forces':>14}")
     noted = list(errors["forces"])
-    for step in [*noted[:: max(len(noted) // ROWS, 1)], *noted[-1:]]:
+    for step in sorted({*noted[:: max(len(noted) // ROWS, 1)], noted[-1]}):
         print(f"{step:36}{errors['energies'][step]:14.4f}{errors['forces'][step]:14.4f}")
     print(f"{'ms a step':36}" + "".join(f"{1e3 * each:14.1f}" for each in seconds.values()))
     ends = [relax(each, held_out[0][:1]).x.reshape(1, ATOMS, 3) for each in models.values()]

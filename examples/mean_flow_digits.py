@@ -4,7 +4,8 @@
     python examples/mean_flow_digits.py
 
 Noise e becomes an image x along the line z = (1 - t) x + t e, of velocity v = e - x. A network u(z, r, t) learns the
-mean of the flow's velocity between the times r and t, by which one step goes from noise to an image, x = e - u(e, 0, 1):
+mean of the flow's velocity between the times r and t, by which one step goes from noise to an
+image, x = e - u(e, 0, 1):
 
     |u - target|^2,   target = v - (t - r) du/dt,   du/dt = v · du/dz + du/dt at fixed z, r,
 
@@ -13,8 +14,8 @@ transformer over patches of plain `torch.nn`; torch's fused attention has no for
 `hodiff.corrected()` it has. `--through` differentiates the target as well, which is backward through jvp.
 
 The same network with r = t is a flow matching, which takes many steps. Printed is the Frechet distance between the
-Gaussians of samples and of images, in pixels from -1 to 1; that of one half of the images to the other is the best there
-is. Source: Z. Geng et al., "Mean flows for one-step generative modeling", NeurIPS 2025, equation 10.
+Gaussians of samples and of images, in pixels from -1 to 1; that of one half of the images to the other is the best
+there is. Source: Z. Geng et al., "Mean flows for one-step generative modeling", NeurIPS 2025, equation 10.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python examples/test_time_training.py
 
 Signals are two sines of unknown frequencies with noise, and the next value is to be told from the last ones. A layer of
-attention sees a window of them, too few to know the frequencies by. So two maps of the network, one before attention and
-one after it, are fast weights: each signal starts from the same ones, and steps down the gradient of its own error
+attention sees a window of them, too few to know the frequencies by. So two maps of the network, one before attention
+and one after it, are fast weights: each signal starts from the same ones, and steps down the gradient of its own error
 on the first part of the signal, through the window's attention,
 
     W_(i+1) = W_i - rate · d/dW |prediction(W_i) - next value|^2 on the first part,
