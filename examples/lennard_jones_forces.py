@@ -5,8 +5,7 @@
 
 A potential gives an energy, and its forces are minus the gradient by the atoms' places; to fit forces is to
 differentiate that gradient by the weights. The model is a transformer of plain `torch.nn` whose tokens are atoms:
-features are
-distances, so that turning or shifting the cluster changes nothing, and an exchange of atoms neither. Distances are also
+features are distances, so that turning or shifting the cluster changes nothing, and an exchange of atoms neither. Distances are also
 added to the scores of attention, by a mask that is differentiated twice as queries, keys and values are; torch's fused
 attention has no second derivative, and within `hodiff.corrected()` it has one.
 
@@ -42,7 +41,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 Energy = Callable[[Tensor], Tensor]
-Data = tuple[Tensor, Tensor, Tensor]
+Data = tuple[Tensor, ...]  # configurations, energies, forces
 
 ATOMS, RADIAL = 7, 16  # atoms, and features of a distance
 ROWS = 5  # of the table
@@ -50,6 +49,8 @@ ROWS = 5  # of the table
 
 class Potential(nn.Module):
     """An energy of distances, the same for all orders of the atoms."""
+
+    centres: Tensor
 
     def __init__(self, width: int, scale: float = 1.0, heads: int = 2) -> None:
         super().__init__()
