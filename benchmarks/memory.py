@@ -65,7 +65,9 @@ def memory_table(peaks: Sequence[Peak]) -> str:
     found = {(peak.name, peak.problem): f"{peak.mebibytes:.3g}" for peak in peaks}
     names, problems = (list(dict.fromkeys(words)) for words in zip(*found, strict=True))
     if len(names) < len(problems):
-        return table(["", *names], [[problem, *(found[name, problem] for name in names)] for problem in problems])
+        return table(
+            ["", *names], [[problem, *(found.get((name, problem), "") for name in names)] for problem in problems]
+        )
     return table(["", *problems], [[name, *(found[name, problem] for problem in problems)] for name in names])
 
 

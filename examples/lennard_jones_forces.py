@@ -5,9 +5,9 @@
 
 A potential gives an energy, and its forces are minus the gradient by the atoms' places; to fit forces is to
 differentiate that gradient by the weights. The model is a transformer of plain `torch.nn` whose tokens are atoms:
-features are distances, so that turning or shifting the cluster changes nothing, and an exchange of atoms neither. Distances are also
-added to the scores of attention, by a mask that is differentiated twice as queries, keys and values are; torch's fused
-attention has no second derivative, and within `hodiff.corrected()` it has one.
+features are distances, so that turning or shifting the cluster changes nothing, and an exchange of atoms neither.
+Distances are also added to the scores of attention, by a mask that is differentiated twice as queries, keys and values
+are; torch's fused attention has no second derivative, and within `hodiff.corrected()` it has one.
 
 The truth is the potential of Lennard and Jones, sum over pairs of 4 (d^-12 - d^-6), of configurations around its
 minimum, which SciPy finds. The script prints the error of forces of held-out configurations as training goes on, beside

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import hodiff
 from benchmarks.memory import Peak, peak_bytes
 from benchmarks.problems import Problem
 from benchmarks.race import Contestant
@@ -21,8 +22,6 @@ from hodiff.functions import attention
 
 HEADS, SIZE = 8, 64
 LENGTHS = (2048, 4096)
-# Of products; torch's math path holds some eleven matrices of weights, which end the machine beyond 4,096.
-LENGTHS_OF_PEAKS = {"hodiff": (1024, 2048, 4096, 8192, 16384), "math": (1024, 2048, 4096)}
 FLASH, OURS, MATH = "torch's flash kernel, one gradient", "hodiff", "torch's math path"
 PEAKS = "Peak of a product, MiB: what torch hands out at once beyond the inputs, results included"
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -102,11 +101,26 @@ def _error(exact: tuple[Tensor, ...], found: Any) -> float:
     return max(relative_error(x[:, 0].flatten(), y.flatten()) for x, y in zip(found, exact, strict=True))
 
 
+def products(length: int) -> dict[str, Callable[[], Any]]:
+    """Ways to a product along the inputs, by name."""
+    x = inputs(length)
+    v = tuple(each.detach() for each in x)
+    return {
+        "`hodiff.hvp`": lambda: hodiff.hvp(lambda y: 0.5 * attention(*y).square().sum(), v, v),
+        "hodiff, double backward": partial(product, attention, x),
+        "math path, double backward": partial(product, math, x),
+    }
+
+
+# The longest that each is measured at: the math path holds some eleven matrices of weights.
+LONGEST = {"`hodiff.hvp`": 16384, "hodiff, double backward": 8192, "math path, double backward": 4096}
+
+
 def peaks(quick: bool) -> list[Peak]:
     """Of products, by length."""
-    ways: dict[str, Way] = {"hodiff": attention, "math": math}
     return [
-        Peak(f"{length:,} queries and keys", name, peak_bytes(partial(product, ways[name], inputs(length))) / 2**20)
-        for name, lengths in LENGTHS_OF_PEAKS.items()
-        for length in lengths[: 1 if quick else None]
+        Peak(f"{length:,} queries and keys", name, peak_bytes(run) / 2**20)
+        for length in ((256,) if quick else (1024, 2048, 4096, 8192, 16384))
+        for name, run in products(length).items()
+        if length <= LONGEST[name]
     ]
