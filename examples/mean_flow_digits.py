@@ -107,7 +107,7 @@ def loss(u: Velocity, batch: Batch, through: bool = False) -> Tensor:
     x, _, noise, r, t = batch
     v, z = noise - x, (1 - t) * x + t * noise
     with hodiff.corrected():
-        value, slope = torch.func.jvp(u, (z, r, t), (v, torch.zeros_like(r), torch.ones_like(t)))
+        value, slope = torch.func.jvp(u, (z, r, t), (v, torch.zeros_like(r), torch.ones_like(t)))[:2]
         target = v - (t - r) * slope
         return (value - (target if through else target.detach())).square().mean()
 

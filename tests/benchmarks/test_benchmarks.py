@@ -45,6 +45,7 @@ def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "corrections",
         "authoring",
         "functions",
+        "attention",
         "linear_losses",
         "meta",
         "minimize",

@@ -70,7 +70,7 @@ def attention(options, q, k, v, mask, seed):
     total = p.sum(-1, keepdim=True)
     p = p / total.masked_fill(total == 0, 1)
     if options.dropout_p:
-        p = p * kept(seed, options.batch, 0, p.shape[-2:], options.dropout_p, p.dtype)
+        p = p * kept(seed, options.batch, (0, 0), p.shape[-2:], options.dropout_p, p.dtype)
     return p @ v
 
 
@@ -269,7 +269,7 @@ def test_dropout_drops_the_same_weights_as_torch():
     seed = torch.tensor(0xFEDCBA98).reshape(1, 1, 1, 1).to(DEVICE)
     # Equal weights of the rows of an identity matrix are the factors, but for 1 / keys.
     out = kernels.value(options, *zeros, torch.eye(keys, device=DEVICE).expand(3, 2, keys, keys), None, seed)
-    factors = kept(seed, (3, 2), 0, (20, keys), 0.25, torch.float32)
+    factors = kept(seed, (3, 2), (0, 0), (20, keys), 0.25, torch.float32)
     assert torch.equal(out != 0, factors != 0)
     torch.testing.assert_close(out * keys, factors, rtol=1e-5, atol=0)
 
