@@ -182,7 +182,7 @@ def draw(samples: dict[str, Tensor], losses: dict[str, list[float]], path: Path)
     figure, axes = plt.subplots(1, len(samples) + 1, figsize=(3 * len(samples) + 4, 3.2), layout="constrained")
     for axis, (name, images) in zip(axes, samples.items(), strict=False):
         rows = images[:50].reshape(5, 10, SIDE, SIDE).transpose(1, 2).reshape(5 * SIDE, 10 * SIDE)
-        axis.imshow(rows, cmap="gray_r", vmin=-1, vmax=1)
+        axis.imshow(rows.numpy(), cmap="gray_r", vmin=-1, vmax=1)
         axis.set(title=name, xticks=[], yticks=[])
     for name, values in losses.items():
         axes[-1].semilogy(values, label=name, linewidth=0.8)

@@ -31,7 +31,11 @@ def allows_in_place(*tensors: Tensor | None) -> bool:
     # hands over; and not with `is_grads_batched=True`, which batches what it sees without asking for a rule.
     if torch.compiler.is_compiling():
         return False
-    return not any(each is not None and (is_zero_without_memory(each) or is_legacy_batched(each)) for each in tensors)
+    present = [each for each in tensors if each is not None]
+    # What stands for a tensor, as a jet does, has no memory to write to.
+    return all(
+        isinstance(each, Tensor) and not (is_zero_without_memory(each) or is_legacy_batched(each)) for each in present
+    )
 
 
 def blocks(dim: int, limit: int | None, x: Tensor, *others: Tensor) -> list[tuple[slice, ...]]:

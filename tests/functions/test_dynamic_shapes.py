@@ -24,6 +24,7 @@ SYMBOLS: dict[str, Symbols] = {
     "attention": ({0: "queries"}, {0: "keys"}, {0: "keys"}),
     "attention-additive-mask": ({0: "queries"}, {0: "keys"}, {0: "keys"}, {0: "queries", 1: "keys"}),
     "attention-boolean-mask-batch": (ROWS, {}, ROWS),
+    "attention-window-capped": ({0: "queries"}, {0: "keys"}, {0: "keys"}),
     "attention-causal": ({0: "queries"}, {0: "keys"}, {0: "keys"}),
     "bias_act-identity": ({0: "batch", 2: "length"}, {}),
     "bias_act-gelu": ({0: "batch", 2: "length"}, {}),
@@ -49,7 +50,7 @@ SYMBOLS: dict[str, Symbols] = {
     "soft_sort-columns": (COLUMNS,),
 }
 # Not to be exported: NumPy code, and a node that is there for its derivatives; without a batch: one vector,
-# and a target or a draw of a size that is fixed.
+# and a target, a draw or lengths of a size that is fixed.
 WITHOUT = {
     "numpy_function-elementwise",
     "numpy_function-rules",
@@ -58,6 +59,7 @@ WITHOUT = {
     "cross_entropy-gradient",
     "linear_cross_entropy-gradient",
     "attention-dropout",
+    "packed_attention",
 }
 QUICK = {"swish", "softplus", "attention", "layer_norm", "cross_entropy-probabilities"}
 # Of the cases of one Function, the first is compiled as well, and trained; quick ones by way of what is traced for the
