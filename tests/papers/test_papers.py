@@ -107,7 +107,7 @@ def test_griewank_tensors_by_as_many_series_and_no_more_operations(quick: Quick)
     found = results["data"]
     assert all(0 < error < 1e-12 for error in found["errors"].values())
     # By hand: along 3 lines 5 multiplications and the value's, against 15 pairs of monomials in two variables.
-    assert found["products"]["2"]["2"] == pytest.approx(16 / 15)
+    assert found["products"]["2"]["2"] == pytest.approx(16 / 15, rel=1e-5)  # six digits are kept
     assert found["lines of parts"] == {"5": [4, 4], "20": [4, 4]}
     for by_order in found["times"].values():
         for by_size in by_order.values():
