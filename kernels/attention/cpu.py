@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hodiff.kernels.attention import problem
+from hodiff.kernels.attention.options import Options
 from hodiff.kernels.fused_library import is_plain, run, unwatched
 
 _KERNELS = {torch.float32: "float", torch.float64: "double"}
@@ -35,7 +35,7 @@ def takes(inputs: Mapping[str, Tensor]) -> bool:
 
 
 def attention(
-    inputs: Mapping[str, Tensor], results: Sequence[str], options: Any, head_keys: Tensor | None
+    inputs: Mapping[str, Tensor], results: Sequence[str], options: Options, head_keys: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Those wanted of "out" and of the gradients by "q", "k" and "v", or their tangents if tangents are given."""
     # Each has the batch of everything together; what was broadcast is for the caller to sum.
@@ -43,7 +43,8 @@ def attention(
     batch = torch.broadcast_shapes(*(each.shape[:-2] for each in inputs.values()))
     heads, (length, keys) = math.prod(batch), (q.shape[-2], k.shape[-2])
     height = min(HEIGHT, -(-length // _STEP) * _STEP)
-    chunks = _chunks(heads, -(-length // height))
+    threads = torch.get_num_threads()
+    chunks = _chunks(heads, -(-length // height), threads)
     call = problem.Problem(
         batch=(*[1] * (problem.BATCH_DIMENSIONS - len(batch)), *batch),
         heads=heads,
@@ -53,6 +54,7 @@ def attention(
         high=_FARTHEST if options.high is None else min(options.high, _FARTHEST),
         height=height,
         chunks=chunks,
+        threads=min(threads, heads * chunks),
         scale=options.scale,
         softcap=options.softcap or 0.0,
     )
@@ -75,7 +77,7 @@ def attention(
     for name, each in found.items():
         setattr(call, problem.OUTPUTS[name], each.data_ptr())
     kernel, at = _KERNELS[q.dtype], ctypes.addressof(call)
-    memory = q.new_empty(run(f"hodiff_attention_memory_{kernel}", at) * torch.get_num_threads() + _LINE)
+    memory = q.new_empty(run(f"hodiff_attention_memory_{kernel}", at) * call.threads + _LINE)
     moving = any(name.endswith("_t") for name in inputs)
     run(f"hodiff_attention_{kernel}", at, -(-memory.data_ptr() // _LINE) * _LINE, moving, "g" in inputs)
     return tuple(
@@ -89,9 +91,8 @@ def _described(tensor: Tensor) -> problem.Tensor:
     return problem.Tensor(tensor.data_ptr(), tensor.shape[-1], batch, *strides[-2:])
 
 
-def _chunks(heads: int, panels: int) -> int:
+def _chunks(heads: int, panels: int, threads: int) -> int:
     """Into how many pieces the rows of a head are cut, so that all threads have work."""
-    threads = torch.get_num_threads()
     if heads % threads == 0 or heads >= 2 * threads:
         return 1
     return min(panels, -(-2 * threads // heads))

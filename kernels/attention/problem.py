@@ -31,7 +31,7 @@ class Problem(ctypes.Structure):
 
     _fields_ = (
         ("batch", _LONG * BATCH_DIMENSIONS),
-        *((name, _LONG) for name in ("heads", "length", "keys", "low", "high", "height", "chunks")),
+        *((name, _LONG) for name in ("heads", "length", "keys", "low", "high", "height", "chunks", "threads")),
         ("scale", _DOUBLE),
         ("softcap", _DOUBLE),
         *((name, Tensor) for name in INPUTS),

@@ -59,7 +59,7 @@ struct Tensor {
 // Missing tensors have no data; so have results that nobody wants. Query i sees key j if low <= j - i <= high.
 struct Problem {
   long batch[BATCH_DIMENSIONS];
-  long heads, length, keys, low, high, height, chunks;
+  long heads, length, keys, low, high, height, chunks, threads;
   double scale, softcap;  // No soft-cap is 0.
   Tensor q, k, v, g, q_t, k_t, v_t, g_t, mask;
   long mask_kind;
@@ -185,7 +185,8 @@ template <class T>
 void run(const Problem& p, void* memory, bool moving, bool pulled) {
   const Task<T> task = task_for<T>(moving, pulled);
   const long tasks = p.heads * p.chunks, size = rounded(memory_of<T>(p), Pieces<T>::LINE);
-#pragma omp parallel
+// Never more threads than have memory, whatever OpenMP is set to.
+#pragma omp parallel num_threads(static_cast<int>(p.threads))
   {
     T* own = static_cast<T*>(memory) + size * omp_get_thread_num();
 #pragma omp for schedule(dynamic)

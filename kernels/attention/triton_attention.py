@@ -2,8 +2,8 @@ r"""Attention and its derivatives to second order by Triton, in memory that is l
 
 With $P$ the weights, $\delta(t)$ the row sums of $P \circ t$ and $G$ the cotangent of $O$, two identities leave no row
 sum that would need a pass of its own: $\delta(\bar P)$ is the row sum of $G \circ O$, with dropout as well, and its
-tangent that of $\dot G \circ O + G \circ \dot O$. So a gradient takes the passes of `triton_kernels`, and so does its
-tangent; no pass adds to what another wrote, and results are the same in every run.
+tangent that of $\dot G \circ O + G \circ \dot O$. So a gradient takes the passes of `triton_output` and
+`triton_gradients`, and so does its tangent; no pass adds to what another wrote, and results are the same in every run.
 
 Sums run in float32, or in float64 for float64. Numbers that are computed and then multiplied with tensors, weights
 among them, are rounded to bfloat16 for bfloat16 tensors and to 11 bits for float16. Float32 tensors are multiplied as
@@ -16,7 +16,7 @@ docs/explanations/attention_second_order.md.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -25,7 +25,9 @@ from torch import Tensor
 from triton.errors import TritonError as TritonError
 
 from hodiff.errors import InputError
-from hodiff.kernels.attention.triton_kernels import keys_pass, output_pass, queries_pass
+from hodiff.kernels.attention.options import Options
+from hodiff.kernels.attention.triton_gradients import keys_pass, queries_pass
+from hodiff.kernels.attention.triton_output import output_pass
 
 WIDEST = 256
 
@@ -37,32 +39,6 @@ _ACCUMULATORS = {
 # Triton 3.6 has no products of float64 for GPUs, 3.9 has.
 if triton.knobs.runtime.interpret or tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
     _ACCUMULATORS[torch.float64] = tl.float64
-
-
-class Options(Protocol):
-    """The numbers of an attention.
-
-    Attributes:
-        scale: Factor of the scores.
-        low: Least j - i at which query i sees key j, or None.
-        high: Greatest, or None; 0 is causal.
-        softcap: c of scores c tanh(s / c), before the mask, or None.
-        dropout_p: Probability that a weight is dropped.
-        batch: Shape that numbers the weights for dropout.
-    """
-
-    @property
-    def scale(self) -> float: ...  # noqa: D102
-    @property
-    def low(self) -> int | None: ...  # noqa: D102
-    @property
-    def high(self) -> int | None: ...  # noqa: D102
-    @property
-    def softcap(self) -> float | None: ...  # noqa: D102
-    @property
-    def dropout_p(self) -> float: ...  # noqa: D102
-    @property
-    def batch(self) -> tuple[int, ...]: ...  # noqa: D102
 
 
 class Saved(NamedTuple):

@@ -13,7 +13,7 @@ COMPILE = """
 import sys
 import torch, triton
 from triton.backends.compiler import GPUTarget
-from hodiff.kernels.attention import triton_attention, triton_blocks, triton_kernels
+from hodiff.kernels.attention import triton_attention, triton_blocks
 
 class Driver:
     def get_current_target(self): return GPUTarget("cuda", int(sys.argv[1]), 32)
@@ -37,7 +37,7 @@ class AllOptions:
 
 triton.runtime.driver.set_active(Driver())
 for name in ("output_pass", "keys_pass", "queries_pass"):
-    setattr(triton_attention, name, Compiled(getattr(triton_kernels, name)))
+    setattr(triton_attention, name, Compiled(getattr(triton_attention, name)))
 dtype = getattr(torch, sys.argv[2])
 q, k, v = (torch.zeros(shape, dtype=dtype) for shape in ((2, 3, 40, 64), (2, 1, 50, 64), (2, 1, 50, 24)))
 g, seed = v.new_zeros(2, 3, 40, 24), torch.zeros(1, 1, 1, 1, dtype=torch.int64)

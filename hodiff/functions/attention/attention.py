@@ -24,8 +24,9 @@ from hodiff.functions.attention.arguments import (
     require_inputs,
     require_options,
 )
-from hodiff.functions.attention.options import Band, Corner, Options
+from hodiff.functions.attention.options import Band, Corner
 from hodiff.functions.attention.plans import gradient_plan, rows_plan
+from hodiff.kernels.attention.options import Options
 from hodiff.rules.any_order import AnyOrderFunction, in_dtype
 from hodiff.rules.autocast import autocast_like_torch
 from hodiff.rules.blockwise import RowBlocks, all_batched, blockwise
@@ -205,7 +206,7 @@ def attention(
             "torch.Generator(device).manual_seed(0) makes one."
         )
     require_band(window, causal_corner)
-    require_number("attention", "softcap", softcap, optional=True, positive=True)
+    require_number("attention", "softcap", softcap, optional=True, positive=True, finite=True)
     band = Band(is_causal, window, causal_corner)
     return attend(q, k, v, mask, scale, band, dropout_p, generator, enable_gqa, softcap)
 

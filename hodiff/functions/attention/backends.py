@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hodiff.errors import HodiffWarning
 from hodiff.functions.attention.dropout import head_keys
-from hodiff.functions.attention.options import Options
 from hodiff.kernels.attention import cpu
+from hodiff.kernels.attention.options import Options
 from hodiff.kernels.fused_library import is_plain, nothing_watches
 from hodiff.rules.any_order import in_dtype
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hodiff.functions.attention import backends, formulas
-from hodiff.functions.attention.options import Options
 from hodiff.functions.attention.plans import gradient_plan
+from hodiff.kernels.attention.options import Options
 from hodiff.rules.blockwise import WithKernel, blockwise
 from hodiff.torch_internals.transforms import in_transform
 

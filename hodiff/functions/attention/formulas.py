@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from hodiff.functions.attention.dropout import kept
-from hodiff.functions.attention.options import Options
 from hodiff.kernels import fused
+from hodiff.kernels.attention.options import Options
 from hodiff.torch_internals.operators import softmax_gradient
 
 

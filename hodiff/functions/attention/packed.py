@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.attention.attention import attention
 from hodiff.functions.attention.options import Corner
+from hodiff.rules.arguments import require_floating
 
 
 @overridable
@@ -69,12 +71,18 @@ def packed_attention(
 
     Source: M. Krell et al., "Efficient sequence packing without cross-contamination", 2021, section 3.2.
     """
+    require_floating("packed_attention", q=q, k=k, v=v)
     rows = _counts("lengths", lengths, q, "q")
     keys = _counts("key_lengths", lengths if key_lengths is None else key_lengths, k, "k")
     if len(rows) != len(keys):
         raise InputError(
             f"packed_attention: key_lengths: expected one for each of {len(rows)} lengths, got {len(keys)}; 0 says "
             f"that a sequence has no keys."
+        )
+    if v.dim() < 2 or v.shape[-2] != k.shape[-2]:
+        raise InputError(
+            f"packed_attention: v: expected as many rows in dimension -2 as k {tuple(k.shape)} has, got "
+            f"{tuple(v.shape)}."
         )
     options: dict[str, Any] = {
         "scale": scale,
@@ -93,7 +101,8 @@ def packed_attention(
 
 
 def _counts(argument: str, given: Any, tensor: Tensor, name: str) -> list[int]:
-    found = given.tolist() if isinstance(given, Tensor) else list(given) if isinstance(given, Sequence) else None
+    found = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
+    found = list(found) if isinstance(found, Sequence) else None
     if found is None or not all(is_int(each) and each >= 0 for each in found):
         raise InputError(f"packed_attention: {argument}: expected counts of 0 or more, got {given!r}.")
     if tensor.dim() < 2 or sum(found) != tensor.shape[-2]:

@@ -281,6 +281,13 @@ Q = torch.zeros(2, 3, 4)
         ((Q, Q, Q, torch.zeros(3, 2)), {}, "S 3 or 1, got (3, 2)"),
         ((Q, Q, Q), {"dropout_p": 0.1}, "generator: expected a torch.Generator"),
         ((Q, Q, Q), {"dropout_p": 1.5}, "dropout_p: expected a number from 0 to 1, got 1.5"),
+        ((Q, Q, Q), {"softcap": float("inf")}, "softcap: expected a positive finite number or None, got inf"),
+        ((Q, Q, Q), {"window": (1, -1)}, "window: expected None or two counts of keys"),
+        (
+            (Q, Q, Q),
+            {"causal_corner": "left"},
+            "causal_corner: expected one of 'upper-left', 'lower-right', got 'left'",
+        ),
         ((Q, Q, Q), {"scale": "x"}, "scale: expected a number or None, got 'x'"),
         (
             (Q, Q[:1].expand(3, 3, 4), Q[:1].expand(3, 3, 4)),

@@ -150,7 +150,7 @@ def test_float32(options, calls):
 def test_any_sizes_and_chunks(sizes, name, chunks):
     batch, heads, rows, keys, e, f = sizes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "_chunks", lambda heads, panels: min(chunks, panels))
+        patch.setattr(cpu, "_chunks", lambda heads, panels, threads: min(chunks, panels))
         compared(((batch, heads, rows, e), (1, heads, keys, e), (batch, heads, keys, f)), OPTIONS[name])
 
 

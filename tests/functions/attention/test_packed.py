@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,10 +28,10 @@ def masked(q, k, v, is_causal=False):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_value_gradient_and_product(is_causal, as_tensor):
+@pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
+def test_value_gradient_and_product(is_causal, kind):
     inputs = normal(2, 9, 3), normal(2, 11, 3, seed=1), normal(2, 11, 4, seed=2)
-    lengths = [torch.tensor(each) if as_tensor else each for each in (LENGTHS, KEY_LENGTHS)]
+    lengths = [kind(each) for each in (LENGTHS, KEY_LENGTHS)]
 
     def ours(*x):
         return packed_attention(*x, *lengths, is_causal=is_causal)
@@ -66,6 +67,7 @@ def test_options_are_those_of_attention():
         (([2, 2],), "lengths: expected a sum of what dimension -2 of q has, got 4 and q (5, 3)"),
         (([5, -0.5],), "lengths: expected counts of 0 or more, got [5, -0.5]"),
         ((3,), "lengths: expected counts"),
+        ((torch.tensor(5),), "lengths: expected counts"),
         (([2, 3], [5]), "key_lengths: expected one for each of 2 lengths, got 1"),
     ],
     ids=str,
@@ -74,3 +76,17 @@ def test_refusals(lengths, message):
     x = normal(5, 3)
     with pytest.raises(InputError, match=re.escape(message)):
         packed_attention(x, x, x, *lengths)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("v", normal(3, 3), "v: expected as many rows in dimension -2 as k (5, 3) has, got (3, 3)"),
+        ("q", [1.0], "q: expected a floating-point tensor"),
+        ("k", np.ones((5, 3)), "k: expected a floating-point tensor"),
+    ],
+)
+def test_refused_tensors(name, value, message):
+    tensors = {each: normal(5, 3) for each in "qkv"} | {name: value}
+    with pytest.raises(InputError, match=re.escape(message)):
+        packed_attention(**tensors, lengths=[5])

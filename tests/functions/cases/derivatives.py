@@ -9,12 +9,12 @@ from mpmath import mp
 
 from hodiff.functions.activations.slopes import GELUSlope, GELUTanhSlope, MishSlope, NormalDensity, SiLUSlope
 from hodiff.functions.attention.attention import AttentionGradient
-from hodiff.functions.attention.options import Options
 from hodiff.functions.convolution.maps import ConvolutionInputGradient, ConvolutionWeightGradient, Geometry
 from hodiff.functions.logarithms import LogitSlope, Occupation
 from hodiff.functions.normalization.formulas import StatisticsLayout
 from hodiff.functions.normalization.function import NormalizationGradient
 from hodiff.functions.softmax.logsumexp import LogSumExpGradient
+from hodiff.kernels.attention.options import Options
 
 INF = float("inf")
 

@@ -85,5 +85,6 @@ def _dense(got: Tensor | None, expected: Tensor | None, summed: bool) -> tuple[T
     """Both as tensors, where None is zero; the expected one summed over the directions."""
     if expected is not None and summed:
         expected = expected.sum(0)
-    zeros = torch.zeros_like(expected if got is None else got)  # type: ignore[arg-type]
+    # The caller leaves out where both are None.
+    zeros = torch.zeros_like(next(each for each in (got, expected) if each is not None))
     return zeros if got is None else got, zeros if expected is None else expected
