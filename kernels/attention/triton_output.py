@@ -1,0 +1,137 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+r"""The first pass over the tiles of attention, a program a tile of queries: the output, and sums of rows.
+
+It makes $O$, $\dot O$, and what `triton_gradients` needs of a row: the greatest score, the inverse of
+$\sum_j e^{s_j - \max s}$, and three sums, $\delta(\bar P)$, $\delta(\dot S)$ and $\dot\delta(\bar P)$.
+
+The greatest score and the sum are kept apart, where others keep the logarithm of the sum of exponentials: in a row
+that a mask has lowered by as much as float32 holds, that logarithm has no digits left to tell one key from many.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hodiff.kernels.attention.triton_blocks import LENGTHS, tuned
+from hodiff.kernels.attention.triton_tiles import (
+    kept,
+    keys_in_sight,
+    opened,
+    rows_of,
+    scores,
+    scores_tangent,
+    seed_of,
+    store_rows,
+    thinned,
+    weighted,
+)
+
+
+@tuned
+@triton.jit(do_not_specialize=LENGTHS)
+def output_pass(
+    q,
+    k,
+    v,
+    mask,
+    seed,
+    g,
+    q_t,
+    k_t,
+    v_t,
+    g_t,
+    out,
+    out_t,
+    top,
+    inverse,
+    bar,
+    mean,
+    bar_t,
+    sizes,
+    numbering,
+    length,
+    keys,
+    low,
+    high,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    THRESHOLD: tl.constexpr,
+    FACTOR: tl.constexpr,
+    E: tl.constexpr,
+    F: tl.constexpr,
+    PADDED_E: tl.constexpr,
+    PADDED_F: tl.constexpr,
+    ACC: tl.constexpr,
+    VARIANT: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    r"""By running maxima; $\dot O = (P \circ \dot S) V + P \dot V - \delta(\dot S) O$."""
+    tiles = tl.cdiv(length, ROWS)
+    batch = tl.program_id(0) // tiles
+    first = tl.program_id(0) % tiles * ROWS
+    query = first + tl.arange(0, ROWS)[:, None]
+    q, k, v = opened(q, sizes, batch), opened(k, sizes, batch), opened(v, sizes, batch)
+    q_t = q_t if q_t is None else opened(q_t, sizes, batch)
+    k_t = k_t if k_t is None else opened(k_t, sizes, batch)
+    v_t = v_t if v_t is None else opened(v_t, sizes, batch)
+    mask = mask if mask is None else opened(mask, sizes, batch)
+    seed = seed if seed is None else seed_of(seed, numbering, sizes, batch)
+    q = rows_of(q, first, length, E, ROWS, PADDED_E)
+    q_t = q_t if q_t is None else rows_of(q_t, first, length, E, ROWS, PADDED_E)
+
+    highest = tl.full((ROWS,), float("-inf"), ACC)
+    total, centre = tl.zeros((ROWS,), ACC), tl.zeros((ROWS,), ACC)
+    o, o_t = tl.zeros((ROWS, PADDED_F), ACC), tl.zeros((ROWS, PADDED_F), ACC)
+    begin, end = keys_in_sight(first, keys, low, high, ROWS, KEYS)
+    for start in range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS)[None, :]
+        k_tile = rows_of(k, start, keys, E, KEYS, PADDED_E)
+        v_tile = rows_of(v, start, keys, F, KEYS, PADDED_F)
+        s, bend = scores(q, k_tile, mask, query, key, length, keys, low, high, SCALE, SOFTCAP, ACC, False)
+        higher = tl.maximum(highest, tl.max(s, 1))
+        # Of a row that has seen nothing yet, -inf less -inf would be NaN.
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp(s - level[:, None])
+        fading = tl.exp(highest - level)
+        keep = seed if seed is None else kept(seed, query, key, THRESHOLD, FACTOR, ACC)
+        thin = thinned(p, keep)
+        total = total * fading + tl.sum(p, 1)
+        o = weighted(o * fading[:, None], thin, v_tile, ACC)
+        k_t_tile = k_t if k_t is None else rows_of(k_t, start, keys, E, KEYS, PADDED_E)
+        o_t = o_t * fading[:, None]
+        if q_t is not None or k_t is not None:
+            _, s_t = scores_tangent(q, k_tile, q_t, k_t_tile, bend, SCALE, SOFTCAP, ACC, False)
+            centre = centre * fading + tl.sum(p * s_t, 1)
+            o_t = weighted(o_t, thin * s_t, v_tile, ACC)
+        if v_t is not None:
+            o_t = weighted(o_t, thin, rows_of(v_t, start, keys, F, KEYS, PADDED_F), ACC)
+        highest = higher
+
+    # Zeros for a row that sees no key.
+    once = tl.where(total == 0, 0.0, 1 / tl.where(total == 0, 1.0, total))
+    o = o * once[:, None]
+    centre = centre * once
+    o_t = o_t * once[:, None] - centre[:, None] * o
+    if out is not None:
+        store_rows(opened(out, sizes, batch), first, length, o, F, ROWS, PADDED_F)
+    if out_t is not None:
+        store_rows(opened(out_t, sizes, batch), first, length, o_t, F, ROWS, PADDED_F)
+    if top is not None:
+        row = first + tl.arange(0, ROWS)
+        inside = row < length
+        at = batch.to(tl.int64) * length + row
+        tl.store(top + at, tl.where(highest == float("-inf"), 0.0, highest), mask=inside)
+        tl.store(inverse + at, once, mask=inside)
+        if mean is not None:
+            tl.store(mean + at, centre, mask=inside)
+        if bar is not None:
+            g_tile = rows_of(opened(g, sizes, batch), first, length, F, ROWS, PADDED_F).to(ACC)
+            tl.store(bar + at, tl.sum(g_tile * o, 1), mask=inside)
+            if bar_t is not None:
+                moved = tl.sum(g_tile * o_t, 1)
+                if g_t is not None:
+                    g_t_tile = rows_of(opened(g_t, sizes, batch), first, length, F, ROWS, PADDED_F)
+                    moved += tl.sum(g_t_tile.to(ACC) * o, 1)
+                tl.store(bar_t + at, moved, mask=inside)
