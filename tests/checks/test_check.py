@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from zoo.wrong.surroundings import EmptyInBackward
 
 import hodiff
 from hodiff import InputError, straight_through
@@ -75,6 +76,12 @@ def test_what_torch_alone_gets_wrong_is_a_warning():
     assert any("torch.nn.functional.layer_norm" in each for each in finding.evidence)
     assert any("torch.linalg.det" in each for each in finding.evidence)
     assert finding.location.startswith("test_check.py:")
+
+
+def test_memory_that_was_never_written_says_nothing_of_torch(monkeypatch):
+    """It holds other numbers in each call, so that torch alone may fail where corrections did not."""
+    monkeypatch.setattr(by_routes, "torch_alone", lambda *_: pytest.fail("numbers that mean nothing were compared"))
+    assert "HD308" in check(EmptyInBackward, normal(3)).codes
 
 
 @pytest.mark.parametrize("f", [torch.sin, lambda x: x.clamp(-2, 2).relu(), lambda x: x.sum(0).pow(2)])

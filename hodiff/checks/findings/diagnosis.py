@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hodiff.checks.findings.codes import CODES
+from hodiff.checks.findings.codes import CODES, UNRELIABLE
 from hodiff.checks.probes.cause import Cause, about_batches, modes_of
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding
@@ -108,7 +108,7 @@ LEFT_OVER: tuple[CodePattern, ...] = (
 )
 
 # Defects after which batched and single evaluations differ, or a batched one raises.
-_UPSET_BATCHES = {"HD301", "HD302", "HD303", "HD305", "HD308", "HD309", "HD903"}
+_UPSET_BATCHES = {"HD301", "HD302", *UNRELIABLE}
 # Defects for which differences do not settle.
 _NOISY = {"HD111", "HD118"}
 _STOP_BATCHES = {"HD104", "HD106", "HD107", "HD116", "HD201", "HD202", "HD203", "HD204", "HD304"}

@@ -19,6 +19,7 @@ from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scipy_differences import against_scipy
 from hodiff.checks.comparisons.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
 from hodiff.checks.comparisons.vmapped import vmap_checks
+from hodiff.checks.findings.codes import UNRELIABLE
 from hodiff.checks.findings.diagnosis import sorted_findings
 from hodiff.checks.functions.conclusion import calls_within, conclude
 from hodiff.checks.functions.switches import Switches
@@ -45,8 +46,7 @@ def check_by_routes(
     """Check a function in float64, and in its inputs' own dtypes; then say what torch alone gets wrong of it."""
     with switches.mode:
         report, problem, levels = _report(f, args, own, switches, approximate, generator)
-    # Numbers that differ from call to call say nothing of torch.
-    if switches.brief or not switches.correct or not levels or {"HD305", "HD903"} & set(report.codes):
+    if switches.brief or not switches.correct or not levels or UNRELIABLE & set(report.codes):
         return report
     comparison = Comparison(problem, problem.loss, levels)
     functions = dict.fromkeys(call.function for call in calls_within(problem, f))

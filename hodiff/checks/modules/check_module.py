@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from hodiff.checks.attempts import first_line
 from hodiff.checks.comparisons.compiled import compile_checks
 from hodiff.checks.comparisons.surrogates import declares_surrogate
+from hodiff.checks.findings.codes import UNRELIABLE
 from hodiff.checks.findings.diagnosis import diagnose
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.conclusion import title
@@ -144,7 +145,7 @@ def check_module(
         found += diagnose(entries[len(comparison.entries) :], ())
         if all(entry.status == "raises" and "forward" in entry.route for entry in failed):
             found = [replace(each, severity="warning") if each.code in _MISSING else each for each in found]
-        if correct:
+        if correct and not UNRELIABLE & {each.code for each in found}:
             # The last, as it is a warning.
             found += torch_alone(lambda: _again(root, loss), comparison, order, seed, custom_classes(root))
         notes = notes_of(module, called, subject, comparison, aside, failed)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.findings.codes import UNRELIABLE
 from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.probes.cause import Cause
 from hodiff.checks.probes.custom_rules import custom_rules
@@ -38,8 +39,6 @@ from hodiff.corrections import corrected
 
 Probe = Callable[[FunctionCall, torch.Generator], list[Cause]]
 
-# After one of these the numbers of a rule mean nothing, and are not compared.
-_UNRELIABLE = {"HD303", "HD305", "HD308", "HD309", "HD903"}
 # Codes of wrong formulas, which a surrogate has on purpose.
 _OF_FORMULAS = {"HD101", "HD102", "HD105", "HD109", "HD110", "HD111", "HD112"}
 
@@ -54,23 +53,23 @@ PROBES: tuple[tuple[Probe, set[str]], ...] = (
     (uninitialised_memory, set()),
     (repeated_calls, {"HD308"}),
     (in_place_writes, set()),
-    (calls_between, _UNRELIABLE),
-    (memory_layouts, _UNRELIABLE),
+    (calls_between, UNRELIABLE),
+    (memory_layouts, UNRELIABLE),
     (tensors_on_context, set()),
     (returned_gradients, set()),
-    (frozen_arguments, _UNRELIABLE | {"HD203"}),
+    (frozen_arguments, UNRELIABLE | {"HD203"}),
     # What is computed by the flag of another is lost where that one is off.
     (unneeded_gradients, {"HD203", "HD101"}),
-    (fixed_dtypes, _UNRELIABLE),
+    (fixed_dtypes, UNRELIABLE),
     (fixed_devices, set()),
-    (first_order, _UNRELIABLE | _ROUNDED),
-    (linearity, _UNRELIABLE),
+    (first_order, UNRELIABLE | _ROUNDED),
+    (linearity, UNRELIABLE),
     # A wrong formula need not read what the right one would.
     (wasted_memory, _FORMULA),
-    (backward_slopes, _UNRELIABLE | _ROUNDED),
-    (forward_slopes, _UNRELIABLE | _ROUNDED),
-    (narrow_factors, _UNRELIABLE | _ROUNDED | _FORMULA),
-    (first_order_beside, _UNRELIABLE | _ROUNDED | _FORMULA | {"HD102"}),
+    (backward_slopes, UNRELIABLE | _ROUNDED),
+    (forward_slopes, UNRELIABLE | _ROUNDED),
+    (narrow_factors, UNRELIABLE | _ROUNDED | _FORMULA),
+    (first_order_beside, UNRELIABLE | _ROUNDED | _FORMULA | {"HD102"}),
 )
 
 
@@ -119,7 +118,7 @@ def _of_whole(
 ) -> list[Cause]:
     location = class_location(f)
     found: list[Cause] = []
-    if not _UNRELIABLE & codes:
+    if not UNRELIABLE & codes:
         with buffers_put_back():
             found += _causes_of(large_arguments, function, leaves, location, truth)
             # Infinities are left out where large arguments overflow already, or the formula is wrong.
