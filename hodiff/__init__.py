@@ -33,6 +33,7 @@ if _TYPE_CHECKING:
     from hodiff import operators as operators
     from hodiff import optim as optim
     from hodiff import plot as plot
+    from hodiff import sparse as sparse
     from hodiff import taylor as taylor
     from hodiff.authoring import custom_jvp as custom_jvp
     from hodiff.authoring import custom_vjp as custom_vjp
@@ -85,7 +86,7 @@ _LATE = {
 }
 _PACKAGES = {
     *("authoring", "checks", "estimators", "functions", "implicit", "meta", "nn", "operators", "optim", "plot"),
-    "taylor",
+    *("sparse", "taylor"),
 }
 
 

@@ -22,6 +22,7 @@ ROOMS = {
     "hodiff.implicit": "hodiff.implicit",
     "hodiff.optim": "hodiff.optim",
     "hodiff.meta": "hodiff.meta",
+    "hodiff.sparse": "hodiff.sparse",
     "hodiff.taylor": "hodiff.taylor",
     "hodiff.checks": "hodiff.checks",
     "hodiff.plot": "hodiff.plot",

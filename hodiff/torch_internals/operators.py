@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import BuiltinFunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, _ops
+from torch._decomp import decomposition_table
 
 # An operator for one signature, and all of one name.
 OpOverload = _ops.OpOverload
@@ -112,14 +114,50 @@ def schema_of(operator: Any) -> Any:
     return operator._schema
 
 
+def plain_name(operator: Any) -> str:
+    """An operator's name without underscores at its ends, and with its namespace if it is none of torch's own."""
+    namespace, _, name = operator._schema.name.partition("::")
+    return name.strip("_") if namespace == "aten" else f"{namespace}::{name.strip('_')}"
+
+
 def writes(operator: Any) -> bool:
     """Whether an operator writes to what it is given."""
     return isinstance(operator, OpOverload) and bool(operator._schema.is_mutable)
 
 
+def arguments_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The arguments of a call by name, with those left to their defaults; and which are written to."""
+    declared = operator._schema.arguments
+    found: dict[str, Any] = {each.name: each.default_value for each in declared if each.has_default_value()}
+    found |= {each.name: value for each, value in zip(declared, args, strict=False)} | dict(kwargs)
+    written = [each.name for each in declared if each.alias_info is not None and each.alias_info.is_write]
+    return found, [name for name in written if found.get(name) is not None]
+
+
+def decomposition_of(operator: Any) -> Kernel | None:
+    """What torch says an operator is made of, if it does."""
+    found: Kernel | None = None if getattr(operator, "is_view", False) else decomposition_table.get(operator)
+    if found is None and hasattr(operator, "prim_impl_aten"):
+        found = operator.prim_impl_aten
+    if found is None and isinstance(operator, OpOverload) and operator._can_decompose():
+        found = operator.decompose
+    return found
+
+
 def has_onednn_products() -> bool:
     """Whether this torch has oneDNN's matrix products."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """Let torch's own kernels run in place of oneDNN's; unlike the public switch it says nothing of TF32."""
+    before = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def onednn_product(a: Tensor, b: Tensor) -> Tensor:
@@ -129,8 +167,8 @@ def onednn_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def operator_named(name: str) -> Any:
-    """All overloads of one of torch's own operators; None where this torch has none."""
-    found = getattr(torch.ops.aten, name, None)
+    """All overloads of one of torch's own operators, by its plain name; None where this torch has none."""
+    found = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"_{name}", None)
     return found if isinstance(found, OpOverloadPacket) else None
 
 

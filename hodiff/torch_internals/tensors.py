@@ -6,6 +6,7 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from torch import Tensor
+from torch.multiprocessing import reductions
 
 # How often it was changed in place; tensors made in inference mode have no version.
 version_of: Callable[[Tensor], int] = attrgetter("_version")
@@ -14,6 +15,10 @@ base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")
 is_view: Callable[[Tensor], bool] = Tensor._is_view
 # The zeros that forward mode hands over have a shape and no memory.
 is_zero_without_memory: Callable[[Tensor], bool] = Tensor._is_zerotensor
+
+
+# A storage as the key of a table: it does not keep the memory, and no other storage takes its place.
+WeakStorage = reductions.StorageWeakRef
 
 
 def storage_of(tensor: Tensor) -> int:

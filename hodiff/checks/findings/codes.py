@@ -14,6 +14,3 @@ from hodiff.checks.findings.wrong_numbers import NUMBERS
 _TABLES = (NUMBERS, RETURNS, SURROUNDINGS, MISSING, WASTE, NOT_DEFECTS)
 
 CODES = {each.code: each for table in _TABLES for each in table}
-
-UNRELIABLE = frozenset({"HD303", "HD305", "HD308", "HD309", "HD903"})
-"""Defects after which numbers mean nothing: another call may give others, so none is compared again."""

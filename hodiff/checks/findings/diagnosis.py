@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hodiff.checks.findings.codes import CODES, UNRELIABLE
-from hodiff.checks.probes.cause import Cause, about_batches, modes_of
+from hodiff.checks.findings.codes import CODES
+from hodiff.checks.probes.cause import UNRELIABLE, Cause, about_batches, modes_of
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding
 from hodiff.torch_internals.wording import Wording, pattern_of

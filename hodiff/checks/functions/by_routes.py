@@ -19,10 +19,10 @@ from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scipy_differences import against_scipy
 from hodiff.checks.comparisons.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
 from hodiff.checks.comparisons.vmapped import vmap_checks
-from hodiff.checks.findings.codes import UNRELIABLE
 from hodiff.checks.findings.diagnosis import sorted_findings
 from hodiff.checks.functions.conclusion import calls_within, conclude
 from hodiff.checks.functions.switches import Switches
+from hodiff.checks.probes.cause import UNRELIABLE
 from hodiff.checks.probes.numbers_inside import cancels
 from hodiff.checks.probes.probe import probe
 from hodiff.checks.report.data import Entry

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from hodiff.checks.attempts import first_line
 from hodiff.checks.comparisons.compiled import compile_checks
 from hodiff.checks.comparisons.surrogates import declares_surrogate
-from hodiff.checks.findings.codes import UNRELIABLE
 from hodiff.checks.findings.diagnosis import diagnose
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.conclusion import title
@@ -24,6 +23,7 @@ from hodiff.checks.modules.faults import Inquiry, unsteady_finding
 from hodiff.checks.modules.first_call import first_call
 from hodiff.checks.modules.notes import notes_of, what_moves
 from hodiff.checks.modules.search import Search
+from hodiff.checks.probes.cause import UNRELIABLE
 from hodiff.checks.progress import told
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report

@@ -10,6 +10,9 @@ from hodiff.torch_internals.wording import Wording, says
 
 Explains = Callable[[Entry], bool]
 
+UNRELIABLE = frozenset({"HD303", "HD305", "HD308", "HD309", "HD903"})
+"""Defects after which numbers mean nothing: another call may give others, so none is compared again."""
+
 
 @dataclass(frozen=True)
 class Cause:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.findings.codes import UNRELIABLE
 from hodiff.checks.module_buffers import buffers_put_back
-from hodiff.checks.probes.cause import Cause
+from hodiff.checks.probes.cause import UNRELIABLE, Cause
 from hodiff.checks.probes.custom_rules import custom_rules
 from hodiff.checks.probes.domain_edges import domain_edges, large_arguments
 from hodiff.checks.probes.empty_tensors import empty_tensors
@@ -49,7 +48,7 @@ _ROUNDED = {"HD306"}
 _FORMULA = {"HD101", "HD105", "HD109", "HD110"}
 
 # Probe, and the codes after which it has nothing to say.
-PROBES: tuple[tuple[Probe, set[str]], ...] = (
+PROBES: tuple[tuple[Probe, Set[str]], ...] = (
     (uninitialised_memory, set()),
     (repeated_calls, {"HD308"}),
     (in_place_writes, set()),

@@ -9,8 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from hodiff.torch_internals.interception import MODULES_BELOW
+
 # What runs between a user's line and torch.
 _BETWEEN = {"torch", "hodiff"} | sys.stdlib_module_names
+# What sees operators, and stands between them and their caller.
+_WATCHING = (
+    "hodiff.corrections.mode",
+    "hodiff.derivatives.capture.origin",
+    "hodiff.sparse.detection",
+    *MODULES_BELOW,
+)
 
 
 def line_now() -> str:
@@ -21,6 +30,14 @@ def line_now() -> str:
             return _told(frame, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def called_by_library() -> bool:
+    """Whether it is a line of torch's own Python, or of a correction, that called the operator which is running."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_WATCHING):
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in {"torch", "hodiff"}
 
 
 def line_of(error: BaseException) -> str:

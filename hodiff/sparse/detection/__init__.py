@@ -1,0 +1,1 @@
+"""Which entries of a Hessian or a Jacobian can be other than zero."""

@@ -1,0 +1,154 @@
+"""Where Hessians and Jacobians can have entries that are not zero."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from scipy.sparse import csr_array, vstack
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hodiff.common.options import require_bool
+from hodiff.common.trees import PyTree, tensors_in
+from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bind
+from hodiff.errors import HodiffWarning, InputError
+from hodiff.sparse.detection.escapes import Escapes
+from hodiff.sparse.detection.supports import identity
+from hodiff.sparse.detection.tracking import Tracking
+from hodiff.torch_internals.operators import without_onednn
+
+
+@at_the_boundary
+def hessian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool = False) -> csr_array:
+    r"""Where the Hessian of a scalar function can have entries that are not zero.
+
+    $$ P \supseteq \{ (i, j) : \partial^2 f / \partial x_i \partial x_j \ne 0 \} $$
+
+    f and its gradient run once, and the inputs that each number depends on are followed through every operator. The
+    pattern holds for all x by default; what has no derivative (rounding, comparisons) leaves no trace, and constants of
+    f that are floating-point numbers may take any value. Masks and indices, boolean and integer constants, are part
+    of its structure.
+
+    Args:
+        f: Function that returns a tensor of shape ().
+        x: Tensor or pytree of n numbers in all, at which f runs.
+        *args: Further arguments of f, constants.
+        at_point: Whether the pattern is to hold at this x alone, and may be smaller: branches, maxima and factors of
+            zero are taken as they are there.
+
+    Returns:
+        SciPy's boolean CSR array (n, n), symmetric, leaves of x flattened in pytree order.
+
+    Raises:
+        InputError: If f does not return one real number, its course depends on values of x (unless `at_point`),
+            numbers of x leave torch (`.numpy()`), or the Hessian has too many entries to be called sparse.
+
+    Warns:
+        HodiffWarning: If there is an operator without a rule, whose result is taken to depend on all of its arguments.
+
+    Example:
+        >>> import torch, hodiff
+        >>> f = lambda x: (x[1:] - x[:-1] ** 2).square().sum()
+        >>> hodiff.sparse.hessian_pattern(f, torch.ones(4)).toarray().astype(int)
+        array([[1, 1, 0, 0],
+               [1, 1, 1, 0],
+               [0, 1, 1, 1],
+               [0, 0, 1, 1]])
+
+    Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., section 7.1; A. Walther, "Computing sparse
+    Hessians with automatic differentiation", ACM Transactions on Mathematical Software 34, 2008.
+    """
+    require_bool("hessian_pattern", "at_point", at_point)
+    function = bind("hessian_pattern", f, (x, *args), name="x")
+    leaves = [leaf.detach().clone().requires_grad_() for leaf in function.leaves]
+    with _tracking(function, leaves, at_point) as mode, torch.enable_grad():
+        value = function.scalar(leaves)[0]
+        if not value.requires_grad:
+            raise function.independent()
+        gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
+        pattern = _rows(mode, gradients)
+    return _sorted(pattern + pattern.T)
+
+
+@at_the_boundary
+def jacobian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool = False) -> csr_array:
+    r"""Where the Jacobian of a function can have entries that are not zero.
+
+    $$ P \supseteq \{ (i, j) : \partial f_i / \partial x_j \ne 0 \} $$
+
+    f runs once, and the inputs that each number depends on are followed through every operator.
+
+    Args:
+        f: Function that returns a tensor or a pytree of m numbers in all.
+        x: Tensor or pytree of n numbers in all, at which f runs.
+        *args: Further arguments of f, constants.
+        at_point: As in `hessian_pattern`.
+
+    Returns:
+        SciPy's boolean CSR array (m, n), leaves of the result and of x flattened in pytree order.
+
+    Raises:
+        InputError: As `hessian_pattern`, for any result that is made of tensors.
+
+    Example:
+        >>> import torch, hodiff
+        >>> hodiff.sparse.jacobian_pattern(lambda x: x[1:] * x[:-1], torch.ones(4)).toarray().astype(int)
+        array([[1, 1, 0, 0],
+               [0, 1, 1, 0],
+               [0, 0, 1, 1]])
+
+    Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., section 7.1.
+    """
+    require_bool("jacobian_pattern", "at_point", at_point)
+    function = bind("jacobian_pattern", f, (x, *args), name="x")
+    leaves = [leaf.detach().clone() for leaf in function.leaves]
+    with _tracking(function, leaves, at_point) as mode:
+        results = tensors_in(function(leaves)[0])
+        if not results:
+            raise InputError("jacobian_pattern: f: expected a tensor or a pytree of tensors for a result, got none.")
+        pattern = _rows(mode, results)
+    return _sorted(pattern)
+
+
+@contextmanager
+def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool) -> Iterator[Tracking]:
+    """Follow operators from the leaves on; complain of those that have no rule."""
+    inputs = sum(leaf.numel() for leaf in leaves)
+    mode = Tracking(function.caller, inputs, at_point=at_point)
+    start = 0
+    for leaf in leaves:
+        mode.memory.write(leaf, identity(leaf.numel(), inputs, start).reshape(*leaf.shape), depends=True)
+        start += leaf.numel()
+    with (
+        Escapes(function.caller, mode.memory),
+        mode,
+        # Compiled code and fused kernels show no operators.
+        torch.compiler.set_stance("force_eager"),
+        sdpa_kernel(SDPBackend.MATH),
+        without_onednn(),
+    ):
+        yield mode
+    if mode.unknown:
+        found = ", ".join(f"{name} ({line})" if line else name for name, line in mode.unknown.items())
+        warnings.warn(
+            f"{function.caller}: no rule says what results depend on for {found}: taken to be everything that the "
+            f"arguments depend on, so that the pattern is right and may be too large.",
+            HodiffWarning,
+            stacklevel=5,
+        )
+
+
+def _rows(mode: Tracking, results: Sequence[Tensor]) -> csr_array:
+    found = [mode.memory.supports(y) for y in results]
+    none = [csr_array((y.numel(), mode.memory.inputs), dtype=bool) for y in results]
+    return csr_array(vstack([rows if each is None else each.rows() for each, rows in zip(found, none, strict=True)]))
+
+
+def _sorted(pattern: csr_array) -> csr_array:
+    pattern = csr_array(pattern, dtype=bool)
+    pattern.sum_duplicates()
+    return pattern

@@ -1,0 +1,157 @@
+"""Products of matrices, and what is made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from hodiff.sparse.detection.call import Call
+from hodiff.sparse.detection.memory import has_derivatives
+from hodiff.sparse.detection.registry import rule
+from hodiff.sparse.detection.supports import Supports
+
+
+def product(call: Call, a: Any, b: Any) -> Supports:
+    """Row i of a and column j of b for the element (i, j) of each pair of matrices."""
+    rows = call.supports(a).over((-1,), keepdim=True)
+    columns = call.supports(b).over((-2,), keepdim=True)
+    return rows | columns
+
+
+@rule("mm", "bmm", "int_mm")
+def mm(call: Call) -> list[Supports | None]:
+    """Matrices, or batches of them."""
+    return [product(call, call["self"], call["mat2"])]
+
+
+@rule("addmm", "baddbmm")
+def addmm(call: Call) -> list[Supports | None]:
+    """With something added."""
+    factors = [call.get("mat1", call.get("batch1")), call.get("mat2", call.get("batch2"))]
+    found = product(call, *factors)
+    return [found | call.supports(call["self"]).broadcast(found.shape)]
+
+
+@rule("addbmm")
+def addbmm(call: Call) -> list[Supports | None]:
+    """Summed over the batch."""
+    found = product(call, call["batch1"], call["batch2"]).over((0,))
+    return [found | call.supports(call["self"]).broadcast(found.shape)]
+
+
+@rule("mv", "addmv")
+def mv(call: Call) -> list[Supports | None]:
+    """A matrix and a vector."""
+    matrix, vector = (call["self"], call["vec"]) if call.name == "mv" else (call["mat"], call["vec"])
+    found = call.supports(matrix).over((-1,)) | call.supports(vector).whole(())
+    return [found if call.name == "mv" else found | call.supports(call["self"]).broadcast(found.shape)]
+
+
+@rule("dot", "vdot", "dist", "linalg_lstsq", "linalg_householder_product", "ormqr", "pdist_backward")
+def everything(call: Call) -> list[Supports | None]:
+    """All of all arguments."""
+    return list(call.dense())
+
+
+@rule("ger", "outer")
+def outer(call: Call) -> list[Supports | None]:
+    """An element of each."""
+    a, b = call.supports(call["self"]), call.supports(call["vec2"])
+    return [a.reshape(-1, 1) | b.reshape(1, -1)]
+
+
+@rule("cdist_forward")
+def cdist(call: Call) -> list[Supports | None]:
+    """Point i of one set and j of the other."""
+    a, b = call.supports(call["x1"]).over((-1,)), call.supports(call["x2"]).over((-1,))
+    return [a.take(a.which[..., :, None]) | b.take(b.which[..., None, :])]
+
+
+@rule("pdist_forward")
+def pdist(call: Call) -> list[Supports | None]:
+    """Pairs of points of one set."""
+    points = call.supports(call["self"]).over((-1,))
+    first, second = np.triu_indices(points.shape[0], 1)
+    return [points.take(points.which[first]) | points.take(points.which[second])]
+
+
+@rule("trilinear")
+def trilinear(call: Call) -> list[Supports | None]:
+    """A product of three, summed over dimensions after each has been given those that it lacks."""
+    union = call.none(())
+    for name, missing in (("i1", "expand1"), ("i2", "expand2"), ("i3", "expand3")):
+        supports = call.supports(call[name])
+        union = union | supports.take(np.expand_dims(supports.which, tuple(call[missing])))
+    return [union.over(call["sumdim"])]
+
+
+@rule("cdist_backward")
+def cdist_backward(call: Call) -> list[Supports | None]:
+    """Point i, and all points of the other set with their distances."""
+    others = call.supports(call["x2"]).over((-2, -1))
+    distances = call.supports(call["cdist"]) | call.supports(call["grad"])
+    united = distances.over((-1,), keepdim=True) | others.take(others.which[..., None, None])
+    return [(united | call.supports(call["x1"]).over((-1,), keepdim=True)).broadcast(call.outputs[0].shape)]
+
+
+# What is computed of whole matrices: every element of a result has all of the matrices of its batch.
+_OF_MATRICES = (
+    "linalg_det",
+    "linalg_eigh",
+    "linalg_slogdet",
+    "linalg_solve_ex",
+    "linalg_svd",
+    "cholesky",
+    "cholesky_inverse",
+    "cholesky_solve",
+    "geqrf",
+    "linalg_cholesky_ex",
+    "linalg_eig",
+    "linalg_eigvals",
+    "linalg_inv_ex",
+    "linalg_ldl_factor_ex",
+    "linalg_lu",
+    "linalg_lu_factor_ex",
+    "linalg_lu_solve",
+    "linalg_matrix_exp",
+    "linalg_pinv",
+    "linalg_qr",
+    "linalg_solve_triangular",
+    "lu_unpack",
+    "triangular_solve",
+)
+# Systems: a column of the solution has all of the matrix, and its own right-hand side.
+_RIGHT_SIDES = {"linalg_solve_triangular": "B", "triangular_solve": "self", "cholesky_solve": "self"}
+
+
+@rule(*_OF_MATRICES)
+def of_matrices(call: Call) -> list[Supports | None]:
+    """All of the matrices, batch by batch."""
+    # A determinant has no dimensions left but those of the batch, a vector of eigenvalues has one.
+    matrices = [x for x in call.tensors if x.dim() >= 2 and has_derivatives(x)]
+    batch = np.broadcast_shapes(*(x.shape[:-2] for x in matrices))
+    united = call.none(batch)
+    right = call.get(_RIGHT_SIDES.get(call.name, ""))
+    for x in matrices:
+        if x is not right:
+            united = united | call.supports(x).over((-2, -1)).broadcast(batch)
+    for x in call.tensors:
+        if x.dim() < 2:
+            united = united | call.supports(x).whole(())
+    return [_spread(call, united, right, each) for each in call.outputs]
+
+
+def _spread(call: Call, united: Supports, right: Any, output: Tensor) -> Supports | None:
+    if not output.numel():
+        return None
+    rest = output.dim() - len(united.shape)
+    found = united.reshape(*united.shape, *(1,) * rest).broadcast(output.shape)
+    if right is None:
+        return found
+    if output.shape[-2:] != right.shape[-2:]:
+        return found  # not the solution
+    left = call.get("left", True)
+    columns = call.supports(right).over((-2,) if left else (-1,), keepdim=True)
+    return found | columns.broadcast(output.shape)

@@ -1,0 +1,112 @@
+"""Operators that move elements: they are told where each comes from by moving the elements' numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hodiff.sparse.detection.call import Call
+from hodiff.sparse.detection.memory import has_derivatives
+from hodiff.sparse.detection.registry import rule
+from hodiff.sparse.detection.supports import Supports, joined
+
+_MOVING = (
+    "unsafe_index",
+    "as_strided_copy",
+    "as_strided_scatter",
+    "block_diag",
+    "cat",
+    "channel_shuffle",
+    "constant_pad_nd",
+    "diag_embed",
+    "diagonal_backward",
+    "diagonal_copy",
+    "diagonal_scatter",
+    "embedding",
+    "expand_copy",
+    "flip",
+    "gather",
+    "im2col",
+    "index",
+    "index_copy",
+    "index_fill",
+    "index_select",
+    "masked_scatter",
+    "masked_select",
+    "permute_copy",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "reflection_pad1d",
+    "reflection_pad2d",
+    "reflection_pad3d",
+    "repeat",
+    "replication_pad1d",
+    "replication_pad2d",
+    "replication_pad3d",
+    "roll",
+    "scatter",
+    "select_backward",
+    "select_copy",
+    "select_scatter",
+    "slice_backward",
+    "slice_copy",
+    "slice_scatter",
+    "split_with_sizes_copy",
+    "stack",
+    "take",
+    "tril",
+    "triu",
+    "unfold_copy",
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "view_copy",
+)
+
+
+@rule(*_MOVING)
+def moving(call: Call) -> list[Supports | None]:
+    """Move numbers in place of elements: 1, 2, ... over all arguments, and 0 for constants."""
+    if not all(call.is_fixed(x) for x in call.tensors if not has_derivatives(x)):
+        return list(call.dense())
+    parts: list[Supports] = []
+    start = 1
+
+    def numbered(x: Any) -> Any:
+        nonlocal start
+        if not isinstance(x, Tensor):
+            return x
+        if not has_derivatives(x):
+            return x.cpu()
+        supports = call.supports(x)
+        if supports.is_empty:
+            return torch.zeros(x.shape, dtype=torch.float64)
+        parts.append(supports)
+        start += x.numel()
+        return torch.arange(start - x.numel(), start, dtype=torch.float64).reshape(x.shape)
+
+    # Numbers up to 2^53 are exact in float64, which more operators take than int64.
+    arguments = {
+        name: 0 if _is_constant(name, each) else tree_map(numbered, each) for name, each in call.arguments.items()
+    }
+    moved = call.func(**arguments)
+    if not parts:
+        return [None] * len(call.outputs)
+    flat = joined(parts)
+    which = np.append(0, flat.which)
+    return [flat.take(which[each.to(torch.int64).numpy()]) for each in tree_leaves(moved)]
+
+
+def _is_constant(name: str, value: Any) -> bool:
+    """Whether an argument is a number that fills, which must not be taken for that of an element."""
+    return name == "value" and not isinstance(value, Tensor)
+
+
+@rule("lift_fresh", "clone", "contiguous", "detach_copy", "alias_copy")
+def same(call: Call) -> list[Supports | None]:
+    """A copy."""
+    return [call.supports(call.tensors[0])]

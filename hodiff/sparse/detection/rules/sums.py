@@ -1,0 +1,106 @@
+"""Operators that add elements into others: scatters with accumulation, and the gradients of gathers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hodiff.sparse.detection.call import Call
+from hodiff.sparse.detection.registry import rule
+from hodiff.sparse.detection.supports import Supports
+
+
+def added(call: Call, kept: Any, source: Any, target: Tensor) -> list[Supports | None]:
+    """What is kept of the first argument, and with it those elements of `source` whose flat `target` an element is."""
+    shape = call.outputs[0].shape
+    kept, source = call.supports(kept), call.supports(source)
+    source = source.broadcast(target.shape)
+    return [kept.broadcast(shape) | source.merged(target.numpy().astype(np.int64), shape)]
+
+
+def positions(x: Tensor) -> Tensor:
+    """The flat position of each element of a contiguous tensor of the same shape."""
+    return torch.arange(x.numel()).reshape(x.shape)
+
+
+def _indices_move(call: Call, *names: str) -> bool:
+    indices = [
+        each for name in names for each in (call[name] if isinstance(call[name], list | tuple) else [call[name]])
+    ]
+    return not all(call.is_fixed(each) for each in indices if each is not None)
+
+
+@rule("index_add", "index_reduce")
+def index_add(call: Call) -> list[Supports | None]:
+    """Slices at indices along a dimension."""
+    if _indices_move(call, "index"):
+        return list(call.dense())
+    target = positions(call.outputs[0])
+    if target.dim():
+        target = target.index_select(call["dim"], call["index"].cpu())
+    return added(call, call["self"], call["source"], target)
+
+
+@rule("scatter_add", "scatter_reduce")
+def scatter_add(call: Call) -> list[Supports | None]:
+    """Elements at indices along a dimension."""
+    if _indices_move(call, "index"):
+        return list(call.dense())
+    index = call["index"].cpu()
+    target = positions(call.outputs[0])
+    # A gather may not reach beyond the other dimensions of what it reads, as a scatter may not.
+    target = target.gather(call["dim"], index) if target.dim() else target.expand(index.shape)
+    source = call["src"][tuple(map(slice, index.shape))] if target.dim() else call["src"]
+    return added(call, call["self"], source, target)
+
+
+@rule("index_put", "unsafe_index_put", "index_put_impl")
+def index_put(call: Call) -> list[Supports | None]:
+    """Elements at a tuple of indices; those that are replaced are forgotten."""
+    if _indices_move(call, "indices"):
+        return list(call.dense())
+    indices = [None if each is None else each.cpu() for each in call["indices"]]
+    target = torch.ops.aten.index.Tensor(positions(call.outputs[0]), indices)
+    if call["accumulate"]:
+        return added(call, call["self"], call["values"], target)
+    replaced = np.zeros(call.outputs[0].numel(), dtype=bool)
+    replaced[target.reshape(-1).numpy()] = True
+    before = call.supports(call["self"]).only(~replaced.reshape(call.outputs[0].shape))
+    # Of values for one element any may be the one that stays.
+    values = call.supports(call["values"]).broadcast(target.shape)
+    return [before | values.merged(target.numpy(), call.outputs[0].shape)]
+
+
+@rule("embedding_dense_backward")
+def embedding_dense_backward(call: Call) -> list[Supports | None]:
+    """Rows of the gradient at rows of the table."""
+    if _indices_move(call, "indices"):
+        return list(call.dense())
+    return added(call, None, call["grad_output"], positions(call.outputs[0])[call["indices"].cpu()])
+
+
+@rule("put")
+def put(call: Call) -> list[Supports | None]:
+    """Elements at flat positions, which are added or replace."""
+    if _indices_move(call, "index"):
+        return list(call.dense())
+    target = positions(call.outputs[0]).reshape(-1)[call["index"].cpu()]
+    return added(call, call["self"], call["source"].reshape(target.shape), target)
+
+
+@rule("unfold_backward")
+def unfold_backward(call: Call) -> list[Supports | None]:
+    """Windows along a dimension, which may overlap."""
+    target = positions(call.outputs[0]).unfold(call["dim"], call["size"], call["step"])
+    return added(call, None, call["grad_in"], target)
+
+
+@rule("take_backward")
+def take_backward(call: Call) -> list[Supports | None]:
+    """Elements at flat positions."""
+    if _indices_move(call, "indices"):
+        return list(call.dense())
+    return added(call, None, call["grad"], call["indices"].cpu())

@@ -1,0 +1,139 @@
+"""Follow every operator that runs, and say of each tensor on which inputs it depends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hodiff.derivatives.capture.origin import called_by_library, line_now
+from hodiff.errors import InputError
+from hodiff.sparse.detection.call import Call
+from hodiff.sparse.detection.memory import Memory
+from hodiff.sparse.detection.registry import RULES, Rule
+from hodiff.sparse.detection.rules import elementwise
+from hodiff.sparse.detection.supports import Supports, TooManyError, most_entries
+from hodiff.torch_internals.interception import EagerDispatchMode
+from hodiff.torch_internals.operators import arguments_of, decomposition_of, plain_name
+from hodiff.torch_internals.tensors import share_storage
+
+_MASKS = {torch.bool, torch.uint8}
+
+
+class Tracking(EagerDispatchMode):
+    """Within it, operators run as ever, and `memory` says afterwards what each tensor depends on.
+
+    An operator is asked, in this order: whether its result is a view, which needs no rule; for its rule; whether torch
+    calls it pointwise; for its decomposition into others. What is left is taken to be dense, and is in `unknown`.
+    """
+
+    def __init__(self, caller: str, inputs: int, *, at_point: bool) -> None:
+        super().__init__()
+        self.caller = caller
+        self.memory = Memory(inputs)
+        self.at_point = at_point
+        self.unknown: dict[str, str] = {}
+        # Some are said to be made of themselves.
+        self._open: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = _tensors((args, kwargs))
+        if not any(map(self.memory.depends, given)):
+            return func(*args, **kwargs)
+        name = plain_name(func)
+        if not self.at_point and self._steers(name, func, given):
+            raise self._refusal(name)
+        rule: Rule | None = RULES.get(name)
+        if rule is None and torch.Tag.pointwise in func.tags:
+            rule = elementwise.elementwise
+        if rule is None and torch.Tag.inplace_view not in func.tags:
+            decomposed = self._decomposed(func, args, kwargs)
+            if decomposed is not NotImplemented:
+                return decomposed
+        result = func(*args, **kwargs)
+        if torch.Tag.inplace_view not in func.tags:
+            self._record(name, rule, func, args, kwargs, result)
+        return result
+
+    def _record(self, name: str, rule: Rule | None, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Write down what the results and the arguments that were written to depend on."""
+        arguments, written = arguments_of(func, args, kwargs)
+        given = _tensors(arguments)
+        changed = _tensors([arguments[each] for each in written])
+        outputs = _tensors(result)
+        # A view of an argument is known by its memory.
+        new = outputs if changed else [y for y in outputs if not any(_share(y, x) for x in given)]
+        new += [x for x in changed if not any(_share(x, y) for y in new)]
+        if not new:
+            return
+        call = Call(func, name, arguments, new, self.memory, self.at_point, bool(changed))
+        try:
+            supports = self._supports(rule if len(new) == len(outputs) else None, call)
+        except TooManyError:
+            raise self._too_dense(name) from None
+        for x, found in zip(new, supports, strict=True):
+            self.memory.write(x, found, depends=True)
+
+    def _supports(self, rule: Rule | None, call: Call) -> Sequence[Supports | None]:
+        """By the rule; everything where there is none, or it does not know such a call."""
+        if rule is not None:
+            try:
+                return rule(call)
+            except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
+                pass
+        self.unknown.setdefault(call.name, line_now())
+        return call.dense()
+
+    def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run the operators that an operator is made of, if torch says which."""
+        decomposition = None if func in self._open else decomposition_of(func)
+        if decomposition is None:
+            return NotImplemented
+        self._open.append(func)
+        try:
+            with self:
+                return decomposition(*args, **kwargs)
+        finally:
+            self._open.pop()
+
+    def _steers(self, name: str, func: Any, given: list[Tensor]) -> bool:
+        """Whether what runs afterwards may depend on values of the inputs."""
+        if torch.Tag.data_dependent_output in func.tags:
+            # Torch's own modules, and corrections, read values to validate their arguments.
+            return not called_by_library()
+        if torch.Tag.dynamic_output_shape not in func.tags:
+            return False
+        # Of those that have a rule it is the mask that says how large the result is.
+        return name not in RULES or any(x.dtype in _MASKS and self.memory.depends(x) for x in given)
+
+    def _too_dense(self, name: str) -> InputError:
+        most = most_entries(self.memory.inputs)
+        return InputError(
+            f"{self.caller}: f: expected results that each depend on few inputs, got more than {most:,} pairs of a "
+            f"number and an input from {name}{_at_line()}: this is not sparse. hodiff.hvp gives products, "
+            f"hodiff.hessian the dense matrix."
+        )
+
+    def _refusal(self, name: str) -> InputError:
+        return InputError(
+            f"{self.caller}: f: expected a course that does not depend on the values of x, got {name} of a tensor "
+            f"that does{_at_line()}: at another x other operators may run. "
+            f"at_point=True gives the pattern at this x alone."
+        )
+
+
+def _at_line() -> str:
+    line = line_now()
+    return f" ({line})" if line else ""
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def _share(x: Tensor, y: Tensor) -> bool:
+    return x is y or (x.layout is y.layout is torch.strided and share_storage(x, y))

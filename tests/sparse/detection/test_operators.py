@@ -1,0 +1,113 @@
+"""torch's own operators: a pattern holds every entry of the Jacobian, and of the Hessian, that is not zero."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import hodiff
+from hodiff.checks.audit.samples import ILL_POSED, database, samples
+from hodiff.errors import HodiffError
+from hodiff.sparse import hessian_pattern, jacobian_pattern
+
+PARTS = 12
+# Sparse layouts have no rules: what is made of them is dense, and said to be.
+WITHOUT_RULES = {"sparse.mm.reduce", "sparse.sampled_addmm", "to_sparse"}
+# torch's own derivative is wrong (it knows nothing of what is written over), or not a number.
+WRONG_IN_TORCH = {"as_strided_scatter", "__rpow__"}
+
+
+def operators(part):
+    return [(name, op) for i, (name, op) in enumerate(sorted(database().items())) if i % PARTS == part]
+
+
+def small_samples(name, op, count, most):
+    try:
+        found = samples(name, op, count)
+    except Exception:  # the database cannot make some here
+        return []
+    return [each for each in found if 0 < sum(x.numel() for x in each.point) <= most]
+
+
+def real(y):
+    return y.real * 0.7 + y.imag if y.is_complex() else y
+
+
+def without_rules(warned):
+    return [str(each.message) for each in warned if "no rule says" in str(each.message)]
+
+
+def missing(truth, pattern):
+    """How many entries of a matrix, infinite ones included, are outside of a pattern."""
+    return int(((truth != 0) & ~np.isnan(truth) & ~pattern).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_point", [False, True])
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_entry_of_a_jacobian_is_missing(part, at_point):
+    compared = 0
+    for name, op in operators(part):
+        if name in WRONG_IN_TORCH | set(ILL_POSED):
+            continue
+        for sample in small_samples(name, op, 3, 400):
+            f = sample.function(correct=False, seed=0)
+
+            def results(x, f=f):
+                return [real(y) for y in f(*x)]
+
+            moving = [x.requires_grad_() for x in sample.point]
+            try:
+                rows = [
+                    torch.autograd.grad(number, moving, retain_graph=True, allow_unused=True, materialize_grads=True)
+                    if number.requires_grad
+                    else [torch.zeros_like(x) for x in moving]
+                    for y in results(moving)
+                    for number in y.reshape(-1)[:400]
+                ]
+            except RuntimeError:  # no derivative
+                continue
+            truth = np.array([np.concatenate([part_of(x) for x in row]) for row in rows])
+            if truth.size == 0 or any(y.numel() > 400 for y in results(moving)):
+                continue
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                pattern = jacobian_pattern(results, tuple(x.detach() for x in moving), at_point=at_point).toarray()
+            assert missing(truth, pattern) == 0, name
+            assert not without_rules(warned) or name in WITHOUT_RULES, (name, without_rules(warned))
+            compared += 1
+    assert compared > 50
+
+
+def part_of(x):
+    x = x.resolve_conj()
+    return (torch.view_as_real(x) if x.is_complex() else x).reshape(-1).numpy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_entry_of_a_hessian_is_missing(part):
+    compared = 0
+    for name, op in operators(part):
+        for sample in small_samples(name, op, 2, 60):
+            f = sample.function(correct=False, seed=0)
+
+            def loss(x, f=f):
+                total = 0.0
+                for i, y in enumerate(f(*x)):
+                    weights = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(i))
+                    total = total + (weights * real(y)).sum()
+                return total
+
+            try:
+                truth = hodiff.hessian_matrix(loss, sample.point).numpy()
+            except (HodiffError, RuntimeError):  # constants, and what has no second derivative
+                continue
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                pattern = hessian_pattern(loss, sample.point).toarray()
+            assert missing(truth, pattern) == 0, name
+            assert not without_rules(warned) or name in WITHOUT_RULES, (name, without_rules(warned))
+            compared += 1
+    assert compared > 30

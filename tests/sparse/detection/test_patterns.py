@@ -1,0 +1,245 @@
+"""Patterns of known functions, of surroundings and of wrong input."""
+
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hodiff
+from hodiff import HodiffWarning, InputError
+from hodiff.sparse import hessian_pattern, jacobian_pattern
+from hodiff.sparse.detection import supports
+
+D = torch.float64
+
+
+def rosenbrock(x):
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+def band(n, width):
+    i, j = np.indices((n, n))
+    return abs(i - j) <= width
+
+
+def block(n, size):
+    i, j = np.indices((n, n))
+    return i // size == j // size
+
+
+INDEX = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 4, 5]])
+MASK = torch.tensor([True, False, True, True, False, True])
+
+
+def edges(x):
+    return ((x[INDEX[0]] - x[INDEX[1]]) ** 4).sum()
+
+
+def written(x):
+    y = torch.zeros(7, dtype=x.dtype)
+    y[1:] = x
+    y[2] = x[0] * x[3]
+    y[4:] *= x[:3]
+    return (y**3).sum()
+
+
+def messages(x):
+    """A sum over neighbours, in place."""
+    m = torch.zeros(6, dtype=x.dtype).index_add_(0, INDEX[0], x[INDEX[1]])
+    return (m**2).sum()
+
+
+def message_pattern():
+    pattern = np.zeros((6, 6), dtype=bool)
+    for i in range(6):
+        found = INDEX[1][INDEX[0] == i]
+        pattern[np.ix_(found, found)] = True
+    return pattern
+
+
+def edge_pattern():
+    pattern = np.zeros((6, 6), dtype=bool)
+    for i, j in INDEX.T:
+        pattern[np.ix_([i, j], [i, j])] = True
+    return pattern
+
+
+def written_pattern():
+    pattern = np.zeros((6, 6), dtype=bool)
+    # y = 0, x0, x0 x3, x2, x3 x0, x4 x1, x5 x2
+    for found in ([0], [0, 3], [2], [0, 3], [1, 4], [2, 5]):
+        pattern[np.ix_(found, found)] = True
+    return pattern
+
+
+KNOWN = {
+    "linear": (lambda x: (3 * x).sum() + x.prod() * 0 + x[0] * 2 - x.prod() * 0, None),
+    "separable": (lambda x: x.exp().sum() + x.sum(), np.eye(6, dtype=bool)),
+    "rosenbrock": (rosenbrock, band(6, 1)),
+    "square of a sum": (lambda x: x.sum() ** 2, np.ones((6, 6), dtype=bool)),
+    "steps": (lambda x: (x.floor() * x.sign() * (x > 0) + x**2).sum(), np.eye(6, dtype=bool)),
+    "pairs": (lambda x: (x.view(3, 2)[:, 0].sin() * x.view(3, 2)[:, 1] ** 2).sum(), block(6, 2)),
+    "matrices": (lambda x: torch.linalg.det(x.view(1, 2, 3) @ x.view(1, 2, 3).mT).sum(), np.ones((6, 6), dtype=bool)),
+    "rows of softmax": (lambda x: x.view(2, 3).softmax(-1)[:, 0].sum(), block(6, 3)),
+    "edges": (edges, edge_pattern()),
+    "written in place": (written, written_pattern()),
+    "messages": (messages, message_pattern()),
+    "fixed mask": (lambda x: torch.where(MASK, x, 3.0).pow(2).sum(), np.diag(MASK.numpy())),
+    "filled": (lambda x: (x.masked_fill(MASK, 0.0) ** 2).sum(), np.diag(~MASK.numpy())),
+    "padded": (lambda x: nn.functional.pad(x, (2, 1)).roll(1).flip(0).square().sum(), np.eye(6, dtype=bool)),
+    "cat": (lambda x: torch.cat([x[:2], x[3:], x[:1]]).pow(4).sum(), np.diag([1, 1, 0, 1, 1, 1]).astype(bool)),
+    "views": (lambda x: (x.view(2, 3).t().reshape(-1)[::2] * x.view(2, 3).t().reshape(-1)[1::2]).sum(), None),
+    "convolution": (
+        lambda x: nn.functional.conv1d(x[None, None], torch.ones(1, 1, 2, dtype=D))[0, 0].tanh().sum(),
+        band(6, 1),
+    ),
+    "pooling": (lambda x: nn.functional.avg_pool1d(x[None, None], 2).square().sum(), block(6, 2)),
+    "a product of all": (lambda x: x.prod(), ~np.eye(6, dtype=bool)),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_patterns(name):
+    f, expected = KNOWN[name]
+    x = torch.linspace(0.5, 1.7, 6, dtype=D)
+    pattern = hessian_pattern(f, x).toarray()
+    truth = hodiff.hessian_matrix(f, x).numpy() != 0
+    assert not (truth & ~pattern).any()
+    if expected is not None and name != "a product of all":
+        assert (pattern == expected).all(), pattern.astype(int)
+    assert (pattern == pattern.T).all()
+
+
+def test_a_pattern_is_one_for_all_x_and_smaller_at_one():
+    def f(x):
+        return (x[:3].relu() * x[3:]).sum() + torch.maximum(x[0], x[1]) ** 2 + x[torch.argsort(x)[:2]].prod()
+
+    x = torch.tensor([-1.0, 2.0, 3.0, 4.0, 5.0, 6.0], dtype=D)
+    everywhere, here = hessian_pattern(f, x).toarray(), hessian_pattern(f, x, at_point=True).toarray()
+    for seed in range(20):
+        at = torch.randn(6, dtype=D, generator=torch.Generator().manual_seed(seed))
+        truth = hodiff.hessian_matrix(f, at).numpy() != 0
+        assert not (truth & ~everywhere).any()
+        assert not (truth & ~hessian_pattern(f, at, at_point=True).toarray()).any()
+    assert here.sum() < everywhere.sum()
+    assert not (here & ~everywhere).any()
+
+
+def test_constants_may_take_any_value_but_not_another_mask():
+    x, w = torch.ones(3, dtype=D), torch.zeros(3, dtype=D)
+    f = lambda x, w: (w * x**2).sum()  # noqa: E731
+    assert hessian_pattern(f, x, w).nnz == 3
+    assert hessian_pattern(f, x, w, at_point=True).nnz == 0
+    mask = torch.tensor([True, False, True])
+    assert hessian_pattern(lambda x, m: torch.where(m, x, 0).square().sum(), x, mask).nnz == 2
+
+
+def test_pytrees_modules_and_transforms():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    parameters = {name: each.detach() for name, each in model.named_parameters()}
+    inputs = torch.randn(4, 2, dtype=D)
+
+    def loss(p):
+        return torch.func.functional_call(model, p, (inputs,)).square().sum()
+
+    truth = hodiff.hessian_matrix(loss, parameters).numpy() != 0
+    assert not (truth & ~hessian_pattern(loss, parameters).toarray()).any()
+
+    def energy(x):
+        return torch.func.vmap(torch.func.grad(lambda z: z.prod() ** 2))(x.view(3, 2)).pow(2).sum()
+
+    assert (hessian_pattern(energy, torch.ones(6, dtype=D)).toarray() == block(6, 2)).all()
+
+
+def test_jacobians_of_trees_and_complex_numbers():
+    def f(x):
+        z = torch.view_as_complex(x.view(3, 2))
+        return {"a": (z * z.conj()).real, "b": x[2:] - x[:-2]}
+
+    pattern = jacobian_pattern(f, torch.ones(6, dtype=D)).toarray()
+    pairs = np.kron(np.eye(3), np.ones((1, 2))).astype(bool)
+    steps = (np.eye(4, 6, 2) + np.eye(4, 6)).astype(bool)
+    assert (pattern == np.vstack([pairs, steps])).all()
+
+
+def test_memory_that_is_used_again():
+    """What a tensor depended on is not what the next tensor in its memory depends on."""
+
+    def f(x):
+        for i in range(50):
+            (x * i).exp()
+            torch.ones(6, dtype=D).mul_(2)
+        return (torch.zeros(6, dtype=D) + 1 + x[:1] ** 2).sum()
+
+    assert hessian_pattern(f, torch.ones(6, dtype=D)).nnz == 1
+
+
+def test_an_operator_without_a_rule_is_dense_and_named():
+    x = torch.ones(3, dtype=D)
+    with (
+        torch.sparse.check_sparse_tensor_invariants(False),
+        pytest.warns(HodiffWarning, match="no rule says .* to_sparse .test_patterns.py:"),
+    ):
+        pattern = hessian_pattern(lambda x: (x.to_sparse().to_dense() ** 2).sum(), x)
+    assert pattern.nnz == 9
+
+
+def test_branches_on_values_are_refused_for_all_x():
+    def f(x):
+        return (x**2).sum() if x.sum() > 0 else x.prod()
+
+    x = torch.ones(3, dtype=D)
+    with pytest.raises(InputError, match=r"course that does not depend .*\(test_patterns.py:\d+, in f.* at_point=True"):
+        hessian_pattern(f, x)
+    assert hessian_pattern(f, x, at_point=True).nnz == 3
+    assert hessian_pattern(f, -x, at_point=True).nnz >= 6
+    with pytest.raises(InputError, match="got index of a tensor"):
+        hessian_pattern(lambda x: (x[x > 0] ** 2).sum(), x)
+    assert hessian_pattern(lambda x: (x[x > 0] ** 2).sum(), x - 1 + torch.eye(3, dtype=D)[0], at_point=True).nnz == 1
+
+
+def test_torch_may_validate():
+    f = lambda x: nn.functional.gaussian_nll_loss(x[:3], torch.zeros(3, dtype=D), x[3:].exp())  # noqa: E731
+    assert hessian_pattern(f, torch.ones(6, dtype=D)).nnz == 12
+
+
+@pytest.mark.parametrize("leave", ["numpy", "tolist", "__array__"])
+def test_numbers_that_leave_torch_are_refused(leave):
+    def f(x):
+        return (x * torch.tensor(np.asarray(getattr(x.detach(), leave)()))).sum()
+
+    with pytest.raises(InputError, match=f"Tensor.{leave} .*test_patterns.py:"):
+        hessian_pattern(f, torch.ones(3, dtype=D), at_point=True)
+
+
+def test_wrong_input():
+    x = torch.ones(3, dtype=D)
+    with pytest.raises(InputError, match="hessian_pattern: the function must return one real number"):
+        hessian_pattern(torch.sin, x)
+    with pytest.raises(InputError, match="jacobian_pattern: f must be callable"):
+        jacobian_pattern(x, x)
+    with pytest.raises(InputError, match="at_point"):
+        hessian_pattern(rosenbrock, x, at_point=1)
+    with pytest.raises(InputError, match="does not depend"):
+        hessian_pattern(lambda x: torch.ones(()), x)
+
+
+def test_what_is_not_sparse_is_refused(monkeypatch):
+    monkeypatch.setattr(supports, "MOST_ENTRIES", 10_000)
+    monkeypatch.setattr(supports, "MOST_OF_EACH", 10)
+    with pytest.raises(InputError, match=r"got more than 10,000 pairs .* from cumsum .*this is not sparse"):
+        hessian_pattern(lambda x: x.sum() ** 2 + x.square().sum().exp() * x.cumsum(0).sum(), torch.ones(200, dtype=D))
+
+
+def test_nothing_is_left_behind():
+    x = torch.ones(3, dtype=D, requires_grad=True)
+    hessian_pattern(rosenbrock, x)
+    assert x.grad is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = time.perf_counter()
+        assert hessian_pattern(rosenbrock, torch.rand(20_000)).nnz == 3 * 20_000 - 2
+    assert time.perf_counter() - before < 30
