@@ -30,7 +30,7 @@ _ARGUMENTS = {
     "hodiff_attention_double": (_POINTER, _POINTER, _LONG, _LONG),
     "hodiff_color_order": (_LONG, *(_POINTER,) * 5, *(_LONG,) * 3, *(_POINTER,) * 6),
     "hodiff_color_degrees": (_LONG, *(_POINTER,) * 6),
-    "hodiff_color_forest": (_LONG, *(_POINTER,) * 6),
+    "hodiff_color_forest": (_LONG, _LONG, *(_POINTER,) * 8),
 }
 
 # Result and arguments by name.

@@ -316,10 +316,15 @@ EXPORT long hodiff_color_pairs(long n, const int32_t* starts, const int32_t* col
 
 // Roots the trees of a forest at their centres: leaves are taken off layer by layer. Each node that is taken off has
 // one neighbour left, its parent, which the exclusive or of its neighbours names. Then nodes but roots get the places of
-// a depth-first walk; `ends` is behind the last place below each, `depths` counts from the roots' children.
-EXPORT void hodiff_color_forest(long nodes, int32_t* degrees, int32_t* neighbors, int32_t* queue, int32_t* sizes,
-                                int32_t* places, int32_t* depths) {
+// a depth-first walk; `sizes` counts a node and all below, `depths` from the roots' children. `degrees` and `neighbors`
+// begin with zeros; the latter ends as the parents.
+EXPORT void hodiff_color_forest(long nodes, long edges, const int32_t* from, const int32_t* to, int32_t* degrees,
+                                int32_t* neighbors, int32_t* queue, int32_t* sizes, int32_t* places, int32_t* depths) {
   long last = 0;
+  for (long edge = 0; edge < edges; ++edge) {
+    ++degrees[from[edge]], ++degrees[to[edge]];
+    neighbors[from[edge]] ^= to[edge], neighbors[to[edge]] ^= from[edge];
+  }
   for (long node = 0; node < nodes; ++node) {
     sizes[node] = 1;
     if (degrees[node] == 1) queue[last++] = static_cast<int32_t>(node);

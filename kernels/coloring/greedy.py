@@ -86,12 +86,11 @@ def pairs(starts: Array, columns: Array, colors: Array, count: int) -> tuple[Arr
     return numbers, sizes[:found]
 
 
-def forest(degrees: Array, neighbors: Array) -> tuple[Array, Array, Array, Array]:
-    """Parents, places in a depth-first walk, sizes and depths of the nodes of a forest; roots have the parent -1."""
-    nodes = len(degrees)
-    parents, remaining = neighbors.copy(), degrees.copy()
+def forest(nodes: int, first: Array, second: Array) -> tuple[Array, Array, Array, Array]:
+    """Root a forest, of which edges are given: parents, -1 for roots; places in a depth-first walk; sizes; depths."""
+    degrees, parents = np.zeros(nodes, np.int32), np.zeros(nodes, np.int32)
     queue, sizes, places, depths = (np.empty(nodes, np.int32) for _ in range(4))
-    _run("forest", nodes, remaining, parents, queue, sizes, places, depths)
+    _run("forest", nodes, len(first), first, second, degrees, parents, queue, sizes, places, depths)
     return parents, places, sizes, depths
 
 

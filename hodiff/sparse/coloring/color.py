@@ -19,6 +19,8 @@ from hodiff.sparse.coloring.patterns import Pattern, pattern_of, require_symmetr
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+# What gives the colors of a band.
+CYCLIC = "cyclic"
 _USUAL = ("natural", "largest-first", "smallest-last")
 
 
@@ -68,6 +70,8 @@ def color(pattern: Any, method: str = "star", order: str | tuple[str, ...] | Non
     problem = _PROBLEMS[method](found)
     best: Coloring | None = None
     for name, colors in problem.candidates(orders, bands=order is None):
+        if name == CYCLIC and best is not None and problem.cyclic >= best.num_colors:
+            continue
         candidate = Coloring(method, name, found, **problem.finish(colors))
         if best is None or candidate.num_colors < best.num_colors:
             best = candidate
@@ -112,11 +116,11 @@ class _Problem:
         # Other patterns than bands may lie in a wide one, which is no reason to begin with it.
         narrow = bands and self.cyclic is not None and self.cyclic <= self.least
         if narrow and self.cyclic:
-            yield "cyclic", cyclic_colors(count, self.cyclic)
+            yield CYCLIC, cyclic_colors(count, self.cyclic)
         for name in orders:
             yield name, self.greedy(ORDERS[name](self.vertices))
         if bands and not narrow and self.cyclic:
-            yield "cyclic", cyclic_colors(count, self.cyclic)
+            yield CYCLIC, cyclic_colors(count, self.cyclic)
 
 
 def _star(pattern: Pattern) -> _Problem:

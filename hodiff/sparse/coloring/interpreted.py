@@ -139,10 +139,14 @@ def pairs(starts: Array, columns: Array, colors: Array, count: int) -> tuple[Arr
     return rank[numbers], sizes[np.argsort(first)].astype(np.int32)
 
 
-def forest(degrees: Array, neighbors: Array) -> tuple[Array, Array, Array, Array]:
-    """Parents, places in a depth-first walk, sizes and depths of the nodes of a forest; roots have the parent -1."""
-    left, near = degrees.tolist(), neighbors.tolist()
-    n = len(left)
+def forest(nodes: int, first: Array, second: Array) -> tuple[Array, Array, Array, Array]:
+    """Root a forest, of which edges are given: parents, -1 for roots; places in a depth-first walk; sizes; depths."""
+    n, left, near = nodes, [0] * nodes, [0] * nodes
+    for a, b in zip(first.tolist(), second.tolist(), strict=True):
+        left[a] += 1
+        left[b] += 1
+        near[a] ^= b
+        near[b] ^= a
     queue, sizes, removed = [v for v in range(n) if left[v] == 1], [1] * n, []
     # Leaves are taken off, layer by layer; of a leaf's neighbours the exclusive or names the one that is left.
     for v in queue:

@@ -54,11 +54,14 @@ def _cover(first: Array, second: Array, needed: Array) -> Array:
     left = ~(needed[first] | needed[second])
     if not left.any():
         return added
-    edges = np.unique(first[left].astype(np.int64) * count + second[left])
-    first, second = edges // count, edges % count
-    while len(first):
-        best = int(np.argmax(np.bincount(first, minlength=count)))
+    first, second = np.concatenate([first[left], second[left]]), np.concatenate([second[left], first[left]])
+    pairs = np.unique(first.astype(np.int64) * count + second)
+    starts = np.searchsorted(pairs, np.arange(count + 1, dtype=np.int64) * count)
+    others, degrees = pairs % count, np.diff(starts)
+    while degrees.any():
+        best = int(np.argmax(degrees))
         added[best] = True
-        rest = (first != best) & (second != best)
-        first, second = first[rest], second[rest]
+        degrees[others[starts[best] : starts[best + 1]]] -= 1
+        # What was taken, and what only leads to it, has no pair left.
+        degrees[added] = 0
     return added

@@ -77,68 +77,50 @@ class Substitution:
 
 def by_trees(pattern: Pattern, colors: Array) -> Substitution:
     """All entries of a symmetric pattern, where no two colors make a cycle."""
-    count = int(colors.max(initial=-1)) + 2
-    nodes, _ = loops().pairs(pattern.starts, pattern.columns, np.where(colors < 0, count - 1, colors), count)
-    is_edge, is_diagonal = pattern.rows < pattern.columns, pattern.rows == pattern.columns
-    mirror = pattern.turned
-    above = np.flatnonzero(is_edge)
-    children = _children(pattern, colors, nodes, above, mirror[above])
-    edges, diagonal = len(above), np.flatnonzero(is_diagonal)
-    # The entry whose row and color is the node below each edge, at the place that the walk gives it.
-    entries = np.empty(edges + len(diagonal), np.int64)
-    parents = np.full(len(entries), len(entries))
-    depths, ends = np.zeros(len(entries), np.int64), np.arange(1, len(entries) + 1)
-    places = children.places
-    entries[places] = children.entries
-    depths[places], ends[places] = children.depths, children.ends
-    parents[places] = np.where(children.parents < 0, len(entries), children.parents)
-    entries[edges:] = diagonal
+    upper = np.flatnonzero(pattern.rows < pattern.columns)
+    lower = pattern.turned[upper]
+    diagonal = np.flatnonzero(pattern.rows == pattern.columns)
+    edges, count = len(upper), len(upper) + len(diagonal)
+    entries, places, parents, ends, depths = _rooted(pattern, colors, upper, lower)
     unknowns = np.empty(pattern.entries, np.int64)
-    unknowns[above] = unknowns[mirror[above]] = places
-    unknowns[diagonal] = np.arange(edges, len(entries))
+    unknowns[upper] = unknowns[lower] = places
+    unknowns[diagonal] = np.arange(edges, count)
+    # Of each unknown the entry whose row and color name the product, in the order of the walk.
+    named = np.concatenate([_placed(places, entries), diagonal])
+    parents = _placed(places, parents)
     return Substitution(
-        rows=pattern.rows[entries],
-        colors=colors[pattern.columns[entries]],
-        signs=(1 - 2 * (depths % 2)).astype(np.int8),
-        parents=parents,
-        ends=ends,
+        rows=pattern.rows[named],
+        colors=colors[pattern.columns[named]],
+        signs=np.concatenate([_placed(places, 1 - 2 * (depths % 2)), np.ones_like(diagonal)]).astype(np.int8),
+        parents=np.concatenate([np.where(parents < 0, count, parents), np.full_like(diagonal, count)]),
+        ends=np.concatenate([_placed(places, ends), unknowns[diagonal] + 1]),
         doublings=int(depths.max(initial=0)).bit_length(),
         unknowns=unknowns,
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Children:
-    """For each edge its node away from the root: an entry that names it, its place, that of its parent, and so on."""
+def _rooted(pattern: Pattern, colors: Array, upper: Array, lower: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """Of each edge the entry that names its node away from the root; that node's place, parent, end and depth.
 
-    entries: Array
-    places: Array
-    parents: Array
-    ends: Array
-    depths: Array
-
-
-def _children(pattern: Pattern, colors: Array, nodes: Array, above: Array, below: Array) -> _Children:
-    """Root the trees, whose edges join the nodes of an entry above the diagonal and of its mirror image."""
-    # Edges whose ends have no other edge have their root where the product is not made, if it is not.
-    first, second = nodes[above], nodes[below]
-    count = int(nodes.max(initial=-1)) + 1
-    degrees = np.bincount(np.concatenate([first, second]), minlength=count).astype(np.int32)
-    neighbors = np.zeros(count, np.int32)
-    np.bitwise_xor.at(neighbors, first, second)
-    np.bitwise_xor.at(neighbors, second, first)
-    parents, places, sizes, depths = loops().forest(degrees, neighbors)
+    An edge joins the nodes of an entry above the diagonal and of its mirror image.
+    """
+    count = int(colors.max(initial=-1)) + 2
+    nodes, sizes = loops().pairs(pattern.starts, pattern.columns, np.where(colors < 0, count - 1, colors), count)
+    first, second = nodes[upper], nodes[lower]
+    parents, places, below, depths = loops().forest(len(sizes), first, second)
     is_child = parents[first] == second
-    single = (degrees[first] == 1) & (degrees[second] == 1)
-    neutral = single & (colors[pattern.columns[np.where(is_child, above, below)]] < 0)
     child = np.where(is_child, first, second)
-    # Both ends of a single edge have its place, whichever is the root.
-    chosen = is_child ^ neutral
-    above_child = places[parents[child]]
-    return _Children(
-        entries=np.where(chosen, above, below),
-        places=places[child],
-        parents=np.where(depths[parents[child]] < 0, -1, above_child),
-        ends=places[child] + sizes[child],
-        depths=depths[child],
-    )
+    # An edge without others can be read at both ends, of which one may have no product: it gets the root.
+    alone = (sizes[first] == 1) & (sizes[second] == 1)
+    unread = colors[pattern.columns[np.where(is_child, upper, lower)]] < 0
+    entries = np.where(is_child ^ (alone & unread), upper, lower)
+    above = parents[child]
+    inner = np.where(depths[above] < 0, -1, places[above])
+    return entries, places[child], inner, places[child].astype(np.int64) + below[child], depths[child]
+
+
+def _placed(places: Array, values: Array) -> Array:
+    """Values of edges, in the order of their places."""
+    placed = np.empty_like(values)
+    placed[places] = values
+    return placed
