@@ -1,1 +1,1 @@
-"""Greedy colourings of sparse matrices in C++: `greedy.cpp` computes them, `greedy` calls it with NumPy arrays."""
+"""Greedy colorings of sparse matrices in C++: `greedy.cpp` computes them, `greedy` calls it with NumPy arrays."""

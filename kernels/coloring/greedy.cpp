@@ -1,8 +1,8 @@
-// Greedy colourings of graphs in compressed rows: distance-2, star and acyclic; dynamic orders; rooted forests.
+// Greedy colorings of graphs in compressed rows: distance-2, star and acyclic; dynamic orders; rooted forests.
 //
-// Each vertex gets the first colour that no condition forbids, in a given order, so that the result does not depend on
+// Each vertex gets the first color that no condition forbids, in a given order, so that the result does not depend on
 // how sets are kept: hodiff/sparse/coloring/ has the same loops in Python, which the tests compare. All memory comes
-// from the caller. Vertices and entries are 32-bit; -1 is no colour, no vertex, no entry.
+// from the caller. Vertices and entries are 32-bit; -1 is no color so far, no vertex, no entry.
 
 #include <cstdint>
 #include <cstring>
@@ -14,6 +14,8 @@ using std::int64_t;
 using std::uint64_t;
 
 constexpr int32_t NONE = -1;
+// A vertex that never gets a color.
+constexpr int32_t NEUTRAL = -2;
 
 struct Graph {
   const int32_t* starts;
@@ -22,7 +24,7 @@ struct Graph {
   const int32_t* end(int32_t v) const { return columns + starts[v + 1]; }
 };
 
-// Sets of colours, `kinds` of them for each vertex: bits where these take less memory than one number a neighbour, else
+// Sets of colors, `kinds` of them for each vertex: bits where these take less memory than one number a neighbour, else
 // lists. So all of them together never take more than four bytes an entry of the matrix, and a union costs the least.
 class Sets {
  public:
@@ -136,7 +138,7 @@ void each_neighbor(const Graph& graph, const Graph& rows, int32_t* visited, int3
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Columns that share no row get one colour; `starts` and `rows` are those of the columns. Returns how many colours, or
+// Columns that share no row get one color; `starts` and `rows` are those of the columns. Returns how many colors, or
 // -1 where 64 * words are too few.
 EXPORT long hodiff_color_distance2(long n, const int32_t* starts, const int32_t* rows, const int32_t* order, long words,
                                    const int64_t* room, uint64_t* memory, int32_t* counts, uint64_t* forbidden,
@@ -157,8 +159,9 @@ EXPORT long hodiff_color_distance2(long n, const int32_t* starts, const int32_t*
   return used;
 }
 
-// Star colouring. Every vertex has three sets: colours of its neighbours; those that two of them share; and those of
-// the hubs of stars whose spoke it is, which a further neighbour must not get.
+// Star coloring. Every vertex has three sets: colors of its neighbours; those that two of them share; and those of
+// the hubs of stars whose spoke it is, which a further neighbour must not get. Vertices that are marked as neutral in
+// `colors` stay so; all entries at them are read from the neighbours' colors, of which no two may be equal.
 EXPORT long hodiff_color_star(long n, const int32_t* starts, const int32_t* columns, const int32_t* order, long apart,
                               long words, const int64_t* room, uint64_t* memory, int32_t* counts, uint64_t* forbidden,
                               int32_t* occurrences, int32_t* colors) {
@@ -168,18 +171,19 @@ EXPORT long hodiff_color_star(long n, const int32_t* starts, const int32_t* colu
   int32_t used = 0;
   for (long i = 0; i < n; ++i) {
     const int32_t v = order[i];
+    if (colors[v] == NEUTRAL) continue;
     std::memset(forbidden, 0, words * sizeof *forbidden);
     for (const int32_t* w = graph.begin(v); w != graph.end(v); ++w) {
       const int32_t a = *w == v ? NONE : colors[*w];
-      if (a == NONE) continue;
+      if (a < 0) continue;
       ++occurrences[a];
       if (apart) forbidden[a >> 6] |= uint64_t{1} << (a & 63);
     }
     for (const int32_t* w = graph.begin(v); w != graph.end(v); ++w) {
       const int32_t a = *w == v ? NONE : colors[*w];
       if (a == NONE) continue;
-      // With two neighbours of one colour v is a hub, and they must be spokes; else v is a spoke, if of a star at all.
-      (occurrences[a] > 1 ? seen : hubs).join(*w, forbidden);
+      // With two neighbours of one color v is a hub, and they must be spokes; else v is a spoke, if of a star at all.
+      (a == NEUTRAL || occurrences[a] > 1 ? seen : hubs).join(*w, forbidden);
     }
     const int32_t color = first_free(forbidden, words);
     if (color == NONE) return -1;
@@ -189,11 +193,11 @@ EXPORT long hodiff_color_star(long n, const int32_t* starts, const int32_t* colu
       if (*w == v) continue;
       const int32_t a = colors[*w];
       if (seen.contains(*w, color)) {
-        if (a != NONE) hubs.add(v, a);
+        if (a >= 0) hubs.add(v, a);
         if (!twice.contains(*w, color)) {
           twice.add(*w, color);
-          // So far w and its other neighbour of this colour were a star of two; now w is its hub.
-          if (a != NONE)
+          // So far w and its other neighbour of this color were a star of two; now w is its hub.
+          if (a >= 0)
             for (const int32_t* x = graph.begin(*w); x != graph.end(*w); ++x)
               if (*x != v && *x != *w && colors[*x] == color) {
                 hubs.add(*x, a);
@@ -201,17 +205,17 @@ EXPORT long hodiff_color_star(long n, const int32_t* starts, const int32_t* colu
               }
         }
       } else {
-        if (a != NONE && occurrences[a] > 1) hubs.add(*w, color);
+        if (a >= 0 && occurrences[a] > 1) hubs.add(*w, color);
         seen.add(*w, color);
       }
     }
     for (const int32_t* w = graph.begin(v); w != graph.end(v); ++w)
-      if (*w != v && colors[*w] != NONE) occurrences[colors[*w]] = 0;
+      if (*w != v && colors[*w] >= 0) occurrences[colors[*w]] = 0;
   }
   return used;
 }
 
-// Acyclic colouring. A pair of a vertex and a colour among its neighbours is a node of the tree of these two colours;
+// Acyclic coloring. A pair of a vertex and a color among its neighbours is a node of the tree of these two colors;
 // `nodes` has the nodes of a vertex where its row is, as many as `counts` says.
 EXPORT long hodiff_color_acyclic(long n, const int32_t* starts, const int32_t* columns, const int32_t* order,
                                  int32_t* nodes, int32_t* counts, int32_t* parents, int32_t* sizes, int32_t* reached,
@@ -226,7 +230,7 @@ EXPORT long hodiff_color_acyclic(long n, const int32_t* starts, const int32_t* c
         ++occurrences[colors[*w]];
         forbidden[colors[*w]] = v;
       }
-    // Only two neighbours of one colour can close a cycle of two colours.
+    // Only two neighbours of one color can close a cycle of two colors.
     for (const int32_t* w = graph.begin(v); w != graph.end(v); ++w) {
       if (*w == v || colors[*w] == NONE || occurrences[colors[*w]] < 2) continue;
       for (int32_t node = starts[*w]; node < starts[*w] + counts[*w]; ++node) {
@@ -298,7 +302,7 @@ EXPORT void hodiff_color_degrees(long n, const int32_t* starts, const int32_t* c
   }
 }
 
-// The pairs of a row and a colour of its columns, numbered as they come. Returns how many there are.
+// The pairs of a row and a color of its columns, numbered as they come. Returns how many there are.
 EXPORT long hodiff_color_pairs(long n, const int32_t* starts, const int32_t* columns, const int32_t* colors,
                                int32_t* latest, int32_t* pairs, int32_t* sizes) {
   int32_t found = 0;

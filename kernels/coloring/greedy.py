@@ -1,4 +1,4 @@
-"""Calling the colourings of `greedy.cpp`: NumPy arrays in, colours, orders and forests out, memory from NumPy.
+"""Calling the colorings of `greedy.cpp`: NumPy arrays in, colors, orders and forests out, memory from NumPy.
 
 A graph comes as `starts` (n + 1) and `columns`, compressed rows in int32; `hodiff.kernels.fused_library.available` says
 whether these functions can be called.
@@ -16,10 +16,12 @@ from hodiff.kernels.fused_library import run
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _WORD = 64
+# What `greedy.cpp` calls neutral, where others have no color so far.
+_NEUTRAL = -2
 
 
 def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Array:
-    """Colours of columns, of which no two share a row; `starts` and `rows` are compressed columns."""
+    """Colors of columns, of which no two share a row; `starts` and `rows` are compressed columns."""
     colors = _none(len(starts) - 1)
 
     def attempt(words: int) -> int:
@@ -27,27 +29,31 @@ def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Arr
         forbidden = np.empty(words, np.uint64)
         return _run("distance2", len(colors), starts, rows, order, words, room, memory, counts, forbidden, colors)
 
-    # As many colours as the longest row has entries are needed.
-    _with_enough_words(attempt, int(row_sizes.max(initial=1)) * 9 // 8, len(colors), colors)
+    # As many colors as the longest row has entries are needed.
+    _with_enough_words(attempt, int(row_sizes.max(initial=1)) * 9 // 8, len(colors))
     return colors
 
 
-def star(starts: Array, columns: Array, order: Array, apart: bool) -> Array:
-    """Colours by which every path on four vertices has three; neighbours differ anyway, or where `apart` says so."""
-    colors = _none(len(starts) - 1)
+def star(starts: Array, columns: Array, order: Array, *, apart: bool = True, neutral: Array | None = None) -> Array:
+    """Colors by which every path on four vertices has three; see `hodiff/sparse/coloring/interpreted.py`."""
+    initial = _none(len(starts) - 1)
+    if neutral is not None:
+        initial[neutral] = _NEUTRAL
+    colors = initial.copy()
 
     def attempt(words: int) -> int:
         room, memory, counts = _sets(np.diff(starts), words, 3)
         forbidden, occurrences = np.empty(words, np.uint64), np.zeros(words * _WORD, np.int32)
+        colors[:] = initial
         tables = room, memory, counts, forbidden, occurrences, colors
         return _run("star", len(colors), starts, columns, order, int(apart), words, *tables)
 
-    _with_enough_words(attempt, 2 * len(columns) // max(len(colors), 1), len(colors), colors)
-    return colors
+    _with_enough_words(attempt, 2 * len(columns) // max(len(colors), 1), len(colors))
+    return np.maximum(colors, -1)
 
 
 def acyclic(starts: Array, columns: Array, order: Array) -> Array:
-    """Colours of which no two make a cycle, and in which neighbours differ."""
+    """Colors of which no two make a cycle, and in which neighbours differ."""
     n, entries = len(starts) - 1, len(columns)
     colors, counts, occurrences = _none(n), np.zeros(n, np.int32), np.zeros(n, np.int32)
     nodes, parents, sizes = (np.empty(entries, np.int32) for _ in range(3))
@@ -58,7 +64,12 @@ def acyclic(starts: Array, columns: Array, order: Array) -> Array:
 
 
 def dynamic_order(
-    graph: tuple[Array, Array], rows: tuple[Array, Array] | None, degrees: Array, initial: Array, rising: bool, least: bool
+    graph: tuple[Array, Array],
+    rows: tuple[Array, Array] | None,
+    degrees: Array,
+    initial: Array,
+    rising: bool,
+    least: bool,
 ) -> Array:
     """An order in which the vertex with the least or the largest current degree is always next; see `orders.py`."""
     n = len(degrees)
@@ -80,7 +91,7 @@ def shared_row_degrees(graph: tuple[Array, Array], rows: tuple[Array, Array]) ->
 
 
 def pairs(starts: Array, columns: Array, colors: Array, count: int) -> tuple[Array, Array]:
-    """For each entry the number of the pair of its row and its column's colour, and how many entries each pair has."""
+    """For each entry the number of the pair of its row and its column's color, and how many entries each pair has."""
     numbers, sizes = np.empty(len(columns), np.int32), np.empty(len(columns), np.int32)
     found = _run("pairs", len(starts) - 1, starts, columns, colors, _none(count), numbers, sizes)
     return numbers, sizes[:found]
@@ -99,7 +110,7 @@ def _none(count: int) -> Array:
 
 
 def _sets(sizes: Array, words: int, kinds: int) -> tuple[Array, Array, Array]:
-    """Room of the sets of colours of each vertex, their memory, and the lengths of those that are lists."""
+    """Room of the sets of colors of each vertex, their memory, and the lengths of those that are lists."""
     lists = (sizes.astype(np.int64) + 1) // 2
     room = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(np.minimum(lists, words), out=room[1:])
@@ -107,13 +118,14 @@ def _sets(sizes: Array, words: int, kinds: int) -> tuple[Array, Array, Array]:
     return room, np.zeros(kinds * int(room[-1]), np.uint64), counts
 
 
-def _with_enough_words(attempt: Callable[[int], int], guess: int, most: int, colors: Array) -> None:
-    """Colour with room for about as many colours as guessed, and again with more until there is enough."""
+def _with_enough_words(attempt: Callable[[int], int], guess: int, most: int) -> None:
+    """Color with room for about as many colors as guessed, and again with more until there is enough."""
     words = min(guess, most) // _WORD + 1
     while attempt(words) < 0:
         words *= 2
-        colors.fill(-1)
 
 
 def _run(name: str, *arguments: int | Array | None) -> int:
-    return run(f"hodiff_color_{name}", *(each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments))
+    return run(
+        f"hodiff_color_{name}", *(each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments)
+    )

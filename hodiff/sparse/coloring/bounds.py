@@ -37,13 +37,11 @@ def has_full_diagonal(pattern: Pattern) -> bool:
 
 
 def least_acyclic(pattern: Pattern) -> int:
-    """Colors that an acyclic coloring of a symmetric pattern has at least.
-
-    Each pair of k colors makes a forest, of fewer edges than vertices. Summed over pairs there are at most
-    (k - 1) n - k (k - 1) / 2 edges. A full band has as many.
-    """
+    """Colors that an acyclic coloring of a symmetric pattern has at least."""
     n = pattern.shape[0]
     edges = (pattern.entries - int((pattern.rows == pattern.columns).sum())) // 2
+    # Each pair of k colors makes a forest, of fewer edges than vertices. Summed over pairs there are at most
+    # (k - 1) n - k (k - 1) / 2 edges. A full band has as many.
     k = min(n, 1)
     while (k - 1) * n - k * (k - 1) // 2 < edges:
         k += 1
@@ -51,7 +49,8 @@ def least_acyclic(pattern: Pattern) -> int:
 
 
 def least_star(pattern: Pattern) -> int:
-    """Colors that a star coloring has at least: 2 β + 1 for a full band of more than 3 β rows, else as for acyclic ones."""
+    """Colors that a star coloring of a symmetric pattern has at least."""
+    # 2 β + 1 for a full band of more than 3 β rows, else as many as for an acyclic coloring.
     n, beta = pattern.shape[0], max(band_of(pattern))
     edges = (pattern.entries - int((pattern.rows == pattern.columns).sum())) // 2
     if beta and n > 3 * beta and edges == beta * n - beta * (beta + 1) // 2:

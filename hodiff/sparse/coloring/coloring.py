@@ -33,8 +33,8 @@ _FORMAT = 1
 class Coloring:
     r"""Colors of a sparse matrix: as few products as these give all of its entries.
 
-    The columns of one color are added up by one product, $B = A S$ with $S_{jc} = 1$ where column j has the color c; rows
-    likewise, $A^\top S$. Made by `hodiff.sparse.color`.
+    The columns of one color are added up by one product, $B = A S$ with $S_{jc} = 1$ where column j has the color c;
+    rows likewise, $A^\top S$. Made by `hodiff.sparse.color`.
 
     Attributes:
         method: The method's name.
@@ -103,8 +103,8 @@ class Coloring:
         Args:
             dtype: Their type.
             colors: Which colors, so that products can be made some at a time; all of them if None.
-            side: "columns", for products with the matrix, or "rows", for products with its transpose; the only one there
-                is if None.
+            side: "columns", for products with the matrix, or "rows", for products with its transpose; the only one
+                there is if None.
 
         Returns:
             A vector for each color as the columns of an array: (columns, colors) or (rows, colors).
@@ -131,11 +131,11 @@ class Coloring:
         return _PLANS[self.method](self)
 
     def decompress(self, products: Any) -> Array:
-        """The matrix's entries, from the products with the seeds.
+        r"""The matrix's entries, from the products with the seeds.
 
         Args:
-            products: $A S$ as an array (rows, colors); for "rows" $A^\\top S$, (columns, colors); for "bidirectional" the
-                pair of both.
+            products: $A S$ as an array (rows, colors); for "rows" $A^\top S$, (columns, colors); for "bidirectional"
+                the pair of both.
 
         Returns:
             The values of the entries, (nnz,), by rows and within a row by columns.
@@ -182,6 +182,7 @@ class Coloring:
 
         Raises:
             InputError: If the file holds something else.
+            FileNotFoundError: If there is none.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -250,14 +251,15 @@ def _restored(found: Mapping[str, Array]) -> Coloring:
     )
     steps = np.diff(pattern.starts)
     sizes = {"columns": width, "rows": height}
+    given = {side: found[f"{side[:-1]}_colors"] for side in coloring.sides}
     sound = (
         len(pattern.starts) == height + 1
         and pattern.starts[0] == 0
         and pattern.starts[-1] == pattern.entries
         and bool((steps >= 0).all())
         and bool(((pattern.columns >= 0) & (pattern.columns < width)).all())
-        and all(coloring._colors(side).shape == (sizes[side],) for side in coloring.sides)
-        and all(int(coloring._colors(side).min(initial=0)) >= -1 for side in coloring.sides)
+        and all(given[side].shape == (sizes[side],) for side in coloring.sides)
+        and all(int(given[side].min(initial=0)) >= -1 for side in coloring.sides)
     )
     if not sound:
         raise ValueError("its arrays do not go together")

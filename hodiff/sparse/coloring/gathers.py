@@ -15,10 +15,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Gather:
-    """Entries that are read from one block of products: `values[entries] = products[rows, colors]`.
+    r"""Entries that are read from one block of products: `values[entries] = products[rows, colors]`.
 
     Attributes:
-        side: Which products: "columns", $A S$ with seeds that add columns up, or "rows", $A^\\top S$.
+        side: Which products: "columns", $A S$ with seeds that add columns up, or "rows", $A^\top S$.
         entries: The entries' numbers in the order of compressed rows, increasing.
         rows: For each of them a row of the products.
         colors: And a column.

@@ -1,11 +1,12 @@
 """The loops of `hodiff.kernels.coloring.greedy` in Python, for where no C++ compiler was: the same results, slowly.
 
-Sets of colours are integers, whose bits are the colours; so the conditions read as in the papers.
+Sets of colors are integers, whose bits are the colors; so the conditions read as in the papers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Array:
-    """Colours of columns, of which no two share a row; `starts` and `rows` are compressed columns."""
+    """Colors of columns, of which no two share a row; `starts` and `rows` are compressed columns."""
     seen = [0] * len(row_sizes)
     columns = _lists(starts, rows)
     colors = np.empty(len(columns), np.int32)
@@ -28,19 +29,25 @@ def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Arr
     return colors
 
 
-def star(starts: Array, columns: Array, order: Array, apart: bool) -> Array:
-    """Colours by which every path on four vertices has three; neighbours differ anyway, or where `apart` says so."""
+def star(starts: Array, columns: Array, order: Array, *, apart: bool = True, neutral: Array | None = None) -> Array:
+    """Colors by which every path on four vertices has three."""
+    # Neighbours differ, too, where `apart` says so. Neutral vertices get the color -1; their neighbours all differ.
     graph = _graph(starts, columns)
     n = len(graph)
     colors = [-1] * n
-    # Of each vertex: colours of its neighbours; those of two of them; those of the hubs of stars whose spoke it is.
+    is_neutral = [False] * n if neutral is None else neutral.tolist()
+    # Of each vertex: colors of its neighbours; those of two of them; those of the hubs of stars whose spoke it is.
     seen, twice, hubs = [0] * n, [0] * n, [0] * n
     for v in order.tolist():
-        colored = [w for w in graph[v] if colors[w] >= 0]
-        once, repeated = _bits_of_colors(colors, colored)
+        if is_neutral[v]:
+            continue
+        once, repeated = _bits_of_colors(colors, [w for w in graph[v] if colors[w] >= 0])
         forbidden = once if apart else 0
-        for w in colored:
-            forbidden |= seen[w] if repeated >> colors[w] & 1 else hubs[w]
+        for w in graph[v]:
+            if is_neutral[w]:
+                forbidden |= seen[w]
+            elif colors[w] >= 0:
+                forbidden |= seen[w] if repeated >> colors[w] & 1 else hubs[w]
         color, bit = _first_free(forbidden)
         colors[v] = color
         for w in graph[v]:
@@ -57,10 +64,10 @@ def star(starts: Array, columns: Array, order: Array, apart: bool) -> Array:
 
 
 def acyclic(starts: Array, columns: Array, order: Array) -> Array:
-    """Colours of which no two make a cycle, and in which neighbours differ."""
+    """Colors of which no two make a cycle, and in which neighbours differ."""
     graph = _graph(starts, columns)
     colors = [-1] * len(graph)
-    # A node is a vertex with a colour of its neighbours; each belongs to the tree of these two colours.
+    # A node is a vertex with a color of its neighbours; each belongs to the tree of these two colors.
     nodes: list[dict[int, int]] = [{} for _ in graph]
     parents: list[int] = []
 
@@ -94,7 +101,12 @@ def acyclic(starts: Array, columns: Array, order: Array) -> Array:
 
 
 def dynamic_order(
-    graph: tuple[Array, Array], rows: tuple[Array, Array] | None, degrees: Array, initial: Array, rising: bool, least: bool
+    graph: tuple[Array, Array],
+    rows: tuple[Array, Array] | None,
+    degrees: Array,
+    initial: Array,
+    rising: bool,
+    least: bool,
 ) -> Array:
     """An order in which the vertex with the least or the largest current degree is always next; see `orders.py`."""
     near, n = _Near(graph, rows), len(degrees)
@@ -129,7 +141,7 @@ def shared_row_degrees(graph: tuple[Array, Array], rows: tuple[Array, Array]) ->
 
 
 def pairs(starts: Array, columns: Array, colors: Array, count: int) -> tuple[Array, Array]:
-    """For each entry the number of the pair of its row and its column's colour, and how many entries each pair has."""
+    """For each entry the number of the pair of its row and its column's color, and how many entries each pair has."""
     rows = np.repeat(np.arange(len(starts) - 1, dtype=np.int64), np.diff(starts))
     keys = rows * count + colors[columns]
     _, first, numbers, sizes = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
@@ -192,7 +204,7 @@ class _Near:
 
 def _lists(starts: Array, columns: Array) -> list[list[int]]:
     ends, flat = starts.tolist(), columns.tolist()
-    return [flat[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [flat[a:b] for a, b in pairwise(ends)]
 
 
 def _graph(starts: Array, columns: Array) -> list[list[int]]:
@@ -201,13 +213,13 @@ def _graph(starts: Array, columns: Array) -> list[list[int]]:
 
 
 def _first_free(forbidden: int) -> tuple[int, int]:
-    """The first colour that is not forbidden, and its bit."""
+    """The first color that is not forbidden, and its bit."""
     bit = ~forbidden & (forbidden + 1)
     return bit.bit_length() - 1, bit
 
 
 def _bits_of_colors(colors: list[int], vertices: list[int]) -> tuple[int, int]:
-    """The colours of some vertices, and those of two or more of them."""
+    """The colors of some vertices, and those of two or more of them."""
     once = repeated = 0
     for v in vertices:
         bit = 1 << colors[v]

@@ -1,7 +1,7 @@
 """Colors that no entry is recovered from: their vertices become neutral, and need no product.
 
-An entry (i, j) of a symmetric matrix can be read from the product of j's color at i, or from that of i's color at j. One
-of them suffices, so that a color may be left which is needed for none.
+An entry (i, j) of a symmetric matrix can be read from the product of j's color at i, or from that of i's color at j.
+One of them suffices, so that a color may be left which is needed for none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hodiff.sparse.coloring.loops import loops
+from hodiff.sparse.coloring.gathers import readable
 from hodiff.sparse.coloring.patterns import Pattern
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -26,11 +26,11 @@ def without_neutral(pattern: Pattern, colors: Array) -> Array:
     count = int(colors.max(initial=-1)) + 1
     needed = np.zeros(count, bool)
     needed[colors[pattern.rows[is_diagonal]]] = True
-    alone = _stands_alone(pattern, colors)
-    mirrored = alone[pattern.turned]
-    # Where neither side stands alone the tree has more than a hub, and takes products of both colors.
+    own = readable(pattern, colors)
+    mirrored = own[pattern.turned]
+    # Where neither can be read the tree has more than a hub, and takes products of both colors.
     needed[colors[pattern.columns[~is_diagonal & ~mirrored]]] = True
-    either = ~is_diagonal & alone & mirrored
+    either = ~is_diagonal & own & mirrored
     needed |= _cover(colors[pattern.rows[either]], colors[pattern.columns[either]], needed)
     return renumbered(colors, needed)
 
@@ -39,12 +39,6 @@ def renumbered(colors: Array, needed: Array) -> Array:
     """Colors numbered without gaps, NEUTRAL where they are not needed."""
     numbers = np.where(needed, np.cumsum(needed) - 1, NEUTRAL).astype(np.int32)
     return np.where(colors < 0, NEUTRAL, numbers[colors]) if len(numbers) else colors
-
-
-def _stands_alone(pattern: Pattern, colors: Array) -> Array:
-    """Whether an entry is the only one of its row in its column's color."""
-    numbers, sizes = loops().pairs(pattern.starts, pattern.columns, colors, int(colors.max(initial=-1)) + 1)
-    return sizes[numbers] == 1
 
 
 def _cover(first: Array, second: Array, needed: Array) -> Array:

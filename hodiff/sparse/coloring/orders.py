@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Vertices:
-    """What is colored: the rows of `graph`, whose neighbours are its columns or, with `rows`, what shares one with it."""
+    """What is colored: rows of `graph`, whose neighbours are its columns or, with `rows`, what shares one with it."""
 
     graph: Pattern
     rows: Pattern | None = None

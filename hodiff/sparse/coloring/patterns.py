@@ -122,8 +122,7 @@ def _of_tensor(caller: str, given: torch.Tensor) -> Any:
             f"{caller}: pattern: expected a sparse tensor whose entries are numbers, got {describe(given)} with "
             f"{given.dense_dim()} dense dimensions; hand over one of its matrices."
         )
-    coordinates = given.cpu().to_sparse_coo()
-    rows, columns = coordinates._indices().numpy() if not coordinates.is_coalesced() else coordinates.indices().numpy()
+    rows, columns = given.cpu().to_sparse_coo().coalesce().indices().numpy()
     return _of_coordinates(rows, columns, tuple(given.shape))
 
 
@@ -164,5 +163,5 @@ def require_symmetric(caller: str, method: str, pattern: Pattern) -> None:
         row, column = int(rows[changed][0]), int(columns[changed][0])
         raise InputError(
             f"{caller}: pattern: expected a symmetric one for method={method!r}, got ({row}, {column}) without "
-            f"({column}, {row}); `pattern + pattern.T` is symmetric, and method=\"columns\" needs no symmetry."
+            f'({column}, {row}); `pattern + pattern.T` is symmetric, and method="columns" needs no symmetry.'
         )

@@ -1,13 +1,13 @@
 """Recovery by substitution: the edges of two-colored trees, from sums over what hangs below them.
 
-The product of color a at vertex v is the sum of the entries (v, w) with w of color a. These are the edges at one node of
-the tree of both colors, so that each product is the sum of the edges at its node. With a root, the edge above a node u is
-what remains of the product there once the edges below are taken off, and these are got likewise:
+The product of color a at vertex v is the sum of the entries (v, w) with w of color a. These are the edges at one node
+of the tree of both colors, so that each product is the sum of the edges at its node. With a root, the edge above a node
+u is what remains of the product there once the edges below are taken off, and these are got likewise:
 
     x(u) = b(u) - sum over children w of x(w) = sum over nodes w below u, and u itself, of (-1)^(depth w - depth u) b(w)
 
-The last form has no order in it. Below u are consecutive nodes of a depth-first walk, so that one cumulative sum gives all
-edges; or sums over descendants are doubled in reach until they reach the leaves.
+The last form has no order in it. Below u are consecutive nodes of a depth-first walk, so that one cumulative sum gives
+all edges; or sums over descendants are doubled in reach until they reach the leaves.
 """
 
 from __future__ import annotations
@@ -100,10 +100,8 @@ def by_trees(pattern: Pattern, colors: Array) -> Substitution:
 
 
 def _rooted(pattern: Pattern, colors: Array, upper: Array, lower: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """Of each edge the entry that names its node away from the root; that node's place, parent, end and depth.
-
-    An edge joins the nodes of an entry above the diagonal and of its mirror image.
-    """
+    """Of each edge the entry that names its node away from the root; that node's place, parent, end and depth."""
+    # An edge joins the nodes of an entry above the diagonal and of its mirror image.
     count = int(colors.max(initial=-1)) + 2
     nodes, sizes = loops().pairs(pattern.starts, pattern.columns, np.where(colors < 0, count - 1, colors), count)
     first, second = nodes[upper], nodes[lower]
