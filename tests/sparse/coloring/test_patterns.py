@@ -12,28 +12,23 @@ from hodiff.sparse.coloring import color
 PATTERN = graphs.random_symmetric(12, 0.2)
 
 
-def sparse_tensor(layout):
-    return torch.from_numpy(PATTERN).float().to_sparse(layout=layout)
-
-
+SCIPY = ("csr", "csc", "coo", "dok", "lil", "bsr")
 FORMS = {
-    **{
-        each: scipy.sparse.csr_array(PATTERN).asformat(each)
-        for each in ("csr", "csc", "coo", "dok", "lil", "dia", "bsr")
-    },
-    "matrix": scipy.sparse.csr_matrix(PATTERN.astype(complex)),
-    "array": PATTERN,
-    "tensor": torch.from_numpy(PATTERN),
-    "sparse coo": sparse_tensor(torch.sparse_coo),
-    "sparse csr": sparse_tensor(torch.sparse_csr),
-    "sparse csc": sparse_tensor(torch.sparse_csc),
+    **{each: lambda each=each: scipy.sparse.csr_array(PATTERN).asformat(each) for each in SCIPY},
+    "matrix": lambda: scipy.sparse.csr_matrix(PATTERN.astype(complex)),
+    "array": lambda: PATTERN,
+    "tensor": lambda: torch.from_numpy(PATTERN),
+    "sparse coo": lambda: torch.from_numpy(PATTERN).float().to_sparse(),
+    "sparse csr": lambda: torch.from_numpy(PATTERN).float().to_sparse_csr(),
+    "sparse csc": lambda: torch.from_numpy(PATTERN).float().to_sparse_csc(),
+    "sparse bsr": lambda: torch.from_numpy(PATTERN).float().to_sparse_bsr((1, 1)),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CS")
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_forms(form):
-    found, expected = color(form), color(scipy.sparse.coo_array(PATTERN))
+    found, expected = color(form()), color(scipy.sparse.coo_array(PATTERN))
     np.testing.assert_array_equal(found.colors, expected.colors)
     np.testing.assert_array_equal(found.pattern.starts, expected.pattern.starts)
     np.testing.assert_array_equal(found.pattern.columns, expected.pattern.columns)
@@ -49,7 +44,7 @@ def test_zeros_that_are_stored_count(form):
 
 def test_zeros_of_a_sparse_tensor_count():
     indices = torch.tensor([[0, 1, 1, 1], [0, 0, 1, 1]])
-    given = torch.sparse_coo_tensor(indices, torch.zeros(4), (2, 2))
+    given = torch.sparse_coo_tensor(indices, torch.zeros(4), (2, 2), check_invariants=True)
     assert color(given, "columns").nnz == 3
 
 
@@ -69,7 +64,7 @@ def test_unsorted_and_repeated_entries():
             "color: pattern: expected a sparse matrix of SciPy or torch or a boolean array, got list",
         ),
         (np.eye(3), {}, "color: pattern: expected booleans in a dense matrix, got (3, 3) float64; `pattern != 0`"),
-        (torch.eye(3), {}, "color: pattern: expected booleans in a dense matrix, got (3, 3) float32; `pattern != 0`"),
+        (torch.eye(3), {}, "color: pattern: expected booleans in a dense matrix, got (3, 3) float32; `pattern !="),
         (np.ones(3, bool), {}, "color: pattern: expected a matrix with rows and columns, got the shape (3,)"),
         (torch.ones(2, 2, 2).to_sparse(1), {"method": "columns"}, "color: pattern: expected a matrix with rows and"),
         (
@@ -81,17 +76,17 @@ def test_unsorted_and_repeated_entries():
         (
             np.triu(np.ones((3, 3), bool)),
             {"method": "acyclic"},
-            "color: pattern: expected a symmetric one for method='acyclic', got (0, 1) without (1, 0); `pattern + pat",
+            "color: pattern: expected a symmetric one for method='acyclic', got (0, 1) without (1, 0); `pat",
         ),
         (
             PATTERN,
             {"method": "stars"},
-            "color: method: expected one of 'star', 'acyclic', 'columns', 'rows', 'bidirecti",
+            "color: method: expected one of 'star', 'acyclic', 'columns', 'rows', 'bid",
         ),
         (
             PATTERN,
             {"order": "best"},
-            "color: order: expected one of 'natural', 'largest-first', 'smallest-last', 'incid",
+            "color: order: expected one of 'natural', 'largest-first', 'smallest-last', 'in",
         ),
         (PATTERN, {"order": ("natural", 3)}, "color: order: expected one of 'natural', 'largest-first'"),
         (PATTERN, {"order": ()}, "color: order: expected one order at least, got none"),
