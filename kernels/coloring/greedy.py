@@ -34,7 +34,15 @@ def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Arr
     return colors
 
 
-def star(starts: Array, columns: Array, order: Array, *, apart: bool = True, neutral: Array | None = None) -> Array:
+def star(
+    starts: Array,
+    columns: Array,
+    order: Array,
+    *,
+    apart: bool = True,
+    neutral: Array | None = None,
+    most: int | None = None,
+) -> Array | None:
     """Colors by which every path on four vertices has three; see `hodiff/sparse/coloring/interpreted.py`."""
     initial = _none(len(starts) - 1)
     if neutral is not None:
@@ -48,8 +56,9 @@ def star(starts: Array, columns: Array, order: Array, *, apart: bool = True, neu
         tables = room, memory, counts, forbidden, occurrences, colors
         return _run("star", len(colors), starts, columns, order, int(apart), words, *tables)
 
-    _with_enough_words(attempt, 2 * len(columns) // max(len(colors), 1), len(colors))
-    return np.maximum(colors, -1)
+    most = len(colors) if most is None else most
+    enough = _with_enough_words(attempt, 2 * len(columns) // max(len(colors), 1), most)
+    return np.maximum(colors, -1) if enough else None
 
 
 def acyclic(starts: Array, columns: Array, order: Array) -> Array:
@@ -118,11 +127,15 @@ def _sets(sizes: Array, words: int, kinds: int) -> tuple[Array, Array, Array]:
     return room, np.zeros(kinds * int(room[-1]), np.uint64), counts
 
 
-def _with_enough_words(attempt: Callable[[int], int], guess: int, most: int) -> None:
-    """Color with room for about as many colors as guessed, and again with more until there is enough."""
-    words = min(guess, most) // _WORD + 1
+def _with_enough_words(attempt: Callable[[int], int], guess: int, most: int) -> bool:
+    """Color with room for about as many colors as guessed, and again with more until there is enough, or for `most`."""
+    enough = -(-max(most, 1) // _WORD)
+    words = min(guess // _WORD + 1, enough)
     while attempt(words) < 0:
-        words *= 2
+        if words == enough:
+            return False
+        words = min(2 * words, enough)
+    return True
 
 
 def _run(name: str, *arguments: int | Array | None) -> int:

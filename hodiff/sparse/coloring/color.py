@@ -62,7 +62,10 @@ def color(pattern: Any, method: str = "star", order: str | tuple[str, ...] | Non
     for attempt in problem.attempts(orders, arithmetic=order is None):
         if best is not None and best.num_colors <= max(attempt.least, problem.least):
             continue
-        candidate = Coloring(method, attempt.order, found, **attempt.colors())
+        colors = attempt.colors()
+        if colors is None:
+            continue
+        candidate = Coloring(method, attempt.order, found, **colors)
         if best is None or candidate.num_colors < best.num_colors:
             best = candidate
     assert best is not None

@@ -158,6 +158,7 @@ class Coloring:
             path: Where; the name should end in ".npz".
         """
         sides = {"column_colors": self.column_colors, "row_colors": self.row_colors}
+        held: dict[str, Any] = {name: each for name, each in sides.items() if each is not None}
         with open(path, "wb") as file:
             np.savez_compressed(
                 file,
@@ -167,7 +168,7 @@ class Coloring:
                 shape=np.array(self.shape),
                 starts=self.pattern.starts,
                 columns=self.pattern.columns,
-                **{name: each for name, each in sides.items() if each is not None},
+                **held,
             )
 
     @classmethod

@@ -21,10 +21,17 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Cover:
-    """Columns, then rows, that are neutral; None is none. No coloring has fewer than `least` products."""
+    """What is neutral, and what can come of it.
+
+    Attributes:
+        neutral: Whether columns, then rows, are; None if none is.
+        least: No such coloring has fewer products.
+        most: With more colors it is given up; None if never.
+    """
 
     neutral: Array | None
     least: int
+    most: int | None = None
 
 
 def covers(pattern: Pattern) -> Iterator[Cover]:
@@ -38,7 +45,9 @@ def covers(pattern: Pattern) -> Iterator[Cover]:
     needed = np.zeros(pattern.shape[0], bool)
     needed[pattern.rows[~few[pattern.columns]]] = True
     yield Cover(np.concatenate([~few, ~needed]), _least(lengths[1], few))
-    yield Cover(None, min(pattern.entries, 1))
+    # First fit may make all columns alike at first, and all rows different then.
+    fair = min(_least(lengths[0], long), _least(lengths[1], few))
+    yield Cover(None, min(pattern.entries, 1), 4 * fair)
 
 
 def _long(lengths: Array) -> Array:

@@ -29,8 +29,16 @@ def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Arr
     return colors
 
 
-def star(starts: Array, columns: Array, order: Array, *, apart: bool = True, neutral: Array | None = None) -> Array:
-    """Colors by which every path on four vertices has three."""
+def star(
+    starts: Array,
+    columns: Array,
+    order: Array,
+    *,
+    apart: bool = True,
+    neutral: Array | None = None,
+    most: int | None = None,
+) -> Array | None:
+    """Colors by which every path on four vertices has three; None if more than `most` were taken."""
     # Neighbours differ, too, where `apart` says so. Neutral vertices get the color -1; their neighbours all differ.
     graph = _graph(starts, columns)
     n = len(graph)
@@ -49,6 +57,9 @@ def star(starts: Array, columns: Array, order: Array, *, apart: bool = True, neu
             elif colors[w] >= 0:
                 forbidden |= seen[w] if repeated >> colors[w] & 1 else hubs[w]
         color, bit = _first_free(forbidden)
+        # Whole words of 64 colors, as where there are words.
+        if most is not None and color >= -(-max(most, 1) // 64) * 64:
+            return None
         colors[v] = color
         for w in graph[v]:
             own = 1 << colors[w] if colors[w] >= 0 else 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hodiff.sparse.coloring.bounds import band_of, cyclic_colors, has_full_diagonal, least_acyclic, least_star
-from hodiff.sparse.coloring.covers import covers
+from hodiff.sparse.coloring.covers import Cover, covers
 from hodiff.sparse.coloring.loops import loops
 from hodiff.sparse.coloring.neutral import NEUTRAL, renumbered, without_neutral
 from hodiff.sparse.coloring.orders import ORDERS, Vertices
@@ -26,12 +27,13 @@ class Attempt:
     Attributes:
         order: Its name.
         least: A number of products that it does not go below.
-        colors: Colors it: those of columns, of rows or of both, by the names of the fields of `Coloring`.
+        colors: Colors it: those of columns, of rows or of both, by the names of the fields of `Coloring`; None where
+            that was given up.
     """
 
     order: str
     least: int
-    colors: Callable[[], Sides]
+    colors: Callable[[], Sides | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +55,14 @@ def _greedy(
     """By each order, and in turn along the diagonal: before all others where that cannot be improved, else last."""
     in_turn = Attempt("cyclic", cyclic, lambda: finish(cyclic_colors(vertices.count, cyclic)))
 
+    def by(order: str) -> Sides:
+        return finish(run(ORDERS[order](vertices)))
+
     def attempts(orders: tuple[str, ...], arithmetic: bool) -> Iterator[Attempt]:
         if arithmetic and cyclic <= least:
             yield in_turn
         for name in orders:
-            yield Attempt(name, least, lambda name=name: finish(run(ORDERS[name](vertices))))
+            yield Attempt(name, least, partial(by, name))
         # Colors that may be neutral are looked for among few alone.
         if arithmetic and least < cyclic:
             yield in_turn
@@ -123,25 +128,29 @@ def _bidirectional(pattern: Pattern) -> Problem:
     )
     vertices = Vertices(both)
 
-    def colors(order: str, neutral: Array | None) -> Sides:
-        found = loops().star(both.starts, both.columns, ORDERS[order](vertices), apart=False, neutral=neutral)
+    def by(order: str, cover: Cover) -> Sides | None:
+        graph = both.starts, both.columns
+        found = loops().star(*graph, ORDERS[order](vertices), apart=False, neutral=cover.neutral, most=cover.most)
+        if found is None:
+            return None
         # Columns and rows have colors of their own; all of them together decide which are needed.
         found[width:][found[width:] >= 0] += int(found[:width].max(initial=-1)) + 1
         kept = without_neutral(both, found)
         return {"column_colors": compact(kept[:width]), "row_colors": compact(kept[width:])}
 
+    def alone(attempt: Attempt, other: str, count: int) -> Sides:
+        return {**(attempt.colors() or {}), other: np.full(count, NEUTRAL, np.int32)}
+
     def attempts(orders: tuple[str, ...], arithmetic: bool) -> Iterator[Attempt]:
         for cover in covers(pattern):
             for name in orders:
-                yield Attempt(name, cover.least, lambda name=name, cover=cover: colors(name, cover.neutral))
-        for problem, other in ((_columns(pattern), "row_colors"), (_rows(pattern), "column_colors")):
-            unused = np.full(height if other == "row_colors" else width, NEUTRAL, np.int32)
+                yield Attempt(name, cover.least, partial(by, name, cover))
+        for problem, other, count in (
+            (_columns(pattern), "row_colors", height),
+            (_rows(pattern), "column_colors", width),
+        ):
             for each in problem.attempts(orders, arithmetic):
-                yield Attempt(
-                    each.order,
-                    each.least,
-                    lambda each=each, other=other, unused=unused: {**each.colors(), other: unused},
-                )
+                yield Attempt(each.order, each.least, partial(alone, each, other, count))
 
     return Problem(min(pattern.entries, 1), attempts)
 
