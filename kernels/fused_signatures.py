@@ -1,4 +1,4 @@
-"""The C functions of `fused.cpp`: what each takes and returns, so that a wrong call raises instead of crashing."""
+"""The C functions of `fused.cpp` and its neighbours, with their arguments, so that a wrong call raises instead of crashing."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ _ARGUMENTS = {
     "hodiff_average_double": (_POINTER, _LONG, _LONG, _POINTER),
     "hodiff_attention_float": (_POINTER, _POINTER, _LONG, _LONG),
     "hodiff_attention_double": (_POINTER, _POINTER, _LONG, _LONG),
+    "hodiff_color_order": (_LONG, *(_POINTER,) * 5, *(_LONG,) * 3, *(_POINTER,) * 6),
+    "hodiff_color_degrees": (_LONG, *(_POINTER,) * 6),
+    "hodiff_color_forest": (_LONG, _LONG, *(_POINTER,) * 8),
 }
 
 # Result and arguments by name.
@@ -40,4 +43,8 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "hodiff_attention_problem": (_LONG, ()),
     "hodiff_attention_memory_float": (_LONG, (_POINTER,)),
     "hodiff_attention_memory_double": (_LONG, (_POINTER,)),
+    "hodiff_color_distance2": (_LONG, (_LONG, *(_POINTER,) * 3, _LONG, *(_POINTER,) * 5)),
+    "hodiff_color_star": (_LONG, (_LONG, *(_POINTER,) * 3, _LONG, _LONG, *(_POINTER,) * 6)),
+    "hodiff_color_acyclic": (_LONG, (_LONG, *(_POINTER,) * 12)),
+    "hodiff_color_pairs": (_LONG, (_LONG, *(_POINTER,) * 6)),
 }

@@ -1,0 +1,267 @@
+"""What a coloring is: colors of columns, of rows or of both, and how entries come back from the products."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hodiff.common.options import require_choice
+from hodiff.errors import InputError
+from hodiff.sparse.coloring.gathers import Gather, by_both, by_columns, by_rows, by_stars
+from hodiff.sparse.coloring.patterns import Pattern
+from hodiff.sparse.coloring.substitution import Substitution, by_trees
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# Which products each method makes: with the matrix, of sums of its columns, or with its transpose, of sums of its rows.
+SIDES: dict[str, tuple[str, ...]] = {
+    "star": ("columns",),
+    "acyclic": ("columns",),
+    "columns": ("columns",),
+    "rows": ("rows",),
+    "bidirectional": ("columns", "rows"),
+}
+_FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Coloring:
+    r"""Colors of a sparse matrix: as few products as these give all of its entries.
+
+    The columns of one color are added up by one product, $B = A S$ with $S_{jc} = 1$ where column j has the color c;
+    rows likewise, $A^\top S$. Made by `hodiff.sparse.color`.
+
+    Attributes:
+        method: The method's name.
+        order: What gave it: the name of an order, or "cyclic" for colors 0, 1, ... again and again along a band.
+        pattern: The entries, compressed rows with increasing columns.
+        column_colors: The color of each column, -1 for a column that is in no product; None where no columns are added.
+        row_colors: The color of each row, likewise.
+
+    Example:
+        >>> import numpy as np
+        >>> from hodiff.sparse.coloring import color
+        >>> A = np.array([[4.0, 1.0, 0.0], [1.0, 5.0, 2.0], [0.0, 2.0, 6.0]])
+        >>> coloring = color(A != 0)
+        >>> coloring
+        Coloring('star', 3 x 3, 7 entries, 2 colors)
+        >>> coloring.decompress(A @ coloring.seeds())
+        array([4., 1., 1., 5., 2., 2., 6.])
+    """
+
+    method: str
+    order: str
+    pattern: Pattern
+    column_colors: Array | None = None
+    row_colors: Array | None = None
+
+    def __repr__(self) -> str:
+        height, width = self.shape
+        if self.method == "bidirectional":
+            numbers = f"{self.count('columns'):,} + {self.count('rows'):,}"
+        else:
+            numbers = f"{self.num_colors:,}"
+        return f"Coloring({self.method!r}, {height:,} x {width:,}, {self.nnz:,} entries, {numbers} colors)"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the matrix."""
+        return self.pattern.shape
+
+    @property
+    def nnz(self) -> int:
+        """How many entries the pattern has."""
+        return self.pattern.entries
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """What is added up: "columns", "rows" or both."""
+        return SIDES[self.method]
+
+    @property
+    def colors(self) -> Array:
+        """The colors of the only side."""
+        return self._colors(self._side("Coloring.colors", None))
+
+    @cached_property
+    def num_colors(self) -> int:
+        """How many products are needed."""
+        return sum(self.count(side) for side in self.sides)
+
+    def count(self, side: str) -> int:
+        """How many colors a side has, and so products: "columns" or "rows"."""
+        return int(self._colors(side).max(initial=-1)) + 1 if side in self.sides else 0
+
+    def seeds(self, dtype: Any = np.float64, *, colors: slice | None = None, side: str | None = None) -> Array:
+        """The vectors to multiply with: ones where a column, or row, has the color.
+
+        Args:
+            dtype: Their type.
+            colors: Which colors, so that products can be made some at a time; all of them if None.
+            side: "columns", for products with the matrix, or "rows", for products with its transpose; the only one
+                there is if None.
+
+        Returns:
+            A vector for each color as the columns of an array: (columns, colors) or (rows, colors).
+
+        Raises:
+            InputError: If `side` is none of the coloring's, or is missing where there are two.
+        """
+        side = self._side("Coloring.seeds", side)
+        if not (colors is None or isinstance(colors, slice)):
+            raise InputError(f"Coloring.seeds: colors: expected a slice or None, got {colors!r}; write slice(0, 8).")
+        given = self._colors(side)
+        chosen = np.arange(self.count(side))[colors or slice(None)]
+        places = np.full(self.count(side) + 1, -1)
+        places[chosen] = np.arange(len(chosen))
+        place = places[given]
+        seeds = np.zeros((len(given), len(chosen)), dtype)
+        rows = np.flatnonzero(place >= 0)
+        seeds[rows, place[rows]] = 1
+        return seeds
+
+    @cached_property
+    def plan(self) -> tuple[Gather, ...] | Substitution:
+        """How entries come from the products: gathers, or for "acyclic" a substitution; integer arrays."""
+        return _PLANS[self.method](self)
+
+    def decompress(self, products: Any) -> Array:
+        r"""The matrix's entries, from the products with the seeds.
+
+        Args:
+            products: $A S$ as an array (rows, colors); for "rows" $A^\top S$, (columns, colors); for "bidirectional"
+                the pair of both.
+
+        Returns:
+            The values of the entries, (nnz,), by rows and within a row by columns.
+
+        Raises:
+            InputError: If the products are not of these shapes.
+        """
+        blocks = self._blocks(products)
+        if isinstance(self.plan, Substitution):
+            return self.plan.read(blocks["columns"])
+        values = np.empty(self.nnz, np.result_type(*blocks.values()))
+        for gather in self.plan:
+            values[gather.entries] = gather.read(blocks[gather.side])
+        return values
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the coloring to a file of NumPy's, for `load`.
+
+        Args:
+            path: Where; the name should end in ".npz".
+        """
+        sides = {"column_colors": self.column_colors, "row_colors": self.row_colors}
+        held: dict[str, Any] = {name: each for name, each in sides.items() if each is not None}
+        with open(path, "wb") as file:
+            np.savez_compressed(
+                file,
+                format=np.array(_FORMAT),
+                method=np.array(self.method),
+                order=np.array(self.order),
+                shape=np.array(self.shape),
+                starts=self.pattern.starts,
+                columns=self.pattern.columns,
+                **held,
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Coloring:
+        """Read a coloring from a file that `save` wrote.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The coloring.
+
+        Raises:
+            InputError: If the file holds something else.
+            FileNotFoundError: If there is none.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                found = dict(file)
+            return _restored(found)
+        except FileNotFoundError:
+            raise
+        except (KeyError, ValueError, TypeError, AttributeError, EOFError, OSError) as error:
+            raise InputError(
+                f"Coloring.load: path: expected a file that Coloring.save wrote, got {os.fspath(path)!r} ({error}); "
+                "color the pattern again."
+            ) from error
+
+    def _colors(self, side: str) -> Array:
+        found = self.column_colors if side == "columns" else self.row_colors
+        assert found is not None
+        return found
+
+    def _side(self, caller: str, side: str | None) -> str:
+        if side is None and len(self.sides) == 1:
+            return self.sides[0]
+        if side is None:
+            raise InputError(
+                f'{caller}: expected one side, got "bidirectional", which has two; '
+                f'take column_colors and row_colors, or say side="columns" or side="rows".'
+            )
+        require_choice(caller, "side", side, self.sides)
+        return side
+
+    def _blocks(self, products: Any) -> dict[str, Array]:
+        pair = products if len(self.sides) == 2 else (products,)
+        if not isinstance(pair, Sequence) or len(pair) != len(self.sides):
+            raise InputError(
+                "Coloring.decompress: products: expected the pair of products with the matrix and with its transpose, "
+                f"got {type(products).__name__}; write (A @ seeds, A.T @ other_seeds)."
+            )
+        blocks = {side: np.asarray(each) for side, each in zip(self.sides, pair, strict=True)}
+        heights: Mapping[str, int] = {"columns": self.shape[0], "rows": self.shape[1]}
+        for side, each in blocks.items():
+            expected = (heights[side], self.count(side))
+            if each.shape != expected:
+                raise InputError(
+                    f"Coloring.decompress: products: expected {expected} for the {side} that were added up, got "
+                    f"{each.shape}; multiply with seeds(side={side!r})."
+                )
+        return blocks
+
+
+_PLANS: dict[str, Any] = {
+    "star": lambda it: (by_stars(it.pattern, it.column_colors),),
+    "acyclic": lambda it: by_trees(it.pattern, it.column_colors),
+    "columns": lambda it: (by_columns(it.pattern, it.column_colors),),
+    "rows": lambda it: (by_rows(it.pattern, it.row_colors),),
+    "bidirectional": lambda it: by_both(it.pattern, it.row_colors, it.column_colors),
+}
+
+
+def _restored(found: Mapping[str, Array]) -> Coloring:
+    """The coloring in a file's arrays, refused where they do not go together."""
+    if int(found["format"]) != _FORMAT:
+        raise ValueError(f"format {found['format']}, not {_FORMAT}")
+    height, width = (int(each) for each in found["shape"])
+    pattern = Pattern((height, width), found["starts"].astype(np.int32), found["columns"].astype(np.int32))
+    coloring = Coloring(
+        str(found["method"]), str(found["order"]), pattern, found.get("column_colors"), found.get("row_colors")
+    )
+    steps = np.diff(pattern.starts)
+    sizes = {"columns": width, "rows": height}
+    given = {side: found[f"{side[:-1]}_colors"] for side in coloring.sides}
+    sound = (
+        len(pattern.starts) == height + 1
+        and pattern.starts[0] == 0
+        and pattern.starts[-1] == pattern.entries
+        and bool((steps >= 0).all())
+        and bool(((pattern.columns >= 0) & (pattern.columns < width)).all())
+        and all(given[side].shape == (sizes[side],) for side in coloring.sides)
+        and all(int(given[side].min(initial=0)) >= -1 for side in coloring.sides)
+    )
+    if not sound:
+        raise ValueError("its arrays do not go together")
+    return coloring

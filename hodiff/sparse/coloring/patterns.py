@@ -1,0 +1,167 @@
+"""Which entries of a matrix may be other than zero: compressed rows, from whatever holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+
+from hodiff.common.trees import describe
+from hodiff.errors import InputError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# The loops count entries in 32 bits; two copies of them make the graph of both rows and columns.
+_MOST = 2**30
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """Compressed rows: entries of a row stand from `starts[row]` on, with increasing columns."""
+
+    shape: tuple[int, int]
+    starts: Array
+    columns: Array
+
+    @property
+    def entries(self) -> int:
+        """How many entries there are."""
+        return len(self.columns)
+
+    @cached_property
+    def rows(self) -> Array:
+        """The row of each entry."""
+        return np.repeat(np.arange(self.shape[0], dtype=np.int32), np.diff(self.starts))
+
+    @cached_property
+    def turned(self) -> Array:
+        """The entries in the order of columns, each by its number in the order of rows."""
+        numbers = np.arange(self.entries, dtype=np.int32)
+        return scipy.sparse.csr_array((numbers, self.columns, self.starts), shape=self.shape).tocsc().data
+
+    @cached_property
+    def transposed(self) -> Pattern:
+        """Compressed columns, as rows of the transpose."""
+        starts = np.zeros(self.shape[1] + 1, np.int32)
+        np.cumsum(np.bincount(self.columns, minlength=self.shape[1]), out=starts[1:])
+        return Pattern(self.shape[::-1], starts, self.rows[self.turned])
+
+    @cached_property
+    def is_symmetric(self) -> bool:
+        """Whether each entry has its mirror image."""
+        other = self.transposed
+        return np.array_equal(self.starts, other.starts) and np.array_equal(self.columns, other.columns)
+
+
+def pattern_of(caller: str, given: Any) -> Pattern:
+    """The pattern that a sparse or boolean matrix shows.
+
+    Args:
+        caller: The function that was called.
+        given: A sparse matrix of SciPy or torch, or a dense boolean one of NumPy or torch.
+
+    Returns:
+        Its pattern.
+
+    Raises:
+        InputError: If it is something else, or too large.
+    """
+    if isinstance(given, Pattern):
+        return given
+    if not (scipy.sparse.issparse(given) or isinstance(given, (np.ndarray, torch.Tensor))):
+        raise InputError(
+            f"{caller}: pattern: expected a sparse matrix of SciPy or torch or a boolean array, got "
+            f"{type(given).__name__}; scipy.sparse.csr_array or numpy.asarray(..., dtype=bool) makes one."
+        )
+    if given.ndim != 2:
+        raise InputError(
+            f"{caller}: pattern: expected a matrix with rows and columns, got the shape {tuple(given.shape)}; "
+            f"reshape it to two dimensions."
+        )
+    if isinstance(given, np.ndarray):
+        _require_boolean(caller, given.dtype == bool, f"{given.shape} {given.dtype}")
+        matrix = scipy.sparse.csr_array(given)
+    elif isinstance(given, torch.Tensor):
+        matrix = _of_tensor(caller, given)
+    else:
+        matrix = _of_scipy(given)
+    if matrix.nnz > _MOST:
+        raise InputError(
+            f"{caller}: pattern: expected at most {_MOST:,} entries, got {matrix.nnz:,}; color blocks of the matrix."
+        )
+    height, width = (int(each) for each in matrix.shape)
+    starts, columns = matrix.indptr.astype(np.int32), matrix.indices.astype(np.int32)
+    return Pattern((height, width), starts, columns)
+
+
+def _of_scipy(given: Any) -> Any:
+    if given.format == "dia":
+        # Its conversion drops zeros that are stored.
+        given = scipy.sparse.dia_array((np.ones(given.data.shape, bool), given.offsets), shape=given.shape)
+    coordinates = given.tocoo() if given.format != "csr" else None
+    if coordinates is None:
+        matrix = scipy.sparse.csr_array((np.ones(len(given.indices), bool), given.indices, given.indptr), given.shape)
+        if not matrix.has_canonical_format:
+            matrix = matrix.copy()
+            matrix.sum_duplicates()
+        return matrix
+    return _of_coordinates(coordinates.row, coordinates.col, given.shape)
+
+
+def _of_tensor(caller: str, given: torch.Tensor) -> Any:
+    given = given.detach()
+    if given.layout is torch.strided:
+        _require_boolean(caller, given.dtype == torch.bool, describe(given))
+        return scipy.sparse.csr_array(given.cpu().numpy())
+    if given.dense_dim():
+        raise InputError(
+            f"{caller}: pattern: expected a sparse tensor whose entries are numbers, got {describe(given)} with "
+            f"{given.dense_dim()} dense dimensions; hand over one of its matrices."
+        )
+    rows, columns = given.cpu().to_sparse_coo().coalesce().indices().numpy()
+    return _of_coordinates(rows, columns, tuple(given.shape))
+
+
+def _of_coordinates(rows: Array, columns: Array, shape: tuple[int, ...]) -> Any:
+    """Compressed rows; entries that are given twice are one."""
+    matrix = scipy.sparse.coo_array((np.ones(len(rows), bool), (rows, columns)), shape=shape).tocsr()
+    matrix.sum_duplicates()
+    return matrix
+
+
+def _require_boolean(caller: str, is_boolean: bool, got: str) -> None:
+    if not is_boolean:
+        raise InputError(
+            f"{caller}: pattern: expected booleans in a dense matrix, got {got}; `pattern != 0` makes them."
+        )
+
+
+def require_symmetric(caller: str, method: str, pattern: Pattern) -> None:
+    """Refuse a pattern with an entry that has no mirror image.
+
+    Args:
+        caller: The function that was called.
+        method: The method that needs symmetry.
+        pattern: The pattern.
+
+    Raises:
+        InputError: If it is not symmetric.
+    """
+    if pattern.shape[0] != pattern.shape[1]:
+        raise InputError(
+            f"{caller}: pattern: expected a square matrix for method={method!r}, got the shape {pattern.shape}; "
+            f'"columns", "rows" and "bidirectional" color the patterns of Jacobians.'
+        )
+    if not pattern.is_symmetric:
+        matrix = scipy.sparse.csr_array((np.ones(pattern.entries), pattern.columns, pattern.starts), pattern.shape)
+        rows, columns = (matrix - matrix.T).tocoo().coords
+        changed = (matrix - matrix.T).tocoo().data > 0
+        row, column = int(rows[changed][0]), int(columns[changed][0])
+        raise InputError(
+            f"{caller}: pattern: expected a symmetric one for method={method!r}, got ({row}, {column}) without "
+            f'({column}, {row}); `pattern + pattern.T` is symmetric, and method="columns" needs no symmetry.'
+        )

@@ -1,0 +1,171 @@
+"""What each method colors: its vertices, what a greedy coloring of them is, and what becomes of the colors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hodiff.sparse.coloring.bounds import band_of, cyclic_colors, has_full_diagonal, least_acyclic, least_star
+from hodiff.sparse.coloring.covers import Cover, covers
+from hodiff.sparse.coloring.loops import loops
+from hodiff.sparse.coloring.neutral import NEUTRAL, renumbered, without_neutral
+from hodiff.sparse.coloring.orders import ORDERS, Vertices
+from hodiff.sparse.coloring.patterns import Pattern
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Sides = dict[str, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """One way to color.
+
+    Attributes:
+        order: Its name.
+        least: A number of products that it does not go below.
+        colors: Colors it: those of columns, of rows or of both, by the names of the fields of `Coloring`; None where
+            that was given up.
+    """
+
+    order: str
+    least: int
+    colors: Callable[[], Sides | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is to be colored.
+
+    Attributes:
+        least: A number of products that no coloring goes below.
+        attempts: Ways to do it, by the names of orders and, if asked for, by arithmetic.
+    """
+
+    least: int
+    attempts: Callable[..., Iterator[Attempt]]
+
+
+def _greedy(
+    vertices: Vertices, run: Callable[[Array], Array], finish: Callable[[Array], Sides], cyclic: int, least: int
+) -> Problem:
+    """By each order, and in turn along the diagonal: before all others where that cannot be improved, else last."""
+    in_turn = Attempt("cyclic", cyclic, lambda: finish(cyclic_colors(vertices.count, cyclic)))
+
+    def by(order: str) -> Sides:
+        return finish(run(ORDERS[order](vertices)))
+
+    def attempts(orders: tuple[str, ...], arithmetic: bool) -> Iterator[Attempt]:
+        if arithmetic and cyclic <= least:
+            yield in_turn
+        for name in orders:
+            yield Attempt(name, least, partial(by, name))
+        # Colors that may be neutral are looked for among few alone.
+        if arithmetic and least < cyclic:
+            yield in_turn
+
+    return Problem(least, attempts)
+
+
+def _star(pattern: Pattern) -> Problem:
+    def run(order: Array) -> Array:
+        return loops().star(pattern.starts, pattern.columns, order)
+
+    return _symmetric(pattern, run, 2 * max(band_of(pattern)) + 1, least_star)
+
+
+def _acyclic(pattern: Pattern) -> Problem:
+    def run(order: Array) -> Array:
+        return loops().acyclic(pattern.starts, pattern.columns, order)
+
+    return _symmetric(pattern, run, max(band_of(pattern)) + 1, least_acyclic)
+
+
+def _symmetric(
+    pattern: Pattern, run: Callable[[Array], Array], cyclic: int, least: Callable[[Pattern], int]
+) -> Problem:
+    def finish(colors: Array) -> Sides:
+        return {"column_colors": without_neutral(pattern, colors)}
+
+    # Without some diagonal entry colors may be neutral, of which the bounds know nothing.
+    bound = least(pattern) if has_full_diagonal(pattern) else min(pattern.entries, 1)
+    return _greedy(Vertices(pattern), run, finish, cyclic, bound)
+
+
+def _columns(pattern: Pattern) -> Problem:
+    return _one_sided("column_colors", pattern, pattern.transposed)
+
+
+def _rows(pattern: Pattern) -> Problem:
+    return _one_sided("row_colors", pattern.transposed, pattern)
+
+
+def _one_sided(name: str, rows: Pattern, columns: Pattern) -> Problem:
+    """Columns of which no two share a row; entries of one row take a color each."""
+    sizes = np.diff(rows.starts)
+    filled = np.diff(columns.starts) > 0
+
+    def run(order: Array) -> Array:
+        return loops().distance2(columns.starts, columns.columns, order, sizes)
+
+    def finish(colors: Array) -> Sides:
+        return {name: compact(np.where(filled, colors, NEUTRAL))}
+
+    return _greedy(Vertices(columns, rows), run, finish, sum(band_of(rows)) + 1, int(sizes.max(initial=0)))
+
+
+def _bidirectional(pattern: Pattern) -> Problem:
+    """Columns and rows as vertices of one graph, whose edges are the entries; or one side alone."""
+    height, width = pattern.shape
+    columns = pattern.transposed
+    both = Pattern(
+        (width + height, width + height),
+        np.concatenate([columns.starts, pattern.entries + pattern.starts[1:]]).astype(np.int32),
+        np.concatenate([columns.columns + width, pattern.columns]).astype(np.int32),
+    )
+    vertices = Vertices(both)
+
+    def by(order: str, cover: Cover) -> Sides | None:
+        graph = both.starts, both.columns
+        found = loops().star(*graph, ORDERS[order](vertices), apart=False, neutral=cover.neutral, most=cover.most)
+        if found is None:
+            return None
+        # Columns and rows have colors of their own; all of them together decide which are needed.
+        found[width:][found[width:] >= 0] += int(found[:width].max(initial=-1)) + 1
+        kept = without_neutral(both, found)
+        return {"column_colors": compact(kept[:width]), "row_colors": compact(kept[width:])}
+
+    def alone(attempt: Attempt, other: str, count: int) -> Sides:
+        return {**(attempt.colors() or {}), other: np.full(count, NEUTRAL, np.int32)}
+
+    def attempts(orders: tuple[str, ...], arithmetic: bool) -> Iterator[Attempt]:
+        for cover in covers(pattern):
+            for name in orders:
+                yield Attempt(name, cover.least, partial(by, name, cover))
+        for problem, other, count in (
+            (_columns(pattern), "row_colors", height),
+            (_rows(pattern), "column_colors", width),
+        ):
+            for each in problem.attempts(orders, arithmetic):
+                yield Attempt(each.order, each.least, partial(alone, each, other, count))
+
+    return Problem(min(pattern.entries, 1), attempts)
+
+
+def compact(colors: Array) -> Array:
+    """Colors numbered without those that no vertex has."""
+    used = np.zeros(int(colors.max(initial=-1)) + 1, bool)
+    used[colors[colors >= 0]] = True
+    return renumbered(colors, used)
+
+
+PROBLEMS: dict[str, Callable[[Pattern], Problem]] = {
+    "star": _star,
+    "acyclic": _acyclic,
+    "columns": _columns,
+    "rows": _rows,
+    "bidirectional": _bidirectional,
+}

@@ -1,0 +1,124 @@
+"""Recovery by substitution: the edges of two-colored trees, from sums over what hangs below them.
+
+The product of color a at vertex v is the sum of the entries (v, w) with w of color a. These are the edges at one node
+of the tree of both colors, so that each product is the sum of the edges at its node. With a root, the edge above a node
+u is what remains of the product there once the edges below are taken off, and these are got likewise:
+
+    x(u) = b(u) - sum over children w of x(w) = sum over nodes w below u, and u itself, of (-1)^(depth w - depth u) b(w)
+
+The last form has no order in it. Below u are consecutive nodes of a depth-first walk, so that one cumulative sum gives
+all edges; or sums over descendants are doubled in reach until they reach the leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hodiff.sparse.coloring.loops import loops
+from hodiff.sparse.coloring.patterns import Pattern
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# Up to so many doublings are faster than a cumulative sum, and round less.
+_FEW = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Substitution:
+    """Unknowns, one for an edge or a diagonal entry, in the order of a depth-first walk from the trees' centres.
+
+    Attributes:
+        rows: For each unknown the row of the products that it is read from.
+        colors: And the column.
+        signs: 1 or -1, as the depth is even or odd.
+        parents: The unknown next to it towards the root; `len(rows)` where there is none.
+        ends: The unknowns below the i-th, and itself, are those from i to `ends[i]`.
+        doublings: Rounds after which sums over descendants are complete; 0 where all is read directly.
+        unknowns: For each entry of the pattern its unknown; an entry and its mirror image have the same.
+    """
+
+    rows: Array
+    colors: Array
+    signs: Array
+    parents: Array
+    ends: Array
+    doublings: int
+    unknowns: Array
+
+    def read(self, products: Array) -> Array:
+        """The entries' values, by doubling where that takes few rounds, else by a cumulative sum."""
+        found = products[self.rows, self.colors]
+        if self.doublings <= _FEW or not np.isfinite(found).all():
+            # A cumulative sum would carry infinities and NaN into trees that have none.
+            return self.by_doubling(found)[self.unknowns]
+        return self.by_cumulative_sum(found)[self.unknowns]
+
+    def by_doubling(self, found: Array) -> Array:
+        """The unknowns, from their products: sums over descendants at distance less than 1, 2, 4, ..."""
+        if not self.doublings:
+            return found
+        total, above = found * self.signs, np.append(self.parents, len(found))
+        for _ in range(self.doublings):
+            below = np.flatnonzero(above[:-1] < len(found))
+            addend = total[below]
+            np.add.at(total, above[below], addend)
+            above = above[above]
+        return total * self.signs
+
+    def by_cumulative_sum(self, found: Array) -> Array:
+        """The unknowns, from their products: differences of one sum over all of them, in float64 at least."""
+        total = np.zeros(len(found) + 1, np.result_type(found, np.float64) if found.dtype.kind in "fc" else found.dtype)
+        np.cumsum(found * self.signs, out=total[1:])
+        return ((total[self.ends] - total[:-1]) * self.signs).astype(found.dtype)
+
+
+def by_trees(pattern: Pattern, colors: Array) -> Substitution:
+    """All entries of a symmetric pattern, where no two colors make a cycle."""
+    upper = np.flatnonzero(pattern.rows < pattern.columns)
+    lower = pattern.turned[upper]
+    diagonal = np.flatnonzero(pattern.rows == pattern.columns)
+    edges, count = len(upper), len(upper) + len(diagonal)
+    entries, places, parents, ends, depths = _rooted(pattern, colors, upper, lower)
+    unknowns = np.empty(pattern.entries, np.int64)
+    unknowns[upper] = unknowns[lower] = places
+    unknowns[diagonal] = np.arange(edges, count)
+    # Of each unknown the entry whose row and color name the product, in the order of the walk.
+    named = np.concatenate([_placed(places, entries), diagonal])
+    parents = _placed(places, parents)
+    return Substitution(
+        rows=pattern.rows[named],
+        colors=colors[pattern.columns[named]],
+        signs=np.concatenate([_placed(places, 1 - 2 * (depths % 2)), np.ones_like(diagonal)]).astype(np.int8),
+        parents=np.concatenate([np.where(parents < 0, count, parents), np.full_like(diagonal, count)]),
+        ends=np.concatenate([_placed(places, ends), unknowns[diagonal] + 1]),
+        doublings=int(depths.max(initial=0)).bit_length(),
+        unknowns=unknowns,
+    )
+
+
+def _rooted(pattern: Pattern, colors: Array, upper: Array, lower: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """Of each edge the entry that names its node away from the root; that node's place, parent, end and depth."""
+    # An edge joins the nodes of an entry above the diagonal and of its mirror image.
+    count = int(colors.max(initial=-1)) + 2
+    nodes, sizes = loops().pairs(pattern.starts, pattern.columns, np.where(colors < 0, count - 1, colors), count)
+    first, second = nodes[upper], nodes[lower]
+    parents, places, below, depths = loops().forest(len(sizes), first, second)
+    is_child = parents[first] == second
+    child = np.where(is_child, first, second)
+    # An edge without others can be read at both ends, of which one may have no product: it gets the root.
+    alone = (sizes[first] == 1) & (sizes[second] == 1)
+    unread = colors[pattern.columns[np.where(is_child, upper, lower)]] < 0
+    entries = np.where(is_child ^ (alone & unread), upper, lower)
+    above = parents[child]
+    inner = np.where(depths[above] < 0, -1, places[above])
+    return entries, places[child], inner, places[child].astype(np.int64) + below[child], depths[child]
+
+
+def _placed(places: Array, values: Array) -> Array:
+    """Values of edges, in the order of their places."""
+    placed = np.empty_like(values)
+    placed[places] = values
+    return placed

@@ -1,0 +1,144 @@
+"""Calling the colorings of `greedy.cpp`: NumPy arrays in, colors, orders and forests out, memory from NumPy.
+
+A graph comes as `starts` (n + 1) and `columns`, compressed rows in int32; `hodiff.kernels.fused_library.available` says
+whether these functions can be called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hodiff.kernels.fused_library import run
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_WORD = 64
+# What `greedy.cpp` calls neutral, where others have no color so far.
+_NEUTRAL = -2
+
+
+def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Array:
+    """Colors of columns, of which no two share a row; `starts` and `rows` are compressed columns."""
+    colors = _none(len(starts) - 1)
+
+    def attempt(words: int) -> int:
+        room, memory, counts = _sets(row_sizes, words, 1)
+        forbidden = np.empty(words, np.uint64)
+        return _run("distance2", len(colors), starts, rows, order, words, room, memory, counts, forbidden, colors)
+
+    # As many colors as the longest row has entries are needed.
+    _with_enough_words(attempt, int(row_sizes.max(initial=1)) * 9 // 8, len(colors))
+    return colors
+
+
+def star(
+    starts: Array,
+    columns: Array,
+    order: Array,
+    *,
+    apart: bool = True,
+    neutral: Array | None = None,
+    most: int | None = None,
+) -> Array | None:
+    """Colors by which every path on four vertices has three; see `hodiff/sparse/coloring/interpreted.py`."""
+    initial = _none(len(starts) - 1)
+    if neutral is not None:
+        initial[neutral] = _NEUTRAL
+    colors = initial.copy()
+
+    def attempt(words: int) -> int:
+        room, memory, counts = _sets(np.diff(starts), words, 3)
+        forbidden, occurrences = np.empty(words, np.uint64), np.zeros(words * _WORD, np.int32)
+        colors[:] = initial
+        tables = room, memory, counts, forbidden, occurrences, colors
+        return _run("star", len(colors), starts, columns, order, int(apart), words, *tables)
+
+    most = len(colors) if most is None else most
+    enough = _with_enough_words(attempt, 2 * len(columns) // max(len(colors), 1), most)
+    return np.maximum(colors, -1) if enough else None
+
+
+def acyclic(starts: Array, columns: Array, order: Array) -> Array:
+    """Colors of which no two make a cycle, and in which neighbours differ."""
+    n, entries = len(starts) - 1, len(columns)
+    colors, counts, occurrences = _none(n), np.zeros(n, np.int32), np.zeros(n, np.int32)
+    nodes, parents, sizes = (np.empty(entries, np.int32) for _ in range(3))
+    reached, forbidden, node_of = _none(entries), _none(n + 1), np.empty(n, np.int32)
+    tables = nodes, counts, parents, sizes, reached, forbidden, occurrences, node_of, colors
+    _run("acyclic", n, starts, columns, order, *tables)
+    return colors
+
+
+def dynamic_order(
+    graph: tuple[Array, Array],
+    rows: tuple[Array, Array] | None,
+    degrees: Array,
+    initial: Array,
+    rising: bool,
+    least: bool,
+) -> Array:
+    """An order in which the vertex with the least or the largest current degree is always next; see `orders.py`."""
+    n = len(degrees)
+    most = int(degrees.max(initial=0))
+    start = np.zeros(n, np.int32) if rising else degrees.astype(np.int32)
+    heads, next_, previous = _none(most + 1), np.empty(n, np.int32), np.empty(n, np.int32)
+    order, first = np.empty(n, np.int32), 0 if rising else most
+    tables = heads, next_, previous, start, _none(n), order
+    _run("order", n, *graph, *(rows or (None, None)), initial, int(rising), int(least), first, *tables)
+    return order
+
+
+def shared_row_degrees(graph: tuple[Array, Array], rows: tuple[Array, Array]) -> Array:
+    """With how many other columns each shares a row."""
+    n = len(graph[0]) - 1
+    degrees = np.empty(n, np.int32)
+    _run("degrees", n, *graph, *rows, _none(n), degrees)
+    return degrees
+
+
+def pairs(starts: Array, columns: Array, colors: Array, count: int) -> tuple[Array, Array]:
+    """For each entry the number of the pair of its row and its column's color, and how many entries each pair has."""
+    numbers, sizes = np.empty(len(columns), np.int32), np.empty(len(columns), np.int32)
+    found = _run("pairs", len(starts) - 1, starts, columns, colors, _none(count), numbers, sizes)
+    return numbers, sizes[:found]
+
+
+def forest(nodes: int, first: Array, second: Array) -> tuple[Array, Array, Array, Array]:
+    """Root a forest, of which edges are given: parents, -1 for roots; places in a depth-first walk; sizes; depths."""
+    degrees, parents = np.zeros(nodes, np.int32), np.zeros(nodes, np.int32)
+    queue, sizes, places, depths = (np.empty(nodes, np.int32) for _ in range(4))
+    _run("forest", nodes, len(first), first, second, degrees, parents, queue, sizes, places, depths)
+    return parents, places, sizes, depths
+
+
+def _none(count: int) -> Array:
+    return np.full(count, -1, np.int32)
+
+
+def _sets(sizes: Array, words: int, kinds: int) -> tuple[Array, Array, Array]:
+    """Room of the sets of colors of each vertex, their memory, and the lengths of those that are lists."""
+    lists = (sizes.astype(np.int64) + 1) // 2
+    room = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(np.minimum(lists, words), out=room[1:])
+    counts = np.repeat(np.where(lists < words, 0, -1).astype(np.int32), kinds)
+    return room, np.zeros(kinds * int(room[-1]), np.uint64), counts
+
+
+def _with_enough_words(attempt: Callable[[int], int], guess: int, most: int) -> bool:
+    """Color with room for about as many colors as guessed, and again with more until there is enough, or for `most`."""
+    enough = -(-max(most, 1) // _WORD)
+    words = min(guess // _WORD + 1, enough)
+    while attempt(words) < 0:
+        if words == enough:
+            return False
+        words = min(2 * words, enough)
+    return True
+
+
+def _run(name: str, *arguments: int | Array | None) -> int:
+    return run(
+        f"hodiff_color_{name}", *(each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments)
+    )

@@ -1,0 +1,64 @@
+"""What a coloring must be, word by word, and the least number of colors by trying all; hodiff is not asked."""
+
+import itertools
+
+import numpy as np
+
+
+def neighbors_differ(pattern, colors):
+    return all(colors[i] != colors[j] for i, j in zip(*np.nonzero(pattern), strict=True) if i != j)
+
+
+def paths_on_four_have_three_colors(pattern, colors):
+    near = [[j for j in np.flatnonzero(row) if j != i] for i, row in enumerate(pattern)]
+    return all(
+        len({colors[a], colors[b], colors[c], colors[d]}) >= 3
+        for b in range(len(near))
+        for c in near[b]
+        for a in near[b]
+        for d in near[c]
+        if len({a, b, c, d}) == 4
+    )
+
+
+def cycles_have_three_colors(pattern, colors):
+    """Vertices of any two colors make a forest: leaves can be taken off until nothing is left."""
+    for pair in itertools.combinations(sorted(set(colors)), 2):
+        left = {v for v, color in enumerate(colors) if color in pair}
+        while True:
+            leaves = {v for v in left if sum(pattern[v, w] and w != v for w in left) <= 1}
+            if not leaves:
+                break
+            left -= leaves
+        if left:
+            return False
+    return True
+
+
+def each_row_sees_a_color_once(pattern, colors):
+    return all(
+        len(seen := [colors[j] for j in np.flatnonzero(row)]) == len(set(seen)) and -1 not in seen for row in pattern
+    )
+
+
+def every_entry_can_be_read(pattern, row_colors, column_colors):
+    """From its row, as the only entry in its column's color, or from its column likewise."""
+
+    def reads(matrix, colors, i, j):
+        return colors[j] >= 0 and [colors[k] for k in np.flatnonzero(matrix[i])].count(colors[j]) == 1
+
+    return all(
+        reads(pattern, column_colors, i, j) or reads(pattern.T, row_colors, j, i)
+        for i, j in zip(*np.nonzero(pattern), strict=True)
+    )
+
+
+def least_colors(n, is_right):
+    """The smallest number of colors of n vertices, -1 for a neutral one aside, by which something is right."""
+    for k in range(n + 1):
+        for colors in itertools.product(range(-1, k), repeat=n):
+            # Colors come in order, or the same coloring is tried again with other names.
+            first = [color for i, color in enumerate(colors) if color >= 0 and color not in colors[:i]]
+            if first == list(range(k)) and is_right(colors):
+                return k
+    raise AssertionError("A color for each is always right.")
