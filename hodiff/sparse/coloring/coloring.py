@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_choice
 from hodiff.errors import InputError
@@ -265,3 +266,12 @@ def _restored(found: Mapping[str, Array]) -> Coloring:
     if not sound:
         raise ValueError("its arrays do not go together")
     return coloring
+
+
+# Without leaves, so that a coloring goes through transforms and compiled code with the arguments of a function.
+pytree.register_pytree_node(
+    Coloring,
+    lambda coloring: ([], coloring),
+    lambda _, coloring: coloring,
+    serialized_type_name="hodiff.sparse.Coloring",
+)

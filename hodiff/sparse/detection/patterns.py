@@ -63,7 +63,11 @@ def hessian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool
     Hessians with automatic differentiation", ACM Transactions on Mathematical Software 34, 2008.
     """
     require_bool("hessian_pattern", "at_point", at_point)
-    function = bind("hessian_pattern", f, (x, *args), name="x")
+    return pattern_of_hessian(bind("hessian_pattern", f, (x, *args), name="x"), at_point=at_point)
+
+
+def pattern_of_hessian(function: BoundFunction, *, at_point: bool = False) -> csr_array:
+    """`hessian_pattern` of a bound function."""
     leaves = [leaf.detach().clone().requires_grad_() for leaf in function.leaves]
     with _tracking(function, leaves, at_point) as mode, torch.enable_grad():
         value = function.scalar(leaves)[0]
@@ -104,12 +108,16 @@ def jacobian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: boo
     Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., section 7.1.
     """
     require_bool("jacobian_pattern", "at_point", at_point)
-    function = bind("jacobian_pattern", f, (x, *args), name="x")
+    return pattern_of_jacobian(bind("jacobian_pattern", f, (x, *args), name="x"), at_point=at_point)
+
+
+def pattern_of_jacobian(function: BoundFunction, *, at_point: bool = False) -> csr_array:
+    """`jacobian_pattern` of a bound function."""
     leaves = [leaf.detach().clone() for leaf in function.leaves]
     with _tracking(function, leaves, at_point) as mode:
         results = tensors_in(function(leaves)[0])
         if not results:
-            raise InputError("jacobian_pattern: f: expected a tensor or a pytree of tensors for a result, got none.")
+            raise InputError(f"{function.caller}: f: expected a tensor or a pytree of tensors for a result, got none.")
         pattern = _rows(mode, results)
     return _sorted(pattern)
 

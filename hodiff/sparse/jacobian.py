@@ -1,0 +1,99 @@
+"""Sparse Jacobians."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hodiff.common.chunks import require_chunk_size
+from hodiff.common.options import require_bool, require_choice
+from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
+from hodiff.derivatives.route_choice import refused
+from hodiff.sparse.coloring import Coloring, color
+from hodiff.sparse.detection.patterns import pattern_of_jacobian
+from hodiff.sparse.recovery.coloring import Colorings
+from hodiff.sparse.recovery.layouts import FORMATS, arranged
+from hodiff.sparse.recovery.products import Jacobian
+
+_METHODS = ("columns", "rows", "bidirectional")
+# A tangent costs as much as two cotangents in eager torch.
+_FORWARD_COSTS = 2
+
+
+def jacobian(
+    f: Callable[..., Any],
+    *,
+    argnums: int = 0,
+    pattern: Any = None,
+    coloring: Coloring | None = None,
+    method: str = "auto",
+    format: str = "csr",
+    check: bool = True,
+    chunk_size: int | str | None = "auto",
+    correct: bool = True,
+) -> Callable[..., Any]:
+    r"""Function that computes the sparse Jacobian of a function, from one product for each color.
+
+    $$ B = J(x)\, S \quad\text{or}\quad B^\top = S^\top J(x), \qquad J_{ij} \text{ from } B $$
+
+    Args:
+        f: Function `f(x, *args)` that returns a tensor or a pytree of m numbers in all.
+        argnums: Which positional argument to differentiate: a tensor or a pytree of n numbers in all.
+        pattern: Where the Jacobian may have entries, if that is known: what `color` takes.
+        coloring: A coloring of it, made before: `hodiff.sparse.color(pattern, "columns")`, "rows" or "bidirectional".
+        method: How a pattern is colored: "columns", by tangents; "rows", by cotangents; "bidirectional", by both; or
+            "auto", by tangents or cotangents, whichever cost less.
+        format: As in `hodiff.sparse.hessian`.
+        check: Likewise; the product is a tangent.
+        chunk_size: Likewise.
+        correct: As in `hodiff.hvp`.
+
+    Returns:
+        Function of the arguments of `f` that returns the matrix (m, n), leaves of the result and of x flattened in
+        pytree order. It raises `InputError` where `jacobian_pattern` does and where a given pattern has another size or
+        lacks entries, and `RouteError` where torch does not implement the derivative.
+
+    Raises:
+        InputError: If an option is unknown, or the pattern cannot be colored.
+
+    Example:
+        >>> import torch, hodiff
+        >>> hodiff.sparse.jacobian(lambda x: x[1:] * x[:-1], format="scipy")(torch.tensor([1.0, 2.0, 3.0])).toarray()
+        array([[2., 1., 0.],
+               [0., 3., 2.]], dtype=float32)
+
+    Source: A. Curtis, M. Powell & J. Reid, "On the estimation of sparse Jacobian matrices", 1974; A. Griewank & A.
+    Walther, *Evaluating Derivatives*, 2nd ed., chapter 8.
+    """
+    caller = "sparse.jacobian"
+    require_argnums(caller, argnums)
+    require_choice(caller, "method", method, ("auto", *_METHODS))
+    require_choice(caller, "format", format, FORMATS)
+    require_bool(caller, "check", check)
+    require_chunk_size(caller, "chunk_size", chunk_size)
+    colorings = Colorings(caller, pattern, coloring, lambda found: _colored(found, method), _METHODS)
+
+    @at_the_boundary
+    def matrix_of_f(*args: Any) -> Any:
+        function = bind(caller, f, args, argnums=argnums, correct=correct)
+        leaves, matrix = function.leaves, Jacobian(function, chunk_size)
+        with refused(caller):
+            chosen, values = colorings.entries(
+                args,
+                lambda: pattern_of_jacobian(function),
+                (sum(y.numel() for y in matrix.outputs), sum(leaf.numel() for leaf in leaves)),
+                {"columns": matrix.products, "rows": matrix.transposed_products},
+                leaves,
+                check=check,
+            )
+        return arranged(chosen, values, format)
+
+    return matrix_of_f
+
+
+def _colored(pattern: Any, method: str) -> Coloring:
+    if method != "auto":
+        return color(pattern, method)
+    by_tangents, by_cotangents = color(pattern, "columns"), color(pattern, "rows")
+    pays = _FORWARD_COSTS * by_tangents.num_colors < by_cotangents.num_colors
+    return by_tangents if pays else by_cotangents

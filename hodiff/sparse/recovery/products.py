@@ -1,0 +1,135 @@
+"""Products of Hessians and Jacobians with many vectors, the rows of (k, n) to those of (k, m), in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
+from hodiff.common.trees import tensors_in
+from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
+from hodiff.derivatives.recorded_gradient import RecordedGradient
+from hodiff.derivatives.route_choice import follow
+from hodiff.derivatives.steady import leaving_no_trace, steady
+from hodiff.derivatives.transforms import pull, push
+from hodiff.routes import ROUTES
+from hodiff.torch_internals.differentiation import only_reverse_mode
+
+# Vectors (k, n), to their products (k, m).
+Multiply = Callable[[Tensor], Tensor]
+
+
+class Hessian:
+    """The Hessian of a scalar function at a point.
+
+    Attributes:
+        value: The function's value there.
+        products: Its products.
+    """
+
+    def __init__(self, function: BoundFunction, route: str, chunk_size: int | str | None):
+        self._function = function
+        self._chunk_size = chunk_size
+        self._bytes_each, self._rows, self.value = follow(route, function.caller, self._attempt)
+
+    def _attempt(self, route: str) -> tuple[int, Callable[[Leaves], Leaves], Tensor]:
+        function = self._function
+        if route == ROUTES[0] and only_reverse_mode():
+            recorded = RecordedGradient(function, numbers=True)
+            return recorded.bytes_each, partial(_pulled_back, recorded), recorded.value
+        rule = PRODUCTS[route]
+        with ByteCount() as count, leaving_no_trace(function.f):
+            value = function.scalar(function.leaves)[0]
+        again = steady(function)
+
+        def rows(tangents: Leaves) -> Leaves:
+            with leaving_no_trace(function.f):
+                return vmap(lambda *v: rule(again, function.leaves, v)[0], randomness="same")(*tangents)
+
+        if route != ROUTES[-1]:  # what is missing shows at the first product
+            rows(tuple(torch.zeros_like(leaf)[None] for leaf in function.leaves))
+        return 4 * count.bytes, rows, value
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """The product with each row of (k, n)."""
+        leaves = self._function.leaves
+        return in_groups(
+            lambda part: _joined(self._rows(_split(part, leaves))), vectors, self._bytes_each, self._chunk_size
+        )
+
+
+def _pulled_back(recorded: RecordedGradient, tangents: Leaves) -> Leaves:
+    """Products of a recorded gradient; of one vector alone without vmap, which costs more than it saves there."""
+    if len(tangents[0]) != 1:
+        return recorded.products(tangents)
+    return tuple(each[None] for each in recorded.product([tangent[0] for tangent in tangents], keep=True))
+
+
+class Jacobian:
+    """The Jacobian of a function at a point, by tangents and by cotangents.
+
+    Attributes:
+        value: The function's value there, as it returned it.
+        outputs: Its tensors.
+    """
+
+    def __init__(self, function: BoundFunction, chunk_size: int | str | None):
+        self._function = function
+        self._chunk_size = chunk_size
+        with ByteCount() as count, torch.no_grad() if only_reverse_mode() else nullcontext():
+            self.value = function(function.leaves)[0]
+        self.outputs: list[Tensor] = tensors_in(self.value)
+        self._bytes_each = 2 * count.bytes
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """$J v$ for each row of (k, n): tangents are pushed forward."""
+        function = self._function
+        leaves = function.leaves
+
+        def along(*tangents: Tensor) -> list[Tensor]:
+            return push(self._flat, (leaves,), (tangents,))[1]
+
+        return self._batched(along, vectors, leaves)
+
+    def transposed_products(self, vectors: Tensor) -> Tensor:
+        r"""$J^\top v$ for each row of (k, m): cotangents are pulled back, through one recorded pass."""
+        _, pullback, _ = pull(self._flat, self._function.leaves)
+        return self._batched(lambda *v: list(pullback(list(v))[0]), vectors, self.outputs)
+
+    def _batched(self, along: Callable[..., list[Tensor]], vectors: Tensor, like: Sequence[Tensor]) -> Tensor:
+        def product(part: Tensor) -> Tensor:
+            with leaving_no_trace(self._function.f):
+                return _joined(vmap(along, randomness="same")(*_split(part, like)))
+
+        return in_groups(product, vectors, self._bytes_each, self._chunk_size)
+
+    def _flat(self, leaves: Leaves) -> tuple[list[Tensor], tuple[()]]:
+        return tensors_in(self._function(leaves)[0]), ()
+
+
+def in_groups(multiply: Multiply, vectors: Tensor, bytes_each: int, chunk_size: int | str | None) -> Tensor:
+    """As many vectors at once as memory allows."""
+    count = len(vectors)
+    if not count:
+        return vectors
+    size = resolve_chunk_size(chunk_size, max(count, 1), bytes_each, vectors.device)
+    parts = [multiply(vectors[start:stop]) for start, stop in spans(count, size)]
+    return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+
+def _split(vectors: Tensor, like: Sequence[Tensor]) -> Leaves:
+    """Vectors (k, n) as those of leaves, (k, *shape) each."""
+    parts = vectors.split([leaf.numel() for leaf in like], 1)
+    return tuple(part.reshape(-1, *leaf.shape).to(leaf.dtype) for part, leaf in zip(parts, like, strict=True))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """And back."""
+    flat = [part.flatten(1) for part in parts]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, 1)

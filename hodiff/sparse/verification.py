@@ -1,0 +1,80 @@
+"""Whether a pattern has all entries of a derivative, by products with random vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hodiff.common.options import require_choice, require_generator, require_int
+from hodiff.common.trees import PyTree
+from hodiff.derivatives.bound_function import at_the_boundary, bind
+from hodiff.sparse.coloring import color
+from hodiff.sparse.recovery.agreement import disagreeing_rows
+from hodiff.sparse.recovery.coloring import require_shape
+from hodiff.sparse.recovery.products import Hessian, Jacobian
+from hodiff.sparse.recovery.recover import recover, require_whole
+
+_COLORED = {"hessian": "star", "jacobian": "columns"}
+
+
+@at_the_boundary
+def check_pattern(
+    f: Callable[..., Any],
+    x: PyTree,
+    pattern: Any,
+    *args: Any,
+    of: str = "hessian",
+    probes: int = 1,
+    generator: torch.Generator | None = None,
+) -> None:
+    r"""Make sure that a pattern has all entries of a Hessian or a Jacobian, by products with random vectors.
+
+    The matrix is recovered from the pattern's coloring, and its product with a random vector is held against the
+    derivative's own. They differ, with probability one, if an entry is missing.
+
+    Args:
+        f: As in `hodiff.sparse.hessian`; or with `of="jacobian"` as in `hodiff.sparse.jacobian`.
+        x: Where to differentiate.
+        pattern: What `color` takes.
+        *args: Further arguments of `f`, constants.
+        of: "hessian" or "jacobian".
+        probes: How many vectors.
+        generator: Where they come from; by default, the same ones each time.
+
+    Raises:
+        InputError: If the pattern has another size, or lacks entries; the message names rows that do.
+
+    Example:
+        >>> import numpy as np, torch, hodiff
+        >>> hodiff.sparse.check_pattern(lambda x: (x**3).sum(), torch.ones(3), np.eye(3, dtype=bool))
+        >>> hodiff.sparse.check_pattern(lambda x: x.prod(), torch.ones(3), np.eye(3, dtype=bool))
+        Traceback (most recent call last):
+        ...
+        hodiff.errors.InputError: check_pattern: pattern: expected ...
+
+    Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., section 7.1, which asks for it.
+    """
+    require_choice("check_pattern", "of", of, _COLORED)
+    require_int("check_pattern", "probes", probes, least=1)
+    require_generator("check_pattern", "generator", generator)
+    function = bind("check_pattern", f, (x, *args), name="x")
+    coloring = color(pattern, _COLORED[of])
+    leaves = function.leaves
+    if of == "hessian":
+        products, results = Hessian(function, "auto", "auto").products, leaves
+    else:
+        matrix = Jacobian(function, "auto")
+        products, results = matrix.products, tuple(matrix.outputs)
+    height = sum(y.numel() for y in results)
+    require_shape("check_pattern", "pattern", coloring, (height, sum(leaf.numel() for leaf in leaves)))
+    with torch.no_grad():
+        values, off = recover(coloring, {"columns": products}, leaves, check=True)
+        vectors = torch.randn(
+            probes, coloring.shape[1], generator=generator or torch.Generator().manual_seed(1), dtype=torch.float64
+        )
+        vectors = vectors.to(values)
+        for vector, product in zip(vectors, products(vectors), strict=True):
+            off = torch.cat([off, disagreeing_rows(coloring, values, vector, product)])
+    require_whole("check_pattern", "pattern", off.unique())

@@ -1,0 +1,79 @@
+"""Functions with sparse Hessians, and the matrices of some."""
+
+import torch
+
+D = torch.float64
+
+
+def rosenbrock(x):
+    """Chained: a tridiagonal Hessian."""
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+def broyden(x):
+    """CUTEst's BDEXP: a band of two off-diagonals."""
+    return ((x[:-2] + x[1:-1]) * torch.exp(-x[2:] * (x[:-2] + x[1:-1]))).sum()
+
+
+def woods(x):
+    """CUTEst's WOODS: blocks of four."""
+    a, b, c, d = x.view(-1, 4).T
+    return (
+        100 * (b - a**2) ** 2
+        + (1 - a) ** 2
+        + 90 * (d - c**2) ** 2
+        + (1 - c) ** 2
+        + 10 * (b + d - 2) ** 2
+        + (b - d) ** 2 / 10
+    ).sum()
+
+
+def arrow(x):
+    """CUTEst's ARWHEAD: an arrowhead."""
+    return ((x[:-1] ** 2 + x[-1] ** 2) ** 2 - 4 * x[:-1] + 3).sum()
+
+
+def plate(x):
+    """The area of a surface over a square grid, each cell with two triangles."""
+    side = int(x.numel() ** 0.5)
+    u = torch.nn.functional.pad(x.view(side, side), (1, 1, 1, 1))
+    dx, dy = u[1:, :-1] - u[:-1, :-1], u[:-1, 1:] - u[:-1, :-1]
+    dx2, dy2 = u[1:, 1:] - u[:-1, 1:], u[1:, 1:] - u[1:, :-1]
+    return ((1 + dx**2 + dy**2).sqrt() + (1 + dx2**2 + dy2**2).sqrt()).sum() / 2
+
+
+def crossing(x):
+    """A conditional random field's negative log likelihood on a chain of two labels."""
+    score = x.view(-1, 2)
+    alpha = score[0]
+    for row in score[1:]:
+        alpha = torch.logsumexp(alpha[:, None] + torch.tensor([[0.3, -0.2], [0.1, 0.4]], dtype=x.dtype), 0) + row
+    return torch.logsumexp(alpha, 0) - score[:, 0].sum()
+
+
+def pairs_within(positions, cutoff):
+    """Neighbours, each pair once."""
+    distance = torch.cdist(positions, positions)
+    return ((distance < cutoff).triu(1)).nonzero().T
+
+
+def cutoff_energy(x, i, j, cutoff=1.6):
+    """A Lennard-Jones potential that ends smoothly at a cutoff."""
+    r = x.view(-1, 3)
+    squared = (r[i] - r[j]).square().sum(-1)
+    gate = (1 - squared / cutoff**2).clamp_min(0) ** 3
+    return (4 * (squared**-6 - squared**-3) * gate).sum()
+
+
+PROBLEMS = {
+    "rosenbrock": (rosenbrock, 12),
+    "broyden": (broyden, 12),
+    "woods": (woods, 12),
+    "arrow": (arrow, 12),
+    "plate": (plate, 16),
+    "random field": (crossing, 12),
+}
+
+
+def point(n, seed=0, dtype=D):
+    return torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=D).to(dtype) + 0.2

@@ -1,0 +1,245 @@
+"""Sparse Hessians against dense ones, and all that can be asked of them."""
+
+import threading
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sparse.problems import PROBLEMS, D, cutoff_energy, pairs_within, point, rosenbrock
+
+import hodiff
+from hodiff import InputError
+from hodiff.sparse import Coloring, color, hessian, hessian_pattern, lagrangian_hessian, value_and_hessian
+from hodiff.sparse.recovery import coloring as kept
+
+METHODS = ("star", "acyclic")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_it_is_the_dense_one(name, method):
+    f, n = PROBLEMS[name]
+    x = point(n)
+    dense = hodiff.hessian_matrix(f, x)
+    value, found = value_and_hessian(f, method=method)(x)
+    torch.testing.assert_close(value, f(x))
+    torch.testing.assert_close(found.to_dense(), dense, rtol=1e-12, atol=1e-11 * dense.abs().max().item())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_cutoff_potential(method):
+    grid = torch.stack(torch.meshgrid(*[torch.arange(3.0, dtype=D)] * 3, indexing="ij"), -1).view(-1, 3)
+    positions = 1.1 * grid + 0.05 * torch.rand(grid.shape, generator=torch.Generator().manual_seed(0), dtype=D)
+    i, j = pairs_within(positions, 1.6)
+    x = positions.view(-1)
+    dense = hodiff.hessian_matrix(cutoff_energy, x, i, j)
+    found = hessian(cutoff_energy, method=method)(x, i, j).to_dense()
+    assert (dense != 0).float().mean() < 0.7
+    torch.testing.assert_close(found, dense, rtol=1e-11, atol=1e-10 * dense.abs().max().item())
+
+
+@given(st.integers(0, 2**31), st.sampled_from(METHODS))
+def test_random_symmetric_matrices_come_back(seed, method):
+    """The Hessian of a quadratic form is its matrix, to the last bit for whole numbers."""
+    random = np.random.default_rng(seed)
+    n = int(random.integers(1, 25))
+    half = scipy.sparse.random_array((n, n), density=random.uniform(0, 0.3), rng=random).tocoo()
+    rows, columns = (torch.as_tensor(each).long() for each in half.coords)
+    weights = torch.as_tensor(random.integers(-9, 10, len(half.data))).to(D)
+
+    def f(x):
+        return (weights * x[rows] * x[columns]).sum() + x.sum()
+
+    dense = torch.zeros(n, n, dtype=D).index_put_((rows, columns), weights, accumulate=True)
+    found = hessian(f, method=method, format="scipy")(torch.ones(n, dtype=D)).toarray()
+    assert (found == (dense + dense.T).numpy()).all()
+
+
+def test_formats():
+    x = point(8)
+    dense = hodiff.hessian_matrix(rosenbrock, x)
+    csr, coo, array, values = (hessian(rosenbrock, format=each)(x) for each in ("csr", "coo", "scipy", "values"))
+    assert (csr.layout, coo.layout) == (torch.sparse_csr, torch.sparse_coo)
+    assert coo.is_coalesced()
+    assert isinstance(array, scipy.sparse.csr_array)
+    pattern = hessian_pattern(rosenbrock, x)
+    assert (array.indices == pattern.indices).all()
+    for each in (csr.to_dense(), coo.to_dense(), torch.as_tensor(array.toarray())):
+        assert torch.equal(each, dense)
+    assert torch.equal(values, dense[pattern.nonzero()])
+
+
+def test_pytrees_arguments_and_dtypes():
+    def f(scale, p):
+        return scale * (p["a"][0] * p["b"].sum(1).sin() + p["b"][:, 0] ** 3).sum()
+
+    p = {"a": point(2, dtype=torch.float32), "b": point(6).view(3, 2)}
+    found = hessian(f, argnums=1)(2.0, p)
+    dense = hodiff.hessian_matrix(lambda p: f(2.0, p), p)
+    assert found.dtype == dense.dtype
+    torch.testing.assert_close(found.to_dense(), dense)
+    x = point(9, dtype=torch.float32)
+    assert hessian(rosenbrock)(x).dtype == torch.float32
+    torch.testing.assert_close(hessian(rosenbrock)(x).to_dense(), hodiff.hessian_matrix(rosenbrock, x))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_derivatives_of_the_entries(method):
+    """By x, and by what f closes over, against a primitive: entries of the dense Hessian."""
+    w = torch.tensor(1.3, dtype=D, requires_grad=True)
+    x = point(6).requires_grad_()
+
+    def f(x):
+        return (w * torch.sin(x[1:] * x[:-1] ** 2)).sum()
+
+    coloring = color(hessian_pattern(f, x), method)
+    entries = hessian(f, coloring=coloring, format="values")(x)
+    rows, columns = hessian_pattern(f, x).nonzero()
+    weights = torch.linspace(-1, 2, len(rows), dtype=D)
+    found = torch.autograd.grad((weights * entries).sum(), (x, w))
+    dense = torch.autograd.functional.hessian(f, x, create_graph=True)[rows, columns]
+    expected = torch.autograd.grad((weights * dense).sum(), (x, w))
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(InputError, match=r"format: .* got 'scipy'"):
+        hessian(f, coloring=coloring, format="scipy")(x)
+
+
+def test_batches_by_vmap_and_derivatives_by_transforms():
+    points = torch.stack([point(6, seed) for seed in range(3)])
+    coloring = color(hessian_pattern(rosenbrock, points[0]))
+    entries = hessian(rosenbrock, coloring=coloring, format="values")
+    found = torch.func.vmap(entries)(points)
+    for each, x in zip(found, points, strict=True):
+        torch.testing.assert_close(each, entries(x))
+    slopes = torch.func.jacrev(entries)(points[0])
+    third = torch.func.jacrev(torch.func.hessian(rosenbrock))(points[0])
+    torch.testing.assert_close(slopes, third[hessian_pattern(rosenbrock, points[0]).nonzero()])
+    with pytest.raises(InputError, match="coloring: expected one inside of transforms"):
+        torch.func.vmap(hessian(rosenbrock, format="values"))(points)
+
+
+def test_chunks_and_routes():
+    x = point(10)
+    whole = hessian(rosenbrock, format="values")(x)
+    for options in ({"chunk_size": 1}, {"chunk_size": 2}, {"chunk_size": None}, {"route": "forward-over-reverse"}):
+        torch.testing.assert_close(hessian(rosenbrock, format="values", **options)(x), whole)
+
+
+def test_the_pattern_is_found_once_and_again_where_a_closure_changed(monkeypatch):
+    calls = []
+    true = hodiff.sparse.hessian.__globals__["pattern_of_hessian"]
+    monkeypatch.setitem(hodiff.sparse.hessian.__globals__, "pattern_of_hessian", lambda f: calls.append(f) or true(f))
+    far = torch.tensor([1, 2, 3])
+
+    def f(x):
+        return (x[:3] * x[far] ** 2).sum()
+
+    entries = hessian(f)
+    for seed in range(3):
+        assert torch.equal(entries(point(6, seed)).to_dense(), hodiff.hessian_matrix(f, point(6, seed)))
+    assert len(calls) == 1
+    far = torch.tensor([5, 3, 4])
+    assert torch.equal(entries(point(6)).to_dense(), hodiff.hessian_matrix(f, point(6)))
+    assert len(calls) == 2
+    assert torch.equal(entries(point(7)).to_dense(), hodiff.hessian_matrix(f, point(7)))
+    assert len(calls) == 3
+
+
+def test_a_pattern_that_lacks_entries_is_refused():
+    x = point(6)
+    diagonal = np.eye(6, dtype=bool)
+    with pytest.raises(InputError, match=r"sparse.hessian: pattern: .* in 6 row\(s\), such as 0, 1, 2"):
+        hessian(rosenbrock, pattern=diagonal)(x)
+    assert hessian(rosenbrock, pattern=diagonal, check=False)(x) is not None
+    with pytest.raises(InputError, match="check_pattern: pattern"):
+        hodiff.sparse.check_pattern(rosenbrock, x, diagonal)
+    hodiff.sparse.check_pattern(rosenbrock, x, hessian_pattern(rosenbrock, x), probes=3)
+    larger = np.ones((6, 6), dtype=bool)
+    assert torch.equal(hessian(rosenbrock, pattern=larger)(x).to_dense(), hodiff.hessian_matrix(rosenbrock, x))
+
+
+def test_one_missing_entry_is_seen():
+    x, pattern = point(40), hessian_pattern(rosenbrock, point(40)).tolil()
+    pattern[7, 8] = pattern[8, 7] = False
+    pattern = pattern.tocsr()
+    pattern.eliminate_zeros()
+    with pytest.raises(InputError, match=r"such as 7, 8"):
+        hodiff.sparse.check_pattern(rosenbrock, x, pattern)
+
+
+def test_numbers_that_are_not_finite_stay_in_their_rows():
+    x = point(6)
+    f = lambda x: (x.log() * x.roll(1)).sum()  # noqa: E731
+    at = torch.cat([torch.tensor([0.0], dtype=D), x[1:]])
+    found = hessian(f)(at).to_dense()
+    with pytest.warns(hodiff.HodiffWarning, match="not finite"):
+        dense = hodiff.hessian_matrix(f, at)
+    finite = dense.isfinite()
+    torch.testing.assert_close(found[finite], dense[finite])
+    assert not found[0, 0].isfinite()
+
+
+def test_lagrangians():
+    def constraints(x):
+        return {"a": x[1:] * x[:-1], "b": x[:2].exp()}
+
+    x, m = point(5), {"a": point(4, 1), "b": point(2, 2)}
+
+    def lagrangian(x):
+        c = constraints(x)
+        return rosenbrock(x) + (m["a"] * c["a"]).sum() + (m["b"] * c["b"]).sum()
+
+    found = lagrangian_hessian(rosenbrock, constraints)
+    torch.testing.assert_close(found(x, m).to_dense(), hodiff.hessian_matrix(lagrangian, x))
+    with pytest.raises(InputError, match="multipliers: expected one for each constraint"):
+        found(x, m["a"])
+    with pytest.raises(InputError, match="argnums"):
+        lagrangian_hessian(rosenbrock, constraints, argnums=1)
+
+
+def test_wrong_input():
+    x = point(4)
+    for options, words in (
+        ({"method": "columns"}, "method"),
+        ({"format": "csc"}, "format"),
+        ({"check": 1}, "check"),
+        ({"chunk_size": 0}, "chunk_size"),
+        ({"route": "sideways"}, "route"),
+        ({"coloring": "star"}, "coloring: expected a Coloring"),
+        ({"coloring": color(np.eye(4, dtype=bool), "rows")}, "coloring: expected one by 'star' or 'acyclic'"),
+        ({"coloring": color(np.eye(4, dtype=bool)), "pattern": np.eye(4, dtype=bool)}, "got both"),
+        ({"pattern": np.triu(np.ones((4, 4), dtype=bool))}, "symmetric"),
+    ):
+        with pytest.raises(InputError, match=words):
+            hessian(rosenbrock, **options)
+    with pytest.raises(InputError, match=r"pattern of shape \(4, 4\), got \(5, 5\)"):
+        hessian(rosenbrock, pattern=np.eye(5, dtype=bool))(x)
+    with pytest.raises(InputError, match="must return one real number"):
+        hessian(torch.sin)(x)
+
+
+def test_threads_share_a_function():
+    entries = hessian(rosenbrock, format="values")
+    points = [point(30, seed) for seed in range(8)]
+    expected = [hessian(rosenbrock, format="values")(x) for x in points]
+    found = [None] * 8
+
+    def work(i):
+        found[i] = entries(points[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    [each.start() for each in threads]
+    [each.join() for each in threads]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_colorings_are_pytrees():
+    coloring = color(np.eye(3, dtype=bool))
+    leaves, spec = torch.utils._pytree.tree_flatten({"c": coloring, "x": 1})
+    assert leaves == [1]
+    assert torch.utils._pytree.tree_unflatten([2], spec)["c"] is coloring
+    assert isinstance(coloring, Coloring)
+    assert kept.Colorings("here", None, coloring, color, ("star",))
