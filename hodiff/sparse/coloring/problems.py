@@ -74,7 +74,24 @@ def _star(pattern: Pattern) -> Problem:
     def run(order: Array) -> Array:
         return loops().star(pattern.starts, pattern.columns, order)
 
-    return _symmetric(pattern, run, 2 * max(band_of(pattern)) + 1, least_star)
+    problem = _symmetric(pattern, run, 2 * max(band_of(pattern)) + 1, least_star)
+    sizes = np.diff(pattern.starts)
+
+    def apart() -> Sides:
+        natural = ORDERS["natural"](Vertices(pattern))
+        return {
+            "column_colors": without_neutral(
+                pattern, loops().distance2(pattern.starts, pattern.columns, natural, sizes)
+            )
+        }
+
+    def attempts(orders: tuple[str, ...], arithmetic: bool) -> Iterator[Attempt]:
+        yield from problem.attempts(orders, arithmetic)
+        if arithmetic:
+            # On regular meshes columns that share no row, which are a star coloring, need fewer colors than first fit.
+            yield Attempt("distance-2", int(sizes.max(initial=0)) if problem.least > 1 else problem.least, apart)
+
+    return Problem(problem.least, attempts)
 
 
 def _acyclic(pattern: Pattern) -> Problem:
