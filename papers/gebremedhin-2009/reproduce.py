@@ -130,9 +130,8 @@ def draw(counts: dict[str, Any], steps: dict[str, Any]) -> Figure:
     bottom = np.zeros(2 * len(steps))
     for step in ("coloring", "products", "recovery"):
         heights = np.array([steps[name][method][step] for name in steps for method in METHODS])
-        right.bar(
-            np.repeat(np.arange(len(steps)), 2) + np.tile([-0.2, 0.2], len(steps)), heights, 0.35, bottom, label=step
-        )
+        bars = np.repeat(places, 2) + np.tile([-0.2, 0.2], len(steps))
+        right.bar(bars, heights, 0.35, bottom, label=step)
         bottom += heights
     right.set(ylabel="seconds", title="a Hessian: star (left), acyclic (right)")
     for axes in (left, right):
