@@ -173,8 +173,8 @@ def claims_of(counts: dict[str, Any], steps: dict[str, Any]) -> list[Claim]:
     apart = max(step["acyclic"]["error"] / max(step["star"]["error"], 1e-16) for step in steps.values())
     return [
         Claim(
-            "A band with rho entries beside the diagonal takes 2 floor(rho / 2) + 1 colors by stars, and floor(rho / 2) "
-            "+ 1 by trees",
+            "A band with rho entries beside the diagonal takes 2 floor(rho / 2) + 1 colors by stars, and "
+            "floor(rho / 2) + 1 by trees",
             "11 and 6 for rho = 10, 21 and 11 for rho = 20",
             "; ".join(f"{each['star']} and {each['acyclic']} for rho = {rho}" for rho, each in bands.items()),
             verdict(right),
