@@ -6,6 +6,7 @@
 - `narrow`: products and softmax derivatives of matrices with few rows or columns.
 - `turning`: blocks of vectors, from columns into rows.
 - `unit_directions`: products with unit directions, which pick columns.
+- `coloring`: colorings of sparse matrices, in C++.
 
 The folder stands at the top level of the repository and is installed as `hodiff.kernels`.
 """

@@ -1,4 +1,4 @@
-"""The C functions of `fused.cpp` and its neighbours, with their arguments, so that a wrong call raises instead of crashing."""
+"""The C functions of `fused.cpp` and its neighbours: what each takes and returns, so that a wrong call raises."""
 
 from __future__ import annotations
 

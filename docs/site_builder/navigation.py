@@ -32,6 +32,7 @@ SIDE_BAR = {
         "explanations/implicit_differentiation.md",
         "explanations/choosing_a_trace_estimator.md",
         "explanations/cost_of_a_product.md",
+        "explanations/coloring.md",
         "explanations/attention_second_order.md",
     ),
     "Is your torch wrong?": ("reference/is_your_torch_wrong.md", "reference/audit.md", "reference/versions.md"),

@@ -14,8 +14,6 @@ using std::int64_t;
 using std::uint64_t;
 
 constexpr int32_t NONE = -1;
-// A vertex that never gets a color.
-constexpr int32_t NEUTRAL = -2;
 
 struct Graph {
   const int32_t* starts;
@@ -160,8 +158,7 @@ EXPORT long hodiff_color_distance2(long n, const int32_t* starts, const int32_t*
 }
 
 // Star coloring. Every vertex has three sets: colors of its neighbours; those that two of them share; and those of
-// the hubs of stars whose spoke it is, which a further neighbour must not get. Vertices that are marked as neutral in
-// `colors` stay so; all entries at them are read from the neighbours' colors, of which no two may be equal.
+// the hubs of stars whose spoke it is, which a further neighbour must not get.
 EXPORT long hodiff_color_star(long n, const int32_t* starts, const int32_t* columns, const int32_t* order, long apart,
                               long words, const int64_t* room, uint64_t* memory, int32_t* counts, uint64_t* forbidden,
                               int32_t* occurrences, int32_t* colors) {
@@ -171,7 +168,6 @@ EXPORT long hodiff_color_star(long n, const int32_t* starts, const int32_t* colu
   int32_t used = 0;
   for (long i = 0; i < n; ++i) {
     const int32_t v = order[i];
-    if (colors[v] == NEUTRAL) continue;
     std::memset(forbidden, 0, words * sizeof *forbidden);
     for (const int32_t* w = graph.begin(v); w != graph.end(v); ++w) {
       const int32_t a = *w == v ? NONE : colors[*w];
@@ -183,7 +179,7 @@ EXPORT long hodiff_color_star(long n, const int32_t* starts, const int32_t* colu
       const int32_t a = *w == v ? NONE : colors[*w];
       if (a == NONE) continue;
       // With two neighbours of one color v is a hub, and they must be spokes; else v is a spoke, if of a star at all.
-      (a == NEUTRAL || occurrences[a] > 1 ? seen : hubs).join(*w, forbidden);
+      (occurrences[a] > 1 ? seen : hubs).join(*w, forbidden);
     }
     const int32_t color = first_free(forbidden, words);
     if (color == NONE) return -1;

@@ -16,8 +16,6 @@ from hodiff.kernels.fused_library import run
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _WORD = 64
-# What `greedy.cpp` calls neutral, where others have no color so far.
-_NEUTRAL = -2
 
 
 def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Array:
@@ -40,25 +38,21 @@ def star(
     order: Array,
     *,
     apart: bool = True,
-    neutral: Array | None = None,
     most: int | None = None,
 ) -> Array | None:
     """Colors by which every path on four vertices has three; see `hodiff/sparse/coloring/interpreted.py`."""
-    initial = _none(len(starts) - 1)
-    if neutral is not None:
-        initial[neutral] = _NEUTRAL
-    colors = initial.copy()
+    colors = _none(len(starts) - 1)
 
     def attempt(words: int) -> int:
         room, memory, counts = _sets(np.diff(starts), words, 3)
         forbidden, occurrences = np.empty(words, np.uint64), np.zeros(words * _WORD, np.int32)
-        colors[:] = initial
+        colors.fill(-1)
         tables = room, memory, counts, forbidden, occurrences, colors
         return _run("star", len(colors), starts, columns, order, int(apart), words, *tables)
 
     most = len(colors) if most is None else most
     enough = _with_enough_words(attempt, 2 * len(columns) // max(len(colors), 1), most)
-    return np.maximum(colors, -1) if enough else None
+    return colors if enough else None
 
 
 def acyclic(starts: Array, columns: Array, order: Array) -> Array:

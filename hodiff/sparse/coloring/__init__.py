@@ -1,6 +1,7 @@
 """Coloring sparse matrices, so that few products give all of their entries.
 
 - `color`: the function; `patterns`, what it takes; `coloring`, what it gives.
+- `problems`: what each method colors; `parts`, which entries rows and columns share out.
 - `orders`, `loops`: orders of vertices and greedy colorings, compiled or `interpreted`; `bounds`, what needs no search;
   `neutral`, colors that are not needed.
 - `gathers`, `substitution`: how entries come back from products.

@@ -29,7 +29,8 @@ def color(pattern: Any, method: str = "star", order: str | tuple[str, ...] | Non
             substitution, which takes fewer products and rounds more. For a Jacobian "columns", by products with it,
             "rows", by products with its transpose, or "bidirectional", by both.
         order: The order of vertices: "natural", "largest-first", "smallest-last", "incidence-degree" or
-            "dynamic-largest-first", or a tuple of them. By default the first three, and bands.
+            "dynamic-largest-first", or a tuple of them. By default the first three, bands, and, for
+            "star", columns that share no row.
 
     Returns:
         The coloring: `num_colors` products, with `seeds()`, from which `decompress` makes the entries.

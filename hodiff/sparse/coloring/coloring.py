@@ -39,7 +39,8 @@ class Coloring:
 
     Attributes:
         method: The method's name.
-        order: What gave it: the name of an order, or "cyclic" for colors 0, 1, ... again and again along a band.
+        order: What gave it: the name of an order; "cyclic", for colors 0, 1, ... again and again along a band; or
+            "distance-2", for a star coloring by columns that share no row.
         pattern: The entries, compressed rows with increasing columns.
         column_colors: The color of each column, -1 for a column that is in no product; None where no columns are added.
         row_colors: The color of each row, likewise.

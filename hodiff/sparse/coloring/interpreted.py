@@ -35,27 +35,21 @@ def star(
     order: Array,
     *,
     apart: bool = True,
-    neutral: Array | None = None,
     most: int | None = None,
 ) -> Array | None:
     """Colors by which every path on four vertices has three; None if more than `most` were taken."""
-    # Neighbours differ, too, where `apart` says so. Neutral vertices get the color -1; their neighbours all differ.
+    # Neighbours differ, too, where `apart` says so.
     graph = _graph(starts, columns)
     n = len(graph)
     colors = [-1] * n
-    is_neutral = [False] * n if neutral is None else neutral.tolist()
     # Of each vertex: colors of its neighbours; those of two of them; those of the hubs of stars whose spoke it is.
     seen, twice, hubs = [0] * n, [0] * n, [0] * n
     for v in order.tolist():
-        if is_neutral[v]:
-            continue
-        once, repeated = _bits_of_colors(colors, [w for w in graph[v] if colors[w] >= 0])
+        colored = [w for w in graph[v] if colors[w] >= 0]
+        once, repeated = _bits_of_colors(colors, colored)
         forbidden = once if apart else 0
-        for w in graph[v]:
-            if is_neutral[w]:
-                forbidden |= seen[w]
-            elif colors[w] >= 0:
-                forbidden |= seen[w] if repeated >> colors[w] & 1 else hubs[w]
+        for w in colored:
+            forbidden |= seen[w] if repeated >> colors[w] & 1 else hubs[w]
         color, bit = _first_free(forbidden)
         # Whole words of 64 colors, as where there are words.
         if most is not None and color >= -(-max(most, 1) // 64) * 64:

@@ -50,6 +50,12 @@ class Pattern:
         np.cumsum(np.bincount(self.columns, minlength=self.shape[1]), out=starts[1:])
         return Pattern(self.shape[::-1], starts, self.rows[self.turned])
 
+    def some_of(self, chosen: Array) -> Pattern:
+        """The pattern of some entries, of the same shape."""
+        starts = np.zeros_like(self.starts)
+        np.cumsum(np.bincount(self.rows[chosen], minlength=self.shape[0]), out=starts[1:])
+        return Pattern(self.shape, starts, self.columns[chosen])
+
     @cached_property
     def is_symmetric(self) -> bool:
         """Whether each entry has its mirror image."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from hodiff.sparse.coloring.bounds import band_of, cyclic_colors, has_full_diagonal, least_acyclic, least_star
-from hodiff.sparse.coloring.covers import Cover, covers
 from hodiff.sparse.coloring.loops import loops
 from hodiff.sparse.coloring.neutral import NEUTRAL, renumbered, without_neutral
 from hodiff.sparse.coloring.orders import ORDERS, Vertices
+from hodiff.sparse.coloring.parts import Part, parts
 from hodiff.sparse.coloring.patterns import Pattern
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -74,7 +74,24 @@ def _star(pattern: Pattern) -> Problem:
     def run(order: Array) -> Array:
         return loops().star(pattern.starts, pattern.columns, order)
 
-    return _symmetric(pattern, run, 2 * max(band_of(pattern)) + 1, least_star)
+    problem = _symmetric(pattern, run, 2 * max(band_of(pattern)) + 1, least_star)
+    sizes = np.diff(pattern.starts)
+
+    def apart() -> Sides:
+        natural = ORDERS["natural"](Vertices(pattern))
+        return {
+            "column_colors": without_neutral(
+                pattern, loops().distance2(pattern.starts, pattern.columns, natural, sizes)
+            )
+        }
+
+    def attempts(orders: tuple[str, ...], arithmetic: bool) -> Iterator[Attempt]:
+        yield from problem.attempts(orders, arithmetic)
+        if arithmetic:
+            # On regular meshes columns that share no row, which are a star coloring, need fewer colors than first fit.
+            yield Attempt("distance-2", int(sizes.max(initial=0)) if problem.least > 1 else problem.least, apart)
+
+    return Problem(problem.least, attempts)
 
 
 def _acyclic(pattern: Pattern) -> Problem:
@@ -118,7 +135,7 @@ def _one_sided(name: str, rows: Pattern, columns: Pattern) -> Problem:
 
 
 def _bidirectional(pattern: Pattern) -> Problem:
-    """Columns and rows as vertices of one graph, whose edges are the entries; or one side alone."""
+    """Entries shared out beforehand; or columns and rows as vertices of one graph, whose edges are the entries."""
     height, width = pattern.shape
     columns = pattern.transposed
     both = Pattern(
@@ -128,31 +145,37 @@ def _bidirectional(pattern: Pattern) -> Problem:
     )
     vertices = Vertices(both)
 
-    def by(order: str, cover: Cover) -> Sides | None:
-        graph = both.starts, both.columns
-        found = loops().star(*graph, ORDERS[order](vertices), apart=False, neutral=cover.neutral, most=cover.most)
+    def by(order: str, most: int) -> Sides | None:
+        found = loops().star(both.starts, both.columns, ORDERS[order](vertices), apart=False, most=most)
         if found is None:
             return None
         # Columns and rows have colors of their own; all of them together decide which are needed.
-        found[width:][found[width:] >= 0] += int(found[:width].max(initial=-1)) + 1
+        found[width:] += int(found[:width].max(initial=-1)) + 1
         kept = without_neutral(both, found)
         return {"column_colors": compact(kept[:width]), "row_colors": compact(kept[width:])}
 
-    def alone(attempt: Attempt, other: str, count: int) -> Sides:
-        return {**(attempt.colors() or {}), other: np.full(count, NEUTRAL, np.int32)}
-
     def attempts(orders: tuple[str, ...], arithmetic: bool) -> Iterator[Attempt]:
-        for cover in covers(pattern):
-            for name in orders:
-                yield Attempt(name, cover.least, partial(by, name, cover))
-        for problem, other, count in (
-            (_columns(pattern), "row_colors", height),
-            (_rows(pattern), "column_colors", width),
-        ):
-            for each in problem.attempts(orders, arithmetic):
-                yield Attempt(each.order, each.least, partial(alone, each, other, count))
+        halves = [each for part in parts(pattern) for each in _halves(part, orders, arithmetic)]
+        yield from halves
+        # First fit may make all columns alike at first, and all rows different then: it is given up where that shows.
+        fair = 4 * min(each.least for each in halves)
+        for name in orders:
+            yield Attempt(name, min(pattern.entries, 1), partial(by, name, fair))
 
     return Problem(min(pattern.entries, 1), attempts)
+
+
+def _halves(part: Part, orders: tuple[str, ...], arithmetic: bool) -> Iterator[Attempt]:
+    """Columns colored for some entries, rows for the others; each side is neutral where it has none of its own."""
+    columns, rows = _columns(part.by_columns), _rows(part.by_rows)
+    many, few = (columns, rows) if part.by_columns.entries >= part.by_rows.entries else (rows, columns)
+
+    def both(attempt: Attempt) -> Sides:
+        first = next(few.attempts(orders, arithmetic))
+        return {**(attempt.colors() or {}), **(first.colors() or {})}
+
+    for each in many.attempts(orders, arithmetic):
+        yield Attempt(each.order, each.least + few.least, partial(both, each))
 
 
 def compact(colors: Array) -> Array:

@@ -70,9 +70,20 @@ class Substitution:
 
     def by_cumulative_sum(self, found: Array) -> Array:
         """The unknowns, from their products: differences of one sum over all of them, in float64 at least."""
-        total = np.zeros(len(found) + 1, np.result_type(found, np.float64) if found.dtype.kind in "fc" else found.dtype)
-        np.cumsum(found * self.signs, out=total[1:])
-        return ((total[self.ends] - total[:-1]) * self.signs).astype(found.dtype)
+        if not len(found):
+            return found
+        signed = found * self.signs
+        if found.dtype.kind in "fc":
+            signed = signed.astype(np.result_type(found, np.float64))
+        # What hangs from a root is taken off again where the next begins: else the sum would grow, and its rounding.
+        tops = np.flatnonzero(self.parents == len(found))
+        totals = np.add.reduceat(signed, tops)
+        signed[tops[1:]] -= totals[:-1]
+        walk = np.cumsum(signed)
+        below = walk[self.ends - 1]
+        below[1:] -= walk[:-1]
+        below[tops] = totals
+        return (below * self.signs).astype(found.dtype)
 
 
 def by_trees(pattern: Pattern, colors: Array) -> Substitution:

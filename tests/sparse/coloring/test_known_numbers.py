@@ -124,6 +124,11 @@ def test_both_sides_take_no_more_than_one(pattern):
     assert color(pattern, "bidirectional").num_colors <= one
 
 
+@pytest.mark.parametrize("pattern", graphs.SYMMETRIC.values(), ids=graphs.SYMMETRIC)
+def test_stars_take_no_more_than_columns(pattern):
+    assert color(pattern, "star").num_colors <= color(pattern, "columns", "natural").num_colors
+
+
 @pytest.mark.parametrize("n", range(1, 9))
 @pytest.mark.parametrize("beta", [1, 2])
 def test_bounds_hold_for_short_bands(n, beta):

@@ -125,6 +125,20 @@ def test_rounding_grows_slowly_along_a_path(dtype):
     assert np.abs(alone[plan.unknowns] - A.data).max() <= 2 * np.sqrt(n) * unit
 
 
+@pytest.mark.parametrize("pattern", [graphs.random_symmetric(600, 0.01), graphs.grid(40, 40)])
+def test_many_trees_beside_each_other_round_no_more(pattern):
+    """A sum over all of them that grew would put the later ones off."""
+    n = len(pattern)
+    matrix = np.where(pattern, np.random.default_rng(0).random((n, n)) + 0.5, 0)
+    matrix = np.tril(matrix) + np.tril(matrix, -1).T
+    coloring = color(pattern, "acyclic")
+    plan, products = coloring.plan, matrix @ coloring.seeds()
+    read = products[plan.rows, plan.colors]
+    exact = plan.by_doubling(read.astype(np.longdouble))
+    for way in (plan.by_doubling, plan.by_cumulative_sum):
+        assert np.abs(way(read) - exact).max() <= 40 * np.finfo(float).eps * np.abs(read).max()
+
+
 def test_nan_stays_in_its_tree():
     """Two long paths beside each other; one has a NaN."""
     path = graphs.band(60, 1)
