@@ -27,10 +27,12 @@ from hodiff.functions.attention.arguments import (
 from hodiff.functions.attention.options import Band, Corner
 from hodiff.functions.attention.plans import gradient_plan, rows_plan
 from hodiff.kernels.attention.options import Options
-from hodiff.rules.any_order import AnyOrderFunction, in_dtype
+from hodiff.rules.any_order import AnyOrderFunction, in_dtype, traced_by_dynamo
 from hodiff.rules.autocast import autocast_like_torch
 from hodiff.rules.blockwise import RowBlocks, all_batched, blockwise
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.dynamo import as_one_node, at_trace_time
+from hodiff.torch_internals.transforms import in_transform
 
 
 class Attention(AnyOrderFunction):
@@ -58,7 +60,7 @@ class Attention(AnyOrderFunction):
         if cotangent is None or not any(wanted):
             return (None,) * 6
         tensors = ctx.saved_tensors
-        if torch.compiler.is_compiling():
+        if traced_by_dynamo():
             found = _gradient(ctx.options, wanted, tensors, cotangent)
         else:
             found = AttentionGradient.call(*tensors, cotangent, ctx.options, wanted)
@@ -244,8 +246,35 @@ def attend(
         seed = _seed(generator, rank, q.device) if dropout_p else None
         low, high = band.bounds(q.shape[-2], k.shape[-2])
         cap = None if softcap is None else float(softcap)
-        output = Attention.call(q, k, v, mask, seed, Options(float(scale), low, high, cap, float(dropout_p), batch))
+        options = Options(float(scale), low, high, cap, float(dropout_p), batch)
+        output = _apply(q, k, v, mask, seed, options)
     return output.flatten(-4, -3) if enable_gqa else output
+
+
+def _apply(*inputs: Any) -> Tensor:
+    """The Function; compiled transforms see one node, through which they differentiate as in eager code."""
+    if not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting() or not in_transform():
+        return Attention.call(*inputs)
+    _make_node()
+    *tensors, options = inputs
+    # Such a node takes no None.
+    numbers = {name: each for name, each in options._asdict().items() if each is not None}
+    return _node([each for each in tensors if each is not None], [each is not None for each in tensors], numbers)
+
+
+def _call(tensors: list[Tensor], given: tuple[bool, ...], numbers: dict[str, Any]) -> Tensor:
+    numbers = {**dict.fromkeys(Options._fields), **numbers, "batch": tuple(numbers["batch"])}
+    return Attention.call(*_placed(tensors, given), Options(**numbers))
+
+
+_node: Any = None
+
+
+@at_trace_time
+def _make_node() -> None:
+    """Make it when it is first asked for, as dynamo takes a second to load."""
+    global _node
+    _node = _node or as_one_node(_call)
 
 
 def _gradient(options: Options, wanted: tuple[bool, ...], tensors: Any, cotangent: Tensor) -> tuple[Tensor, ...]:
