@@ -117,10 +117,7 @@ class RowBlocks(AnyOrderFunction):
     @nestable_jvp
     def jvp(ctx: Any, _formula: None, _plan: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         """The pushforward of the formula, by blocks."""
-        given = tuple(i for i, each in enumerate(tangents) if each is not None)
-        plan = ctx.plan._replace(inputs=(*ctx.plan.inputs, *(ctx.plan.inputs[i] for i in given)))
-        formula = partial(_pushforward, ctx.formula, given)
-        return RowBlocks.call(formula, plan, *ctx.saved_tensors, *(tangents[i] for i in given))
+        return pushed(ctx.formula, ctx.plan, ctx.saved_tensors, tangents)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], formula: Formula, plan: Plan, *tensors: Tensor | None) -> Any:
@@ -128,6 +125,18 @@ class RowBlocks(AnyOrderFunction):
         front = all_batched(info.batch_size, in_dims[2:], tensors)
         outputs = RowBlocks.call(formula, plan._replace(width=plan.width * info.batch_size), *front)
         return outputs, (0,) * len(outputs)
+
+
+def pushed(
+    formula: Formula, plan: Plan, tensors: Sequence[Tensor | None], tangents: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """The pushforward of a formula along tangents of some of its tensors, by blocks."""
+    given = tuple(i for i, each in enumerate(tangents) if each is not None)
+    plan = plan._replace(inputs=(*plan.inputs, *(plan.inputs[i] for i in given)))
+    found: tuple[Tensor, ...] = RowBlocks.call(
+        partial(_pushforward, formula, given), plan, *tensors, *(tangents[i] for i in given)
+    )
+    return found
 
 
 def all_batched(size: int, in_dims: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

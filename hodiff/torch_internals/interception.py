@@ -70,7 +70,7 @@ MODULES_BETWEEN = ("torch.overrides", "torch._jit_internal")
 class EagerDispatchMode(TorchDispatchMode):
     """A dispatch mode that dynamo never meets: each operator is spared the wrapper that keeps dynamo out."""
 
-    # Whether what is traced below it is differentiated no more, so that an operator without derivatives may stand in it.
+    # Whether nothing differentiates what is traced below, so that operators without derivatives may stand in it.
     makes_last_graph = False
 
     @classmethod
