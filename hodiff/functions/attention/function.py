@@ -161,7 +161,7 @@ class AttentionTangent(AnyOrderFunction):
         moved: Any = ()
         pulled: Any = ()
         if cotangent is None:
-            by_inputs = by_tangents = (False,) * 4
+            return (None,) * 10
         if any(by_inputs):
             moved = _gradient_tangent(ctx.options, by_inputs, tensors, cotangent, tangents, None)[:-1]
         if any(by_tangents):
