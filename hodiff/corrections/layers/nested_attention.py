@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def _jagged_attention(
     if not all(each.is_contiguous() for each in upright):
         return NotImplemented
     q, k, v = (each.values().transpose(0, 1) for each in upright)
-    offsets, key_offsets = query.offsets(), key.offsets()
+    offsets, key_offsets = (each.offsets() for each in upright[:2])  # type: ignore[attr-defined]  # jagged ones alone
     y = packed_attention(
         q, k, v, offsets.diff(), key_offsets.diff(), scale=scale, is_causal=is_causal, enable_gqa=enable_gqa
     )
@@ -70,4 +71,5 @@ def strided_attention(
     if mask is not None or dropout_p or not all(each.is_nested for each in given):
         return unable("a nested tensor has a mask, dropout or a dense one beside it")
     pieces = zip(*(each.unbind() for each in given), strict=True)
-    return torch.nested.as_nested_tensor([attention(*each, is_causal=is_causal, **options) for each in pieces])
+    attend = partial(attention, is_causal=is_causal, **options)
+    return torch.nested.as_nested_tensor([attend(*each) for each in pieces])

@@ -25,6 +25,7 @@ from hodiff.functions.attention.arguments import (
 )
 from hodiff.functions.attention.function import apply
 from hodiff.functions.attention.options import Band, Corner
+from hodiff.functions.attention.sharded import by_shards, is_distributed
 from hodiff.kernels.attention.options import Options
 from hodiff.rules.autocast import autocast_like_torch
 
@@ -113,6 +114,12 @@ def attend(
 ) -> Tensor:
     """`attention` that draws the seed of dropout from torch's own generator where none is given."""
     require_options(scale, dropout_p)
+    if not torch.compiler.is_compiling() and any(map(is_distributed, (q, k, v, mask))):
+
+        def local(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+            return attend(q, k, v, mask, scale, band, 0.0, None, enable_gqa, softcap)
+
+        return by_shards(local, q, k, v, mask, dropout_p, enable_gqa=enable_gqa)
     require_inputs(q, k, v, mask)
     q, k, v, mask = autocast_like_torch(q, k, v, mask)
     if enable_gqa:
