@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.autocast import without_autocast
 from hodiff.rules.nesting import nestable_jvp
 
 Formula = Callable[..., tuple[Tensor, ...]]
@@ -64,6 +65,12 @@ def blockwise(formula: Formula, plan: Plan, *tensors: Tensor | None) -> tuple[Te
         found = formula.kernel(*tensors)
         if found is not None:
             return found
+    device = next(each.device.type for each in tensors if each is not None)
+    with without_autocast(device):
+        return _by_blocks(formula, plan, tensors)
+
+
+def _by_blocks(formula: Formula, plan: Plan, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     if plan.length <= plan.block:
         return tuple(formula(0, *tensors))
     joined: list[list[Tensor]] = [[] for _ in plan.outputs]
