@@ -1,8 +1,7 @@
 r"""Scaled dot-product attention whose memory is linear in the sequence length, with derivatives of every order.
 
 Everything runs over blocks of query rows and holds the weights of one block at a time; backward, forward mode and
-their derivatives compute them again. Because the Hessian of $\langle G, O \rangle$ is symmetric, one formula, the
-tangent of the gradient, serves both derivatives of the gradient.
+their derivatives compute them again.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def attention(
     r"""Scaled dot-product attention, $O = \operatorname{softmax}(s\, Q K^\top + M)\, V$.
 
     Memory is linear in L and in S at every order: q, k, v and the mask are saved, and the weights are computed again
-    by blocks of rows. Only compiled transforms of `torch.func` plan their own memory, quadratic above the first order.
+    by blocks of rows, in compiled code as well. DTensors are attended to by shards of heads or of a batch.
     On a CPU, value, gradient and the tangents of both run in kernels of their own. A row that sees no key gives zero,
     and has zero derivatives. 16-bit inputs are computed in float32.
 
