@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hodiff.corrections.registry import Correction
 from hodiff.corrections.stakes import is_wrong
 from hodiff.errors import RouteError
+
+R = TypeVar("R", bound=Callable[..., Any])
+
+# Rules for calls of a function with torch's own subclasses, which these would make where no rule reaches.
+_RULES: dict[Any, list[Callable[..., Any]]] = {}
+
+
+def for_subclasses(function: Any) -> Callable[[R], R]:
+    """Enter a rule that takes a function's calls with subclasses, or returns NotImplemented for some; not compiled."""
+
+    def entered(rule: R) -> R:
+        _RULES.setdefault(function, []).append(rule)
+        return rule
+
+    return entered
 
 
 class _Seen(TorchFunctionMode):
@@ -31,6 +47,11 @@ def ask_subclasses(
     """What the subclasses make of a call, in torch's order, with a mode in force for the functions that they call."""
     if not all(issubclass(each, Tensor) for each in types):
         return func(*args, **kwargs)  # a stand-in for a tensor, such as what torch.fx traces by
+    if func in _RULES and not torch.compiler.is_compiling():
+        for rule in _RULES[func]:
+            result = rule(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
     at_stake = correction is not None and is_wrong(correction, (args, kwargs))
     for each in types:
         with mode, _Seen() as seen:

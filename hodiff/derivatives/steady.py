@@ -66,8 +66,14 @@ def same(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or not one.is_floating_point():
         return one.shape == other.shape
     # Sums of many threads may round differently from run to run.
-    tolerance = 100 * torch.finfo(one.dtype).eps
+    tolerance = max(100 * torch.finfo(one.dtype).eps, _lowered_eps(one.device.type))
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _lowered_eps(device: str) -> float:
+    """A unit of rounding of what `torch.autocast` lowers to, by which kernels and the rules for them may differ."""
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.finfo(torch.get_autocast_dtype(device)).eps if on else 0.0
 
 
 def difference(one: Tensor, other: Tensor) -> str:

@@ -22,9 +22,10 @@ from hodiff.functions.activations.slopes import GELUTanhSlope as GELUTanhSlope
 from hodiff.functions.activations.slopes import MishSlope as MishSlope
 from hodiff.functions.activations.slopes import NormalDensity as NormalDensity
 from hodiff.functions.activations.slopes import SiLUSlope as SiLUSlope
-from hodiff.functions.attention.attention import Attention as Attention
-from hodiff.functions.attention.attention import AttentionGradient as AttentionGradient
 from hodiff.functions.attention.attention import attention as attention
+from hodiff.functions.attention.function import Attention as Attention
+from hodiff.functions.attention.function import AttentionGradient as AttentionGradient
+from hodiff.functions.attention.function import AttentionTangent as AttentionTangent
 from hodiff.functions.attention.packed import packed_attention as packed_attention
 from hodiff.functions.convolution.convolve import conv1d as conv1d
 from hodiff.functions.convolution.convolve import conv2d as conv2d

@@ -25,7 +25,7 @@ class AnyOrderFunction(Function):
 
     Dynamo refuses a Function with `jvp` where a gradient is recorded, and never calls the rule. So every subclass has a
     twin without, whose `backward` compiled training runs; compiled transforms of `torch.func` differentiate what
-    `forward` consists of.
+    `forward` consists of, but for a call that is one node of dynamo's graph.
     """
 
     _is_twin = False
@@ -55,7 +55,7 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
 
     # A closure, as dynamo reads no attribute of a Function and looks none up in a table.
     def call(*inputs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if traced_by_dynamo():
             # Dynamo of torch 2.13 hands a context to a `forward` of any number of arguments where nothing records.
             return twin.apply(*inputs) if not in_transform() and _records(inputs) else forward(*inputs)
         if in_transform():
@@ -69,6 +69,11 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
         return plain(*inputs)
 
     return call
+
+
+def traced_by_dynamo() -> bool:
+    """Whether dynamo reads this code, or an export runs it; not where a compiler runs what dynamo left as one node."""
+    return torch.compiler.is_dynamo_compiling() or (torch.compiler.is_compiling() and torch.compiler.is_exporting())
 
 
 def _records(inputs: tuple[Any, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,12 @@ def autocast_like_torch(*arguments: Any) -> tuple[Any, ...]:
     # A Function calls operators below autocast in forward and again in backward, where autocast is off; so that both
     # see the same dtype, the cast stands in front of the Function and is differentiated with it. float64 stays.
     return tuple(_lowered(each) if isinstance(each, Tensor) else each for each in arguments)
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Operators as they are: a formula has its precision, which autocast would lower, and kernels have it anyway."""
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 def _lowered(tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.autocast import without_autocast
 from hodiff.rules.nesting import nestable_jvp
 
 Formula = Callable[..., tuple[Tensor, ...]]
@@ -64,6 +65,12 @@ def blockwise(formula: Formula, plan: Plan, *tensors: Tensor | None) -> tuple[Te
         found = formula.kernel(*tensors)
         if found is not None:
             return found
+    device = next(each.device.type for each in tensors if each is not None)
+    with without_autocast(device):
+        return _by_blocks(formula, plan, tensors)
+
+
+def _by_blocks(formula: Formula, plan: Plan, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     if plan.length <= plan.block:
         return tuple(formula(0, *tensors))
     joined: list[list[Tensor]] = [[] for _ in plan.outputs]
@@ -117,10 +124,7 @@ class RowBlocks(AnyOrderFunction):
     @nestable_jvp
     def jvp(ctx: Any, _formula: None, _plan: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         """The pushforward of the formula, by blocks."""
-        given = tuple(i for i, each in enumerate(tangents) if each is not None)
-        plan = ctx.plan._replace(inputs=(*ctx.plan.inputs, *(ctx.plan.inputs[i] for i in given)))
-        formula = partial(_pushforward, ctx.formula, given)
-        return RowBlocks.call(formula, plan, *ctx.saved_tensors, *(tangents[i] for i in given))
+        return pushed(ctx.formula, ctx.plan, ctx.saved_tensors, tangents)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], formula: Formula, plan: Plan, *tensors: Tensor | None) -> Any:
@@ -128,6 +132,18 @@ class RowBlocks(AnyOrderFunction):
         front = all_batched(info.batch_size, in_dims[2:], tensors)
         outputs = RowBlocks.call(formula, plan._replace(width=plan.width * info.batch_size), *front)
         return outputs, (0,) * len(outputs)
+
+
+def pushed(
+    formula: Formula, plan: Plan, tensors: Sequence[Tensor | None], tangents: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """The pushforward of a formula along tangents of some of its tensors, by blocks."""
+    given = tuple(i for i, each in enumerate(tangents) if each is not None)
+    plan = plan._replace(inputs=(*plan.inputs, *(plan.inputs[i] for i in given)))
+    found: tuple[Tensor, ...] = RowBlocks.call(
+        partial(_pushforward, formula, given), plan, *tensors, *(tangents[i] for i in given)
+    )
+    return found
 
 
 def all_batched(size: int, in_dims: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -11,7 +11,7 @@ from torch import overrides
 from torch._functorch import eager_transforms
 from torch._functorch.autograd_function import custom_function_call
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 active_function_modes: Callable[[], list[TorchFunctionMode]] = overrides._get_current_function_mode_stack
 # What `Function.apply` calls inside transforms of `torch.func`, and modes see: `(function, *inputs)`.
@@ -72,6 +72,15 @@ MODULES_BELOW = (*MODULES_BETWEEN, "torch._ops", "torch._tensor", "torch.utils._
 class EagerDispatchMode(TorchDispatchMode):
     """A dispatch mode that dynamo never meets: each operator is spared the wrapper that keeps dynamo out."""
 
+    # Whether nothing differentiates what is traced below, so that operators without derivatives may stand in it.
+    makes_last_graph = False
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+def makes_last_graph() -> bool:
+    """Whether some mode says that nothing will differentiate the graph that is being made."""
+    modes: list[Any] = _get_current_dispatch_mode_stack() if dispatch_mode_count() else []
+    return any(getattr(mode, "makes_last_graph", False) for mode in modes)

@@ -185,6 +185,7 @@ NAMES = (
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo",
     "torch.utils._python_dispatch._disable_current_modes",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
     "torch.utils._pytree._broadcast_to_and_flatten",
 )
 

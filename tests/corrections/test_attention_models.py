@@ -26,6 +26,11 @@ MODELS = {
         transformers.GPT2Config(vocab_size=40, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=1024, use_cache=False)
     ),
     "Llama, shared heads": lambda: made(transformers.LlamaConfig(**TEXT, num_key_value_heads=2, use_cache=False)),
+    "T5": lambda: made(
+        transformers.T5Config(
+            vocab_size=40, d_model=WIDTH, d_kv=4, d_ff=32, num_layers=2, num_heads=4, dropout_rate=0.0, use_cache=False
+        )
+    ),
     "ViT": lambda: made(transformers.ViTConfig(**SMALL, image_size=28, patch_size=4, num_channels=1)),
 }
 
@@ -36,6 +41,8 @@ def loss_of(name, model, length=LENGTH):
         given = {"pixel_values": torch.randn(2, 1, 28, 28, generator=generator, dtype=torch.float64)}
     else:
         given = {"input_ids": torch.randint(40, (2, length), generator=generator)}
+    if name == "T5":
+        given["decoder_input_ids"] = torch.randint(40, (2, length // 2), generator=generator)
 
     def loss(parameters):
         return torch.func.functional_call(model, parameters, (), given).last_hidden_state.square().mean()
@@ -72,6 +79,27 @@ def test_products_agree_with_primitives(name, monkeypatch):
         largest = max(float(each.abs().max()) for each in theirs.values())
         for key in x:
             torch.testing.assert_close(ours[key], theirs[key], rtol=0, atol=1e-10 * largest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_all_attention_goes_by_the_rule(name, monkeypatch):
+    """In the encoder, in the decoder, and from the one to the other; T5 adds its learned positions by the mask."""
+    taken = []
+
+    def watched(*args, **kwargs):
+        taken.append(kwargs.get("attn_mask"))
+        return by_primitives(*args, **{key: each for key, each in kwargs.items() if key in WATCHED})
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    model = MODELS[name]()
+    loss_of(name, model)(dict(model.named_parameters()))
+    assert len(taken) == (6 if name == "T5" else 2)
+    learned = [mask for mask in taken if mask is not None and mask.requires_grad]
+    assert len(learned) == (4 if name == "T5" else 0)
+
+
+WATCHED = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
 class Largest(TorchDispatchMode):

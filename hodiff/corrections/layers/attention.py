@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, unable
+from hodiff.corrections.layers.nested_attention import strided_attention
 from hodiff.corrections.registry import register
 from hodiff.functions.attention.attention import attend
 from hodiff.functions.attention.options import Band
@@ -40,7 +41,9 @@ def _scaled_dot_product_attention(
     if not all(each.is_floating_point() for each in (query, key, value)):
         return INVALID
     if query.is_nested or key.is_nested or value.is_nested:
-        return unable("tensors are nested")
+        return strided_attention(
+            query, key, value, attn_mask, dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     # On a CPU torch has no fused kernel with dropout, and draws the weights among operators that have all derivatives,
     # but for rows that a mask hides.
     if dropout_p and query.is_cpu and attn_mask is None:

@@ -28,6 +28,7 @@ class Reads(EagerDispatchMode):
     """
 
     supports_higher_order_operators = True
+    makes_last_graph = True
 
     def __init__(self, inputs: Sequence[Tensor]):
         super().__init__()

@@ -1,8 +1,7 @@
 r"""Scaled dot-product attention whose memory is linear in the sequence length, with derivatives of every order.
 
 Everything runs over blocks of query rows and holds the weights of one block at a time; backward, forward mode and
-their derivatives compute them again. Because the Hessian of $\langle G, O \rangle$ is symmetric, one formula, the
-tangent of the gradient, serves both derivatives of the gradient.
+their derivatives compute them again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from torch import Tensor
 from hodiff.common.options import require_number
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
-from hodiff.functions.attention import evaluation
 from hodiff.functions.attention.arguments import (
     grouped_heads,
     require_band,
@@ -24,121 +22,11 @@ from hodiff.functions.attention.arguments import (
     require_inputs,
     require_options,
 )
+from hodiff.functions.attention.function import apply
 from hodiff.functions.attention.options import Band, Corner
-from hodiff.functions.attention.plans import gradient_plan, rows_plan
+from hodiff.functions.attention.sharded import by_shards, is_distributed
 from hodiff.kernels.attention.options import Options
-from hodiff.rules.any_order import AnyOrderFunction, in_dtype
 from hodiff.rules.autocast import autocast_like_torch
-from hodiff.rules.blockwise import RowBlocks, all_batched, blockwise
-from hodiff.rules.nesting import nestable_jvp
-
-
-class Attention(AnyOrderFunction):
-    """$O = P V$. Saves q, k, v, the mask and the seed of dropout."""
-
-    @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options) -> Tensor:
-        """A block of query rows at a time."""
-        inputs = (q, k, v, mask, seed)
-        return in_dtype(blockwise(evaluation.value(options), rows_plan(inputs, (True,)), *inputs)[0], v.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        del output
-        *tensors, ctx.options = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """One call of the gradient's Function."""
-        wanted = tuple(ctx.needs_input_grad[:4])
-        if cotangent is None or not any(wanted):
-            return (None,) * 6
-        tensors = ctx.saved_tensors
-        if torch.compiler.is_compiling():
-            found = _gradient(ctx.options, wanted, tensors, cotangent)
-        else:
-            found = AttentionGradient.call(*tensors, cotangent, ctx.options, wanted)
-        return (*_placed(found, wanted), None, None)
-
-    @staticmethod
-    @nestable_jvp
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        """The tangent by blocks."""
-        tensors = ctx.saved_tensors
-        plan = rows_plan((*tensors, *tangents[:4]), (True,))
-        found = RowBlocks.call(evaluation.tangent(ctx.options), plan, *tensors, *tangents[:4])
-        return found[0].to(tensors[2].dtype)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """The batch joins the batch dimensions."""
-        *tensors, options = inputs
-        return Attention.call(*all_batched(info.batch_size, in_dims[:5], tensors), options), 0
-
-
-class AttentionGradient(AnyOrderFunction):
-    """Those wanted of the gradients by q, k, v and the mask. Saves the inputs of attention and the cotangent."""
-
-    @staticmethod
-    def forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        seed: Tensor | None,
-        cotangent: Tensor,
-        options: Options,
-        wanted: tuple[bool, ...],
-    ) -> tuple[Tensor, ...]:
-        """A block of query rows at a time."""
-        return _gradient(options, wanted, (q, k, v, mask, seed), cotangent)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Save the inputs."""
-        del output
-        *tensors, ctx.options, ctx.wanted = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        r"""Take the cotangents for tangents: $\dot O$ by the cotangent, the gradient's tangent by the inputs."""
-        *tensors, cotangent = ctx.saved_tensors
-        if all(each is None for each in cotangents):
-            return (None,) * 8
-        directions = _placed(cotangents, ctx.wanted)
-        needed = tuple(ctx.needs_input_grad[:4])
-        by_inputs: list[Tensor] = []
-        by_cotangent = None
-        if any(needed):
-            *by_inputs, by_cotangent = _gradient_tangent(
-                ctx.options, needed, tensors, cotangent, directions, None, with_output=ctx.needs_input_grad[5]
-            )
-        elif ctx.needs_input_grad[5]:
-            plan = rows_plan((*tensors, *directions), (True,))
-            (by_cotangent,) = RowBlocks.call(evaluation.tangent(ctx.options), plan, *tensors, *directions)
-            by_cotangent = by_cotangent.to(cotangent.dtype)
-        return (*_placed(by_inputs, needed), None, by_cotangent, None, None)
-
-    @staticmethod
-    @nestable_jvp
-    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        """The tangent of the gradient by blocks."""
-        *tensors, cotangent = ctx.saved_tensors
-        return _gradient_tangent(ctx.options, ctx.wanted, tensors, cotangent, tangents[:4], tangents[5])[:-1]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        """The batch joins the batch dimensions."""
-        *tensors, options, wanted = inputs
-        found = AttentionGradient.call(*all_batched(info.batch_size, in_dims[:6], tensors), options, wanted)
-        return found, (0,) * len(found)
 
 
 @overridable
@@ -160,7 +48,7 @@ def attention(
     r"""Scaled dot-product attention, $O = \operatorname{softmax}(s\, Q K^\top + M)\, V$.
 
     Memory is linear in L and in S at every order: q, k, v and the mask are saved, and the weights are computed again
-    by blocks of rows. Only compiled transforms of `torch.func` plan their own memory, quadratic above the first order.
+    by blocks of rows, in compiled code as well. DTensors are attended to by shards of heads or of a batch.
     On a CPU, value, gradient and the tangents of both run in kernels of their own. A row that sees no key gives zero,
     and has zero derivatives. 16-bit inputs are computed in float32.
 
@@ -225,6 +113,12 @@ def attend(
 ) -> Tensor:
     """`attention` that draws the seed of dropout from torch's own generator where none is given."""
     require_options(scale, dropout_p)
+    if not torch.compiler.is_compiling() and any(map(is_distributed, (q, k, v, mask))):
+
+        def local(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+            return attend(q, k, v, mask, scale, band, 0.0, None, enable_gqa, softcap)
+
+        return by_shards(local, q, k, v, mask, dropout_p, enable_gqa=enable_gqa)
     require_inputs(q, k, v, mask)
     q, k, v, mask = autocast_like_torch(q, k, v, mask)
     if enable_gqa:
@@ -244,45 +138,9 @@ def attend(
         seed = _seed(generator, rank, q.device) if dropout_p else None
         low, high = band.bounds(q.shape[-2], k.shape[-2])
         cap = None if softcap is None else float(softcap)
-        output = Attention.call(q, k, v, mask, seed, Options(float(scale), low, high, cap, float(dropout_p), batch))
+        options = Options(float(scale), low, high, cap, float(dropout_p), batch)
+        output = apply(q, k, v, mask, seed, options)
     return output.flatten(-4, -3) if enable_gqa else output
-
-
-def _gradient(options: Options, wanted: tuple[bool, ...], tensors: Any, cotangent: Tensor) -> tuple[Tensor, ...]:
-    tensors = (*tensors, cotangent)
-    plan = gradient_plan(tensors, wanted)
-    found = blockwise(evaluation.gradient(options, wanted), plan, *tensors)
-    return _like_inputs(found, tensors, wanted)
-
-
-def _gradient_tangent(
-    options: Options,
-    wanted: tuple[bool, ...],
-    tensors: Any,
-    cotangent: Tensor,
-    tangents: Any,
-    cotangent_t: Any,
-    *,
-    with_output: bool = False,
-) -> tuple[Any, ...]:
-    """The tangent of the gradient, and last that of the output if it is asked for, or None."""
-    tensors = (*tensors, cotangent, *tangents, cotangent_t)
-    formula = evaluation.gradient_tangent(options, wanted, with_output)
-    plan = gradient_plan(tensors, wanted)
-    if with_output:
-        *found, output = RowBlocks.call(formula, plan._replace(outputs=(*plan.outputs, True)), *tensors)
-        return (*_like_inputs(tuple(found), tensors, wanted), output.to(cotangent.dtype))
-    return (*_like_inputs(RowBlocks.call(formula, plan, *tensors), tensors, wanted), None)
-
-
-def _like_inputs(found: tuple[Tensor, ...], tensors: Any, wanted: tuple[bool, ...]) -> tuple[Tensor, ...]:
-    chosen = [each for each, want in zip(tensors[:4], wanted, strict=True) if want]
-    return tuple(in_dtype(each, like.dtype) for each, like in zip(found, chosen, strict=True))
-
-
-def _placed(found: Any, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    remaining = iter(found)
-    return tuple(next(remaining) if each else None for each in wanted)
 
 
 def _seed(generator: torch.Generator | None, rank: int, device: torch.device) -> Tensor:

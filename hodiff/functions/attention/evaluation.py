@@ -12,7 +12,8 @@ from torch import Tensor
 from hodiff.functions.attention import backends, formulas
 from hodiff.functions.attention.plans import gradient_plan
 from hodiff.kernels.attention.options import Options
-from hodiff.rules.blockwise import WithKernel, blockwise
+from hodiff.rules.blockwise import WithKernel, all_batched, blockwise
+from hodiff.torch_internals.interception import makes_last_graph
 from hodiff.torch_internals.transforms import in_transform
 
 # What the formulas take, in their order.
@@ -52,8 +53,8 @@ def _run(
     kind: str, options: Options, wanted: tuple[bool, ...], with_output: bool, *tensors: Tensor | None
 ) -> tuple[Tensor, ...] | None:
     """The kernel's results, each in the shape of what it belongs to; None where it does not take the tensors."""
-    if torch.compiler.is_compiling():
-        # Exported programs are of torch's operators, and transforms differentiate the formulas.
+    if torch.compiler.is_compiling() or makes_last_graph():
+        # Exported programs are of torch's operators, and what is not below all transforms they differentiate.
         if torch.compiler.is_exporting() or in_transform():
             return None
         return tuple(in_graphs(kind, list(tensors), list(wanted), with_output, *options))
@@ -98,3 +99,9 @@ def _(kind: str, tensors: Sequence[Any], wanted: Sequence[bool], with_output: bo
     batch = torch.broadcast_shapes(*(each.shape[:-2] for each in (q, k, v, mask) if each is not None))
     found = [each.new_empty(each.shape, dtype=wide) for each, want in zip(tensors[:4], wanted, strict=True) if want]
     return found + [q.new_empty((*batch, q.shape[-2], v.shape[-1]), dtype=wide)] * with_output
+
+
+@in_graphs.register_vmap
+def _(info: Any, in_dims: Any, kind: str, tensors: Sequence[Any], *rest: Any) -> tuple[list[Tensor], list[int]]:
+    found = in_graphs(kind, list(all_batched(info.batch_size, in_dims[1], tensors)), *rest)
+    return found, [0] * len(found)

@@ -5,7 +5,8 @@ import math
 import torch
 from functions.case import FunctionCase, normal
 
-from hodiff.functions.attention.attention import Attention, attention
+from hodiff.functions.attention.attention import attention
+from hodiff.functions.attention.function import Attention
 from hodiff.functions.attention.packed import packed_attention
 
 

@@ -8,7 +8,7 @@ from functions.cases.convolution import sum_of_shifts
 from mpmath import mp
 
 from hodiff.functions.activations.slopes import GELUSlope, GELUTanhSlope, MishSlope, NormalDensity, SiLUSlope
-from hodiff.functions.attention.attention import AttentionGradient
+from hodiff.functions.attention.function import AttentionGradient, AttentionTangent
 from hodiff.functions.convolution.maps import ConvolutionInputGradient, ConvolutionWeightGradient, Geometry
 from hodiff.functions.logarithms import LogitSlope, Occupation
 from hodiff.functions.normalization.formulas import StatisticsLayout
@@ -98,6 +98,12 @@ def attention_gradient(q, k, v, g):
     by_p = g @ v.mT
     by_scores = p * (by_p - (p * by_p).sum(-1, keepdim=True))
     return 0.5 * by_scores @ k, 0.5 * by_scores.mT @ q, p.mT @ g
+
+
+def attention_tangent(q, k, v, q_t, k_t, v_t):
+    p = shares(0.5 * q @ k.mT)
+    s_t = 0.5 * (q_t @ k.mT + q @ k_t.mT)
+    return p * (s_t - (p * s_t).sum(-1, keepdim=True)) @ v + p @ v_t
 
 
 EPS = 1e-3
@@ -207,6 +213,16 @@ CASES = [
         inputs=drawn((2, 2), (3, 2), (3, 1), (2, 1)),
         formula=r"\nabla_{Q,K,V} \langle G,\, \operatorname{softmax}(s\, Q K^\top)\, V \rangle",
         reference=attention_gradient,
+        saved_bytes=total_bytes,
+        saved="inputs",
+    ),
+    FunctionCase(
+        name="AttentionTangent",
+        function=lambda q, k, v, *tangents: AttentionTangent.call(q, k, v, None, None, *tangents, None, ATTENTION),
+        Function=AttentionTangent,
+        inputs=drawn((2, 2), (3, 2), (3, 1), (2, 2), (3, 2), (3, 1)),
+        formula=r"\tfrac{d}{dt} \operatorname{softmax}(s\, Q_t K_t^\top)\, V_t",
+        reference=attention_tangent,
         saved_bytes=total_bytes,
         saved="inputs",
     ),

@@ -1,0 +1,103 @@
+"""Attention of DTensors: each rank attends within its heads, or its part of a batch, and nothing is sent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+
+
+def is_distributed(tensor: Any) -> bool:
+    """Whether it is a DTensor, of which there is none where their module is not loaded."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def by_shards(
+    attend: Callable[..., Tensor], q: Any, k: Any, v: Any, mask: Any, dropout_p: float, *, enable_gqa: bool
+) -> Tensor:
+    """Attention of what each rank holds; dimensions that a row of weights runs through are gathered before.
+
+    Args:
+        attend: Attention of the local q, k, v and mask.
+        q: Queries.
+        k: Keys.
+        v: Values.
+        mask: A mask, or None.
+        dropout_p: Has to be 0.
+        enable_gqa: Whether heads of k and v are shared.
+
+    Returns:
+        A DTensor, sharded as q is where that is a batch dimension or heads.
+
+    Raises:
+        InputError: If some are DTensors and others not, on different meshes, or with dropout.
+    """
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = next(each.device_mesh for each in (q, k, v, mask) if is_distributed(each))
+    given = [each for each in (q, k, v, mask) if each is not None]
+    if not all(is_distributed(each) and each.device_mesh == mesh for each in given):
+        kinds = ", ".join(type(each).__name__ for each in given)
+        raise InputError(
+            f"attention: expected DTensors of one device mesh, got {kinds}; "
+            f"torch.distributed.tensor.distribute_tensor makes one of a tensor."
+        )
+    if dropout_p:
+        raise InputError(
+            f"attention: dropout_p: expected 0 for DTensors, whose ranks would not drop the same weights, got "
+            f"{dropout_p}; DTensor.full_tensor gathers one."
+        )
+    placements = _placements(mesh, q, k, v, mask, enable_gqa)
+    of_mask = placements
+    if mask is not None:
+        apart = q.dim() - mask.dim()
+        of_mask = [_moved(each, apart, mask.shape) for each in placements]
+    local = [each.redistribute(mesh, placements).to_local() for each in (q, k, v)]
+    y = attend(*local, mask if mask is None else mask.redistribute(mesh, of_mask).to_local())
+    if all(type(each) is Replicate for each in placements):
+        return DTensor.from_local(y, mesh, placements, run_check=False)
+    shape = torch.Size((*q.shape[:-1], v.shape[-1]))
+    return DTensor.from_local(y, mesh, placements, run_check=False, shape=shape, stride=_strides(shape))
+
+
+def _placements(mesh: Any, q: Any, k: Any, v: Any, mask: Any, enable_gqa: bool) -> list[Any]:
+    """Those of q, where all others can be cut likewise, and no row of weights is."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    heads = q.dim() - 3
+
+    def apart(placement: Any) -> bool:
+        if type(placement) is not Shard or placement.dim > heads:
+            return False
+        dim = placement.dim
+        # Heads that share keys stay with them where both are cut evenly.
+        if enable_gqa and dim == heads:
+            return k.shape[dim] == v.shape[dim] and k.shape[dim] % mesh.size() == 0
+        return bool(q.shape[dim] == k.shape[dim] == v.shape[dim])
+
+    # The gradient by a mask that several ranks use would have to be summed.
+    one_rank = not (q.dim() == k.dim() == v.dim()) or (mask is not None and mask.requires_grad)
+    return [each if not one_rank and apart(each) else Replicate() for each in q.placements]
+
+
+def _moved(placement: Any, apart: int, shape: Sequence[int]) -> Any:
+    """The placement of a mask that may lack leading dimensions, or have one number for all."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    if type(placement) is not Shard:
+        return placement
+    dim = placement.dim - apart
+    return Shard(dim) if dim >= 0 and shape[dim] > 1 else Replicate()
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    found = [1]
+    for size in reversed(shape[1:]):
+        found.append(found[-1] * max(size, 1))
+    return tuple(reversed(found))

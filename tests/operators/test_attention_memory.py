@@ -1,0 +1,95 @@
+"""Linearized operators of attention hold nothing of the size of its weights, eager and compiled."""
+
+import gc
+
+import pytest
+import torch
+from operators.test_memory import Living
+from plain_attention import plain_attention
+
+from hodiff.functions import attention
+from hodiff.operators import GaussNewtonOperator, HessianOperator
+from hodiff.operators.compiled import graphs
+from hodiff.rules import blockwise
+
+SIZE = 8
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks of 16 rows, and graphs that run as they were captured, operator by operator, so that they are counted."""
+    monkeypatch.setattr(blockwise, "BLOCK", 1)
+    monkeypatch.setattr(graphs, "compile_graph", lambda graph, inputs, **options: graph)
+
+
+def problem(length, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(length, SIZE, generator=generator, dtype=dtype)
+    weights = torch.randn(3, SIZE, SIZE, generator=generator, dtype=dtype) / SIZE**0.5
+    return x, weights, torch.randn(3, SIZE, SIZE, generator=generator, dtype=dtype)
+
+
+def hessian(attend, x, weights, **options):
+    def loss(w, x):
+        return attend(*(x @ w), is_causal=True).sin().mean()
+
+    return HessianOperator(loss, weights, x, **options)
+
+
+def gauss_newton(attend, x, weights, **options):
+    def model(w, x):
+        return attend(*(x @ w), is_causal=True)
+
+    return GaussNewtonOperator(model, lambda y, _: y.cosh().mean(), weights, x, x, **options)
+
+
+OPERATORS = [hessian, gauss_newton]
+
+
+def peak(operator, attend, length, **options):
+    """Bytes while it is linearized and two products are made, the second at the same point."""
+    x, weights, v = problem(length)
+    gc.collect()
+    with Living() as counted:
+        A = operator(attend, x, weights, **options)
+        A @ v
+        A @ v
+    return counted.peak
+
+
+def assert_linear(operator, **options):
+    short, middle, long = (peak(operator, attention, length, **options) for length in (512, 1024, 2048))
+    assert long - middle < 2.2 * (middle - short)
+    assert long < 4 * 2048**2 / 2
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_eager_operators_take_linear_memory(operator):
+    assert_linear(operator)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_compiled_operators_take_linear_memory(operator):
+    assert_linear(operator, compile=True)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_the_formula_takes_quadratic_memory(compile):
+    """Else nothing above could fail."""
+    assert peak(hessian, plain_attention, 256, compile=compile) > 3 * peak(
+        hessian, plain_attention, 128, compile=compile
+    )
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_compiled_products_are_those_of_the_formula(operator):
+    x, weights, v = problem(40, torch.float64)
+    expected = operator(plain_attention, x, weights) @ v
+    block = torch.stack([v.reshape(-1), x[:24].reshape(-1)], 1)
+    A = operator(attention, x, weights, compile=True)
+    torch.testing.assert_close(A @ v, expected, rtol=1e-11, atol=1e-13)
+    # Several vectors at once, by the batching rule of the operator in the graph.
+    torch.testing.assert_close((A @ block)[:, 0], expected.reshape(-1), rtol=1e-11, atol=1e-13)
+    theirs = operator(plain_attention, x, weights) @ block
+    torch.testing.assert_close(A @ block, theirs, rtol=1e-11, atol=1e-13)
