@@ -14,9 +14,9 @@ from hodiff.derivatives.bound_function import at_the_boundary, bind, require_arg
 from hodiff.derivatives.route_choice import validate_route
 from hodiff.errors import InputError
 from hodiff.sparse.coloring import Coloring, color
+from hodiff.sparse.coloring.layouts import FORMATS
 from hodiff.sparse.detection.patterns import pattern_of_hessian
 from hodiff.sparse.recovery.coloring import Colorings
-from hodiff.sparse.recovery.layouts import FORMATS, arranged
 from hodiff.sparse.recovery.products import Hessian
 
 _METHODS = ("star", "acyclic")
@@ -219,6 +219,6 @@ def _value_and_hessian(
             function.leaves,
             check=check,
         )
-        return matrix.value, arranged(chosen, values, form)
+        return matrix.value, chosen.matrix(values, form)
 
     return value_and_matrix

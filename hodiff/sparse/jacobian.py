@@ -10,9 +10,9 @@ from hodiff.common.options import require_bool, require_choice
 from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
 from hodiff.derivatives.route_choice import refused
 from hodiff.sparse.coloring import Coloring, color
+from hodiff.sparse.coloring.layouts import FORMATS
 from hodiff.sparse.detection.patterns import pattern_of_jacobian
 from hodiff.sparse.recovery.coloring import Colorings
-from hodiff.sparse.recovery.layouts import FORMATS, arranged
 from hodiff.sparse.recovery.products import Jacobian
 
 _METHODS = ("columns", "rows", "bidirectional")
@@ -86,7 +86,7 @@ def jacobian(
                 leaves,
                 check=check,
             )
-        return arranged(chosen, values, format)
+        return chosen.matrix(values, format)
 
     return matrix_of_f
 

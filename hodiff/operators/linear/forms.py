@@ -127,6 +127,35 @@ class Forms:
         require_bool("to_dense", "progress", progress)
         return self._by_columns(self.multiply, chunk_size, progress)
 
+    def to_sparse(self, coloring: Any, format: str = "csr") -> Any:
+        r"""The matrix as a sparse one, from one product for each color.
+
+        Args:
+            coloring: A `hodiff.sparse.Coloring` of the matrix's pattern.
+            format: "csr" or "coo", a sparse tensor; "scipy", a `csr_array`; or "values", the entries alone by rows.
+
+        Returns:
+            The matrix (m, n). Entries outside of the pattern would be added to others: `hodiff.sparse.hessian` compares
+            by one more product.
+
+        Raises:
+            InputError: If the coloring is none or of another shape, or the format is unknown.
+        """
+        if not hasattr(coloring, "column_colors"):
+            raise InputError(
+                f"to_sparse: coloring: expected a Coloring, got {describe(coloring)}; hodiff.sparse.color(pattern) "
+                f"makes one."
+            )
+        if coloring.shape != self.shape:
+            raise InputError(
+                f"to_sparse: coloring: expected one of shape {self.shape}, got {coloring!r}; flat vectors have leaves "
+                f"in pytree order."
+            )
+        multiply = {"columns": self.multiply, "rows": self.multiply_transposed}
+        vectors = {side: coloring.vectors(side, self.dtype, self.device) for side in coloring.sides}
+        products = {side: multiply[side](rows.mT).mT for side, rows in vectors.items()}
+        return coloring.matrix(coloring.entries(products), format)
+
     def _by_columns(self, multiply: Callable[[Tensor], Tensor], chunk_size: int | str | None, progress: bool) -> Tensor:
         m, n = self.shape
         dense = torch.empty(m, n, dtype=self.dtype, device=self.device)

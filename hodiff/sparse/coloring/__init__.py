@@ -4,7 +4,8 @@
 - `problems`: what each method colors; `parts`, which entries rows and columns share out.
 - `orders`, `loops`: orders of vertices and greedy colorings, compiled or `interpreted`; `bounds`, what needs no search;
   `neutral`, colors that are not needed.
-- `gathers`, `substitution`: how entries come back from products.
+- `gathers`, `substitution`: how entries come back from products; `entries`, the same with tensors; `layouts`, the
+  matrix.
 """
 
 from hodiff.sparse.coloring.color import color as color

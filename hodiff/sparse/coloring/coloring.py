@@ -9,11 +9,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_choice
 from hodiff.errors import InputError
+from hodiff.sparse.coloring.entries import Entries, reader
 from hodiff.sparse.coloring.gathers import Gather, by_both, by_columns, by_rows, by_stars
+from hodiff.sparse.coloring.layouts import FORMATS
 from hodiff.sparse.coloring.patterns import Pattern
 from hodiff.sparse.coloring.substitution import Substitution, by_trees
 
@@ -152,6 +156,53 @@ class Coloring:
         for gather in self.plan:
             values[gather.entries] = gather.read(blocks[gather.side])
         return values
+
+    def vectors(self, side: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The seeds of a side as the rows of a tensor, (colors, columns or rows); it is kept."""
+        key = side, dtype, device
+        if key not in self._vectors:
+            ones = torch.as_tensor(self.seeds(bool, side=side), device=device)
+            self._vectors[key] = ones.mT.to(dtype).contiguous()
+        return self._vectors[key]
+
+    def entries(self, products: Mapping[str, Tensor]) -> Tensor:
+        """`decompress` by torch's operators, differentiable and under vmap.
+
+        Args:
+            products: By side, the products with the rows of `vectors`, again as rows: (colors, rows) of $A S$ for
+                "columns", (colors, columns) of $A^T S$ for "rows".
+
+        Returns:
+            The values of the entries, (nnz,), by rows and within a row by columns.
+        """
+        device = next(iter(products.values())).device
+        if device not in self._readers:
+            self._readers[device] = reader(self.plan, self.shape, device)
+        return self._readers[device](products)
+
+    def matrix(self, values: Tensor, format: str = "csr") -> Any:
+        """The matrix with such entries.
+
+        Args:
+            values: The values of the entries, as `entries` gives them.
+            format: "csr" or "coo", a sparse tensor; "scipy", a `csr_array`; or "values", the values themselves.
+
+        Returns:
+            The matrix.
+
+        Raises:
+            InputError: If the format is unknown, or SciPy's would lose derivatives of the values.
+        """
+        require_choice("Coloring.matrix", "format", format, FORMATS)
+        return FORMATS[format](self.pattern, values)
+
+    @cached_property
+    def _vectors(self) -> dict[Any, Tensor]:
+        return {}
+
+    @cached_property
+    def _readers(self) -> dict[torch.device, Entries]:
+        return {}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the coloring to a file of NumPy's, for `load`.

@@ -22,8 +22,8 @@ from hodiff.sparse.coloring.patterns import Pattern
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Up to so many doublings are faster than a cumulative sum, and round less.
-_FEW = 4
+# Up to so many are faster than a cumulative sum.
+FEW_DOUBLINGS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Substitution:
     def read(self, products: Array) -> Array:
         """The entries' values, by doubling where that takes few rounds, else by a cumulative sum."""
         found = products[self.rows, self.colors]
-        if self.doublings <= _FEW or not np.isfinite(found).all():
+        if self.doublings <= FEW_DOUBLINGS or not np.isfinite(found).all():
             # A cumulative sum would carry infinities and NaN into trees that have none.
             return self.by_doubling(found)[self.unknowns]
         return self.by_cumulative_sum(found)[self.unknowns]

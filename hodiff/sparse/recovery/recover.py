@@ -10,7 +10,6 @@ from torch import Tensor
 from hodiff.errors import InputError
 from hodiff.sparse.coloring import Coloring
 from hodiff.sparse.recovery.agreement import disagreeing_rows, probe
-from hodiff.sparse.recovery.entries import reader, seeds
 from hodiff.sparse.recovery.products import Multiply
 
 
@@ -32,14 +31,14 @@ def recover(
     products, off = {}, leaves[0].new_empty(0)
     vector = probe(coloring.shape[1], dtype, device)
     for side in coloring.sides:
-        vectors = seeds(coloring, side, dtype, device)
+        vectors = coloring.vectors(side, dtype, device)
         # The one product more goes with the others where that can be.
         with_probe = check and side == "columns"
         products[side] = multiply[side](torch.cat([vectors, vector]) if with_probe else vectors)
     if check:
         own = products["columns"][-1] if "columns" in products else multiply["columns"](vector)[0]
         products |= {side: each[:-1] for side, each in products.items() if side == "columns"}
-    values = reader(coloring, device)(products)
+    values = coloring.entries(products)
     if check:
         with torch.no_grad():
             off = disagreeing_rows(coloring, values.detach(), vector[0], own.detach())

@@ -243,3 +243,39 @@ def test_colorings_are_pytrees():
     assert torch.utils._pytree.tree_unflatten([2], spec)["c"] is coloring
     assert isinstance(coloring, Coloring)
     assert kept.Colorings("here", None, coloring, color, ("star",))
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_operators_take_colorings(compile):
+    x = point(9)
+    A = hodiff.HessianOperator(rosenbrock, x, compile=compile)
+    for method in (*METHODS, "columns", "rows", "bidirectional"):
+        coloring = color(hessian_pattern(rosenbrock, x), method)
+        torch.testing.assert_close(A.to_sparse(coloring).to_dense(), A.to_dense())
+        assert A.to_sparse(coloring, "scipy").nnz == coloring.nnz
+    J = hodiff.JacobianOperator(lambda x: x[1:] * x[:-1], x)
+    coloring = color(hodiff.sparse.jacobian_pattern(lambda x: x[1:] * x[:-1], x), "rows")
+    torch.testing.assert_close(J.to_sparse(coloring).to_dense(), J.to_dense())
+    with pytest.raises(InputError, match=r"to_sparse: coloring: expected one of shape \(9, 9\)"):
+        A.to_sparse(coloring)
+    with pytest.raises(InputError, match="expected a Coloring"):
+        A.to_sparse("star")
+    with pytest.raises(InputError, match="format"):
+        J.to_sparse(coloring, "csc")
+
+
+def test_long_trees_keep_nan_to_themselves_and_round_little():
+    """Two bands that do not meet: of one color pair there is one long tree each."""
+    n = 4000
+
+    def f(x):
+        return rosenbrock(x[:n]) + (x[n:].log() * x[n:].roll(1)).sum()
+
+    x = point(2 * n, 3)
+    x[n + 5] = 0
+    coloring = color(hessian_pattern(f, x), "acyclic")
+    found = hessian(f, coloring=coloring, format="values", check=False)(x)
+    expected = hessian(f, format="values")(x)
+    own = (coloring.pattern.rows < n).nonzero()[0]
+    torch.testing.assert_close(found[own], expected[own], rtol=1e-11, atol=1e-9)
+    assert not found.isfinite().all()

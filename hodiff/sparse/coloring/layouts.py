@@ -11,50 +11,42 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.sparse.coloring import Coloring
+from hodiff.sparse.coloring.patterns import Pattern
 from hodiff.torch_internals.differentiation import is_observed
 from hodiff.torch_internals.wrapped_tensors import numbers_in
 
 
-def _csr(coloring: Coloring, values: Tensor) -> Tensor:
-    pattern = coloring.pattern
+def _csr(pattern: Pattern, values: Tensor) -> Tensor:
     starts, columns = (torch.as_tensor(each, device=values.device) for each in (pattern.starts, pattern.columns))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(starts, columns, values, pattern.shape, check_invariants=False)
 
 
-def _coo(coloring: Coloring, values: Tensor) -> Tensor:
-    pattern = coloring.pattern
+def _coo(pattern: Pattern, values: Tensor) -> Tensor:
     rows, columns = (torch.as_tensor(each, device=values.device).long() for each in (pattern.rows, pattern.columns))
     indices = torch.stack([rows, columns])
     # In the order of compressed rows no entry is there twice.
     return torch.sparse_coo_tensor(indices, values, pattern.shape, check_invariants=False, is_coalesced=True)
 
 
-def _scipy(coloring: Coloring, values: Tensor) -> scipy.sparse.csr_array:
+def _scipy(pattern: Pattern, values: Tensor) -> scipy.sparse.csr_array:
     if values.requires_grad or is_observed(values):
         raise InputError(
             "sparse: format: expected one of torch's, as the entries have derivatives of their own, which SciPy's "
             "matrices would lose, got 'scipy'; write format='csr', or call it under torch.no_grad()."
         )
-    pattern = coloring.pattern
     return scipy.sparse.csr_array((numbers_in(values), pattern.columns, pattern.starts), shape=pattern.shape)
 
 
-def _values(coloring: Coloring, values: Tensor) -> Tensor:
-    del coloring
+def _values(pattern: Pattern, values: Tensor) -> Tensor:
+    del pattern
     return values
 
 
-FORMATS: dict[str, Callable[[Coloring, Tensor], Any]] = {
+FORMATS: dict[str, Callable[[Pattern, Tensor], Any]] = {
     "csr": _csr,
     "coo": _coo,
     "scipy": _scipy,
     "values": _values,
 }
-
-
-def arranged(coloring: Coloring, values: Tensor, form: str) -> Any:
-    """The matrix with these entries, in one of `FORMATS`."""
-    return FORMATS[form](coloring, values)
