@@ -37,9 +37,9 @@ def takes(inputs: Mapping[str, Tensor]) -> bool:
 def attention(
     inputs: Mapping[str, Tensor], results: Sequence[str], options: Options, head_keys: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Those wanted of "out" and of the gradients by "q", "k", "v" and "mask", or their tangents if tangents are given."""
-    # Each has the batch of everything together, and what was broadcast is for the caller to sum; but the mask's gradient
-    # has its shape.
+    """Those wanted of "out" and of the gradients by "q", "k", "v", "mask", or their tangents if tangents are given."""
+    # Each has the batch of everything together, and what was broadcast is for the caller to sum; but the gradient by
+    # the mask has the mask's shape.
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     batch = torch.broadcast_shapes(*(each.shape[:-2] for each in inputs.values()))
     heads, (length, keys) = math.prod(batch), (q.shape[-2], k.shape[-2])
