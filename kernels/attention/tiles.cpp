@@ -149,7 +149,7 @@ inline std::uint32_t mixed(std::uint32_t x) {
   return x ^ (x >> 16);
 }
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GNUC__)
 namespace v4 {
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,bmi,bmi2")))
 #define BYTES 64
@@ -187,7 +187,7 @@ using Task = void (*)(const Problem&, T*, const Place&);
           : (pulled ? processor::run_task<T, false, true> : processor::run_task<T, false, false>))
 template <class T>
 Task<T> task_for(bool moving, bool pulled) {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GNUC__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     return TASK_OF(v4);
