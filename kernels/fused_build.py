@@ -18,6 +18,7 @@ SOURCES = (
     "attention/tiles.cpp",
     "attention/tiles.inc",
     "attention/problem.py",
+    "cross_entropy/rows.cpp",
 )
 # OpenMP is left unresolved, for torch to bring: a second copy would start threads of its own. Without symbols for a
 # debugger a library is a quarter of the size, and read as quickly.
