@@ -33,7 +33,7 @@ def curvature_(
     everywhere: tuple[Tensor | None, Tensor | None],
     place: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    r"""Write $g P + r$ over the logits, $P (g \dot z - m) + \dot r$ over their tangent; at the target t and its tangent."""
+    r"""Write $g P + r$ and $P (g \dot z - m) + \dot r$ over logits and tangent; at the target t and its tangent."""
     (t, t_t), (r, r_t) = at_target, everywhere
     _run("curvature", [z, z_t], [lse, g, mean, t, r, t_t, r_t], place)
     return z, z_t
