@@ -65,7 +65,7 @@ def test_what_a_kernel_writes(columns, dtype):
     rows = 23
     z, z_t = (each.to(dtype) for each in drawn((rows, columns), (rows, columns)))
     z[2], z[3, 0], z[4, 0] = z[2] - 200, -math.inf, math.nan
-    lse, g, mean, t, r, t_t, r_t = (drawn(rows, 14)[0].to(dtype)[:, 2 * i : 2 * i + 1] for i in range(7))
+    lse, g, mean, t, r, t_t, r_t = (drawn((rows, 14))[0].to(dtype)[:, 2 * i : 2 * i + 1] for i in range(7))
     lse = lse + 5
     place = torch.arange(rows)[:, None] % (columns + 1) - 1
     p = torch.exp(z.double() - lse.double())
