@@ -55,7 +55,12 @@ setup(
     ext_modules=[
         Extension(
             "hodiff.kernels._fused",
-            ["kernels/fused.cpp", "kernels/attention/tiles.cpp", "kernels/coloring/greedy.cpp"],
+            [
+                "kernels/fused.cpp",
+                "kernels/attention/tiles.cpp",
+                "kernels/coloring/greedy.cpp",
+                "kernels/cross_entropy/rows.cpp",
+            ],
             depends=["kernels/fused_build.py", *(f"kernels/{name}" for name in KERNELS["SOURCES"])],
             language="c++",
             extra_compile_args=list(KERNELS["FLAGS"]),

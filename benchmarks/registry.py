@@ -13,6 +13,7 @@ from benchmarks.problems import Problem
 from benchmarks.training import page
 from benchmarks.workloads import (
     attention,
+    attention_precision,
     authoring,
     batched,
     checks,
@@ -174,6 +175,9 @@ WORKLOADS = {
 TALLIES = {
     "taylor_orders": Tally("derivatives of high order along a line", taylor_orders.sections, taylor_orders.draw),
     "taylor_memory": Tally("memory of Laplacians, and a step in very many dimensions", taylor_memory.sections),
+    "attention_precision": Tally(
+        "errors of attention in 16 and 32 bits, by length of the sequence", attention_precision.sections
+    ),
     "footprints": Tally("memory of products, memory and time of inner loops, float32", footprints.sections),
     "standard_problems": Tally(
         "what minimisers and least squares evaluate on standard problems, and where they end",

@@ -19,6 +19,7 @@ SOURCES = (
     "attention/tiles.inc",
     "attention/problem.py",
     "coloring/greedy.cpp",
+    "cross_entropy/rows.cpp",
 )
 # OpenMP is left unresolved, for torch to bring: a second copy would start threads of its own. Without symbols for a
 # debugger a library is a quarter of the size, and read as quickly.

@@ -26,6 +26,11 @@ _ARGUMENTS = {
     "hodiff_turn": (_POINTER, _POINTER, _LONG, _LONG),
     "hodiff_average_float": (_POINTER, _LONG, _LONG, _POINTER),
     "hodiff_average_double": (_POINTER, _LONG, _LONG, _POINTER),
+    **{
+        f"hodiff_logits_{name}_{dtype}": (*(_POINTER,) * pointers, _LONG, _LONG)
+        for name, pointers in {"cotangent": 6, "curvature": 10}.items()
+        for dtype in ("float", "double")
+    },
     "hodiff_attention_float": (_POINTER, _POINTER, _LONG, _LONG),
     "hodiff_attention_double": (_POINTER, _POINTER, _LONG, _LONG),
     "hodiff_color_order": (_LONG, *(_POINTER,) * 5, *(_LONG,) * 3, *(_POINTER,) * 6),

@@ -193,6 +193,19 @@ def footprints_of_inner_loops() -> Iterator[tuple[str, float]]:
     yield from zip((*shown[:3], *shown[2:]), (sines, digits, mlp, transformer, cnn), strict=True)
 
 
+def attention_errors() -> Iterator[tuple[str, float]]:
+    """Those of 8,192 positions, in the order in which the guide has them."""
+    parts = on_file("attention_precision")["parts"]["8,192 queries and keys"]
+    shown = re.findall(r"\d\.\de-\d", text_of("docs/guides/attention.md").split("## Precision")[1])
+    ours, math, flash = (
+        {dtype: list(parts[dtype][way].values()) for dtype in parts}
+        for way in ("hodiff", "torch, math", "torch, flash")
+    )
+    first = [*ours["float32"], *math["float32"], *ours["bfloat16"][:2], *flash["bfloat16"]]
+    products = [each[dtype][2] for each in (ours, math) for dtype in ("bfloat16", "float16")]
+    yield from zip(shown, (*first, *products), strict=True)
+
+
 def training_losses() -> Iterator[tuple[str, float]]:
     """Medians of the last losses; an optimizer that is not trained on a task has an empty cell."""
     parts = list(on_file("training")["parts"].values())
@@ -233,6 +246,7 @@ CLAIMS: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
         compiled_dense,
         footprints_of_products,
         footprints_of_inner_loops,
+        attention_errors,
         training_losses,
         standard_problems,
     )

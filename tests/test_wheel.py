@@ -165,7 +165,8 @@ def test_sdist_has_what_a_build_needs_and_no_tests(dist):
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    code = {"fused.cpp", "attention/tiles.cpp", "attention/tiles.inc", "coloring/greedy.cpp", "fused_build.py"}
+    sources = {"attention/tiles.cpp", "attention/tiles.inc", "coloring/greedy.cpp", "cross_entropy/rows.cpp"}
+    code = {"fused.cpp", *sources, "fused_build.py"}
     needed = {*(f"kernels/{each}" for each in code), "hodiff/py.typed", *FILES}
     assert needed <= names
     assert not [name for name in names if name.startswith("tests") or name.endswith(".so")]

@@ -37,24 +37,32 @@ def takes(inputs: Mapping[str, Tensor]) -> bool:
 def attention(
     inputs: Mapping[str, Tensor], results: Sequence[str], options: Options, head_keys: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Those wanted of "out" and of the gradients by "q", "k" and "v", or their tangents if tangents are given."""
-    # Each has the batch of everything together; what was broadcast is for the caller to sum.
+    """Those wanted of "out" and of the gradients by "q", "k", "v", "mask", or their tangents if tangents are given."""
+    # Each has the batch of everything together, and what was broadcast is for the caller to sum; but the gradient by
+    # the mask has the mask's shape.
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     batch = torch.broadcast_shapes(*(each.shape[:-2] for each in inputs.values()))
     heads, (length, keys) = math.prod(batch), (q.shape[-2], k.shape[-2])
     height = min(HEIGHT, -(-length // _STEP) * _STEP)
     threads = torch.get_num_threads()
-    chunks = _chunks(heads, -(-length // height), threads)
+    # Heads that share a matrix of the mask's gradient.
+    grouped = inputs["mask"].shape[:-2] if "mask" in results else batch
+    groups = math.prod(grouped)
+    chunks = _chunks(groups, -(-length // height), threads)
+    slices = _slices(groups * chunks, heads // groups, threads)
     call = problem.Problem(
-        batch=(*[1] * (problem.BATCH_DIMENSIONS - len(batch)), *batch),
+        batch=_in_front(1, batch),
+        grouped=_in_front(1, grouped),
         heads=heads,
+        groups=groups,
+        slices=slices,
+        chunks=chunks,
         length=length,
         keys=keys,
         low=-_FARTHEST if options.low is None else max(options.low, -_FARTHEST),
         high=_FARTHEST if options.high is None else min(options.high, _FARTHEST),
         height=height,
-        chunks=chunks,
-        threads=min(threads, heads * chunks),
+        threads=min(threads, groups * chunks * slices),
         scale=options.scale,
         softcap=options.softcap or 0.0,
     )
@@ -70,29 +78,47 @@ def attention(
     shapes = {
         "out": (*batch, length, v.shape[-1]),
         "q": (*batch, length, q.shape[-1]),
-        "k": (chunks, *batch, keys, k.shape[-1]),
-        "v": (chunks, *batch, keys, v.shape[-1]),
+        "k": (*batch, keys, k.shape[-1]),
+        "v": (*batch, keys, v.shape[-1]),
     }
-    found = {name: q.new_empty(shapes[name]) for name in results}
+    found = {name: q.new_empty(shapes[name]) for name in results if name != "mask"}
+    if chunks > 1:
+        parts = {name: q.new_empty(chunks, slices, groups, *shapes[name][-2:]) for name in "kv" if name in found}
+        for name, each in parts.items():
+            setattr(call, f"parts_{name}", each.data_ptr())
+    if "mask" in results:
+        mask = inputs["mask"]
+        call.mask_rows, call.mask_columns = mask.shape[-2:]
+        found["mask"] = mask.new_zeros(slices, chunks if mask.shape[-2] == 1 else 1, *mask.shape)
     for name, each in found.items():
         setattr(call, problem.OUTPUTS[name], each.data_ptr())
     kernel, at = _KERNELS[q.dtype], ctypes.addressof(call)
     memory = q.new_empty(run(f"hodiff_attention_memory_{kernel}", at) * call.threads + _LINE)
     moving = any(name.endswith("_t") for name in inputs)
     run(f"hodiff_attention_{kernel}", at, -(-memory.data_ptr() // _LINE) * _LINE, moving, "g" in inputs)
-    return tuple(
-        each if name in {"out", "q"} else each[0] if chunks == 1 else each.sum(0) for name, each in found.items()
-    )
+    if "mask" in found:
+        found["mask"] = found["mask"].flatten(0, 1).sum(0) if slices * chunks > 1 else found["mask"][0, 0]
+    return tuple(found[name] for name in results)
+
+
+def _in_front(value: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    return (*[value] * (problem.BATCH_DIMENSIONS - len(sizes)), *sizes)
 
 
 def _described(tensor: Tensor) -> problem.Tensor:
     strides = [0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    batch = (*[0] * (problem.BATCH_DIMENSIONS - len(strides) + 2), *strides[:-2])
-    return problem.Tensor(tensor.data_ptr(), tensor.shape[-1], batch, *strides[-2:])
+    return problem.Tensor(tensor.data_ptr(), tensor.shape[-1], _in_front(0, strides[:-2]), *strides[-2:])
 
 
-def _chunks(heads: int, panels: int, threads: int) -> int:
-    """Into how many pieces the rows of a head are cut, so that all threads have work."""
-    if heads % threads == 0 or heads >= 2 * threads:
+def _chunks(groups: int, panels: int, threads: int) -> int:
+    """Into how many pieces the rows of a group are cut, so that all threads have work."""
+    if groups % threads == 0 or groups >= 2 * threads:
         return 1
-    return min(panels, -(-2 * threads // heads))
+    return min(panels, -(-2 * threads // groups))
+
+
+def _slices(pieces: int, shared: int, threads: int) -> int:
+    """Into how many pieces the heads of a group are cut as well, each with a gradient by the mask of its own."""
+    if pieces % threads == 0 or pieces >= 2 * threads:
+        return 1
+    return min(shared, -(-2 * threads // pieces))

@@ -21,8 +21,8 @@ class Tensor(ctypes.Structure):
 
 
 # What comes in by name; and the fields of what goes out, by what it belongs to.
-INPUTS = ("q", "k", "v", "g", "q_t", "k_t", "v_t", "g_t", "mask")
-OUTPUTS = {"out": "out", "q": "by_q", "k": "by_k", "v": "by_v"}
+INPUTS = ("q", "k", "v", "g", "q_t", "k_t", "v_t", "g_t", "mask", "mask_t")
+OUTPUTS = {"out": "out", "q": "by_q", "k": "by_k", "v": "by_v", "mask": "by_mask"}
 MASK_KINDS = {"none": 0, "boolean": 1, "additive": 2}
 
 
@@ -31,7 +31,9 @@ class Problem(ctypes.Structure):
 
     _fields_ = (
         ("batch", _LONG * BATCH_DIMENSIONS),
-        *((name, _LONG) for name in ("heads", "length", "keys", "low", "high", "height", "chunks", "threads")),
+        ("grouped", _LONG * BATCH_DIMENSIONS),
+        *((name, _LONG) for name in ("heads", "groups", "slices", "chunks", "length", "keys")),
+        *((name, _LONG) for name in ("low", "high", "height", "threads")),
         ("scale", _DOUBLE),
         ("softcap", _DOUBLE),
         *((name, Tensor) for name in INPUTS),
@@ -39,5 +41,7 @@ class Problem(ctypes.Structure):
         ("head_keys", _POINTER),
         ("threshold", _LONG),
         ("kept", _DOUBLE),
-        *((name, _POINTER) for name in OUTPUTS.values()),
+        *((name, _POINTER) for name in ("out", "by_q", "by_k", "by_v", "parts_k", "parts_v", "by_mask")),
+        ("mask_rows", _LONG),
+        ("mask_columns", _LONG),
     )

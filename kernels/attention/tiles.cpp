@@ -11,7 +11,11 @@
 // tangent of the gradient and dO together. Each of a panel's numbers is used in all products before the next panel, and
 // nothing of the size of P is ever there. Dropout multiplies P by a constant where it meets V or G. A soft-cap c makes
 // the scores c t with t = tanh(S / c), before the mask: dS and what is pulled back to S have 1 - t^2 as a factor, and
-// the tangent of the latter gains -2 t / c times dS A.
+// the tangent of the latter gains -2 t / c times dS A. What is pulled back to S, before the soft-cap, is also the gradient by M.
+//
+// A mask is often smaller than the weights, and its gradient is a sum over all heads that share it. So heads come in
+// groups, one for each matrix of the mask's gradient (one for each head where nobody wants it), and a task adds those of
+// its group one after another, for a chunk of the rows and, where chunks are too few, a slice of the group.
 
 #include <omp.h>
 
@@ -58,18 +62,38 @@ struct Tensor {
 
 // Missing tensors have no data; so have results that nobody wants. Query i sees key j if low <= j - i <= high.
 struct Problem {
-  long batch[BATCH_DIMENSIONS];
-  long heads, length, keys, low, high, height, chunks, threads;
+  // Sizes of the batch, and how much of each tells groups apart: all of it, or 1.
+  long batch[BATCH_DIMENSIONS], grouped[BATCH_DIMENSIONS];
+  long heads, groups, slices, chunks, length, keys, low, high, height, threads;
   double scale, softcap;  // No soft-cap is 0.
-  Tensor q, k, v, g, q_t, k_t, v_t, g_t, mask;
+  Tensor q, k, v, g, q_t, k_t, v_t, g_t, mask, mask_t;
   long mask_kind;
   // Dropout: a weight is kept, times `kept`, if its hash is at least the threshold; a key for each head.
   const std::int64_t* head_keys;
   long threshold;
   double kept;
-  // (heads, rows, columns), contiguous; by_k and by_v for each chunk of the rows.
-  void *out, *by_q, *by_k, *by_v;
+  // (heads, rows, columns), contiguous; the parts of by_k and by_v that chunks give, if there are several, are (chunks,
+  // slices, groups, keys, columns) of a step.
+  void *out, *by_q, *by_k, *by_v, *parts_k, *parts_v;
+  // (slices, chunks, groups, rows, columns), with one chunk if it has rows, which only one chunk adds to; zeros before.
+  void* by_mask;
+  long mask_rows, mask_columns;
 };
+
+// What one step of a task is about.
+struct Place {
+  long head, group, slice, chunk;
+};
+// The head of number `index` in a group.
+inline long head_of(const Problem& p, long group, long index) {
+  long head = 0, step = 1;
+  for (int d = BATCH_DIMENSIONS - 1; d >= 0; --d) {
+    long& from = p.grouped[d] == p.batch[d] ? group : index;
+    head += from % p.batch[d] * step;
+    from /= p.batch[d], step *= p.batch[d];
+  }
+  return head;
+}
 
 // Query rows `start` to `start + count`, padded to `rows`, and the keys that any of them sees, in fours.
 struct Panel {
@@ -125,7 +149,7 @@ inline std::uint32_t mixed(std::uint32_t x) {
   return x ^ (x >> 16);
 }
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GNUC__)
 namespace v4 {
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,bmi,bmi2")))
 #define BYTES 64
@@ -156,14 +180,14 @@ namespace base {
 }  // namespace base
 
 template <class T>
-using Task = void (*)(const Problem&, T*, long, long);
+using Task = void (*)(const Problem&, T*, const Place&);
 
 #define TASK_OF(processor) \
   (moving ? (pulled ? processor::run_task<T, true, true> : processor::run_task<T, true, false>) \
           : (pulled ? processor::run_task<T, false, true> : processor::run_task<T, false, false>))
 template <class T>
 Task<T> task_for(bool moving, bool pulled) {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GNUC__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     return TASK_OF(v4);
@@ -181,16 +205,55 @@ long memory_of(const Problem& p) {
   return 3 * keys * (e + f) + p.height * (5 * e + 5 * f + 6 * keys + TILE + 5) + pieces;
 }
 
+// Sum what the chunks of a step found for the keys of a slice's head, in their order.
+template <class T>
+void join(const Problem& p, const Place& place, long columns, const void* parts, void* by) {
+  if (!by) return;
+  const long size = p.keys * columns, step = p.slices * p.groups * size;
+  const T* part = static_cast<const T*>(parts) + (place.slice * p.groups + place.group) * size;
+  T* total = static_cast<T*>(by) + place.head * size;
+  std::memcpy(total, part, size * sizeof(T));
+  for (long chunk = 1; chunk < p.chunks; ++chunk) {
+    part += step;
+    for (long i = 0; i < size; ++i) total[i] += part[i];
+  }
+}
+
 template <class T>
 void run(const Problem& p, void* memory, bool moving, bool pulled) {
   const Task<T> task = task_for<T>(moving, pulled);
-  const long tasks = p.heads * p.chunks, size = rounded(memory_of<T>(p), Pieces<T>::LINE);
+  const long size = rounded(memory_of<T>(p), Pieces<T>::LINE), own_keys = p.groups * p.slices;
+  const long tasks = own_keys * p.chunks, shared = p.heads / p.groups, steps = (shared + p.slices - 1) / p.slices;
+  // Of a slice's heads the one that a step is about, or none.
+  const auto place_of = [&](long i, long step) {
+    const long group = i % p.groups, slice = i / p.groups % p.slices, index = slice * steps + step;
+    return Place{index < shared ? head_of(p, group, index) : -1, group, slice, i / own_keys};
+  };
 // Never more threads than have memory, whatever OpenMP is set to.
 #pragma omp parallel num_threads(static_cast<int>(p.threads))
   {
     T* own = static_cast<T*>(memory) + size * omp_get_thread_num();
+    const auto take = [&](long i, long step) {
+      const Place place = place_of(i, step);
+      if (place.head >= 0) task(p, own, place);
+    };
+    if (p.chunks == 1) {
 #pragma omp for schedule(dynamic)
-    for (long i = 0; i < tasks; ++i) task(p, own, i % p.heads, i / p.heads);
+      for (long i = 0; i < tasks; ++i)
+        for (long step = 0; step < steps; ++step) take(i, step);
+    } else {
+      for (long step = 0; step < steps; ++step) {
+#pragma omp for schedule(dynamic)
+        for (long i = 0; i < tasks; ++i) take(i, step);
+#pragma omp for
+        for (long i = 0; i < own_keys; ++i) {
+          const Place place = place_of(i, step);
+          if (place.head < 0) continue;
+          join<T>(p, place, p.q.columns, p.parts_k, p.by_k);
+          join<T>(p, place, p.v.columns, p.parts_v, p.by_v);
+        }
+      }
+    }
   }
 }
 

@@ -55,6 +55,7 @@ def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "checks",
         "taylor_orders",
         "taylor_memory",
+        "attention_precision",
         "footprints",
         "standard_problems",
         "optimizers",

@@ -28,7 +28,8 @@ def on_cpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: b
     inputs = {name: each for name, each in given.items() if each is not None and name != "seed"}
     if not cpu.takes(inputs):
         return None
-    results = (*(name for name, want in zip("qkv", wanted, strict=True) if want), *(("out",) if with_output else ()))
+    names = ("q", "k", "v", "mask")
+    results = (*(name for name, want in zip(names, wanted, strict=True) if want), *(("out",) if with_output else ()))
     seed, dtype = given["seed"], torch.promote_types(inputs["q"].dtype, torch.float32)
     found = cpu.attention(
         {name: each if each.dtype == torch.bool else in_dtype(each, dtype) for name, each in inputs.items()},
@@ -43,7 +44,9 @@ def on_cpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: b
 
 
 def on_gpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: bool, given: Given) -> Found:
-    """By Triton, where it is installed."""
+    """By Triton, where it is installed, without derivatives by a mask."""
+    if wanted[3] or given.get("mask_t") is not None:
+        return None
     q, k, v = given["q"], given["k"], given["v"]
     present = [each for each in given.values() if each is not None]
     if not nothing_watches() or not all(is_plain(each, q.device.type) for each in present):
@@ -54,8 +57,8 @@ def on_gpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: b
     chosen: dict[str, tuple[Any, ...]] = {
         "value": (),
         "tangent": (),
-        "gradient": (wanted,),
-        "gradient_tangent": (wanted, with_output),
+        "gradient": (wanted[:3],),
+        "gradient_tangent": (wanted[:3], with_output),
     }
     tensors = [each for name, each in given.items() if name != "mask_t"]
     try:

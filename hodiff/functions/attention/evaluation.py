@@ -59,10 +59,8 @@ def _run(
             return None
         return tuple(in_graphs(kind, list(tensors), list(wanted), with_output, *options))
     given = dict(zip(_NAMES[kind], tensors, strict=True))
-    if wanted[3] or given.get("mask_t") is not None:
-        return None
     evaluate = backends.on_gpu if given["q"].is_cuda else backends.on_cpu  # type: ignore[union-attr]  # always there
-    return evaluate(kind, options, wanted[:3], with_output, given)
+    return evaluate(kind, options, wanted, with_output, given)
 
 
 @torch.library.custom_op("hodiff::attention", mutates_args=())

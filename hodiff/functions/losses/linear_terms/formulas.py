@@ -24,6 +24,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hodiff.kernels import fused
+from hodiff.kernels.cross_entropy import cpu as logits
+
 
 class Options(NamedTuple):
     """The numbers of a loss that its terms depend on."""
@@ -52,7 +55,10 @@ def value(
     """The terms; of some classes, their log-sum-exp is that of those."""
     del lse
     block = _open(options, first, x, w, bias, target)
-    return (_terms(options, block, block.z.logsumexp(-1, keepdim=True), block.z, u),)
+    lse = (
+        fused.logsumexp(block.z) if first is not None and fused.takes(block.z) else block.z.logsumexp(-1, keepdim=True)
+    )
+    return (_terms(options, block, lse, block.z, u),)
 
 
 def tangent(
@@ -88,8 +94,7 @@ def gradient(
 ) -> tuple[Tensor, ...]:
     r"""Those wanted of $\bar X, \bar W, \bar b$."""
     block = _open(options, first, x, w, bias, target)
-    g = wide(cotangent)
-    s_bar = _times(block.slope, _spread(options, block, _probabilities(block, lse) * g[..., :1], u, g))
+    s_bar = _times(block.slope, _logit_cotangent(options, first, block, lse, u, wide(cotangent)))
     return _close(options, wanted, first, target, _products(wanted, block.x, block.w, s_bar))
 
 
@@ -119,37 +124,31 @@ def gradient_tangent(
     del by_x
     block = _open(options, first, x, w, bias, target)
     g, g_t = wide(cotangent), None if cotangent_t is None else wide(cotangent_t)
-    p = _probabilities(block, lse)
     lse_t: Any = None
     s_t: Any = None
     z_t: Any = None
     s_bar: Any = None
-    factor: Any = None
     if x_t is not None or w_t is not None or bias_t is not None:
         s_t = _score_tangent(options, first, block, target, x_t, w_t, bias_t)
         z_t = _times(block.slope, s_t)
         if mean_t is None:
-            lse_t = (p * z_t).sum(-1, keepdim=True)
+            lse_t = (_probabilities(block, lse) * z_t).sum(-1, keepdim=True)
             mean_t = g[..., :1] * lse_t
-        factor = g[..., :1] * z_t - (mean_t if g_t is None else mean_t - g_t[..., :1])
-    elif g_t is not None:
-        factor = g_t[..., :1]
-    s_bar_t = p * factor
-    if g_t is not None:
-        s_bar_t = _spread(options, block, s_bar_t, u, g_t)
-    s_bar_t = _times(block.slope, s_bar_t)
-    if x_t is not None or (w_t is not None and through_w_t) or block.bend is not None:
-        z_bar = _spread(options, block, p * g[..., :1], u, g)
+    # Before a kernel writes over the tangent of the logits.
+    terms_t = (_terms(options, block, lse_t, z_t, u),) if with_terms else ()
+    needs_z_bar = x_t is not None or (w_t is not None and through_w_t) or block.bend is not None
+    z_bar, z_bar_t = _logit_curvature(options, first, block, lse, u, (g, g_t), z_t, mean_t, needs_z_bar)
+    s_bar_t = _times(block.slope, z_bar_t)
+    if needs_z_bar:
         s_bar = _times(block.slope, z_bar)
         if block.bend is not None and s_t is not None:
             s_bar_t = s_bar_t + block.bend * z_bar * s_t
     by_x, by_w, by_bias = _products(wanted, block.x, block.w, s_bar_t)
     if by_x is not None and w_t is not None and through_w_t:
-        by_x = by_x + s_bar @ wide(w_t)
+        by_x = _plus_product(first, by_x, s_bar, wide(w_t))
     if by_w is not None and x_t is not None:
-        by_w = by_w + s_bar.mT @ _features(options, first, target, x_t)
-    closed = _close(options, wanted, first, target, (by_x, by_w, by_bias))
-    return (*closed, _terms(options, block, lse_t, z_t, u)) if with_terms else closed
+        by_w = _plus_product(first, by_w, s_bar.mT, _features(options, first, target, x_t))
+    return (*_close(options, wanted, first, target, (by_x, by_w, by_bias)), *terms_t)
 
 
 def means(
@@ -166,7 +165,8 @@ def means(
 ) -> tuple[Tensor, ...]:
     r"""Those given of $P \dot W$ and $P \dot b$, without a soft-cap."""
     del u
-    p = _probabilities(_open(options, first, x, w, bias, target), lse)
+    block = _open(options, first, x, w, bias, target)
+    p = _probabilities(block, lse, first)
     return tuple(p @ wide(each) for each in (w_t, bias_t) if each is not None)
 
 
@@ -193,8 +193,54 @@ def _open(options: Options, first: int | None, x: Tensor, w: Tensor, bias: Any, 
     return _Block(x, w, options.softcap * t, slope, (-2 / options.softcap) * t * slope, place, here)
 
 
-def _probabilities(block: _Block, lse: Tensor | None) -> Tensor:
+def _probabilities(block: _Block, lse: Tensor | None, first: int | None = None) -> Tensor:
+    """A kernel writes them over the logits, where the number of the tile's first class is given."""
+    if lse is not None and _by_kernel(first, block.z):
+        return logits.cotangent_(block.z, wide(lse), torch.ones_like(lse), None, None, block.place)
     return torch.softmax(block.z, -1) if lse is None else torch.exp(block.z - wide(lse))
+
+
+def _by_kernel(first: int | None, *tiles: Tensor) -> bool:
+    """Whether a kernel takes a tile of logits, which belong to nobody else."""
+    return first is not None and logits.takes(*tiles)
+
+
+def _logit_cotangent(options: Options, first: int | None, block: _Block, lse: Any, u: Any, g: Tensor) -> Tensor:
+    r"""$\bar Z$; a kernel writes it over the logits."""
+    if lse is None or (options.smoothed and u is not None) or not _by_kernel(first, block.z):
+        return _spread(options, block, _probabilities(block, lse) * g[..., :1], u, g)
+    rest = g[..., 2:] if options.smoothed else None
+    return logits.cotangent_(block.z, wide(lse), g[..., :1], g[..., 1:2], rest, _place(block))
+
+
+def _logit_curvature(
+    options: Options,
+    first: int | None,
+    block: _Block,
+    lse: Any,
+    u: Any,
+    cotangents: tuple[Tensor, Tensor | None],
+    z_t: Tensor | None,
+    mean_t: Any,
+    needs_z_bar: bool,
+) -> tuple[Tensor | None, Tensor]:
+    r"""$\bar Z$, if it is needed, and its tangent; a kernel writes them over the logits and their tangent."""
+    g, g_t = cotangents
+    if z_t is not None and g_t is not None:
+        mean_t = mean_t - g_t[..., :1]
+    if z_t is None or lse is None or (options.smoothed and u is not None) or not _by_kernel(first, block.z, z_t):
+        p = _probabilities(block, lse)
+        z_bar_t = p * (g_t[..., :1] if z_t is None and g_t is not None else g[..., :1] * z_t - mean_t)
+        z_bar_t = z_bar_t if g_t is None else _spread(options, block, z_bar_t, u, g_t)
+        return _spread(options, block, p * g[..., :1], u, g) if needs_z_bar else None, z_bar_t
+    at_target = g[..., 1:2], None if g_t is None else g_t[..., 1:2]
+    everywhere = (g[..., 2:], None if g_t is None else g_t[..., 2:]) if options.smoothed else (None, None)
+    return logits.curvature_(block.z, z_t, wide(lse), g[..., :1], mean_t, at_target, everywhere, _place(block))
+
+
+def _place(block: _Block) -> Tensor:
+    """Of the target, or -1 where it is among other classes."""
+    return torch.where(block.here, block.place, -1)
 
 
 def _terms(options: Options, block: _Block, lse: Tensor, z: Tensor, u: Any) -> Tensor:
@@ -216,15 +262,20 @@ def _spread(options: Options, block: _Block, z_bar: Tensor, u: Any, g: Tensor) -
 def _score_tangent(
     options: Options, first: int | None, block: _Block, target: Tensor, x_t: Any, w_t: Any, bias_t: Any
 ) -> Tensor:
-    total = None if bias_t is None else wide(bias_t).mT
-    if x_t is not None:
-        product = _features(options, first, target, x_t) @ block.w.mT
-        total = product if total is None else product + total
+    total = None if x_t is None else _features(options, first, target, x_t) @ block.w.mT
     if w_t is not None:
-        product = block.x @ wide(w_t).mT
-        total = product if total is None else product + total
+        w_t = wide(w_t).mT
+        total = block.x @ w_t if total is None else _plus_product(first, total, block.x, w_t)
+    if bias_t is not None:
+        bias_t = wide(bias_t).mT
+        total = bias_t if total is None else total + bias_t
     assert total is not None
     return total.expand(block.z.shape)
+
+
+def _plus_product(first: int | None, total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """A product more; of some classes, the total is not anybody else's."""
+    return total + a @ b if first is None else total.addmm_(a, b)
 
 
 def _products(wanted: tuple[bool, ...], x: Tensor, w: Tensor, s_bar: Tensor) -> tuple[Any, ...]:

@@ -1,0 +1,127 @@
+// Rows of a tile of logits in a cross-entropy, its gradient and the tangent of that, for float32 and float64 on a CPU.
+//
+// P = exp(Z - L) for the log-sum-exp L of a row over all tiles. With numbers a row g (of L), t (of the target's logit)
+// and r (of all logits), what is pulled back to the logits is C = g P + r, and t more at the target; and with the
+// tangent dZ of the logits and a number m of the row, the tangent of that is D = P (g dZ - m) + dr, and dt more there.
+// Both are written where Z and dZ were: products of matrices are made of them at once, and then they go.
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+#define INLINE inline __attribute__((always_inline))
+
+namespace {
+
+// Numbers below which one thread does all of them.
+constexpr long SERIAL = 16384;
+
+// e^x, where a logit is no larger than the log-sum-exp but for rounding: 2^k times the series of e^r, |r| <= log(2)/2;
+// zero where it is below the smallest normal number.
+INLINE float exponential(float x) {
+  const float shift = 0x1.8p23f, in_range = x < -87.0f ? -87.0f : x;
+  const float shifted = in_range * 0x1.715476p0f + shift, k = shifted - shift;
+  const float r = (in_range - k * 0x1.62e400p-1f) - k * 0x1.7f7d1cp-20f;
+  float series = 1.0f / 5040;
+  series = series * r + 1.0f / 720;
+  series = series * r + 1.0f / 120;
+  series = series * r + 1.0f / 24;
+  series = series * r + 1.0f / 6;
+  series = series * r + 0.5f;
+  series = series * r + 1.0f;
+  series = series * r + 1.0f;
+  std::uint32_t bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return x < -87.0f ? 0.0f : series * power;
+}
+
+INLINE double exponential(double x) {
+  const double shift = 0x1.8p52, in_range = x < -708.0 ? -708.0 : x;
+  const double shifted = in_range * 0x1.71547652b82fep0 + shift, k = shifted - shift;
+  const double r = (in_range - k * 0x1.62e42fefa0000p-1) - k * 0x1.cf79abc9e3b3ap-40;
+  double series = 1.0 / 6227020800;
+  series = series * r + 1.0 / 479001600;
+  series = series * r + 1.0 / 39916800;
+  series = series * r + 1.0 / 3628800;
+  series = series * r + 1.0 / 362880;
+  series = series * r + 1.0 / 40320;
+  series = series * r + 1.0 / 5040;
+  series = series * r + 1.0 / 720;
+  series = series * r + 1.0 / 120;
+  series = series * r + 1.0 / 24;
+  series = series * r + 1.0 / 6;
+  series = series * r + 0.5;
+  series = series * r + 1.0;
+  series = series * r + 1.0;
+  std::uint64_t bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 1023) << 52;
+  double power;
+  std::memcpy(&power, &bits, sizeof power);
+  return x < -708.0 ? 0.0 : series * power;
+}
+
+template <class T>
+INLINE void cotangent(T* z, T lse, T g, T r, long columns) {
+#pragma omp simd
+  for (long j = 0; j < columns; ++j) z[j] = g * exponential(z[j] - lse) + r;
+}
+
+template <class T>
+INLINE void curvature(T* z, T* z_t, T lse, T g, T mean, T r, T r_t, long columns) {
+#pragma omp simd
+  for (long j = 0; j < columns; ++j) {
+    const T p = exponential(z[j] - lse);
+    z[j] = g * p + r;
+    z_t[j] = p * (g * z_t[j] - mean) + r_t;
+  }
+}
+
+// A function for each dtype, so that the compiler can make one of it for each processor.
+#define FOR_EACH_DTYPE(T)                                                                                       \
+  FOR_EACH_PROCESSOR void cotangent_row(T* z, T lse, T g, T r, long columns) { cotangent(z, lse, g, r, columns); } \
+  FOR_EACH_PROCESSOR void curvature_row(T* z, T* z_t, T lse, T g, T mean, T r, T r_t, long columns) {           \
+    curvature(z, z_t, lse, g, mean, r, r_t, columns);                                                           \
+  }
+FOR_EACH_DTYPE(float)
+FOR_EACH_DTYPE(double)
+
+template <class T>
+INLINE T at(const T* numbers, long row) { return numbers ? numbers[row] : 0; }
+
+}  // namespace
+
+// Where `place` is not negative, it is the target's; of the numbers a row, those of the target and of all logits may be
+// null for zeros.
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#define EXPORT_EACH(T)                                                                                             \
+  EXPORT void hodiff_logits_cotangent_##T(T* z, const T* lse, const T* g, const T* t, const T* r,                  \
+                                          const std::int64_t* place, long rows, long columns) {                    \
+    _Pragma("omp parallel for schedule(static) if (rows * columns > SERIAL)")                                      \
+    for (long i = 0; i < rows; ++i) {                                                                              \
+      T* row = z + i * columns;                                                                                    \
+      cotangent_row(row, lse[i], g[i], at(r, i), columns);                                                         \
+      if (t && place[i] >= 0) row[place[i]] += t[i];                                                               \
+    }                                                                                                              \
+  }                                                                                                                \
+  EXPORT void hodiff_logits_curvature_##T(T* z, T* z_t, const T* lse, const T* g, const T* mean, const T* t,       \
+                                          const T* r, const T* t_t, const T* r_t, const std::int64_t* place,       \
+                                          long rows, long columns) {                                               \
+    _Pragma("omp parallel for schedule(static) if (rows * columns > SERIAL)")                                      \
+    for (long i = 0; i < rows; ++i) {                                                                              \
+      T *row = z + i * columns, *row_t = z_t + i * columns;                                                        \
+      curvature_row(row, row_t, lse[i], g[i], mean[i], at(r, i), at(r_t, i), columns);                             \
+      if (place[i] < 0) continue;                                                                                  \
+      if (t) row[place[i]] += t[i];                                                                                \
+      if (t_t) row_t[place[i]] += t_t[i];                                                                          \
+    }                                                                                                              \
+  }
+EXPORT_EACH(float)
+EXPORT_EACH(double)

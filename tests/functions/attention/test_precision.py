@@ -1,0 +1,62 @@
+"""Rounding errors of attention beside those of torch's own kernels, against float64 by primitives."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from functions.attention.oracle import by_primitives, normal
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hodiff.functions import attention
+from hodiff.kernels import fused
+
+# Of norms; the largest of those by q, k and v.
+WORSE = 1.5
+
+
+def by_torch(backend):
+    def way(q, k, v):
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    return way
+
+
+FLASH, MATH = by_torch(SDPBackend.FLASH_ATTENTION), by_torch(SDPBackend.MATH)
+
+
+def value(way, x):
+    return (way(*x).detach(),)
+
+
+def gradient(way, x):
+    return torch.autograd.grad(way(*x).square().sum(), x)
+
+
+def product(way, x):
+    first = torch.autograd.grad(way(*x).square().sum(), x, create_graph=True)
+    return torch.autograd.grad(first, x, [each.detach() for each in x])
+
+
+def drawn(dtype, rows, keys):
+    return tuple(normal(1, 1, n, 64, seed=i).to(dtype).requires_grad_() for i, n in enumerate((rows, keys, keys)))
+
+
+def error(step, way, x):
+    exact = step(by_primitives, tuple(each.detach().double().requires_grad_() for each in x))
+    return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(step(way, x), exact, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("step", "way"), [(value, FLASH), (gradient, FLASH), (product, MATH)])
+def test_errors_are_those_of_torch(step, way, dtype):
+    x = drawn(dtype, 256, 512)
+    assert error(step, attention, x) <= WORSE * error(step, way, x)
+
+
+@pytest.mark.skipif(not fused.available(), reason="the kernels were not built")
+@pytest.mark.parametrize("step", [value, gradient, product])
+@pytest.mark.parametrize(("rows", "keys"), [(32, 8192), (8192, 32)])
+def test_long_sums_in_float32(step, rows, keys):
+    """Over many keys, and over many queries."""
+    x = drawn(torch.float32, rows, keys)
+    assert error(step, attention, x) <= WORSE * error(step, MATH, x)

@@ -1,0 +1,101 @@
+"""Cross-entropy of linear logits with the kernels for tiles of logits, and with torch's operators in their place."""
+
+import math
+
+import pytest
+import torch
+from functions.losses.test_linear_cross_entropy import (
+    INPUTS,
+    OPTIONS,
+    TARGET,
+    assert_same,
+    drawn,
+    everything,
+    ours,
+    reference,
+    use_tiles,
+)
+
+from hodiff.kernels import fused
+from hodiff.kernels.cross_entropy import cpu
+
+built = pytest.mark.skipif(not fused.available(), reason="the kernels were not built")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The kernels that were called."""
+    found = []
+    for name in ("cotangent_", "curvature_"):
+        kernel = getattr(cpu, name)
+        monkeypatch.setattr(cpu, name, lambda *args, kernel=kernel, name=name: (found.append(name), kernel(*args))[1])
+    return found
+
+
+@pytest.mark.parametrize("by", ["kernels", "operators"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_by_every_route(name, by, calls, monkeypatch):
+    """In tiles of two classes, of which most have no target, and a last one of one class."""
+    use_tiles(monkeypatch, samples=5, classes=2)
+    if by == "operators":
+        monkeypatch.setattr(cpu, "takes", lambda *tiles: False)
+    options = OPTIONS[name]
+    target = TARGET.clamp(min=0) if "ignore_index" in options else TARGET
+    assert_same(everything(ours(target, **options), INPUTS), everything(reference(target, **options), INPUTS))
+    # Smoothing that weighs classes differently is left to operators, but for the probabilities of what has no cap.
+    expected = {"weighted and smoothed": {"cotangent_"}, "all": set()}.get(name, {"cotangent_", "curvature_"})
+    assert set(calls) == (expected if by == "kernels" and fused.available() else set())
+
+
+@pytest.mark.parametrize("name", ["plain", "smoothed", "capped"])
+def test_float32(name, monkeypatch):
+    use_tiles(monkeypatch, samples=5, classes=8)
+    target = torch.arange(7) * 3
+    inputs = tuple(each.float() for each in drawn((7, 2), (20, 2), (20,)))
+    exact = everything(reference(target, **OPTIONS[name]), tuple(each.double() for each in inputs))
+    found = everything(ours(target, **OPTIONS[name]), inputs)
+    assert_same([each.double() for each in found], exact, tolerance=2e-5)
+
+
+@built
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("columns", [1, 7, 300])
+def test_what_a_kernel_writes(columns, dtype):
+    """Numbers a row of any strides; logits far below, hidden ones, and such as are not finite."""
+    rows = 23
+    z, z_t = (each.to(dtype) for each in drawn((rows, columns), (rows, columns)))
+    z[2], z[3, 0], z[4, 0] = z[2] - 200, -math.inf, math.nan
+    lse, g, mean, t, r, t_t, r_t = (drawn((rows, 14))[0].to(dtype)[:, 2 * i : 2 * i + 1] for i in range(7))
+    lse = lse + 5
+    place = torch.arange(rows)[:, None] % (columns + 1) - 1
+    p = torch.exp(z.double() - lse.double())
+    hit = torch.zeros_like(p).scatter(1, place.clamp(min=0), (place >= 0).double())
+    expected = g * p + r + hit * t, p * (g * z_t - mean) + r_t + hit * t_t
+    alone = cpu.cotangent_(z.clone(), lse, g, t, r, place)
+    found = cpu.curvature_(z.clone(), z_t.clone(), lse, g, mean, (t, t_t), (r, r_t), place)
+    for a, b in zip((alone, *found), (expected[0], *expected), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=8 * torch.finfo(dtype).eps, equal_nan=True)
+    again = cpu.curvature_(z.clone(), z_t.clone(), lse, g, mean, (t, t_t), (r, r_t), place)
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, again, strict=True))
+    without = cpu.curvature_(z.clone(), z_t.clone(), lse, g, mean, (None, None), (None, None), place)
+    torch.testing.assert_close(without[1].double(), p * (g * z_t - mean), rtol=0, atol=8 * torch.finfo(dtype).eps,
+                               equal_nan=True)  # fmt: skip
+
+
+@built
+@pytest.mark.parametrize(
+    "tile",
+    [torch.zeros(3, 4).T, torch.zeros(2, 3, 4), torch.zeros(3, 4).bfloat16(), torch.zeros(1, 4).expand(3, 4)],
+    ids=["turned", "a batch", "16 bits", "expanded"],
+)
+def test_what_the_kernels_do_not_take(tile):
+    assert not cpu.takes(tile)
+
+
+@built
+def test_a_weight_and_features_are_left_as_they_were(monkeypatch):
+    """The kernels write over logits, and products add to tensors in place."""
+    use_tiles(monkeypatch)
+    before = [each.clone() for each in INPUTS]
+    everything(ours(**OPTIONS["smoothed"]), INPUTS)
+    assert all(torch.equal(a, b) for a, b in zip(INPUTS, before, strict=True))
