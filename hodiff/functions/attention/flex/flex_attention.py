@@ -1,0 +1,225 @@
+"""Attention whose scores and masks are functions of positions, in memory that is linear in the lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, and_masks
+
+from hodiff.common.options import require_bools, require_callable, require_number
+from hodiff.common.overriding import overridable_in_trees
+from hodiff.errors import InputError
+from hodiff.functions.attention.flex.additive import is_additive
+from hodiff.functions.attention.flex.block_masks import Blocks, blocks_of, require_block_mask
+from hodiff.functions.attention.flex.positions import EVERY, Checked, Dependence, IndexByTensors, dependence
+from hodiff.functions.attention.flex.rows import How, attend_rows
+from hodiff.recompute.checkpoint import checkpointed
+from hodiff.rules import blockwise
+from hodiff.rules.arguments import require_floating
+from hodiff.rules.autocast import autocast_like_torch
+
+# Rows of a block where a `BlockMask` says which keys they see: with fewer, more keys are passed over.
+_ROWS_TO_SKIP = 256
+
+
+@overridable_in_trees
+def flex_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score_mod: Callable[..., Tensor] | None = None,
+    mask_mod: Callable[..., Tensor] | None = None,
+    *,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    r"""Attention under functions of scores and positions, $O = \operatorname{softmax}(\phi(s\, Q K^\top))\, V$.
+
+    $$ \phi(x)_{bhij} = \begin{cases} \text{score\_mod}(x_{bhij}, b, h, i, j) & \text{if mask\_mod}(b, h, i, j) \\
+       -\infty & \text{otherwise} \end{cases} $$
+
+    The functions are those of `torch.nn.attention.flex_attention`, with derivatives of every order by q, k, v and by
+    the tensors that they close over. Memory is linear in L and in S at every order: blocks of query rows are computed
+    again for each derivative. A function that only adds to the score, such as ALiBi or a relative bias, runs in the
+    kernels of `attention`; others by torch's operators. What a function of the positions does not vary by is computed
+    once. A row that sees no key gives zero, and has zero derivatives. 16-bit inputs are computed in float32.
+
+    In code that `torch.compile` traces there is one block, and the compiler plans its memory.
+
+    Args:
+        q: Floating-point tensor (B, H, L, E).
+        k: Tensor (B, H, S, E); a batch of 1 broadcasts.
+        v: Tensor (B, H, S, F).
+        score_mod: `score_mod(score, b, h, q_idx, kv_idx)`, of tensors of one number each, returns the new score.
+        mask_mod: `mask_mod(b, h, q_idx, kv_idx)` returns whether a query sees a key, as a boolean tensor.
+        block_mask: A `BlockMask` of torch, beside or in place of `mask_mod`: its function decides in the blocks that it
+            lists, those it lists as full are seen whole, and keys that a block of rows does not see cost nothing.
+        scale: Factor s of the scores, $1 / \sqrt{E}$ by default.
+        enable_gqa: Whether the heads of k and v are each shared by several consecutive heads of q.
+        return_lse: Whether to return $\log \sum_j \exp \phi(x)_{bhij}$, too, by torch's operators.
+
+    Returns:
+        Tensor (B, H, L, F) of the dtype of q; with `return_lse`, it and a tensor (B, H, L), -inf for rows that see
+        nothing, in float32 or float64.
+
+    Raises:
+        InputError: If shapes, dtypes or options do not fit, or a function does not return one number.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.eye(2)[None, None], torch.zeros(1, 1, 2, 2), torch.tensor([[1.0], [3.0]])[None, None]
+        >>> flex_attention(q, k, v, mask_mod=lambda b, h, i, j: i >= j)[0, 0]
+        tensor([[1.],
+                [2.]])
+        >>> slopes = torch.tensor([1.0], requires_grad=True)
+        >>> y = flex_attention(q, k, v, lambda x, b, h, i, j: x - slopes[h] * (i - j).abs())
+        >>> torch.autograd.grad(y.sum(), slopes)
+        (tensor([0.]),)
+
+    Source: J. Dong, B. Feng, D. Guessous, Y. Liang, H. He, "Flex attention: a programming model for generating
+    optimized attention kernels", 2024, section 3.
+    """
+    require_number("flex_attention", "scale", scale, optional=True, remedy="multiply q for a learned scale")
+    require_bools("flex_attention", enable_gqa=enable_gqa, return_lse=return_lse)
+    output, lse, _ = attend_flexibly(
+        q, k, v, score_mod, mask_mod, block_mask, scale, enable_gqa, statistics=return_lse
+    )
+    return (output, lse) if return_lse else output
+
+
+def attend_flexibly(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score_mod: Any,
+    mask_mod: Any,
+    block_mask: Any,
+    scale: float | None,
+    enable_gqa: bool,
+    *,
+    statistics: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The output and, if wanted, the log-sum-exps and the greatest scores, which are constants."""
+    functions = {"score_mod": score_mod, "mask_mod": mask_mod}
+    require_callable("flex_attention", **{name: each for name, each in functions.items() if each is not None})
+    batch, heads = _require_shapes(q, k, v, enable_gqa)
+    length, keys = q.shape[-2], k.shape[-2]
+    if block_mask is not None:
+        require_block_mask(block_mask, batch, heads, length, keys, q.device)
+        mask_mod = block_mask.mask_mod if mask_mod is None else and_masks(block_mask.mask_mod, mask_mod)
+    q, k, v = autocast_like_torch(q, k, v)
+    q, k, v = (each.expand(batch, *each.shape[1:]) for each in (q, k, v))
+    scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
+    score_mod = None if score_mod is None else Checked("score_mod", score_mod)
+    mask_mod = None if mask_mod is None else Checked("mask_mod", mask_mod)
+    if any(size == 0 for size in (batch, heads, length, keys)):
+        return _of_nothing(scale, q, k, v, statistics)
+    adds, hides = _dependences(score_mod, mask_mod, q)
+    how = How(batch, heads, scale, adds, hides, statistics)
+    blocks = None if block_mask is None else blocks_of(block_mask, length, keys)
+    found = [
+        _block(score_mod, mask_mod, how, blocks, start, q.narrow(-2, start, rows), k, v)
+        for start, rows in _pieces(how, score_mod, mask_mod, blocks, length, keys)
+    ]
+    output, *rest = (parts[0] if len(parts) == 1 else torch.cat(parts, 2) for parts in zip(*found, strict=True))
+    return (output, rest[0], rest[1]) if statistics else (output, None, None)
+
+
+def _require_shapes(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[int, int]:
+    """Refuse tensors that do not go together; the sizes of the batch and the number of heads of q."""
+    require_floating("flex_attention", q=q, k=k, v=v)
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if {q.dim(), k.dim(), v.dim()} != {4} or q.shape[-1] != k.shape[-1] or k.shape[1:-1] != v.shape[1:-1]:
+        raise InputError(
+            f"flex_attention: expected q (B, H, L, E), k (B, H, S, E) and v (B, H, S, F), got {shapes}; unsqueeze adds "
+            f"dimensions of a batch and of heads."
+        )
+    batch = max(q.shape[0], k.shape[0], v.shape[0])
+    batch = 0 if 0 in {q.shape[0], k.shape[0], v.shape[0]} else batch
+    if any(each.shape[0] not in {1, batch} for each in (q, k, v)):
+        raise InputError(f"flex_attention: expected batches that broadcast, got {shapes}.")
+    heads, shared = q.shape[1], k.shape[1]
+    if heads != shared and (not enable_gqa or heads % max(shared, 1)):
+        raise InputError(
+            f"flex_attention: expected as many heads of k and v as of q, or with enable_gqa=True a number that divides "
+            f"it, got {shapes} and enable_gqa={enable_gqa}."
+        )
+    if not q.dtype == k.dtype == v.dtype:
+        raise InputError(
+            f"flex_attention: expected q, k and v of one dtype, got {q.dtype}, {k.dtype} and {v.dtype}; Tensor.to "
+            f"converts."
+        )
+    return batch, heads
+
+
+def _dependences(score_mod: Any, mask_mod: Any, q: Tensor) -> tuple[Dependence | None, Dependence]:
+    """By which indices varies what `score_mod` adds, None if it does not just add; and the mask."""
+    if torch.compiler.is_compiling():
+        return None, EVERY
+    adds = None
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    if score_mod is not None and is_additive(score_mod.function, dtype, q.device):
+        adds = dependence(score_mod, q.device, torch.zeros((), dtype=dtype, device=q.device))
+    return adds, EVERY if mask_mod is None else dependence(mask_mod, q.device)
+
+
+def _pieces(how: How, score_mod: Any, mask_mod: Any, blocks: Any, length: int, keys: int) -> Iterator[tuple[int, int]]:
+    """The first row and the number of rows of each block."""
+    if torch.compiler.is_compiling():
+        yield 0, length
+        return
+    sizes = (how.batch, how.heads)
+    width = 0
+    if how.statistics or (score_mod is not None and how.adds is None):
+        width = math.prod(sizes)
+    for function, varies in ((score_mod, how.adds), (mask_mod, how.hides)):
+        if function is not None and varies is not None:
+            width = max(width, math.prod(size for size, each in zip(sizes, varies, strict=False) if each))
+    if blocks is not None:
+        width = max(width, math.prod(blocks.masked.shape[:2]))
+    rows = length if not width else max(blockwise.FEWEST_ROWS, blockwise.BLOCK // (width * keys))
+    if blocks is not None:
+        rows = min(rows, max(_ROWS_TO_SKIP, blocks.rows))
+        rows = rows - rows % blocks.rows if rows > blocks.rows else rows
+    for start in range(0, length, rows):
+        yield start, min(rows, length - start)
+
+
+def _block(
+    score_mod: Any, mask_mod: Any, how: How, blocks: Blocks | None, start: int, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, ...]:
+    """A block of rows, of which nothing is kept but its operands."""
+    keys: Any = (0, k.shape[-2])
+    masked = whole = None
+    if blocks is not None:
+        rows = q.shape[-2]
+        positions = torch.arange(k.shape[-2], device=q.device)
+        if not torch.compiler.is_compiling():
+            positions = blocks.seen(start, rows, k.shape[-2])
+            if not len(positions):
+                return _of_nothing(how.scale, q, k[..., :0, :], v[..., :0, :], how.statistics)[: 3 if how.statistics else 1]  # type: ignore[return-value]
+            first, last = int(positions[0]), int(positions[-1])
+            keys = (first, last - first + 1) if last - first + 1 == len(positions) else positions
+        masked, whole = blocks.decides(start, rows, positions)
+    attend = partial(attend_rows, score_mod, mask_mod, how, start)
+    found: tuple[Tensor, ...] = checkpointed("flex_attention", attend, (keys, masked, whole, q, k, v), {})
+    return found
+
+
+def _of_nothing(scale: float, q: Tensor, k: Tensor, v: Tensor, statistics: bool) -> Any:
+    """No keys, or no rows: zeros."""
+    shared = k.shape[1]
+    grouped = q.unflatten(1, (shared, q.shape[1] // shared)) if shared else q[:, :, None]
+    output = ((scale * grouped @ k.unsqueeze(2).mT) @ v.unsqueeze(2)).flatten(1, 2)
+    if not statistics:
+        return output, None, None
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    nothing = torch.full(q.shape[:-1], -math.inf, dtype=dtype, device=q.device)
+    return output, nothing, nothing
