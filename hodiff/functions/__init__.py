@@ -25,6 +25,7 @@ from hodiff.functions.activations.slopes import SiLUSlope as SiLUSlope
 from hodiff.functions.attention.attention import Attention as Attention
 from hodiff.functions.attention.attention import AttentionGradient as AttentionGradient
 from hodiff.functions.attention.attention import attention as attention
+from hodiff.functions.attention.flex.flex_attention import flex_attention as flex_attention
 from hodiff.functions.attention.packed import packed_attention as packed_attention
 from hodiff.functions.convolution.convolve import conv1d as conv1d
 from hodiff.functions.convolution.convolve import conv2d as conv2d

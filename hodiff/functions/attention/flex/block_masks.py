@@ -66,23 +66,34 @@ class Blocks:
         return slice(start // self.rows, (start + rows - 1) // self.rows + 1)
 
 
-def blocks_of(block_mask: BlockMask, length: int, keys: int) -> Blocks | None:
-    """Its blocks, or None where it has none."""
-    rows, columns = block_mask.BLOCK_SIZE
+def blocks_of(
+    masked: tuple[Tensor, Tensor], whole: tuple[Any, Any], size: tuple[int, int], length: int, keys: int
+) -> Blocks | None:
+    """The blocks of a `BlockMask`, or None where it has none.
+
+    Args:
+        masked: How many blocks of keys its function decides on for each block of queries, and which, first in a list.
+        whole: How many are seen whole, and which; or None and None.
+        size: Queries and keys of a block.
+        length: Number of queries.
+        keys: Number of keys.
+
+    Raises:
+        InputError: If there are too few blocks.
+    """
+    rows, columns = size
     if rows >= _NO_BLOCKS and columns >= _NO_BLOCKS:
         return None
-    count = max(-(-keys // columns), block_mask.kv_indices.shape[-1])
-    masked = _table(block_mask.kv_num_blocks, block_mask.kv_indices, count)
-    whole = torch.zeros_like(masked)
-    if block_mask.full_kv_num_blocks is not None and block_mask.full_kv_indices is not None:
-        whole = _table(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, count)
-    if masked.shape[-2] * rows < length:
+    count = max(-(-keys // columns), masked[1].shape[-1])
+    partly = _table(*masked, count)
+    fully = torch.zeros_like(partly) if whole[0] is None else _table(*whole, count)
+    if partly.shape[-2] * rows < length:
         raise InputError(
             f"flex_attention: block_mask: expected blocks of {rows} queries for {length} queries, got "
-            f"{masked.shape[-2]} of them; create_block_mask(mask_mod, B, H, {length}, {keys}) makes as many as there "
+            f"{partly.shape[-2]} of them; create_block_mask(mask_mod, B, H, {length}, {keys}) makes as many as there "
             f"must be."
         )
-    return Blocks(rows, columns, masked, whole)
+    return Blocks(rows, columns, partly, fully)
 
 
 def require_block_mask(block_mask: Any, batch: int, heads: int, length: int, keys: int, device: torch.device) -> None:

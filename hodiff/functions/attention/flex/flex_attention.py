@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks
 from hodiff.common.options import require_bools, require_callable, require_number
 from hodiff.common.overriding import overridable_in_trees
 from hodiff.errors import InputError
+from hodiff.functions.attention.attention import attention
 from hodiff.functions.attention.flex.additive import is_additive
 from hodiff.functions.attention.flex.block_masks import Blocks, blocks_of, require_block_mask
 from hodiff.functions.attention.flex.positions import EVERY, Checked, Dependence, IndexByTensors, dependence
@@ -25,6 +26,8 @@ from hodiff.rules.autocast import autocast_like_torch
 
 # Rows of a block where a `BlockMask` says which keys they see: with fewer, more keys are passed over.
 _ROWS_TO_SKIP = 256
+# What torch's operators hold of weights at once, in blocks as `attention` has them.
+_MATRICES = 2
 
 
 @overridable_in_trees
@@ -110,20 +113,41 @@ def attend_flexibly(
     functions = {"score_mod": score_mod, "mask_mod": mask_mod}
     require_callable("flex_attention", **{name: each for name, each in functions.items() if each is not None})
     batch, heads = _require_shapes(q, k, v, enable_gqa)
-    length, keys = q.shape[-2], k.shape[-2]
+    blocks = None
     if block_mask is not None:
+        length, keys = q.shape[-2], k.shape[-2]
         require_block_mask(block_mask, batch, heads, length, keys, q.device)
         mask_mod = block_mask.mask_mod if mask_mod is None else and_masks(block_mask.mask_mod, mask_mod)
+        masked = block_mask.kv_num_blocks, block_mask.kv_indices
+        whole = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
+        blocks = blocks_of(masked, whole, block_mask.BLOCK_SIZE, length, keys)
+    return attend_in_blocks(q, k, v, score_mod, mask_mod, blocks, scale, statistics=statistics)
+
+
+def attend_in_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score_mod: Any,
+    mask_mod: Any,
+    blocks: Blocks | None,
+    scale: float | None,
+    *,
+    statistics: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`attend_flexibly` of arguments that fit."""
     q, k, v = autocast_like_torch(q, k, v)
-    q, k, v = (each.expand(batch, *each.shape[1:]) for each in (q, k, v))
+    batch, heads, length, keys = max(q.shape[0], k.shape[0], v.shape[0]), q.shape[1], q.shape[2], k.shape[2]
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
+    if any(size == 0 for size in (batch, heads, length, keys)):
+        return _of_nothing(scale, q, k, v)
+    if score_mod is None and mask_mod is None and blocks is None and not statistics:
+        return attention(q, k, v, scale=scale, enable_gqa=k.shape[1] != heads), None, None
+    q, k, v = (each.expand(batch, *each.shape[1:]) for each in (q, k, v))
     score_mod = None if score_mod is None else Checked("score_mod", score_mod)
     mask_mod = None if mask_mod is None else Checked("mask_mod", mask_mod)
-    if any(size == 0 for size in (batch, heads, length, keys)):
-        return _of_nothing(scale, q, k, v, statistics)
     adds, hides = _dependences(score_mod, mask_mod, q)
     how = How(batch, heads, scale, adds, hides, statistics)
-    blocks = None if block_mask is None else blocks_of(block_mask, length, keys)
     found = [
         _block(score_mod, mask_mod, how, blocks, start, q.narrow(-2, start, rows), k, v)
         for start, rows in _pieces(how, score_mod, mask_mod, blocks, length, keys)
@@ -141,9 +165,9 @@ def _require_shapes(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[int, int]
             f"flex_attention: expected q (B, H, L, E), k (B, H, S, E) and v (B, H, S, F), got {shapes}; unsqueeze adds "
             f"dimensions of a batch and of heads."
         )
-    batch = max(q.shape[0], k.shape[0], v.shape[0])
-    batch = 0 if 0 in {q.shape[0], k.shape[0], v.shape[0]} else batch
-    if any(each.shape[0] not in {1, batch} for each in (q, k, v)):
+    sizes = [each.shape[0] for each in (q, k, v)]
+    batch = 0 if 0 in sizes else max(sizes)
+    if any(size not in {1, batch} for size in sizes):
         raise InputError(f"flex_attention: expected batches that broadcast, got {shapes}.")
     heads, shared = q.shape[1], k.shape[1]
     if heads != shared and (not enable_gqa or heads % max(shared, 1)):
@@ -175,16 +199,15 @@ def _pieces(how: How, score_mod: Any, mask_mod: Any, blocks: Any, length: int, k
     if torch.compiler.is_compiling():
         yield 0, length
         return
-    sizes = (how.batch, how.heads)
     width = 0
     if how.statistics or (score_mod is not None and how.adds is None):
-        width = math.prod(sizes)
+        width = _MATRICES * how.batch * how.heads
     for function, varies in ((score_mod, how.adds), (mask_mod, how.hides)):
         if function is not None and varies is not None:
-            width = max(width, math.prod(size for size, each in zip(sizes, varies, strict=False) if each))
+            width = max(width, math.prod(n for n, each in zip(how[:2], varies[:2], strict=True) if each))
     if blocks is not None:
         width = max(width, math.prod(blocks.masked.shape[:2]))
-    rows = length if not width else max(blockwise.FEWEST_ROWS, blockwise.BLOCK // (width * keys))
+    rows = max(blockwise.FEWEST_ROWS, blockwise.BLOCK // (max(width, 1) * keys))
     if blocks is not None:
         rows = min(rows, max(_ROWS_TO_SKIP, blocks.rows))
         rows = rows - rows % blocks.rows if rows > blocks.rows else rows
@@ -204,22 +227,20 @@ def _block(
         if not torch.compiler.is_compiling():
             positions = blocks.seen(start, rows, k.shape[-2])
             if not len(positions):
-                return _of_nothing(how.scale, q, k[..., :0, :], v[..., :0, :], how.statistics)[: 3 if how.statistics else 1]  # type: ignore[return-value]
+                found = _of_nothing(how.scale, q, k[..., :0, :], v[..., :0, :])
+                return found if how.statistics else found[:1]
             first, last = int(positions[0]), int(positions[-1])
             keys = (first, last - first + 1) if last - first + 1 == len(positions) else positions
         masked, whole = blocks.decides(start, rows, positions)
     attend = partial(attend_rows, score_mod, mask_mod, how, start)
-    found: tuple[Tensor, ...] = checkpointed("flex_attention", attend, (keys, masked, whole, q, k, v), {})
-    return found
+    result: tuple[Tensor, ...] = checkpointed("flex_attention", attend, (keys, masked, whole, q, k, v), {})
+    return result
 
 
-def _of_nothing(scale: float, q: Tensor, k: Tensor, v: Tensor, statistics: bool) -> Any:
-    """No keys, or no rows: zeros."""
-    shared = k.shape[1]
-    grouped = q.unflatten(1, (shared, q.shape[1] // shared)) if shared else q[:, :, None]
+def _of_nothing(scale: float, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Without keys, or without rows: zeros."""
+    shared = max(k.shape[1], 1)
+    grouped = q.unflatten(1, (shared, q.shape[1] // shared))
     output = ((scale * grouped @ k.unsqueeze(2).mT) @ v.unsqueeze(2)).flatten(1, 2)
-    if not statistics:
-        return output, None, None
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    nothing = torch.full(q.shape[:-1], -math.inf, dtype=dtype, device=q.device)
+    nothing = torch.full(output.shape[:-1], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     return output, nothing, nothing
