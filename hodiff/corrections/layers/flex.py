@@ -92,7 +92,7 @@ def _operator(
         return mask_mod(*arguments, *mask_mod_other_buffers)
 
     key, value = (each.to(query.dtype) for each in (key, value))
-    output, lse, greatest = attend_in_blocks(query, key, value, scores, seen, blocks, scale, statistics=True)
+    output, lse, greatest = attend_in_blocks(query, key, value, scores, (seen, None), blocks, scale, statistics=True)
     assert lse is not None and greatest is not None
     return output, lse / math.log(2), greatest / math.log(2)  # its kernels compute by powers of 2
 

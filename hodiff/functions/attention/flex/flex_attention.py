@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, and_masks
+from torch.nn.attention.flex_attention import BlockMask
 
 from hodiff.common.options import require_bools, require_callable, require_number
 from hodiff.common.overriding import overridable_in_trees
@@ -89,7 +89,6 @@ def flex_attention(
     Source: J. Dong, B. Feng, D. Guessous, Y. Liang, H. He, "Flex attention: a programming model for generating
     optimized attention kernels", 2024, section 3.
     """
-    require_number("flex_attention", "scale", scale, optional=True, remedy="multiply q for a learned scale")
     require_bools("flex_attention", enable_gqa=enable_gqa, return_lse=return_lse)
     output, lse, _ = attend_flexibly(
         q, k, v, score_mod, mask_mod, block_mask, scale, enable_gqa, statistics=return_lse
@@ -110,18 +109,19 @@ def attend_flexibly(
     statistics: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The output and, if wanted, the log-sum-exps and the greatest scores, which are constants."""
+    require_number("flex_attention", "scale", scale, optional=True, remedy="multiply q for a learned scale")
     functions = {"score_mod": score_mod, "mask_mod": mask_mod}
     require_callable("flex_attention", **{name: each for name, each in functions.items() if each is not None})
     batch, heads = _require_shapes(q, k, v, enable_gqa)
-    blocks = None
+    blocks = in_blocks = None
     if block_mask is not None:
         length, keys = q.shape[-2], k.shape[-2]
         require_block_mask(block_mask, batch, heads, length, keys, q.device)
-        mask_mod = block_mask.mask_mod if mask_mod is None else and_masks(block_mask.mask_mod, mask_mod)
+        in_blocks = block_mask.mask_mod
         masked = block_mask.kv_num_blocks, block_mask.kv_indices
         whole = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
         blocks = blocks_of(masked, whole, block_mask.BLOCK_SIZE, length, keys)
-    return attend_in_blocks(q, k, v, score_mod, mask_mod, blocks, scale, statistics=statistics)
+    return attend_in_blocks(q, k, v, score_mod, (in_blocks, mask_mod), blocks, scale, statistics=statistics)
 
 
 def attend_in_blocks(
@@ -129,28 +129,29 @@ def attend_in_blocks(
     k: Tensor,
     v: Tensor,
     score_mod: Any,
-    mask_mod: Any,
+    mask_mods: tuple[Any, Any],
     blocks: Blocks | None,
     scale: float | None,
     *,
     statistics: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`attend_flexibly` of arguments that fit."""
+    """`attend_flexibly` of arguments that fit, and of two masks: one of blocks, and one of everything."""
     q, k, v = autocast_like_torch(q, k, v)
     batch, heads, length, keys = max(q.shape[0], k.shape[0], v.shape[0]), q.shape[1], q.shape[2], k.shape[2]
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
     if any(size == 0 for size in (batch, heads, length, keys)):
         return _of_nothing(scale, q, k, v)
-    if score_mod is None and mask_mod is None and blocks is None and not statistics:
+    if score_mod is None and mask_mods == (None, None) and blocks is None and not statistics:
         return attention(q, k, v, scale=scale, enable_gqa=k.shape[1] != heads), None, None
     q, k, v = (each.expand(batch, *each.shape[1:]) for each in (q, k, v))
     score_mod = None if score_mod is None else Checked("score_mod", score_mod)
-    mask_mod = None if mask_mod is None else Checked("mask_mod", mask_mod)
-    adds, hides = _dependences(score_mod, mask_mod, q)
+    first, second = (None if each is None else Checked("mask_mod", each) for each in mask_mods)
+    mask_mods = (first, second)
+    adds, hides = _adds(score_mod, q), (_hides(first, q), _hides(second, q))
     how = How(batch, heads, scale, adds, hides, statistics)
     found = [
-        _block(score_mod, mask_mod, how, blocks, start, q.narrow(-2, start, rows), k, v)
-        for start, rows in _pieces(how, score_mod, mask_mod, blocks, length, keys)
+        _block(score_mod, mask_mods, how, blocks, start, q.narrow(-2, start, rows), k, v)
+        for start, rows in _pieces(how, score_mod, mask_mods, blocks, length, keys)
     ]
     output, *rest = (parts[0] if len(parts) == 1 else torch.cat(parts, 2) for parts in zip(*found, strict=True))
     return (output, rest[0], rest[1]) if statistics else (output, None, None)
@@ -183,18 +184,22 @@ def _require_shapes(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[int, int]
     return batch, heads
 
 
-def _dependences(score_mod: Any, mask_mod: Any, q: Tensor) -> tuple[Dependence | None, Dependence]:
-    """By which indices varies what `score_mod` adds, None if it does not just add; and the mask."""
-    if torch.compiler.is_compiling():
-        return None, EVERY
-    adds = None
+def _adds(score_mod: Any, q: Tensor) -> Dependence | None:
+    """By which indices varies what `score_mod` adds, or None if it does not just add."""
+    if score_mod is None or torch.compiler.is_compiling():
+        return None
     dtype = torch.promote_types(q.dtype, torch.float32)
-    if score_mod is not None and is_additive(score_mod.function, dtype, q.device):
-        adds = dependence(score_mod, q.device, torch.zeros((), dtype=dtype, device=q.device))
-    return adds, EVERY if mask_mod is None else dependence(mask_mod, q.device)
+    if not is_additive(score_mod.function, dtype, q.device):
+        return None
+    return dependence(score_mod, q.device, torch.zeros((), dtype=dtype, device=q.device))
 
 
-def _pieces(how: How, score_mod: Any, mask_mod: Any, blocks: Any, length: int, keys: int) -> Iterator[tuple[int, int]]:
+def _hides(mask_mod: Any, q: Tensor) -> Dependence:
+    """By which indices a mask varies."""
+    return EVERY if mask_mod is None or torch.compiler.is_compiling() else dependence(mask_mod, q.device)
+
+
+def _pieces(how: How, score_mod: Any, mask_mods: Any, blocks: Any, length: int, keys: int) -> Iterator[tuple[int, int]]:
     """The first row and the number of rows of each block."""
     if torch.compiler.is_compiling():
         yield 0, length
@@ -202,7 +207,7 @@ def _pieces(how: How, score_mod: Any, mask_mod: Any, blocks: Any, length: int, k
     width = 0
     if how.statistics or (score_mod is not None and how.adds is None):
         width = _MATRICES * how.batch * how.heads
-    for function, varies in ((score_mod, how.adds), (mask_mod, how.hides)):
+    for function, varies in zip((score_mod, *mask_mods), (how.adds, *how.hides), strict=True):
         if function is not None and varies is not None:
             width = max(width, math.prod(n for n, each in zip(how[:2], varies[:2], strict=True) if each))
     if blocks is not None:
@@ -216,7 +221,7 @@ def _pieces(how: How, score_mod: Any, mask_mod: Any, blocks: Any, length: int, k
 
 
 def _block(
-    score_mod: Any, mask_mod: Any, how: How, blocks: Blocks | None, start: int, q: Tensor, k: Tensor, v: Tensor
+    score_mod: Any, mask_mods: Any, how: How, blocks: Blocks | None, start: int, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, ...]:
     """A block of rows, of which nothing is kept but its operands."""
     keys: Any = (0, k.shape[-2])
@@ -232,7 +237,7 @@ def _block(
             first, last = int(positions[0]), int(positions[-1])
             keys = (first, last - first + 1) if last - first + 1 == len(positions) else positions
         masked, whole = blocks.decides(start, rows, positions)
-    attend = partial(attend_rows, score_mod, mask_mod, how, start)
+    attend = partial(attend_rows, score_mod, mask_mods, how, start)
     result: tuple[Tensor, ...] = checkpointed("flex_attention", attend, (keys, masked, whole, q, k, v), {})
     return result
 

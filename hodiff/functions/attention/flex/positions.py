@@ -65,7 +65,7 @@ def dependence(modification: Modification, device: torch.device, *leading: Tenso
         torch.func.vmap(one)(origin[None])
         return seen[0]
 
-    with IndexByTensors():
+    with torch.no_grad(), IndexByTensors():
         return (varies(0), varies(1), varies(2), varies(3))
 
 

@@ -25,7 +25,7 @@ class How(NamedTuple):
         heads: Number of heads of the queries.
         scale: Factor of the scores.
         adds: By which indices varies what the function of the scores adds, or None where it does more than that.
-        hides: By which indices the mask varies.
+        hides: By which indices each of the two masks varies.
         statistics: Whether log-sum-exps and greatest scores are wanted, too.
     """
 
@@ -33,13 +33,13 @@ class How(NamedTuple):
     heads: int
     scale: float
     adds: Dependence | None
-    hides: Dependence
+    hides: tuple[Dependence, Dependence]
     statistics: bool
 
 
 def attend_rows(
     score_mod: Modification | None,
-    mask_mod: Modification | None,
+    mask_mods: tuple[Modification | None, Modification | None],
     how: How,
     start: int,
     keys: Tensor | tuple[int, int],
@@ -53,11 +53,11 @@ def attend_rows(
 
     Args:
         score_mod: The function of the scores, if any.
-        mask_mod: The function that says which keys are seen, if any.
+        mask_mods: The function that decides in blocks, and the one that does everywhere, if any.
         how: What is the same in all blocks.
         start: The first row.
         keys: The positions of the keys of the block, or the first and how many.
-        masked: Where the mask function is asked; None for everywhere.
+        masked: Where the first of them is asked; None for everywhere.
         whole: Where keys are seen whatever it says; None for nowhere.
         q: Queries (B, H, rows, E).
         k: All keys (B, H', S, E).
@@ -76,7 +76,7 @@ def attend_rows(
     indices = (batch, heads, rows, columns)
     # Scores are float32 at least, whatever autocast makes of other products.
     with without_autocast(q.device):
-        seen = _seen(mask_mod, how, indices, masked, whole)
+        seen = _seen(mask_mods, how, indices, masked, whole)
         if how.statistics or (score_mod is not None and how.adds is None):
             return _by_operators(score_mod, how, indices, seen, q, k, v)
         mask = seen
@@ -88,12 +88,19 @@ def attend_rows(
         return (attention(q, k, v, mask, how.scale, enable_gqa=k.shape[-3] != how.heads),)
 
 
-def _seen(mask_mod: Any, how: How, indices: Indices, masked: Any, whole: Any) -> Tensor | None:
+def _seen(mask_mods: Any, how: How, indices: Indices, masked: Any, whole: Any) -> Tensor | None:
     """Which keys are seen, in a shape that broadcasts with the weights; None for all."""
-    seen = None if mask_mod is None else everywhere(mask_mod, indices, how.hides)
-    if masked is not None:
-        seen = masked if seen is None else seen & masked
-    return seen if seen is None or whole is None else seen | whole
+    in_blocks, outside = (
+        None if each is None else everywhere(each, indices, varies)
+        for each, varies in zip(mask_mods, how.hides, strict=True)
+    )
+    seen = _both(in_blocks, masked)
+    seen = seen if seen is None or whole is None else seen | whole
+    return _both(seen, outside)
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return a if b is None else b if a is None else a & b
 
 
 def _by_operators(
