@@ -93,7 +93,8 @@ def _operator(
 
     key, value = (each.to(query.dtype) for each in (key, value))
     output, lse, greatest = attend_in_blocks(query, key, value, scores, (seen, None), blocks, scale, statistics=True)
-    assert lse is not None and greatest is not None
+    assert lse is not None
+    assert greatest is not None
     return output, lse / math.log(2), greatest / math.log(2)  # its kernels compute by powers of 2
 
 

@@ -74,7 +74,6 @@ def mask_of(function, rows=2, columns=2, batch=None, heads=None):
 
 def listed_blocks() -> tuple[BlockMask, torch.Tensor]:
     """Blocks that a list alone describes: some whole, some where `causal` decides, and what it makes visible."""
-    masked, whole = torch.tensor([[1, 1], [1, 2]]), torch.tensor([[2, 0], [0, 0]])
     lists = torch.tensor([[0, 1, 2], [2, 0, 1]]), torch.tensor([[2, 1, 0], [1, 0, 2]])
     mask = BlockMask.from_kv_blocks(
         torch.tensor([[[1, 2]]], dtype=torch.int32),
@@ -85,7 +84,6 @@ def listed_blocks() -> tuple[BlockMask, torch.Tensor]:
         mask_mod=causal,
         seq_lengths=(LENGTH, KEYS),
     )
-    del masked, whole
     # The first three queries: causal in keys 0 to 2, all of key 6; the others: causal in 6 and 0 to 2, all of 3 to 5.
     seen = torch.ones(LENGTH, KEYS).tril().bool()
     seen[:3, 3:6], seen[:3, 6:] = False, True
@@ -114,9 +112,7 @@ class Problem:
     def ours(self, q, k, v, *closed_over):
         score_mod = None if self.score_mod is None else self.score_mod(*closed_over)
         shared = {"enable_gqa": True} if self.heads_of_keys != HEADS else {}
-        return flex_attention(
-            q, k, v, score_mod, self.mask_mod, block_mask=self.block_mask, **self.options, **shared
-        )
+        return flex_attention(q, k, v, score_mod, self.mask_mod, block_mask=self.block_mask, **self.options, **shared)
 
     def by_primitives(self, q, k, v, *closed_over):
         k, v = (each.repeat_interleave(HEADS // self.heads_of_keys, 1) for each in (k, v))

@@ -99,6 +99,8 @@ _SUMS: dict[Any, Callable[..., bool]] = {
     torch.masked_fill: _masked_fill,
     Tensor.masked_fill: _masked_fill,
 }
-_PROPERTIES = {
-    getattr(Tensor, name).__get__ for name in ("dtype", "device", "shape", "ndim", "is_cuda", "layout")
-} | {Tensor.dim, Tensor.size, Tensor.is_floating_point}
+_PROPERTIES = {getattr(Tensor, name).__get__ for name in ("dtype", "device", "shape", "ndim", "is_cuda", "layout")} | {
+    Tensor.dim,
+    Tensor.size,
+    Tensor.is_floating_point,
+}

@@ -69,7 +69,7 @@ class Blocks:
 def blocks_of(
     masked: tuple[Tensor, Tensor], whole: tuple[Any, Any], size: tuple[int, int], length: int, keys: int
 ) -> Blocks | None:
-    """The blocks of a `BlockMask`, or None where it has none.
+    """The blocks of a `BlockMask`.
 
     Args:
         masked: How many blocks of keys its function decides on for each block of queries, and which, first in a list.
@@ -77,6 +77,9 @@ def blocks_of(
         size: Queries and keys of a block.
         length: Number of queries.
         keys: Number of keys.
+
+    Returns:
+        The blocks, or None where it has none.
 
     Raises:
         InputError: If there are too few blocks.

@@ -17,7 +17,7 @@ from hodiff.errors import InputError
 from hodiff.functions.attention.attention import attention
 from hodiff.functions.attention.flex.additive import is_additive
 from hodiff.functions.attention.flex.block_masks import Blocks, blocks_of, require_block_mask
-from hodiff.functions.attention.flex.positions import EVERY, Checked, Dependence, IndexByTensors, dependence
+from hodiff.functions.attention.flex.positions import EVERY, Checked, Dependence, dependence
 from hodiff.functions.attention.flex.rows import How, attend_rows
 from hodiff.recompute.checkpoint import checkpointed
 from hodiff.rules import blockwise
@@ -90,9 +90,7 @@ def flex_attention(
     optimized attention kernels", 2024, section 3.
     """
     require_bools("flex_attention", enable_gqa=enable_gqa, return_lse=return_lse)
-    output, lse, _ = attend_flexibly(
-        q, k, v, score_mod, mask_mod, block_mask, scale, enable_gqa, statistics=return_lse
-    )
+    output, lse, _ = attend_flexibly(q, k, v, score_mod, mask_mod, block_mask, scale, enable_gqa, statistics=return_lse)
     return (output, lse) if return_lse else output
 
 
@@ -247,5 +245,7 @@ def _of_nothing(scale: float, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
     shared = max(k.shape[1], 1)
     grouped = q.unflatten(1, (shared, q.shape[1] // shared))
     output = ((scale * grouped @ k.unsqueeze(2).mT) @ v.unsqueeze(2)).flatten(1, 2)
-    nothing = torch.full(output.shape[:-1], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    nothing = torch.full(
+        output.shape[:-1], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device
+    )
     return output, nothing, nothing
