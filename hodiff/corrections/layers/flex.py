@@ -17,6 +17,7 @@ from hodiff.errors import InputError, RouteError
 from hodiff.functions.attention.flex.block_masks import blocks_of
 from hodiff.functions.attention.flex.flex_attention import attend_flexibly, attend_in_blocks
 from hodiff.routes import ROUTES
+from hodiff.rules.any_order import outside_graphs
 from hodiff.torch_internals.differentiation import may_be_differentiated
 from hodiff.torch_internals.flex import flex_operator, offer_flex_attention_to, torch_flex_attention
 
@@ -30,6 +31,7 @@ _missing = partial(
 
 
 @_missing(torch_flex_attention, name="torch.nn.attention.flex_attention.flex_attention")
+@outside_graphs  # a compiled function that a transform runs in Python lets dynamo at what it calls
 def _flex_attention(
     query: Tensor,
     key: Tensor,

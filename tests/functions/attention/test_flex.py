@@ -334,12 +334,12 @@ def test_too_few_blocks_are_refused():
         flex_attention(Q, Q, Q, block_mask=short)
 
 
-def test_wrapped_block_masks_are_refused():
+def test_block_masks_of_each_row_of_a_batch_are_refused():
     tables = create_block_mask(causal, None, None, 5, 5, device="cpu", BLOCK_SIZE=2)
 
     def f(indices):
         mask = BlockMask.from_kv_blocks(tables.kv_num_blocks, indices, BLOCK_SIZE=2, seq_lengths=(5, 5))
         return flex_attention(Q, Q, Q, block_mask=mask)
 
-    with pytest.raises(InputError, match="one that is made outside of"):
+    with pytest.raises(InputError, match="the same one for a whole batch"):
         torch.func.vmap(f)(tables.kv_indices[None])

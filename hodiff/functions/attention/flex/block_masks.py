@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from hodiff.errors import InputError
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.wrapped_tensors import is_batched_by_any
 
 # Torch's way to say that there are no blocks: one, larger than anything.
 _NO_BLOCKS = 2**30
@@ -120,10 +120,10 @@ def require_block_mask(block_mask: Any, batch: int, heads: int, length: int, key
             f"flex_attention: block_mask: expected one on {device}, where q is, got one on {table.device}; "
             f"block_mask.to(q.device) copies it."
         )
-    if not torch.compiler.is_compiling() and is_wrapped(table):
+    if not torch.compiler.is_compiling() and is_batched_by_any(table):
         raise InputError(
-            "flex_attention: block_mask: expected one that is made outside of torch.func.vmap and other transforms, "
-            "got one whose tables they have wrapped; make it before, or give mask_mod in its place."
+            "flex_attention: block_mask: expected the same one for a whole batch of torch.func.vmap, got one with "
+            "tables of each row of it; give mask_mod in its place."
         )
 
 
