@@ -67,4 +67,4 @@ def _allow_gradients_in_graphs() -> None:
         if not (torch.compiler.is_compiling() and _in_modes()):
             require(*args)
 
-    room._validate_device = require_device
+    room._validate_device = require_device  # type: ignore[assignment]  # of the same arguments

@@ -6,7 +6,7 @@ A block is one of three kinds: nobody looks into it, its mask function decides, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,43 @@ from hodiff.torch_internals.wrapped_tensors import is_batched_by_any
 
 # Torch's way to say that there are no blocks: one, larger than anything.
 _NO_BLOCKS = 2**30
+
+
+class Seen(NamedTuple):
+    """The keys that a block of rows may see, kept as blocks, whose tables are small beside the weights.
+
+    Attributes:
+        first: The first key, where they stand one behind the other.
+        count: How many they are.
+        sizes: Queries and keys of a block.
+        columns: The blocks that they stand in, where there are others between; or None.
+        masked: Boolean tensor (B or 1, H or 1, blocks of these rows, blocks of these keys), where the mask function is
+            asked; None for everywhere.
+        whole: The same, where everything is seen whatever it says; None for nowhere.
+    """
+
+    first: int
+    count: int
+    sizes: tuple[int, int] = (1, 1)
+    columns: Tensor | None = None
+    masked: Tensor | None = None
+    whole: Tensor | None = None
+
+    def positions(self, device: torch.device) -> Tensor:
+        """Those of the keys."""
+        place = torch.arange(self.count, device=device)
+        if self.columns is None:
+            return self.first + place
+        size = self.sizes[1]
+        return self.columns[place // size] * size + place % size
+
+    def in_full(self, table: Tensor | None, start: int, rows: int) -> Tensor | None:
+        """A table with a number for each of these rows and keys."""
+        if table is None:
+            return None
+        size = self.sizes[0]
+        blocks = torch.arange(start, start + rows, device=table.device) // size - start // size
+        return table[:, :, blocks][..., torch.arange(self.count, device=table.device) // self.sizes[1]]
 
 
 @dataclass(frozen=True)
@@ -35,35 +72,28 @@ class Blocks:
     masked: Tensor
     whole: Tensor
 
-    def seen(self, start: int, rows: int, keys: int) -> Tensor:
-        """The positions of the keys in those blocks that one of these queries sees, in any batch and head."""
-        blocks = self._of_rows(start, rows)
-        seen = (self.masked | self.whole)[..., blocks, :].flatten(0, -2).any(0).nonzero()[:, 0]
-        positions = seen[:, None] * self.columns + torch.arange(self.columns, device=seen.device)
-        positions = positions.flatten()
-        return positions[positions < keys]
-
-    def decides(self, start: int, rows: int, keys: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """What hides and what shows weights whatever the mask function says.
-
-        Args:
-            start: The first query.
-            rows: The number of queries.
-            keys: The positions of keys.
-
-        Returns:
-            Where the mask function is asked, and where everything is seen, as boolean tensors (B or 1, H or 1, queries,
-            keys). None is everywhere for the first, and nowhere for the second.
-        """
-        queries = torch.arange(start, start + rows, device=keys.device) // self.rows
-        columns = keys // self.columns
-        masked, whole = (each[:, :, queries][..., columns] for each in (self.masked, self.whole))
-        if torch.compiler.is_compiling():
-            return masked, whole
-        return None if bool(masked.all()) else masked, whole if bool(whole.any()) else None
-
-    def _of_rows(self, start: int, rows: int) -> slice:
-        return slice(start // self.rows, (start + rows - 1) // self.rows + 1)
+    def seen(self, start: int, rows: int, keys: int) -> Seen:
+        """What these queries see, in any batch and head."""
+        sizes = self.rows, self.columns
+        of_rows = slice(start // self.rows, (start + rows - 1) // self.rows + 1)
+        masked, whole = (each[:, :, of_rows] for each in (self.masked, self.whole))
+        if torch.compiler.is_compiling():  # what is in the tables is not known
+            return Seen(0, keys, sizes, None, masked, whole)
+        columns = (masked | whole).flatten(0, -2).any(0).nonzero()[:, 0]
+        if not len(columns):
+            return Seen(0, 0)
+        first, last = int(columns[0]), int(columns[-1])
+        # The last block may be cut off.
+        count = len(columns) * self.columns - max((last + 1) * self.columns - keys, 0)
+        masked, whole = (each[..., columns] for each in (masked, whole))
+        return Seen(
+            first * self.columns,
+            count,
+            sizes,
+            None if last - first + 1 == len(columns) else columns,
+            None if bool(masked.all()) else masked,
+            whole if bool(whole.any()) else None,
+        )
 
 
 def blocks_of(
@@ -87,7 +117,7 @@ def blocks_of(
     rows, columns = size
     if rows >= _NO_BLOCKS and columns >= _NO_BLOCKS:
         return None
-    count = max(-(-keys // columns), masked[1].shape[-1])
+    count = -(-keys // columns)
     partly = _table(*masked, count)
     fully = torch.zeros_like(partly) if whole[0] is None else _table(*whole, count)
     if partly.shape[-2] * rows < length:
@@ -131,6 +161,7 @@ def _table(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
     """Where blocks are, of lists of their columns of which so many count."""
     counts, indices = (each[(None,) * (4 + shift - each.dim())] for each, shift in ((counts, -1), (indices, 0)))
     listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
-    places = torch.where(listed, indices.long(), columns)  # those that do not count share a column behind the last
+    # Those that do not count share a column behind the last.
+    places = torch.where(listed & (indices < columns), indices.long(), columns)
     table = torch.zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool, device=indices.device)
     return table.scatter(-1, places, True)[..., :columns]

@@ -16,7 +16,7 @@ from hodiff.common.overriding import overridable_in_trees
 from hodiff.errors import InputError
 from hodiff.functions.attention.attention import attention
 from hodiff.functions.attention.flex.additive import is_additive
-from hodiff.functions.attention.flex.block_masks import Blocks, blocks_of, require_block_mask
+from hodiff.functions.attention.flex.block_masks import Blocks, Seen, blocks_of, require_block_mask
 from hodiff.functions.attention.flex.positions import EVERY, Checked, Dependence, dependence
 from hodiff.functions.attention.flex.rows import How, attend_rows
 from hodiff.recompute.checkpoint import checkpointed
@@ -222,21 +222,13 @@ def _block(
     score_mod: Any, mask_mods: Any, how: How, blocks: Blocks | None, start: int, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, ...]:
     """A block of rows, of which nothing is kept but its operands."""
-    keys: Any = (0, k.shape[-2])
-    masked = whole = None
-    if blocks is not None:
-        rows = q.shape[-2]
-        positions = torch.arange(k.shape[-2], device=q.device)
-        if not torch.compiler.is_compiling():
-            positions = blocks.seen(start, rows, k.shape[-2])
-            if not len(positions):
-                found = _of_nothing(how.scale, q, k[..., :0, :], v[..., :0, :])
-                return found if how.statistics else found[:1]
-            first, last = int(positions[0]), int(positions[-1])
-            keys = (first, last - first + 1) if last - first + 1 == len(positions) else positions
-        masked, whole = blocks.decides(start, rows, positions)
+    count = k.shape[-2]
+    keys = Seen(0, count) if blocks is None else blocks.seen(start, q.shape[-2], count)
+    if not torch.compiler.is_compiling() and not keys.count:
+        found = _of_nothing(how.scale, q, k[..., :0, :], v[..., :0, :])
+        return found if how.statistics else found[:1]
     attend = partial(attend_rows, score_mod, mask_mods, how, start)
-    result: tuple[Tensor, ...] = checkpointed("flex_attention", attend, (keys, masked, whole, q, k, v), {})
+    result: tuple[Tensor, ...] = checkpointed("flex_attention", attend, (keys, q, k, v), {})
     return result
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hodiff.functions.attention.attention import attention
+from hodiff.functions.attention.flex.block_masks import Seen
 from hodiff.functions.attention.flex.positions import Dependence, Indices, Modification, everywhere
 
 
@@ -42,9 +43,7 @@ def attend_rows(
     mask_mods: tuple[Modification | None, Modification | None],
     how: How,
     start: int,
-    keys: Tensor | tuple[int, int],
-    masked: Tensor | None,
-    whole: Tensor | None,
+    keys: Seen,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -56,9 +55,7 @@ def attend_rows(
         mask_mods: The function that decides in blocks, and the one that does everywhere, if any.
         how: What is the same in all blocks.
         start: The first row.
-        keys: The positions of the keys of the block, or the first and how many.
-        masked: Where the first of them is asked; None for everywhere.
-        whole: Where keys are seen whatever it says; None for nowhere.
+        keys: The keys that the block may see, and where the first of those functions is asked.
         q: Queries (B, H, rows, E).
         k: All keys (B, H', S, E).
         v: All values (B, H', S, F).
@@ -66,17 +63,17 @@ def attend_rows(
     Returns:
         Tensors (B, H, rows, F), and (B, H, rows) twice.
     """
-    if isinstance(keys, Tensor):
-        k, v, columns = k.index_select(-2, keys), v.index_select(-2, keys), keys
+    columns = keys.positions(q.device)
+    if keys.columns is None:
+        k, v = (each.narrow(-2, keys.first, keys.count) for each in (k, v))
     else:
-        k, v = k.narrow(-2, *keys), v.narrow(-2, *keys)
-        columns = torch.arange(keys[0], keys[0] + keys[1], device=q.device)
+        k, v = (each.index_select(-2, columns) for each in (k, v))
     rows = torch.arange(start, start + q.shape[-2], device=q.device)
     batch, heads = (torch.arange(size, device=q.device) for size in (how.batch, how.heads))
     indices = (batch, heads, rows, columns)
     # Scores are float32 at least, whatever autocast makes of other products.
     with without_autocast(q.device):
-        seen = _seen(mask_mods, how, indices, masked, whole)
+        seen = _seen(mask_mods, how, start, indices, keys)
         if how.statistics or (score_mod is not None and how.adds is None):
             return _by_operators(score_mod, how, indices, seen, q, k, v)
         mask = seen
@@ -88,12 +85,14 @@ def attend_rows(
         return (attention(q, k, v, mask, how.scale, enable_gqa=k.shape[-3] != how.heads),)
 
 
-def _seen(mask_mods: Any, how: How, indices: Indices, masked: Any, whole: Any) -> Tensor | None:
+def _seen(mask_mods: Any, how: How, start: int, indices: Indices, keys: Seen) -> Tensor | None:
     """Which keys are seen, in a shape that broadcasts with the weights; None for all."""
     in_blocks, outside = (
         None if each is None else everywhere(each, indices, varies)
         for each, varies in zip(mask_mods, how.hides, strict=True)
     )
+    rows = indices[2].shape[0]
+    masked, whole = (keys.in_full(each, start, rows) for each in (keys.masked, keys.whole))
     seen = _both(in_blocks, masked)
     seen = seen if seen is None or whole is None else seen | whole
     return _both(seen, outside)
