@@ -83,8 +83,8 @@ def flex_attention(
                 [2.]])
         >>> slopes = torch.tensor([1.0], requires_grad=True)
         >>> y = flex_attention(q, k, v, lambda x, b, h, i, j: x - slopes[h] * (i - j).abs())
-        >>> torch.autograd.grad(y.sum(), slopes)
-        (tensor([0.]),)
+        >>> torch.autograd.grad(y[0, 0, 0, 0], slopes)
+        (tensor([-0.3932]),)
 
     Source: J. Dong, B. Feng, D. Guessous, Y. Liang, H. He, "Flex attention: a programming model for generating
     optimized attention kernels", 2024, section 3.
