@@ -59,8 +59,9 @@ def _calls(*args: Any, _call: Any, **kwargs: Any) -> Any:
 
 
 def _allow_gradients_in_graphs() -> None:
-    require: Any = getattr(room, "_validate_device", None)
-    if require is None:
+    try:
+        require = room._validate_device
+    except AttributeError:  # another torch, which then refuses them
         return
 
     def require_device(*args: Any) -> None:

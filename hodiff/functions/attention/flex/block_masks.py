@@ -24,7 +24,7 @@ class Seen(NamedTuple):
 
     Attributes:
         first: The first key, where they stand one behind the other.
-        count: How many they are.
+        total: How many they are.
         sizes: Queries and keys of a block.
         columns: The blocks that they stand in, where there are others between; or None.
         masked: Boolean tensor (B or 1, H or 1, blocks of these rows, blocks of these keys), where the mask function is
@@ -33,7 +33,7 @@ class Seen(NamedTuple):
     """
 
     first: int
-    count: int
+    total: int
     sizes: tuple[int, int] = (1, 1)
     columns: Tensor | None = None
     masked: Tensor | None = None
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 
     def positions(self, device: torch.device) -> Tensor:
         """Those of the keys."""
-        place = torch.arange(self.count, device=device)
+        place = torch.arange(self.total, device=device)
         if self.columns is None:
             return self.first + place
         size = self.sizes[1]
@@ -53,7 +53,7 @@ class Seen(NamedTuple):
             return None
         size = self.sizes[0]
         blocks = torch.arange(start, start + rows, device=table.device) // size - start // size
-        return table[:, :, blocks][..., torch.arange(self.count, device=table.device) // self.sizes[1]]
+        return table[:, :, blocks][..., torch.arange(self.total, device=table.device) // self.sizes[1]]
 
 
 @dataclass(frozen=True)

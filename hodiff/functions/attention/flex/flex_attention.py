@@ -224,7 +224,7 @@ def _block(
     """A block of rows, of which nothing is kept but its operands."""
     count = k.shape[-2]
     keys = Seen(0, count) if blocks is None else blocks.seen(start, q.shape[-2], count)
-    if not torch.compiler.is_compiling() and not keys.count:
+    if not torch.compiler.is_compiling() and not keys.total:
         found = _of_nothing(how.scale, q, k[..., :0, :], v[..., :0, :])
         return found if how.statistics else found[:1]
     attend = partial(attend_rows, score_mod, mask_mods, how, start)

@@ -65,7 +65,7 @@ def attend_rows(
     """
     columns = keys.positions(q.device)
     if keys.columns is None:
-        k, v = (each.narrow(-2, keys.first, keys.count) for each in (k, v))
+        k, v = (each.narrow(-2, keys.first, keys.total) for each in (k, v))
     else:
         k, v = (each.index_select(-2, columns) for each in (k, v))
     rows = torch.arange(start, start + q.shape[-2], device=q.device)
