@@ -18,10 +18,13 @@ from benchmarks.race import Contestant
 from benchmarks.reference import relative_error
 from benchmarks.targets import Target
 from benchmarks.workloads.functions import gradient, product
-from hodiff.functions import attention
+from hodiff.functions import attention, flex_attention
 
 HEADS, SIZE = 8, 64
+SLOPES = 2.0 ** -torch.arange(1.0, HEADS + 1)  # of ALiBi
 LENGTHS = (2048, 4096)
+# With a bias torch's math path holds its matrices, too.
+BIASED_LENGTHS = (1024, 2048)
 FLASH, OURS, MATH = "torch's flash kernel, one gradient", "hodiff", "torch's math path"
 PEAKS = "Peak of a product, MiB: what torch hands out at once beyond the inputs, results included"
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -41,6 +44,8 @@ def problems(quick: bool) -> Iterator[Problem]:
         yield _problem(f"causal-{length}", "Gradient, causal", length, gradient, True, None)
         yield _problem(f"product-{length}", "Product with the Hessian", length, product, False, 3.5)
         yield _causal(length)
+    for length in (256,) if quick else BIASED_LENGTHS:
+        yield _biased(length)
 
 
 def _problem(name: str, title: str, length: int, step: Step, is_causal: bool, bound: float | None) -> Problem:
@@ -79,19 +84,46 @@ def _causal(length: int) -> Problem:
     )
 
 
+def _biased(length: int) -> Problem:
+    """Products under a bias of positions, as a function and as the mask that torch's math path wants."""
+    x = inputs(length)
+    return Problem(
+        name=f"alibi-product-{length}",
+        title=f"Product with the Hessian, ALiBi: {length:,} queries and keys, {HEADS} heads of {SIZE}",
+        contestants=[
+            Contestant(MATH, "unit", partial(product, _math_alibi, x)),
+            Contestant("hodiff, flex_attention", "hodiff", partial(product, _flex_alibi, x)),
+        ],
+        error=partial(_error, _first_head(product, x, False, SLOPES[0])),
+        tolerance=1e-3,
+    )
+
+
+def _flex_alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return flex_attention(q, k, v, lambda score, b, h, i, j: score - SLOPES[h] * (i - j).abs())
+
+
+def _math_alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    distances = (torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])).abs()
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v, -SLOPES[:, None, None] * distances)
+
+
 def math(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """By operators that can be differentiated twice."""
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(q, k, v)
 
 
-def _first_head(step: Step, x: tuple[Tensor, ...], is_causal: bool) -> tuple[Tensor, ...]:
+def _first_head(step: Step, x: tuple[Tensor, ...], is_causal: bool, slope: Tensor | None = None) -> tuple[Tensor, ...]:
     """In float64, by primitives: heads do not meet."""
     seen = torch.ones(x[0].shape[-2], x[1].shape[-2], dtype=torch.bool)
     seen = seen.tril() if is_causal else seen
+    distances = (torch.arange(x[0].shape[-2])[:, None] - torch.arange(x[1].shape[-2])).abs()
+    bias = 0.0 if slope is None else -slope.double() * distances
 
     def primitives(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = (q @ k.mT / SIZE**0.5).masked_fill(~seen, -torch.inf)
+        scores = (q @ k.mT / SIZE**0.5 + bias).masked_fill(~seen, -torch.inf)
         return torch.softmax(scores, -1) @ v
 
     return step(primitives, tuple(each.detach()[:, 0].double().requires_grad_() for each in x))

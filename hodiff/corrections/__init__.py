@@ -22,7 +22,15 @@ from hodiff.corrections.elementwise import (
     tails,
 )
 from hodiff.corrections.indexing import cumulative, embedding, prod, reductions, scatter, splits, strides
-from hodiff.corrections.layers import attention, convolution, normalization, pooling, sharded_attention, weight_norm
+from hodiff.corrections.layers import (
+    attention,
+    convolution,
+    flex,
+    normalization,
+    pooling,
+    sharded_attention,
+    weight_norm,
+)
 from hodiff.corrections.linalg import determinants, eigenvectors, grouped, reflectors, solve, symmetric
 from hodiff.corrections.losses import class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms
 from hodiff.corrections.mode import Corrections as Corrections
@@ -49,7 +57,7 @@ FAMILIES = {
         *(logit, polar, powers, ranges, recorded, sinc, tails),
     ),
     "indexing": (cumulative, embedding, prod, reductions, scatter, splits, strides),
-    "layers": (attention, sharded_attention, convolution, normalization, pooling, weight_norm),
+    "layers": (attention, sharded_attention, convolution, flex, normalization, pooling, weight_norm),
     "linear algebra": (determinants, eigenvectors, grouped, reflectors, solve, symmetric),
     "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),
     "operators of captured graphs": (renamed, decomposed, gradients),

@@ -23,6 +23,7 @@ from hodiff.functions.activations.slopes import MishSlope as MishSlope
 from hodiff.functions.activations.slopes import NormalDensity as NormalDensity
 from hodiff.functions.activations.slopes import SiLUSlope as SiLUSlope
 from hodiff.functions.attention.attention import attention as attention
+from hodiff.functions.attention.flex.flex_attention import flex_attention as flex_attention
 from hodiff.functions.attention.function import Attention as Attention
 from hodiff.functions.attention.function import AttentionGradient as AttentionGradient
 from hodiff.functions.attention.function import AttentionTangent as AttentionTangent

@@ -31,6 +31,14 @@ def is_watched(tensor: Tensor) -> bool:
     ) and not functorch.is_dead_tensor_wrapper(tensor)  # type: ignore[attr-defined]
 
 
+def is_batched_innermost(tensor: Tensor) -> bool:
+    """Whether the innermost transform, which is a `vmap`, has batched the tensor."""
+    return (
+        functorch.is_batchedtensor(tensor)
+        and functorch.maybe_get_level(tensor) == functorch.peek_interpreter_stack().level()
+    )
+
+
 def is_of_no_running_transform(tensor: Tensor) -> bool:
     """Whether a wrapped tensor belongs to a transform that has not ended, yet does not run at this point."""
     if not functorch.is_functorch_wrapped_tensor(tensor):

@@ -6,6 +6,7 @@ from torch import nn
 from torch.overrides import resolve_name
 
 from hodiff.corrections.special.polynomials import FAMILIES as POLYNOMIALS
+from hodiff.torch_internals.flex import torch_flex_attention
 from hodiff.torch_internals.operators import (
     batch_norm_with_update,
     glu,
@@ -298,6 +299,7 @@ ELSEWHERE = {
     torch.Tensor.backward,
     F.multi_head_attention_forward,
     grouped_mm,
+    torch_flex_attention,
     getattr(F, "linear_cross_entropy", None),
     call_script,
     torch.pca_lowrank,

@@ -55,10 +55,9 @@ def value(
     """The terms; of some classes, their log-sum-exp is that of those."""
     del lse
     block = _open(options, first, x, w, bias, target)
-    lse = (
-        fused.logsumexp(block.z) if first is not None and fused.takes(block.z) else block.z.logsumexp(-1, keepdim=True)
-    )
-    return (_terms(options, block, lse, block.z, u),)
+    by_kernel = first is not None and fused.takes(block.z)
+    own = fused.logsumexp(block.z) if by_kernel else block.z.logsumexp(-1, keepdim=True)
+    return (_terms(options, block, own, block.z, u),)
 
 
 def tangent(
@@ -220,10 +219,10 @@ def _logit_curvature(
     lse: Any,
     u: Any,
     cotangents: tuple[Tensor, Tensor | None],
-    z_t: Tensor | None,
+    z_t: Any,
     mean_t: Any,
     needs_z_bar: bool,
-) -> tuple[Tensor | None, Tensor]:
+) -> tuple[Any, Tensor]:
     r"""$\bar Z$, if it is needed, and its tangent; a kernel writes them over the logits and their tangent."""
     g, g_t = cotangents
     if z_t is not None and g_t is not None:

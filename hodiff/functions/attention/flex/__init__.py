@@ -1,0 +1,1 @@
+"""Attention under functions of the scores and of the positions."""

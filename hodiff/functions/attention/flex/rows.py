@@ -1,0 +1,138 @@
+r"""A block of query rows of attention under functions of scores and positions.
+
+Scores that a function only adds to are left to `attention`, whose kernels take what is added as a mask. Others are
+computed here, by operators that have derivatives of every order.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hodiff.functions.attention.attention import attention
+from hodiff.functions.attention.flex.block_masks import Seen
+from hodiff.functions.attention.flex.positions import Dependence, Indices, Modification, everywhere
+
+
+class How(NamedTuple):
+    """What is the same in all blocks.
+
+    Attributes:
+        batch: Size of the batch.
+        heads: Number of heads of the queries.
+        scale: Factor of the scores.
+        adds: By which indices varies what the function of the scores adds, or None where it does more than that.
+        hides: By which indices each of the two masks varies.
+        statistics: Whether log-sum-exps and greatest scores are wanted, too.
+    """
+
+    batch: int
+    heads: int
+    scale: float
+    adds: Dependence | None
+    hides: tuple[Dependence, Dependence]
+    statistics: bool
+
+
+def attend_rows(
+    score_mod: Modification | None,
+    mask_mods: tuple[Modification | None, Modification | None],
+    how: How,
+    start: int,
+    keys: Seen,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> tuple[Tensor, ...]:
+    """The output of a block, and if wanted log-sum-exps and greatest scores of its rows.
+
+    Args:
+        score_mod: The function of the scores, if any.
+        mask_mods: The function that decides in blocks, and the one that does everywhere, if any.
+        how: What is the same in all blocks.
+        start: The first row.
+        keys: The keys that the block may see, and where the first of those functions is asked.
+        q: Queries (B, H, rows, E).
+        k: All keys (B, H', S, E).
+        v: All values (B, H', S, F).
+
+    Returns:
+        Tensors (B, H, rows, F), and (B, H, rows) twice.
+    """
+    columns = keys.positions(q.device)
+    if keys.columns is None:
+        k, v = (each.narrow(-2, keys.first, keys.total) for each in (k, v))
+    else:
+        k, v = (each.index_select(-2, columns) for each in (k, v))
+    rows = torch.arange(start, start + q.shape[-2], device=q.device)
+    batch, heads = (torch.arange(size, device=q.device) for size in (how.batch, how.heads))
+    indices = (batch, heads, rows, columns)
+    # Scores are float32 at least, whatever autocast makes of other products.
+    with without_autocast(q.device):
+        seen = _seen(mask_mods, how, start, indices, keys)
+        if how.statistics or (score_mod is not None and how.adds is None):
+            return _by_operators(score_mod, how, indices, seen, q, k, v)
+        mask = seen
+        if score_mod is not None and how.adds is not None:
+            dtype = torch.promote_types(q.dtype, torch.float32)
+            zero = torch.zeros((), dtype=dtype, device=q.device)
+            mask = everywhere(score_mod, indices, how.adds, zero).to(dtype)
+            mask = mask if seen is None else mask.masked_fill(~seen, -math.inf)
+        return (attention(q, k, v, mask, how.scale, enable_gqa=k.shape[-3] != how.heads),)
+
+
+def _seen(mask_mods: Any, how: How, start: int, indices: Indices, keys: Seen) -> Tensor | None:
+    """Which keys are seen, in a shape that broadcasts with the weights; None for all."""
+    in_blocks, outside = (
+        None if each is None else everywhere(each, indices, varies)
+        for each, varies in zip(mask_mods, how.hides, strict=True)
+    )
+    rows = indices[2].shape[0]
+    masked, whole = (keys.in_full(each, start, rows) for each in (keys.masked, keys.whole))
+    seen = _both(in_blocks, masked)
+    seen = seen if seen is None or whole is None else seen | whole
+    return _both(seen, outside)
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return a if b is None else b if a is None else a & b
+
+
+def _by_operators(
+    score_mod: Any, how: How, indices: Indices, seen: Tensor | None, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, ...]:
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    shared = k.shape[-3]
+    grouped = q.to(dtype).unflatten(-3, (shared, how.heads // shared))
+    k, wide_v = (each.to(dtype).unsqueeze(-3) for each in (k, v))
+    scores = (how.scale * grouped @ k.mT).flatten(-4, -3)
+    hidden = None if seen is None else ~seen
+    if score_mod is not None:
+        # Where a key is hidden, the function may have no finite derivative; so it is called at 0, which has none to q.
+        scores = scores if hidden is None else scores.masked_fill(hidden, 0.0)
+        scores = everywhere(score_mod, indices, (True,) * 4, scores=scores.expand(how.batch, -1, -1, -1)).to(dtype)
+    scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
+    greatest = scores.detach().amax(-1, keepdim=True)
+    blind = greatest == -math.inf
+    finite = scores.masked_fill(blind, 0.0)
+    weights = torch.softmax(finite, -1).masked_fill(blind, 0.0)
+    output = weights.unflatten(-3, (shared, how.heads // shared)) @ wide_v
+    output = output.flatten(-4, -3).to(q.dtype)
+    if not how.statistics:
+        return (output,)
+    shift = greatest.masked_fill(blind, 0.0)
+    sums = (finite - shift).exp().sum(-1, keepdim=True)
+    exponent = (shift + sums.log()).masked_fill(blind, -math.inf)
+    return output, exponent.squeeze(-1), greatest.squeeze(-1)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Compute in the dtypes of the operands."""
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()

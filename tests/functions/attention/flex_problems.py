@@ -1,0 +1,164 @@
+"""Attention under functions of scores and positions, each beside the same of whole matrices by primitives."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from hodiff.functions import flex_attention
+
+# No multiples of the blocks, and not equal.
+BATCH, HEADS, LENGTH, KEYS, SIZE = 2, 2, 5, 7, 2
+DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 2, 2, 2]])
+PREFIXES = torch.tensor([3, 1])
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def alibi(slopes):
+    return lambda score, b, h, i, j: score - slopes[h].exp() * (i - j).abs()
+
+
+def relative(table):
+    return lambda score, b, h, i, j: score + table[h, i - j + KEYS - 1]
+
+
+def capped(caps):
+    return lambda score, b, h, i, j: caps[h] * torch.tanh(score / caps[h])
+
+
+def hides_by_score(bias):
+    return lambda score, b, h, i, j: torch.where(i >= j, score + bias[b, j], -math.inf)
+
+
+def singular(table):
+    """Not finite where `apart` hides."""
+    return lambda score, b, h, i, j: score * score / (i - j) + table[h]
+
+
+def apart(b, h, i, j):
+    return i != j
+
+
+def causal(b, h, i, j):
+    return i >= j
+
+
+def one_document(b, h, i, j):
+    return DOCUMENTS[b, i] == DOCUMENTS[b, j]
+
+
+def window(b, h, i, j):
+    return (i - j).abs() <= 1
+
+
+def prefix(b, h, i, j):
+    return (j < PREFIXES[b]) | (i >= j)
+
+
+def blind(b, h, i, j):
+    return (i % 2 == h) & (i >= j)
+
+
+def holes(b, h, i, j):
+    return (j < 2) | (j > 5)
+
+
+def mask_of(function, rows=2, columns=2, batch=None, heads=None):
+    return create_block_mask(function, batch, heads, LENGTH, KEYS, device="cpu", BLOCK_SIZE=(rows, columns))
+
+
+def listed_blocks() -> tuple[BlockMask, torch.Tensor]:
+    """Blocks that a list alone describes: some whole, some where `causal` decides, and what it makes visible."""
+    lists = torch.tensor([[0, 1, 2], [2, 0, 1]]), torch.tensor([[2, 1, 0], [1, 0, 2]])
+    mask = BlockMask.from_kv_blocks(
+        torch.tensor([[[1, 2]]], dtype=torch.int32),
+        lists[0][None, None].int(),
+        torch.tensor([[[1, 1]]], dtype=torch.int32),
+        lists[1][None, None].int(),
+        BLOCK_SIZE=3,
+        mask_mod=causal,
+        seq_lengths=(LENGTH, KEYS),
+    )
+    # The first three queries: causal in keys 0 to 2, all of key 6; the others: causal in 6 and 0 to 2, all of 3 to 5.
+    seen = torch.ones(LENGTH, KEYS).tril().bool()
+    seen[:3, 3:6], seen[:3, 6:] = False, True
+    seen[3:, 3:6] = True
+    return mask, seen
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Functions, of a tensor that they close over, and what is seen as a matrix or by the mask function itself."""
+
+    score_mod: Callable | None = None
+    closed_over: torch.Tensor | None = None
+    mask_mod: Callable | None = None
+    block_mask: BlockMask | None = None
+    seen: torch.Tensor | Callable | None = None
+    heads_of_keys: int = HEADS
+    options: dict = field(default_factory=dict)
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """Queries, keys, values and what is closed over."""
+        keys = (BATCH, self.heads_of_keys, KEYS)
+        found = normal(BATCH, HEADS, LENGTH, SIZE), normal(*keys, SIZE, seed=1), normal(*keys, 1, seed=2)
+        return found if self.closed_over is None else (*found, self.closed_over)
+
+    def ours(self, q, k, v, *closed_over):
+        score_mod = None if self.score_mod is None else self.score_mod(*closed_over)
+        shared = {"enable_gqa": True} if self.heads_of_keys != HEADS else {}
+        return flex_attention(q, k, v, score_mod, self.mask_mod, block_mask=self.block_mask, **self.options, **shared)
+
+    def by_primitives(self, q, k, v, *closed_over):
+        k, v = (each.repeat_interleave(HEADS // self.heads_of_keys, 1) for each in (k, v))
+        grid = torch.meshgrid(*(torch.arange(n) for n in (BATCH, HEADS, LENGTH, KEYS)), indexing="ij")
+        seen = self.mask_mod if self.seen is None else self.seen
+        seen = torch.ones((), dtype=torch.bool) if seen is None else seen(*grid) if callable(seen) else seen
+        scores = q @ k.mT * self.options.get("scale", 1 / math.sqrt(SIZE))
+        if self.score_mod is not None:
+            scores = self.score_mod(*closed_over)(torch.where(seen, scores, 1.0), *grid)
+        # Where there is no key at all, the sum is one of zeros.
+        seen = (seen & (scores.detach() > -math.inf)).expand_as(scores)
+        weights = torch.where(seen, torch.where(seen, scores, 0.0).exp(), 0.0)
+        sums = weights.sum(-1, keepdim=True)
+        output = weights / torch.where(sums == 0, 1.0, sums) @ v
+        return (output, sums.squeeze(-1).log()) if self.options.get("return_lse") else output
+
+
+LISTED, LISTED_SEEN = listed_blocks()
+TABLE = normal(HEADS, LENGTH + KEYS, seed=3)
+PROBLEMS = {
+    "no functions": Problem(options={"scale": 0.3}),
+    "alibi": Problem(alibi, normal(HEADS, seed=3)),
+    "relative bias": Problem(relative, TABLE),
+    "relative bias, shared heads": Problem(relative, TABLE, heads_of_keys=1),
+    "relative bias, causal blocks": Problem(relative, TABLE, block_mask=mask_of(causal), seen=causal),
+    "score hides": Problem(hides_by_score, normal(BATCH, KEYS, seed=3)),
+    "soft-cap": Problem(capped, normal(HEADS, seed=3).exp()),
+    "soft-cap, shared heads, causal blocks": Problem(
+        capped, normal(HEADS, seed=3).exp(), block_mask=mask_of(causal), seen=causal, heads_of_keys=1
+    ),
+    "not finite where hidden": Problem(singular, normal(HEADS, seed=3), apart),
+    "documents": Problem(mask_mod=one_document),
+    "documents, blocks of each batch": Problem(block_mask=mask_of(one_document, batch=BATCH), seen=one_document),
+    "window": Problem(mask_mod=window),
+    "window, blocks": Problem(block_mask=mask_of(window), seen=window),
+    "prefix": Problem(mask_mod=prefix, heads_of_keys=1),
+    "causal blocks": Problem(block_mask=mask_of(causal), seen=causal),
+    "blocks larger than everything": Problem(block_mask=mask_of(causal, 128, 128), seen=causal),
+    "blocks of each head, blind rows": Problem(block_mask=mask_of(blind, heads=HEADS), seen=blind),
+    "blind rows, bias": Problem(relative, TABLE, mask_mod=blind),
+    "blind rows, soft-cap": Problem(capped, normal(HEADS, seed=3).exp(), mask_mod=blind),
+    "blocks with holes": Problem(block_mask=mask_of(holes), seen=holes),
+    "blocks and a mask": Problem(
+        mask_mod=window, block_mask=mask_of(causal), seen=lambda b, h, i, j: (i >= j) & (i - j <= 1)
+    ),
+    "listed blocks": Problem(relative, TABLE, block_mask=LISTED, seen=LISTED_SEEN),
+    "exponents": Problem(relative, TABLE, causal, options={"return_lse": True}),
+    "exponents of a soft-cap": Problem(capped, normal(HEADS, seed=3).exp(), options={"return_lse": True}),
+}
