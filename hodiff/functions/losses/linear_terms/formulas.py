@@ -58,7 +58,7 @@ def value(
     lse = (
         fused.logsumexp(block.z) if first is not None and fused.takes(block.z) else block.z.logsumexp(-1, keepdim=True)
     )
-    return (_terms(options, block, lse, block.z, u),)
+    return (_terms(options, block, total, block.z, u),)
 
 
 def tangent(
@@ -220,10 +220,10 @@ def _logit_curvature(
     lse: Any,
     u: Any,
     cotangents: tuple[Tensor, Tensor | None],
-    z_t: Tensor | None,
+    z_t: Any,
     mean_t: Any,
     needs_z_bar: bool,
-) -> tuple[Tensor | None, Tensor]:
+) -> tuple[Any, Tensor]:
     r"""$\bar Z$, if it is needed, and its tangent; a kernel writes them over the logits and their tangent."""
     g, g_t = cotangents
     if z_t is not None and g_t is not None:
