@@ -55,9 +55,8 @@ def value(
     """The terms; of some classes, their log-sum-exp is that of those."""
     del lse
     block = _open(options, first, x, w, bias, target)
-    lse = (
-        fused.logsumexp(block.z) if first is not None and fused.takes(block.z) else block.z.logsumexp(-1, keepdim=True)
-    )
+    by_kernel = first is not None and fused.takes(block.z)
+    total = fused.logsumexp(block.z) if by_kernel else block.z.logsumexp(-1, keepdim=True)
     return (_terms(options, block, total, block.z, u),)
 
 
