@@ -51,8 +51,8 @@ BROKEN = [
     ),
     (
         "losses: curvature of linear logits",
-        "factor = g[..., :1] * z_t - (mean_t",
-        "factor = g[..., :1] * z_t + (mean_t",
+        "else g[..., :1] * z_t - mean_t)",
+        "else g[..., :1] * z_t + mean_t)",
         (FUNCTIONS, "-k", "linear_cross_entropy"),
     ),
     (

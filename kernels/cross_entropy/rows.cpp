@@ -96,32 +96,51 @@ FOR_EACH_DTYPE(double)
 template <class T>
 INLINE T at(const T* numbers, long row) { return numbers ? numbers[row] : 0; }
 
-}  // namespace
-
 // Where `place` is not negative, it is the target's; of the numbers a row, those of the target and of all logits may be
 // null for zeros.
-#define EXPORT extern "C" __attribute__((visibility("default")))
-#define EXPORT_EACH(T)                                                                                             \
-  EXPORT void hodiff_logits_cotangent_##T(T* z, const T* lse, const T* g, const T* t, const T* r,                  \
-                                          const std::int64_t* place, long rows, long columns) {                    \
-    _Pragma("omp parallel for schedule(static) if (rows * columns > SERIAL)")                                      \
-    for (long i = 0; i < rows; ++i) {                                                                              \
-      T* row = z + i * columns;                                                                                    \
-      cotangent_row(row, lse[i], g[i], at(r, i), columns);                                                         \
-      if (t && place[i] >= 0) row[place[i]] += t[i];                                                               \
-    }                                                                                                              \
-  }                                                                                                                \
-  EXPORT void hodiff_logits_curvature_##T(T* z, T* z_t, const T* lse, const T* g, const T* mean, const T* t,       \
-                                          const T* r, const T* t_t, const T* r_t, const std::int64_t* place,       \
-                                          long rows, long columns) {                                               \
-    _Pragma("omp parallel for schedule(static) if (rows * columns > SERIAL)")                                      \
-    for (long i = 0; i < rows; ++i) {                                                                              \
-      T *row = z + i * columns, *row_t = z_t + i * columns;                                                        \
-      curvature_row(row, row_t, lse[i], g[i], mean[i], at(r, i), at(r_t, i), columns);                             \
-      if (place[i] < 0) continue;                                                                                  \
-      if (t) row[place[i]] += t[i];                                                                                \
-      if (t_t) row_t[place[i]] += t_t[i];                                                                          \
-    }                                                                                                              \
+template <class T>
+void cotangents(T* z, const T* lse, const T* g, const T* t, const T* r, const std::int64_t* place, long rows,
+                long columns) {
+#pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
+  for (long i = 0; i < rows; ++i) {
+    T* row = z + i * columns;
+    cotangent_row(row, lse[i], g[i], at(r, i), columns);
+    if (t && place[i] >= 0) row[place[i]] += t[i];
   }
-EXPORT_EACH(float)
-EXPORT_EACH(double)
+}
+
+template <class T>
+void curvatures(T* z, T* z_t, const T* lse, const T* g, const T* mean, const T* t, const T* r, const T* t_t,
+                const T* r_t, const std::int64_t* place, long rows, long columns) {
+#pragma omp parallel for schedule(static) if (rows * columns > SERIAL)
+  for (long i = 0; i < rows; ++i) {
+    T *row = z + i * columns, *row_t = z_t + i * columns;
+    curvature_row(row, row_t, lse[i], g[i], mean[i], at(r, i), at(r_t, i), columns);
+    if (place[i] < 0) continue;
+    if (t) row[place[i]] += t[i];
+    if (t_t) row_t[place[i]] += t_t[i];
+  }
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT void hodiff_logits_cotangent_float(float* z, const float* lse, const float* g, const float* t, const float* r,
+                                          const std::int64_t* place, long rows, long columns) {
+  cotangents(z, lse, g, t, r, place, rows, columns);
+}
+EXPORT void hodiff_logits_curvature_float(float* z, float* z_t, const float* lse, const float* g, const float* mean,
+                                          const float* t, const float* r, const float* t_t, const float* r_t,
+                                          const std::int64_t* place, long rows, long columns) {
+  curvatures(z, z_t, lse, g, mean, t, r, t_t, r_t, place, rows, columns);
+}
+EXPORT void hodiff_logits_cotangent_double(double* z, const double* lse, const double* g, const double* t, const double* r,
+                                           const std::int64_t* place, long rows, long columns) {
+  cotangents(z, lse, g, t, r, place, rows, columns);
+}
+EXPORT void hodiff_logits_curvature_double(double* z, double* z_t, const double* lse, const double* g, const double* mean,
+                                           const double* t, const double* r, const double* t_t, const double* r_t,
+                                           const std::int64_t* place, long rows, long columns) {
+  curvatures(z, z_t, lse, g, mean, t, r, t_t, r_t, place, rows, columns);
+}

@@ -31,7 +31,8 @@ def hessian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool
     f and its gradient run once, and the inputs that each number depends on are followed through every operator. The
     pattern holds for all x by default; what has no derivative (rounding, comparisons) leaves no trace, and constants of
     f that are floating-point numbers may take any value. Masks and indices, boolean and integer constants, are part
-    of its structure.
+    of its structure. Of an operator without a rule, the result is taken to depend on all of its arguments; a
+    `HodiffWarning` names it.
 
     Args:
         f: Function that returns a tensor of shape ().
@@ -46,9 +47,6 @@ def hessian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool
     Raises:
         InputError: If f does not return one real number, its course depends on values of x (unless `at_point`),
             numbers of x leave torch (`.numpy()`), or the Hessian has too many entries to be called sparse.
-
-    Warns:
-        HodiffWarning: If there is an operator without a rule, whose result is taken to depend on all of its arguments.
 
     Example:
         >>> import torch, hodiff

@@ -56,8 +56,8 @@ def value(
     del lse
     block = _open(options, first, x, w, bias, target)
     by_kernel = first is not None and fused.takes(block.z)
-    own = fused.logsumexp(block.z) if by_kernel else block.z.logsumexp(-1, keepdim=True)
-    return (_terms(options, block, own, block.z, u),)
+    total = fused.logsumexp(block.z) if by_kernel else block.z.logsumexp(-1, keepdim=True)
+    return (_terms(options, block, total, block.z, u),)
 
 
 def tangent(
