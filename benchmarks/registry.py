@@ -28,6 +28,7 @@ from benchmarks.workloads import (
     operators,
     overhead,
     pointwise,
+    sparse,
     standard_problems,
     taylor,
     taylor_memory,
@@ -174,6 +175,7 @@ WORKLOADS = {
 TALLIES = {
     "taylor_orders": Tally("derivatives of high order along a line", taylor_orders.sections, taylor_orders.draw),
     "taylor_memory": Tally("memory of Laplacians, and a step in very many dimensions", taylor_memory.sections),
+    "sparse": Tally("sparse Hessians, their stages, and dense ones beside", sparse.sections, sparse.draw),
     "footprints": Tally("memory of products, memory and time of inner loops, float32", footprints.sections),
     "standard_problems": Tally(
         "what minimisers and least squares evaluate on standard problems, and where they end",

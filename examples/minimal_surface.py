@@ -150,6 +150,12 @@ def newton(film: Film, x: Tensor, most: int = 50) -> tuple[Tensor, list[Iteratio
     raise hodiff.ConvergenceError(f"minimal_surface: residual {seen[-1].residual:.1e} after {most} steps.")
 
 
+def check() -> str:
+    """What hodiff's check says of the area: all routes, gradgradcheck, SciPy's Hessian."""
+    film = Film(3, waves)
+    return hodiff.assert_differentiable(film.area, start(film), vmap=False).summary
+
+
 def draw(film: Film, x: Tensor, coloring: hodiff.sparse.Coloring, path: Path) -> None:
     """The surface, and the pattern of the Hessian of a small grid in its colors."""
     figure = plt.figure(figsize=(10, 4.4), layout="constrained")
@@ -194,6 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     heights = torch.zeros(64, dtype=torch.float64)
     draw(film, x, hodiff.sparse.color(hodiff.sparse.hessian_pattern(small.area, heights)), options.output)
     print(f"Film and pattern: {options.output}")
+    if not options.quick:
+        print(check())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -114,9 +114,15 @@ def compare(atoms: int) -> float:
     return (off.abs().max() / dense.abs().max()).item()
 
 
-def seconds(call: object, repeats: int = 3) -> float:
+def check() -> str:
+    """What hodiff's check says of the energy: all routes, gradgradcheck, SciPy's Hessian."""
+    x = 1.02 * cluster(4)
+    one, other = pairs_within(x, CUTOFF)
+    return hodiff.assert_differentiable(lambda x: energy(x, one, other), x, vmap=False).summary
+
+
+def seconds(call: Callable[[], object], repeats: int = 3) -> float:
     """The least time of some calls, by the processor's clock."""
-    assert callable(call)
 
     def once() -> float:
         begun = time.process_time()
@@ -175,6 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"slowest vibrations      {' '.join(f'{each:.4f}' for each in np.sqrt(values[6:12]))}")
     draw(H, values, options.output)
     print(f"Pattern and modes: {options.output}")
+    if not options.quick:
+        print(check())
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "checks",
         "taylor_orders",
         "taylor_memory",
+        "sparse",
         "footprints",
         "standard_problems",
         "optimizers",
