@@ -24,6 +24,7 @@ from benchmarks.workloads.potentials import EXAMPLES, lennard_jones, stillinger_
 Function = Callable[[Tensor], Tensor]
 D = torch.float64
 ROUNDS = 15
+TOLERANCE = 1e-6
 METHODS = ("star", "acyclic")
 GRADIENT, DENSE = "one gradient", "dense, hodiff.hessian_matrix"
 EXPLANATION = """\
@@ -97,6 +98,8 @@ def stages(f: Function, x: Tensor, *, dense: bool, rounds: int) -> Stages:
     v = torch.randn(len(x), generator=torch.Generator().manual_seed(1), dtype=D)
     expected = difference(f, x, v)
     errors = {name: float((way() @ v - expected).norm() / expected.norm()) for name, way in ways.items()}
+    if wrong := {name: error for name, error in errors.items() if not error <= TOLERANCE}:
+        raise hodiff.CheckError(f"sparse: {wrong} off the difference of gradients.")
     slow = {DENSE: ways.pop(DENSE)} if dense else {}
     contestants = [Contestant(GRADIENT, "unit", partial(gradient, f, x))]
     contestants += [Contestant(name, "hodiff", way) for name, way in ways.items()]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hodiff.sparse.coloring import Coloring, Gather, Substitution
+from hodiff.sparse.recovery.agreement import probe
 
 Entries = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -23,10 +24,12 @@ _KEPT = 8
 
 
 @lru_cache(_KEPT)
-def seeds(coloring: Coloring, side: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The vectors that "columns" or "rows" of one color add up to, (colors, numbers)."""
-    ones = torch.as_tensor(coloring.seeds(bool, side=side), device=device)
-    return ones.mT.to(dtype).contiguous()
+def seeds(
+    coloring: Coloring, side: str, dtype: torch.dtype, device: torch.device, *, with_probe: bool = False
+) -> Tensor:
+    """The vectors that "columns" or "rows" of one color add up to, (colors, numbers); the random one after them."""
+    ones = torch.as_tensor(coloring.seeds(bool, side=side), device=device).mT.to(dtype)
+    return torch.cat([ones, probe(ones.shape[1], dtype, device)]) if with_probe else ones.contiguous()
 
 
 @lru_cache(_KEPT)

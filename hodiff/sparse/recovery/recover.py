@@ -32,10 +32,8 @@ def recover(
     products, off = {}, leaves[0].new_empty(0)
     vector = probe(coloring.shape[1], dtype, device)
     for side in coloring.sides:
-        vectors = seeds(coloring, side, dtype, device)
         # The one product more goes with the others where that can be.
-        with_probe = check and side == "columns"
-        products[side] = multiply[side](torch.cat([vectors, vector]) if with_probe else vectors)
+        products[side] = multiply[side](seeds(coloring, side, dtype, device, with_probe=check and side == "columns"))
     if check:
         own = products["columns"][-1] if "columns" in products else multiply["columns"](vector)[0]
         products |= {side: each[:-1] for side, each in products.items() if side == "columns"}
