@@ -44,7 +44,10 @@ for i in range(12):
 figure, axes = plt.subplots(1, 3, figsize=(8, 2.8), layout="constrained", width_ratios=(4, 1, 1))
 shown = np.where(dense != 0, np.broadcast_to(colors, (12, 12)), np.nan)
 for ax, each, title in zip(
-    axes, (shown, np.where(seeds > 0, colors[:, None], np.nan), products.abs().log1p()), ("H", "seeds", "products"), strict=True
+    axes,
+    (shown, np.where(seeds > 0, colors[:, None], np.nan), products.abs().log1p()),
+    ("H", "seeds", "products"),
+    strict=True,
 ):
     ax.imshow(each)
     ax.set(title=title, xticks=[], yticks=[])

@@ -35,7 +35,7 @@ def test_derivatives_are_the_dense_ones() -> None:
 
 
 def test_both_derivatives_lead_to_the_same_way() -> None:
-    problem = EXAMPLE["SwingUp"](25)
+    problem = EXAMPLE["SwingUp"](25, 5.0)
     ways = [EXAMPLE["newton"](problem, EXAMPLE[name](problem)) for name in ("sparse", "dense")]
     torch.testing.assert_close(ways[0][0], ways[1][0], rtol=0, atol=1e-7)
     assert len(ways[0][1]) == len(ways[1][1])
@@ -43,7 +43,7 @@ def test_both_derivatives_lead_to_the_same_way() -> None:
 
 def test_scipy_finds_no_less_effort() -> None:
     """SLSQP, with gradients alone, from a point beside."""
-    problem = EXAMPLE["SwingUp"](13)
+    problem = EXAMPLE["SwingUp"](13, 5.0)
     z, _ = EXAMPLE["newton"](problem, EXAMPLE["sparse"](problem))
 
     def broken(z: np.ndarray) -> np.ndarray:
@@ -67,7 +67,7 @@ def test_scipy_finds_no_less_effort() -> None:
 def test_the_simulated_pendulum_comes_nearer_with_more_times() -> None:
     distances = []
     for knots in (61, 121):
-        problem = EXAMPLE["SwingUp"](knots)
+        problem = EXAMPLE["SwingUp"](knots, 5.0)
         z, _ = EXAMPLE["newton"](problem, EXAMPLE["sparse"](problem))
         distances.append(np.linalg.norm(EXAMPLE["simulated"](problem, z) - [math.pi, 0]))
     assert distances[0] / distances[1] == pytest.approx(4, rel=0.3)

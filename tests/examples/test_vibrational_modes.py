@@ -44,7 +44,9 @@ def test_atoms_are_those_of_a_crystal() -> None:
     x = EXAMPLE["cluster"](79)
     one, other = EXAMPLE["pairs_within"](x, 1.2)
     places = x.view(-1, 3)
-    torch.testing.assert_close((places[one] - places[other]).norm(dim=1), torch.full((len(one),), 2 ** (1 / 6)).double())
+    torch.testing.assert_close(
+        (places[one] - places[other]).norm(dim=1), torch.full((len(one),), 2 ** (1 / 6)).double()
+    )
     assert np.bincount(torch.cat([one, other]).numpy()).max() == 12
 
 

@@ -30,11 +30,11 @@ def recover(
     """
     dtype, device = _promoted(leaves), leaves[0].device
     products, off = {}, leaves[0].new_empty(0)
-    vector = probe(coloring.shape[1], dtype, device)
     for side in coloring.sides:
         # The one product more goes with the others where that can be.
         products[side] = multiply[side](seeds(coloring, side, dtype, device, with_probe=check and side == "columns"))
     if check:
+        vector = probe(coloring.shape[1], dtype, device)
         own = products["columns"][-1] if "columns" in products else multiply["columns"](vector)[0]
         products |= {side: each[:-1] for side, each in products.items() if side == "columns"}
     values = reader(coloring, device)(products)
