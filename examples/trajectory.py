@@ -15,8 +15,10 @@ Newton's method on the conditions of Karush, Kuhn and Tucker solves
     [ J            0 ] [ multipliers ] = - [ constraints            ]
 
 by SciPy's `splu`. Steps are halved until a merit function falls: effort plus a multiple of the broken constraints; the
-shift grows where the step sees no positive curvature. In eight seconds it pays to swing back first, by 52 degrees. A smaller problem is compared with dense derivatives, and the
-torque that was found is put into SciPy's `solve_ivp`, which knows nothing of collocation: the pendulum should stand.
+shift grows where the step sees no positive curvature. In eight seconds it pays to swing back first, by 52 degrees.
+
+A smaller problem is compared with dense derivatives, and the torque that was found is put into SciPy's `solve_ivp`,
+which knows nothing of collocation: the pendulum should stand.
 
 Source: M. Kelly, An introduction to trajectory optimization, SIAM Review 59 (2017), section 3; J. Nocedal & S. Wright,
 Numerical Optimization, 2nd ed. (2006), algorithm 18.3.

@@ -28,9 +28,9 @@ TOLERANCE = 1e-6
 METHODS = ("star", "acyclic")
 GRADIENT, DENSE = "one gradient", "dense, hodiff.hessian_matrix"
 EXPLANATION = """\
-float64, one core, seconds of the processor. `gradients` is the time of a call over that of one eager gradient, the median of
-ratios within a round; a call makes a product for each color, and one more for the check. `relative error` is that of the
-product with a random vector, against central differences of the gradient."""
+float64, one core, seconds of the processor. `gradients` is the time of a call over that of one eager gradient, the
+median of ratios within a round; a call makes a product for each color, and one more for the check. `relative error` is
+that of the product with a random vector, against central differences of the gradient."""
 
 
 def rosenbrock(x: Tensor) -> Tensor:
@@ -202,8 +202,8 @@ def film(quick: bool) -> tuple[str, Any]:
     off = (surface.whole(x) - example["scherk"](*surface.places())).abs().max().item()
     rows = [[f"{i}", f"{each.residual:.1e}", f"{each.step:g}", f"{each.seconds:.2f}"] for i, each in enumerate(seen)]
     text = (
-        f"{side} x {side} heights, from the surface of least Dirichlet energy; with patterns and colorings, and SciPy's "
-        f"`splu`: {seconds:.2f} s. The largest distance to Scherk's surface is {off:.1e}.\n\n"
+        f"{side} x {side} heights, from the surface of least Dirichlet energy; with patterns and colorings, and "
+        f"SciPy's `splu`: {seconds:.2f} s. The largest distance to Scherk's surface is {off:.1e}.\n\n"
         + table(["iteration", "residual", "step", "seconds"], rows)
         + "\n\n"
         + target_table([most("seconds to a residual of 1e-8", seconds, 10)])
@@ -252,10 +252,10 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
 
 def draw(data: dict[str, Any], directory: Path) -> None:
     """The last part as a picture."""
-    import matplotlib as mpl  # noqa: PLC0415
+    import matplotlib as mpl
 
     mpl.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
+    import matplotlib.pyplot as plt
 
     rows = data["n against time"]
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")

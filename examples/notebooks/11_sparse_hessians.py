@@ -23,8 +23,8 @@ plt.rcParams["figure.dpi"] = 72
 # %% [markdown]
 # ## Three products are enough
 #
-# In a chain each unknown meets its neighbours alone: the Hessian has three diagonals. Columns 0, 3, 6, ... have no row in
-# common, so that the product with their sum holds all of their entries, side by side.
+# In a chain each unknown meets its neighbours alone: the Hessian has three diagonals. Columns 0, 3, 6, ... have no row
+# in common, so that the product with their sum holds all of their entries, side by side.
 
 
 # %%
@@ -55,8 +55,8 @@ for ax, each, title in zip(
 # %% [markdown]
 # ## What hodiff does
 #
-# It follows which unknowns each number depends on, through `f` and its gradient: the *pattern*, which holds for all x. It
-# *colors* the columns, multiplies, and reads the entries. One more product with a random vector shows whether any is
+# It follows which unknowns each number depends on, through `f` and its gradient: the *pattern*, which holds for all x.
+# It *colors* the columns, multiplies, and reads the entries. One more product with a random vector shows whether any is
 # missing.
 
 # %%
@@ -96,11 +96,11 @@ rows = {"dense": {}, "sparse, first call": {}, "sparse, later calls": {}}
 for n in sizes:
     point = torch.rand(n)
     hessian = hodiff.sparse.hessian(chain)
-    rows["sparse, first call"][n] = milliseconds(lambda: hodiff.sparse.hessian(chain)(point))  # noqa: B023
+    rows["sparse, first call"][n] = milliseconds(lambda: hodiff.sparse.hessian(chain)(point))
     hessian(point)
-    rows["sparse, later calls"][n] = milliseconds(lambda: hessian(point))  # noqa: B023
+    rows["sparse, later calls"][n] = milliseconds(lambda: hessian(point))
     if n <= 2_000:
-        rows["dense"][n] = milliseconds(lambda: hodiff.hessian_matrix(chain, point))  # noqa: B023
+        rows["dense"][n] = milliseconds(lambda: hodiff.hessian_matrix(chain, point))
 
 print(f"{'ms, n =':>20}" + "".join(f"{n:>10,}" for n in sizes))
 for name, row in rows.items():
@@ -114,8 +114,9 @@ ax.set(xlabel="n", ylabel="ms")
 legend = ax.legend()
 
 # %% [markdown]
-# What counts is the number of colors. In a random pattern each unknown meets a few others anywhere: the more, the less is
-# gained. *Star* colorings read an entry from one product; *acyclic* ones subtract what is known already, and need fewer.
+# What counts is the number of colors. In a random pattern each unknown meets a few others anywhere: the more, the less
+# is gained. *Star* colorings read an entry from one product; *acyclic* ones subtract what is known already, and need
+# fewer.
 
 # %%
 n, random = 400, np.random.default_rng(0)
@@ -164,8 +165,8 @@ print(hodiff.sparse.hessian_pattern(bent, torch.ones(3), at_point=True).toarray(
 # %% [markdown]
 # ## Newton's method on a grid
 #
-# Least $\int \frac{1}{2}|\nabla u|^2 + \frac{1}{4} u^4 - 50\,u$ on the unit square with $u = 0$ at its edge, which is the
-# equation $-\Delta u + u^3 = 50$: 10,000 unknowns, and a sparse solve by SciPy at each step.
+# Least $\int \frac{1}{2}|\nabla u|^2 + \frac{1}{4} u^4 - 50\,u$ on the unit square with $u = 0$ at its edge, which
+# is the equation $-\Delta u + u^3 = 50$: 10,000 unknowns, and a sparse solve by SciPy at each step.
 
 # %%
 side, mesh = 100, 1 / 101

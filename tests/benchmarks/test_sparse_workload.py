@@ -1,7 +1,8 @@
-"""The benchmarks of sparse Hessians: their potentials in closed form, their targets, and that wrong answers are seen."""
+"""The benchmarks of sparse Hessians: potentials in closed form, targets, and that wrong answers are seen."""
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import hodiff
 from benchmarks.__main__ import main
 from benchmarks.workloads import sparse
-from benchmarks.workloads.potentials import angular_energy, diamond, lennard_jones, stillinger_weber
+from benchmarks.workloads.potentials import Atoms, angular_energy, diamond, lennard_jones, stillinger_weber
 
 
 def test_silicon_has_minus_one_a_bond() -> None:
@@ -28,7 +29,7 @@ def test_silicon_has_minus_one_a_bond() -> None:
 
 
 @pytest.mark.parametrize("make", [lennard_jones, stillinger_weber])
-def test_potentials_are_those_of_shifted_and_turned_atoms(make) -> None:
+def test_potentials_are_those_of_shifted_and_turned_atoms(make: Callable[[int], Atoms]) -> None:
     found = make(30)
     turn = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
     moved = (found.x.view(-1, 3) @ turn + 0.7).view(-1)
@@ -40,7 +41,7 @@ def test_wrong_hessians_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(8, dtype=torch.float64)
     assert max(sparse.stages(sparse.rosenbrock, x, dense=True, rounds=1).errors.values()) < 1e-7
     monkeypatch.setattr(hodiff, "hessian_matrix", lambda f, x: 2 * torch.func.hessian(f)(x))
-    with pytest.raises(hodiff.CheckError, match="dense, hodiff.hessian_matrix"):
+    with pytest.raises(hodiff.CheckError, match=r"dense, hodiff\.hessian_matrix"):
         sparse.stages(sparse.rosenbrock, x, dense=True, rounds=1)
 
 

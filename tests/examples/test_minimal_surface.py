@@ -42,7 +42,7 @@ def test_a_height_meets_six_others() -> None:
 
 def test_iterations_that_do_not_converge_say_so() -> None:
     film = EXAMPLE["Film"](5, EXAMPLE["waves"])
-    with pytest.raises(hodiff.ConvergenceError, match="residual .* after 1 steps"):
+    with pytest.raises(hodiff.ConvergenceError, match=r"residual .* after 1 steps"):
         EXAMPLE["newton"](film, EXAMPLE["start"](film), most=1)
 
 
