@@ -29,6 +29,7 @@ from benchmarks.workloads import (
     operators,
     overhead,
     pointwise,
+    sparse,
     standard_problems,
     taylor,
     taylor_memory,
@@ -178,6 +179,7 @@ TALLIES = {
     "attention_precision": Tally(
         "errors of attention in 16 and 32 bits, by length of the sequence", attention_precision.sections
     ),
+    "sparse": Tally("sparse Hessians, their stages, and dense ones beside", sparse.sections, sparse.draw),
     "footprints": Tally("memory of products, memory and time of inner loops, float32", footprints.sections),
     "standard_problems": Tally(
         "what minimisers and least squares evaluate on standard problems, and where they end",

@@ -24,6 +24,7 @@ SIDE_BAR = {
         "guides/implicit.md",
         "guides/meta.md",
         "guides/taylor.md",
+        "guides/sparse.md",
     ),
     "Explanations": (
         "explanations/routes.md",

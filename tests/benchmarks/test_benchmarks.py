@@ -56,6 +56,7 @@ def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "taylor_orders",
         "taylor_memory",
         "attention_precision",
+        "sparse",
         "footprints",
         "standard_problems",
         "optimizers",

@@ -15,8 +15,8 @@ SOURCES = BUILD["sources"]([])
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 
 
-def test_there_are_ten():
-    assert len(SOURCES) == 10
+def test_there_are_eleven():
+    assert len(SOURCES) == 11
     assert {each.stem for each in FOLDER.glob("*.ipynb")} == {each.stem for each in SOURCES}
 
 

@@ -53,13 +53,16 @@ CHECKS: dict[str, Callable[[ModuleType], str | list[str]]] = {
     "test_time_training": lambda example: example.check(),
     "lennard_jones_forces": lambda example: example.check(),
     "maml_sinusoid": lambda example: example.check_second_order(5, 0),
+    "minimal_surface": lambda example: example.check(),
     "natural_gradient": natural,
     "newton_in_two_dimensions": lambda example: example.check(),
     "ode_taylor": lambda example: example.check(),
     "pinn_poisson": lambda example: example.check(),
     "pruning_digits": lambda example: example.check(4, 0.0),
     "ridge_hyperparameters": ridge,
+    "trajectory": lambda example: example.check(),
     "variational_monte_carlo": lambda example: example.check(),
+    "vibrational_modes": lambda example: example.check(),
     "sine_gordon_100d": lambda example: example.check(),
 }
 SLOW = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -29,13 +30,12 @@ def recover(
     """
     dtype, device = _promoted(leaves), leaves[0].device
     products, off = {}, leaves[0].new_empty(0)
-    vector = probe(coloring.shape[1], dtype, device)
     for side in coloring.sides:
-        vectors = coloring.vectors(side, dtype, device)
         # The one product more goes with the others where that can be.
-        with_probe = check and side == "columns"
-        products[side] = multiply[side](torch.cat([vectors, vector]) if with_probe else vectors)
+        chosen = _with_probe if check and side == "columns" else Coloring.vectors
+        products[side] = multiply[side](chosen(coloring, side, dtype, device))
     if check:
+        vector = probe(coloring.shape[1], dtype, device)
         own = products["columns"][-1] if "columns" in products else multiply["columns"](vector)[0]
         products |= {side: each[:-1] for side, each in products.items() if side == "columns"}
     values = coloring.entries(products)
@@ -43,6 +43,13 @@ def recover(
         with torch.no_grad():
             off = disagreeing_rows(coloring, values.detach(), vector[0], own.detach())
     return values, off
+
+
+@lru_cache(8)
+def _with_probe(coloring: Coloring, side: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The vectors of a coloring, and after them a random one."""
+    vectors = coloring.vectors(side, dtype, device)
+    return torch.cat([vectors, probe(vectors.shape[1], dtype, device)])
 
 
 def require_whole(caller: str, argument: str, rows: Tensor) -> None:

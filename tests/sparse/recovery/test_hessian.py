@@ -121,6 +121,15 @@ def test_batches_by_vmap_and_derivatives_by_transforms():
         torch.func.vmap(hessian(rosenbrock, format="values"))(points)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_batches_of_a_size_that_was_not_seen_before(method):
+    """Nothing random is made for the check, which is left out inside of transforms."""
+    points = torch.stack([point(43, seed) for seed in range(2)])
+    entries = hessian(rosenbrock, coloring=color(hessian_pattern(rosenbrock, points[0]), method), format="values")
+    found = torch.func.vmap(entries)(points)
+    torch.testing.assert_close(found, torch.stack([entries(x) for x in points]))
+
+
 def test_chunks_and_routes():
     x = point(10)
     whole = hessian(rosenbrock, format="values")(x)

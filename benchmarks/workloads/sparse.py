@@ -1,0 +1,268 @@
+"""Sparse Hessians: what each stage costs, in seconds and in gradients, and dense ones beside."""
+
+from __future__ import annotations
+
+import runpy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hodiff
+from benchmarks.machine import one_core
+from benchmarks.race import Contestant, median_ratio, race
+from benchmarks.report import table, target_table
+from benchmarks.targets import Verdict
+from benchmarks.workloads.potentials import EXAMPLES, lennard_jones, stillinger_weber
+
+Function = Callable[[Tensor], Tensor]
+D = torch.float64
+ROUNDS = 15
+TOLERANCE = 1e-6
+METHODS = ("star", "acyclic")
+GRADIENT, DENSE = "one gradient", "dense, hodiff.hessian_matrix"
+EXPLANATION = """\
+float64, one core, seconds of the processor. `gradients` is the time of a call over that of one eager gradient, the
+median of ratios within a round; a call makes a product for each color, and one more for the check. `relative error` is
+that of the product with a random vector, against central differences of the gradient."""
+
+
+def rosenbrock(x: Tensor) -> Tensor:
+    """Chained: a tridiagonal Hessian."""
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What was measured of one function.
+
+    Attributes:
+        n: The number of unknowns.
+        entries: Those of the pattern.
+        pattern: Seconds until it is found.
+        coloring: Seconds of colorings, by method.
+        colors: Their numbers.
+        milliseconds: A call, by contestant.
+        gradients: The same over that of a gradient.
+        errors: Relative ones, by contestant.
+    """
+
+    n: int
+    entries: int
+    pattern: float
+    coloring: dict[str, float]
+    colors: dict[str, int]
+    milliseconds: dict[str, float]
+    gradients: dict[str, float]
+    errors: dict[str, float]
+
+
+def timed(call: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
+    """The median of some times, and what came."""
+    seconds = []
+    for _ in range(repeats):
+        begun = time.process_time()
+        found = call()
+        seconds.append(time.process_time() - begun)
+    return median(seconds), found
+
+
+def gradient(f: Function, x: Tensor) -> Tensor:
+    """In eager torch."""
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(f(x), x)[0]
+
+
+def difference(f: Function, x: Tensor, v: Tensor, step: float = 1e-6) -> Tensor:
+    """The Hessian's product with v, by gradients alone."""
+    return (gradient(f, x + step * v) - gradient(f, x - step * v)) / (2 * step)
+
+
+def stages(f: Function, x: Tensor, *, dense: bool, rounds: int) -> Stages:
+    """Measure a function: every stage, and the calls in turns."""
+    pattern_seconds, pattern = timed(lambda: hodiff.sparse.hessian_pattern(f, x))
+    colorings = {method: timed(partial(hodiff.sparse.color, pattern, method)) for method in METHODS}
+    ways: dict[str, Callable[[], Any]] = {}
+    for method, (_, coloring) in colorings.items():
+        for check in (True, False):
+            hessian = hodiff.sparse.hessian(f, coloring=coloring, check=check)
+            ways[method if check else f"{method}, check=False"] = partial(hessian, x)
+    if dense:
+        ways[DENSE] = partial(hodiff.hessian_matrix, f, x)
+    v = torch.randn(len(x), generator=torch.Generator().manual_seed(1), dtype=D)
+    expected = difference(f, x, v)
+    errors = {name: float((way() @ v - expected).norm() / expected.norm()) for name, way in ways.items()}
+    if wrong := {name: error for name, error in errors.items() if not error <= TOLERANCE}:
+        raise hodiff.CheckError(f"sparse: {wrong} off the difference of gradients.")
+    slow = {DENSE: ways.pop(DENSE)} if dense else {}
+    contestants = [Contestant(GRADIENT, "unit", partial(gradient, f, x))]
+    contestants += [Contestant(name, "hodiff", way) for name, way in ways.items()]
+    seconds = race(contestants, rounds, "sparse", time.process_time)
+    # A dense one takes as long as all rounds: it runs once, over the median gradient.
+    once = {name: timed(way, 1)[0] for name, way in slow.items()}
+    unit = median(seconds[GRADIENT])
+    return Stages(
+        n=len(x),
+        entries=pattern.nnz,
+        pattern=pattern_seconds,
+        coloring={method: took for method, (took, _) in colorings.items()},
+        colors={method: coloring.num_colors for method, (_, coloring) in colorings.items()},
+        milliseconds={name: 1e3 * median(each) for name, each in seconds.items()}
+        | {name: 1e3 * each for name, each in once.items()},
+        gradients={name: median_ratio(each, seconds[GRADIENT]) for name, each in seconds.items()}
+        | {name: each / unit for name, each in once.items()},
+        errors=errors,
+    )
+
+
+def page_of(found: Stages) -> str:
+    """The tables of a function."""
+    first = table(
+        ["", "seconds", "colors"],
+        [
+            ["pattern", f"{found.pattern:.3f}", ""],
+            *([f"{each} coloring", f"{found.coloring[each]:.3f}", f"{found.colors[each]:,}"] for each in METHODS),
+        ],
+    )
+    products = {name: found.colors.get(name.split(",")[0], found.n) for name in found.gradients if name != GRADIENT}
+    rows = [
+        [
+            name,
+            f"{products[name]:,}" if name in products else "",
+            f"{found.milliseconds[name]:.3g}",
+            f"{ratio:.2f}",
+            f"{ratio / products[name]:.2f}" if name in products else "",
+            f"{found.errors[name]:.1e}" if name in found.errors else "",
+        ]
+        for name, ratio in found.gradients.items()
+    ]
+    second = table(["", "colors", "ms", "gradients", "gradients a color", "relative error"], rows)
+    return f"n = {found.n:,}, {found.entries:,} entries.\n\n{first}\n\n{second}"
+
+
+def most(name: str, measured: float, bound: float) -> Verdict:
+    """A target that is met from below."""
+    return Verdict(f"{name} ≤ {bound:g}", measured, measured <= bound)
+
+
+def least(name: str, measured: float, bound: float) -> Verdict:
+    """A target that is met from above."""
+    return Verdict(f"{name} ≥ {bound:g}", measured, measured >= bound)
+
+
+def chain(quick: bool) -> tuple[str, Any]:
+    """The chained Rosenbrock function."""
+    n = 1000 if quick else 100_000
+    x = torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=D)
+    found = stages(rosenbrock, x, dense=False, rounds=3 if quick else ROUNDS)
+    verdicts = [
+        most("seconds of pattern and star coloring", found.pattern + found.coloring["star"], 1.5),
+        most("star, in gradients", found.gradients["star"], 6),
+        most("acyclic, in gradients", found.gradients["acyclic"], 6),
+        most("colors, acyclic / star", found.colors["acyclic"] / found.colors["star"], 0.6),
+    ]
+    return f"{page_of(found)}\n\n{target_table(verdicts)}", asdict(found)
+
+
+def atoms(quick: bool) -> tuple[str, Any]:
+    """Two potentials with a cutoff."""
+    texts, data = [], {}
+    for make in (lennard_jones, stillinger_weber):
+        found = make(40 if quick else 1000)
+        measured = stages(found.energy, found.x, dense=True, rounds=2 if quick else 5)
+        verdicts = [
+            most(f"{each}, in gradients a color", measured.gradients[each] / measured.colors[each], 1.5)
+            for each in METHODS
+        ]
+        verdicts += [least(f"dense / {each}", _ratio(measured, DENSE, each), 20) for each in METHODS]
+        verdicts.append(most("colors, acyclic / star", measured.colors["acyclic"] / measured.colors["star"], 0.6))
+        texts.append(f"### {found.name}\n\n{page_of(measured)}\n\n{target_table(verdicts)}")
+        data[found.name] = asdict(measured)
+    return "\n\n".join(texts), data
+
+
+def _ratio(found: Stages, over: str, under: str) -> float:
+    return found.milliseconds[over] / found.milliseconds[under]
+
+
+def film(quick: bool) -> tuple[str, Any]:
+    """The example `minimal_surface` on a fine grid."""
+    example = runpy.run_path(str(EXAMPLES / "minimal_surface.py"))
+    side = 20 if quick else 300
+    surface = example["Film"](side)
+    begun = time.process_time()
+    x, seen = example["newton"](surface, example["start"](surface))
+    seconds = time.process_time() - begun
+    off = (surface.whole(x) - example["scherk"](*surface.places())).abs().max().item()
+    rows = [[f"{i}", f"{each.residual:.1e}", f"{each.step:g}", f"{each.seconds:.2f}"] for i, each in enumerate(seen)]
+    text = (
+        f"{side} x {side} heights, from the surface of least Dirichlet energy; with patterns and colorings, and "
+        f"SciPy's `splu`: {seconds:.2f} s. The largest distance to Scherk's surface is {off:.1e}.\n\n"
+        + table(["iteration", "residual", "step", "seconds"], rows)
+        + "\n\n"
+        + target_table([most("seconds to a residual of 1e-8", seconds, 10)])
+    )
+    return text, {"side": side, "seconds": seconds, "distance": off, "residuals": [each.residual for each in seen]}
+
+
+def growth(quick: bool) -> tuple[str, Any]:
+    """Sparse and dense Hessians of the chain by n."""
+    rows = []
+    for n in (10, 30, 100, 300, 1000, 3000) if quick else (10, 100, 1000, 3000, 10_000, 100_000, 1_000_000):
+        x = torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=D)
+        first = timed(lambda: hodiff.sparse.hessian(rosenbrock)(x), 1)[0]  # noqa: B023
+        hessian = hodiff.sparse.hessian(rosenbrock)
+        hessian(x)
+        row = {"n": n, "first": first, "later": timed(lambda: hessian(x), 5)[0]}  # noqa: B023
+        if n <= (300 if quick else 3000):
+            row["dense"] = timed(lambda: hodiff.hessian_matrix(rosenbrock, x))[0]  # noqa: B023
+        rows.append(row)
+    shown = [
+        [
+            f"{row['n']:,}",
+            *(f"{1e3 * row[name]:.3g}" if name in row else "" for name in ("first", "later", "dense")),
+        ]
+        for row in rows
+    ]
+    heads = ["n", "first call, with pattern and coloring, ms", "later calls, ms", "dense, ms"]
+    return f"The chained Rosenbrock function.\n\n{table(heads, shown)}", rows
+
+
+PARTS: dict[str, Callable[[bool], tuple[str, Any]]] = {
+    "Chained Rosenbrock function": chain,
+    "Atoms with a cutoff": atoms,
+    "Minimal surface": film,
+    "n against time": growth,
+}
+
+
+def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
+    """Heading, text and data of each part of the page."""
+    with one_core():
+        for i, (title, part) in enumerate(PARTS.items()):
+            text, data = part(quick)
+            yield title, text if i else f"{EXPLANATION}\n\n{text}", data
+
+
+def draw(data: dict[str, Any], directory: Path) -> None:
+    """The last part as a picture."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = data["n against time"]
+    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    for name, label in (("dense", "dense"), ("first", "sparse, first call"), ("later", "sparse, later calls")):
+        chosen = [row for row in rows if name in row]
+        axes.loglog([row["n"] for row in chosen], [row[name] for row in chosen], "o-", label=label)
+    axes.set(xlabel="n", ylabel="seconds", title="Hessian of the chained Rosenbrock function")
+    axes.legend()
+    figure.savefig(directory / "sparse.png", dpi=88)
+    plt.close(figure)
