@@ -32,6 +32,7 @@ def calls(monkeypatch):
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_by_every_route(name, by, calls, monkeypatch):
@@ -47,6 +48,7 @@ def test_every_option_by_every_route(name, by, calls, monkeypatch):
     assert set(calls) == (expected if by == "kernels" and fused.available() else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "smoothed", "capped"])
 def test_float32(name, monkeypatch):
     use_tiles(monkeypatch, samples=5, classes=8)
