@@ -11,6 +11,9 @@ from hodiff.checks.audit.samples import ILL_POSED, database, samples
 from hodiff.errors import HodiffError
 from hodiff.sparse import hessian_pattern, jacobian_pattern
 
+# Of the operators themselves, and of points that are not smooth.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 PARTS = 12
 # Sparse layouts have no rules: what is made of them is dense, and said to be.
 WITHOUT_RULES = {"sparse.mm.reduce", "sparse.sampled_addmm", "to_sparse"}
@@ -66,7 +69,7 @@ def test_no_entry_of_a_jacobian_is_missing(part, at_point):
                     for y in results(moving)
                     for number in y.reshape(-1)[:400]
                 ]
-            except RuntimeError:  # no derivative
+            except (RuntimeError, AssertionError):  # no derivative, or no such device
                 continue
             truth = np.array([np.concatenate([part_of(x) for x in row]) for row in rows])
             if truth.size == 0 or any(y.numel() > 400 for y in results(moving)):
@@ -82,7 +85,7 @@ def test_no_entry_of_a_jacobian_is_missing(part, at_point):
 
 def part_of(x):
     x = x.resolve_conj()
-    return (torch.view_as_real(x) if x.is_complex() else x).reshape(-1).numpy()
+    return (torch.view_as_real(x) if x.is_complex() else x).reshape(-1).numpy(force=True)
 
 
 @pytest.mark.slow
@@ -102,7 +105,7 @@ def test_no_entry_of_a_hessian_is_missing(part):
 
             try:
                 truth = hodiff.hessian_matrix(loss, sample.point).numpy()
-            except (HodiffError, RuntimeError):  # constants, and what has no second derivative
+            except (HodiffError, RuntimeError, AssertionError):  # constants, and what has no second derivative
                 continue
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
