@@ -44,7 +44,7 @@ class Objective:
         self.counts = Counts()
         self.best: tuple[float, Any] | None = None
         self.strayed = False
-        self._sparse = None if sparse is False else sparse_hessian(caller, f, sparse, self.variables)
+        self._sparse = None if sparse is False else sparse_hessian(caller, f, sparse, x0, self.variables.space)
         self._curved = curved and self._sparse is None
         self._here: Point | None = None
         self._matrix: tuple[np.ndarray, Any] | None = None
@@ -94,10 +94,9 @@ class Objective:
         """The matrix as hodiff makes it: a tensor, or SciPy's CSR array."""
         self.counts.hessians += 1
         _, *args = self.function.args
-        tree = self.variables.tree(x)
         if self._sparse is not None:
-            return self._sparse(tree, *args)
-        return hessian_matrix(self.function.f, tree, *args)
+            return self._sparse(self.variables.vector(x), *args)
+        return hessian_matrix(self.function.f, self.variables.tree(x), *args)
 
     def point(self, x: Any) -> Point:
         """A point, a vector of NumPy or torch, recorded anew."""

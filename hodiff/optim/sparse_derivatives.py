@@ -8,11 +8,12 @@ from typing import Any
 
 import scipy
 import torch
+from torch import Tensor
 
 from hodiff import sparse
-from hodiff.common.trees import describe
+from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.errors import InputError
-from hodiff.optim.variables import Variables
+from hodiff.operators.linear.spaces import Space
 
 # Of the arguments of a function, the matrix of a derivative.
 Matrix = Callable[..., Any]
@@ -27,13 +28,20 @@ def require_sparse(caller: str, given: Any) -> None:
         )
 
 
-def sparse_hessian(caller: str, f: Callable[..., Any], given: Any, variables: Variables) -> Matrix:
-    """The function of the Hessian, with the coloring that was given or is found at the first call."""
-    if any(dtype.is_complex for dtype in variables.space.dtypes):
-        raise InputError(f"{caller}: sparse: expected False for complex x0, got {given!r}; pass torch.view_as_real(x).")
+def sparse_hessian(caller: str, f: Callable[..., Any], given: Any, x0: PyTree, space: Space) -> Matrix:
+    """The function of the Hessian, of the vector of the unknowns; its coloring was given, or is found when first needed."""
+    if any(leaf.is_complex() for leaf in tensors_in(x0)):
+        raise InputError(
+            f"{caller}: sparse: expected False for complex x0, got {given!r}; pass torch.view_as_real(x0), and let f "
+            "join it by torch.view_as_complex."
+        )
+
+    def of_vector(x: Tensor, *args: Any) -> Any:
+        return f(space.unflatten(x), *args)
+
     coloring = given if isinstance(given, sparse.Coloring) else None
     with _in_words_of(caller, "sparse"):
-        return _matrices(caller, "sparse", sparse.hessian(f, coloring=coloring, format="scipy"))
+        return _matrices(caller, "sparse", sparse.hessian(of_vector, coloring=coloring, format="scipy"))
 
 
 def sparse_weighted_hessian(caller: str, f: Callable[..., Any]) -> Matrix:
