@@ -73,7 +73,7 @@ def matrix_in_words_of(caller: str, matrix: Callable[..., Any], *args: Any) -> A
     except InputError as error:
         _, found, rest = str(error).partition(": ")
         message = rest if found else str(error)
-        raise InputError(f"{caller}: linear solver 'sparse': {message}") from error
+        raise InputError(f"{caller}: linear solver 'sparse': {message}") from None
 
 
 def solve_by_factors(matrix: Any, rhs: Tensor) -> tuple[Tensor, str]:
