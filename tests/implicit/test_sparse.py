@@ -102,7 +102,7 @@ def test_multipliers():
     even = (1 / q)[::2].sum()
     found = slopes("sparse")
     x = torch.where(torch.arange(8) % 2 == 0, s / q / even, 0.0)
-    expected = torch.diag(-x / q) + x[:, None] * (x * q / s / q)[None] * 1.0
+    expected = torch.diag(-x / q) + x[:, None] * (x / q / s)
     torch.testing.assert_close(found[:8], expected)
     torch.testing.assert_close(found, slopes("dense"))
 
@@ -132,20 +132,17 @@ def test_fixed_points_and_systems():
     torch.testing.assert_close(slope, -torch.linalg.solve(matrix, x))
 
 
-@pytest.mark.parametrize("power", [2, 3])
-def test_a_singular_jacobian_is_told(power):
-    """At a multiple root: exactly, and to rounding."""
-    f = root(
-        lambda x, p: torch.stack([(x[0] - p) ** power, x[1] - p]),
-        lambda residual, x0, p: p + torch.tensor([0.0 if power == 2 else 1e-12, 0.0], dtype=D),
-        linear_solver="sparse",
-        throw=True,
-    )
-    with pytest.raises(hodiff.ConvergenceError, match="root: the Jacobian is singular"):
-        torch.func.jacrev(lambda p: f(torch.zeros(2, dtype=D), p))(P)
-    row = root(lambda x, p: torch.stack([x.sum() - p, 3 * x.sum() - 3 * p]), lambda *_: P * X, linear_solver="sparse")
-    with pytest.warns(hodiff.HodiffWarning, match="root: the Jacobian is singular"):
-        torch.func.jacrev(lambda p: row(X, p))(2 * P)
+@pytest.mark.parametrize("apart", [0.0, 1e-15])
+def test_a_singular_jacobian_is_told(apart):
+    """Exactly, and to rounding."""
+
+    def residual(x, p):
+        return torch.stack([x.sum() - p, 3 * x.sum() - 3 * p + apart * (x[0] - p / 2)])
+
+    f = root(residual, lambda residual, x0, p: p * X / 2, linear_solver="sparse", throw=True)
+    words = "the Jacobian is singular" if not apart else "the Jacobian (is|may be) singular"
+    with pytest.raises(hodiff.ConvergenceError, match=f"root: .*{words}"):
+        torch.func.jacrev(lambda p: f(X, p))(P)
 
 
 X = torch.ones(2, dtype=D)
