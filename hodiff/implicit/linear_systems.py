@@ -17,8 +17,8 @@ from hodiff.implicit.diagnostics import Reporter
 from hodiff.implicit.linear_maps import Map, Pair
 from hodiff.implicit.linear_methods import DENSE_UP_TO, METHODS, SquareSystem, default_tolerance
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.sparse_matrices import matrix_in_words_of
 from hodiff.implicit.solver_call import Job, Tensors
+from hodiff.implicit.sparse_matrices import matrix_in_words_of
 from hodiff.torch_internals.forward_mode import set_tangents
 
 

@@ -39,10 +39,8 @@ class Gradient:
 
 
 def sparse_jacobian_of(residual: Callable[..., PyTree]) -> Callable[..., Any]:
-    """The Jacobian of `residual(x, *params)` in x, SciPy's CSR array; that of a gradient is the objective's Hessian.
-
-    Patterns and colorings are kept for all calls with x of the same structure.
-    """
+    """The Jacobian of `residual(x, *params)` in x, SciPy's CSR array; that of a gradient is the objective's Hessian."""
+    # With their patterns and colorings, for all calls with x of the same structure.
     kept: dict[Any, Callable[..., Any]] = {}
 
     def matrix(x: PyTree, *params: Any) -> Any:

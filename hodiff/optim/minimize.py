@@ -11,23 +11,22 @@ import numpy as np
 import scipy
 from tqdm.auto import tqdm
 
-from hodiff.common.options import require_bool, require_callable, require_choice, require_number
+from hodiff.common.options import require_bool, require_callable, require_number
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.operators.linear.constants import require_constant
 from hodiff.optim.batched.arguments import InDims
-from hodiff.optim.batched.methods import DEFAULT, minimize_all
-from hodiff.optim.batched.methods import METHODS as BATCHED
+from hodiff.optim.batched.methods import minimize_all
 from hodiff.optim.bounds import bounds_of, constraints_of
 from hodiff.optim.display import OptimizeResult
+from hodiff.optim.method_choice import is_empty, require_method, require_takes_sparse
 from hodiff.optim.methods import METHODS, Method
 from hodiff.optim.objective import Objective
 from hodiff.optim.own_options import options_of
 from hodiff.optim.point import Point
 from hodiff.optim.result import describe_end, in_own_structure
 from hodiff.optim.scipy_options import require_options_of_scipy
-from hodiff.optim.sparse_derivatives import require_sparse
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse import Coloring
 
@@ -76,9 +75,9 @@ def minimize(
     | "slsqp" | gradients | yes | yes |
     | "trust-constr" | products with the Hessian, and with those of the constraints | yes | yes |
 
-    With `sparse=True` the Hessian is a sparse matrix, made by `hodiff.sparse.hessian` of a few products at each point, with
-    one coloring for all: "newton" factorises it (SuperLU, on the CPU), "trust-ncg", "trust-krylov" and "newton-cg" multiply
-    with it, and "trust-constr" takes it with sparse Jacobians and Hessians of the constraints.
+    With `sparse=True` the Hessian is a sparse matrix, made by `hodiff.sparse.hessian` of a few products at each point,
+    with one coloring for all: "newton" factorises it (SuperLU, on the CPU), "trust-ncg", "trust-krylov" and "newton-cg"
+    multiply with it, and "trust-constr" takes it with sparse Jacobians and Hessians of the constraints.
 
     With `batched=True` many small problems are solved at once, by "trust-exact", "bfgs" or "l-bfgs-b" of our own. `f`
     is still the function of one problem, and `torch.func.vmap` maps it over the first dimension of all leaves of `x0`;
@@ -124,7 +123,7 @@ def minimize(
     | `gtol` | all | 1e-5, "newton-krylov" 1e-4 | the norm of the gradient at which it ends; `tol` sets it |
     | `norm` | "newton", "ss..." | inf | the order of that norm; 2 for "newton-krylov" |
     | `xrtol` | "ss..." | 0 | ends where a step is shorter, by the length of x |
-    | `c1`, `c2` | "newton", "ss..." | 1e-4 or 0.1, 0.9 | by which part of the slope the value falls, and which part of it may be left |
+    | `c1`, `c2` | "newton", "ss..." | 0.1 (1e-4), 0.9 | which part of the slope the value falls by, and which may be left |
     | `hess_inv0` | "ss..." | the identity | the inverse Hessian to begin with, (n, n); the last one is `hess_inv` |
     | `initial_scale` | "ss..." | True | whether the identity takes the curvature of the first step |
     | `initial_trust_radius`, `max_trust_radius`, `eta` | "newton-krylov" | 1, 1000, 0.15 | as for "trust-ncg" |
@@ -154,13 +153,15 @@ def minimize(
     Source: `scipy.optimize.minimize`; J. Nocedal & S. J. Wright, *Numerical Optimization*, 2nd ed., chapters 4 to 7,
     16 and 18. Of our own, M. Al-Baali, E. Spedicato & F. Maggioni, Optim. Methods Softw. 29 (2014), and J. Urbán,
     P. Stefanou & J. Pons, J. Comput. Phys. 523 (2025), for "ssbfgs" and "ssbroyden", with the line search of W. Hager &
-    H. Zhang, ACM Trans. Math. Softw. 32 (2006), which "newton" has, too, with algorithm 3.3 of Nocedal & Wright; T. Steihaug, SIAM J. Numer. Anal. 20 (1983), for "newton-krylov".
+    H. Zhang, ACM Trans. Math. Softw. 32 (2006), which "newton" has, too, after
+    algorithm 3.3 of Nocedal & Wright; T. Steihaug, SIAM J. Numer. Anal.
+    20 (1983), for "newton-krylov".
     """
     require_bool("minimize", "batched", batched)
     if in_dims != 0 and not batched:
         raise InputError(f"minimize: in_dims: expected 0 without batched=True, got {in_dims!r}; pass batched=True.")
-    name = _require_method(method, bounds, constraints, batched=batched)
-    _require_takes_sparse(name, sparse, batched=batched)
+    name = require_method(method, bounds, constraints, batched=batched)
+    require_takes_sparse(name, sparse, batched=batched)
     require_number("minimize", "tol", tol, nonnegative=True, optional=True)
     require_bool("minimize", "progress", progress)
     if callback is not None:
@@ -213,8 +214,10 @@ def _for_scipy(takes: Method, objective: Objective, bounds: Any, constraints: An
         given["hessp"] = objective.product
     if bounds is not None:
         given["bounds"] = bounds_of("minimize", bounds, objective.variables)
-    if takes.constraints and not _is_empty(constraints):
-        given["constraints"] = constraints_of("minimize", constraints, objective.variables, curved=curved, sparse=sparse)
+    if takes.constraints and not is_empty(constraints):
+        given["constraints"] = constraints_of(
+            "minimize", constraints, objective.variables, curved=curved, sparse=sparse
+        )
     return given
 
 
@@ -274,36 +277,3 @@ class _Iterations:
         return scipy.optimize.OptimizeResult(
             x=x, fun=value, nit=self.count, success=False, status=99, message=f"{reason}; x is the best point so far."
         )
-
-
-def _require_takes_sparse(name: str, sparse: Any, *, batched: bool) -> None:
-    require_sparse("minimize", sparse)
-    if sparse is False:
-        return
-    if batched:
-        raise InputError("minimize: sparse: expected False with batched=True, whose Hessians are small and dense.")
-    if not METHODS[name].sparse:
-        able = " or ".join(repr(each) for each, method in METHODS.items() if method.sparse)
-        raise InputError(
-            f"minimize: sparse: expected False, as method={name!r} takes no sparse Hessian, got {sparse!r}; "
-            f"pass method={able}."
-        )
-
-
-def _is_empty(constraints: Any) -> bool:
-    return isinstance(constraints, (tuple, list)) and not constraints
-
-
-def _require_method(method: Any, bounds: Any, constraints: Any, *, batched: bool) -> str:
-    methods: Mapping[str, Any] = BATCHED if batched else METHODS
-    if method is None:
-        method = "trust-ncg" if not batched else DEFAULT if bounds is None else "l-bfgs-b"
-    name = method.lower() if isinstance(method, str) else method
-    require_choice("minimize", "method", name, methods)
-    asked = {"bounds": bounds is not None, "constraints": not _is_empty(constraints)}
-    for argument, wanted in asked.items():
-        if wanted and not getattr(methods[name], argument):
-            able = " or ".join(repr(each) for each, method in methods.items() if getattr(method, argument))
-            remedy = f"pass method={able}" if able else "minimise the problems one by one"
-            raise InputError(f"minimize: {argument}: expected none, as method={name!r} takes none; {remedy}.")
-    return str(name)

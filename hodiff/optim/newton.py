@@ -76,10 +76,7 @@ def _run(objective: Objective, options: NewtonOptions, watch: Callable[[Point], 
 
 
 def newton_direction(matrix: Shifted, slope: Tensor, last: float) -> tuple[Tensor, float] | None:
-    """A direction of descent, and the shift that it took; `last` is that of the iteration before.
-
-    Where no shift makes the matrix positive definite it is not finite, and the result is None.
-    """
+    """A direction of descent and the shift that it took, after the `last` one; None where the matrix is not finite."""
     largest = float(matrix.diagonal.abs().max())
     least = LEAST * largest if largest else LEAST
     # A negative entry on the diagonal is as good as an eigenvalue.

@@ -36,7 +36,14 @@ class Objective:
     """
 
     def __init__(
-        self, caller: str, f: Callable[..., Any], x0: PyTree, args: tuple[Any, ...], *, curved: bool, sparse: Any = False
+        self,
+        caller: str,
+        f: Callable[..., Any],
+        x0: PyTree,
+        args: tuple[Any, ...],
+        *,
+        curved: bool,
+        sparse: Any = False,
     ):
         self.function = bind(caller, f, (x0, *args), name="x0", complex_too=True)
         self.variables = Variables(x0)

@@ -29,7 +29,7 @@ def require_sparse(caller: str, given: Any) -> None:
 
 
 def sparse_hessian(caller: str, f: Callable[..., Any], given: Any, x0: PyTree, space: Space) -> Matrix:
-    """The function of the Hessian, of the vector of the unknowns; its coloring was given, or is found when first needed."""
+    """The function of the Hessian, of the vector of the unknowns; its coloring was given, or is found at the first."""
     if any(leaf.is_complex() for leaf in tensors_in(x0)):
         raise InputError(
             f"{caller}: sparse: expected False for complex x0, got {given!r}; pass torch.view_as_real(x0), and let f "

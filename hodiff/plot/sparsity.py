@@ -33,8 +33,8 @@ def sparsity(
     r"""Draw where a sparse matrix has entries; those of a coloring in the colours of their columns or rows.
 
     Columns of one colour are added up in one product. Of a "bidirectional" coloring entries have the colour of their
-    column where that is in a product, and else of their row. A matrix with more rows or columns than `cells` is shown by
-    the density of its entries, $\text{entries} / \text{places}$ in each cell of a grid.
+    column where that is in a product, and else of their row. A matrix with more rows or columns than `cells` is shown
+    by the density of its entries, $\text{entries} / \text{places}$ in each cell of a grid.
 
     Args:
         A: A coloring of `hodiff.sparse.color`; a pattern or matrix of SciPy or a sparse tensor, whose stored entries
@@ -104,9 +104,7 @@ def _draw_entries(ax: Axes, pattern: Pattern, coloring: Coloring | None) -> None
         numbers, palette = _colors_of_entries(coloring), maps[WHEEL].colors
     image = np.ma.masked_all(pattern.shape, int)
     image[pattern.rows, pattern.columns] = numbers % len(palette)
-    ax.imshow(
-        image, cmap=colours.ListedColormap(palette), vmin=-0.5, vmax=len(palette) - 0.5, interpolation="nearest"
-    )
+    ax.imshow(image, cmap=colours.ListedColormap(palette), vmin=-0.5, vmax=len(palette) - 0.5, interpolation="nearest")
 
 
 def _colors_of_entries(coloring: Coloring) -> np.ndarray:

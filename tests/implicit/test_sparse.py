@@ -122,7 +122,9 @@ def test_vmap_and_float32():
 def test_fixed_points_and_systems():
     S, b = torch.diag(torch.linspace(0.1, 0.5, 9, dtype=D)), torch.linspace(1, 2, 9, dtype=D)
     f = fixed_point(lambda x, S, b: S.diagonal() * x + b, picard(), linear_solver="sparse")
-    torch.testing.assert_close(torch.func.jacrev(lambda b: f(torch.zeros_like(b), S, b))(b), torch.diag(1 / (1 - S.diag())))
+    torch.testing.assert_close(
+        torch.func.jacrev(lambda b: f(torch.zeros_like(b), S, b))(b), torch.diag(1 / (1 - S.diag()))
+    )
     shift = lambda x, p: p * x + torch.nn.functional.pad(x[:-1], (1, 0))  # noqa: E731
     p = torch.tensor(2.0, dtype=D)
     matrix = p * torch.eye(9, dtype=D) + torch.diag(torch.ones(8, dtype=D), -1)
@@ -157,5 +159,5 @@ def test_equations_of_any_units_are_not_singular():
 
 def test_a_course_that_depends_on_numbers_is_refused():
     f = root(lambda x, p: x - p if x[0] > 0 else x - 2 * p, lambda residual, x0, p: p.clone(), linear_solver="sparse")
-    with pytest.raises(hodiff.InputError, match="^root: linear solver 'sparse': f: "):
+    with pytest.raises(hodiff.InputError, match=r"^root: linear solver 'sparse': f: "):
         torch.func.jacrev(lambda p: f(X, p))(X)

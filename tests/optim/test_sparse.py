@@ -1,4 +1,4 @@
-"""Sparse Hessians in `minimize`: the steps of dense ones, Newton's method with factors, known surfaces, and refusals."""
+"""Sparse Hessians in `minimize`: the steps of dense ones, Newton's method with factors, surfaces, refusals."""
 
 import numpy as np
 import pytest
@@ -231,7 +231,10 @@ def small(n):
     [
         ({"sparse": "yes"}, "sparse: expected True, False or a hodiff.sparse.Coloring, got str 'yes'"),
         ({"sparse": np.eye(5)}, "sparse: expected True, False or a hodiff.sparse.Coloring, got ndarray"),
-        ({"method": "trust-exact"}, "sparse: expected False, as method='trust-exact' takes no sparse .* method='newton' or"),
+        (
+            {"method": "trust-exact"},
+            "sparse: expected False, as method='trust-exact' takes no sparse .* method='newton' or",
+        ),
         ({"method": "bfgs"}, "sparse: expected False, as method='bfgs' takes no sparse Hessian"),
         ({"method": "trust-exact", "batched": True}, "sparse: expected False with batched=True"),
         ({"sparse": small(4)}, r"sparse: pattern: expected a pattern of shape \(5, 5\), got \(4, 4\)"),
