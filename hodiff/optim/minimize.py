@@ -123,7 +123,7 @@ def minimize(
     | `gtol` | all | 1e-5, "newton-krylov" 1e-4 | the norm of the gradient at which it ends; `tol` sets it |
     | `norm` | "newton", "ss..." | inf | the order of that norm; 2 for "newton-krylov" |
     | `xrtol` | "ss..." | 0 | ends where a step is shorter, by the length of x |
-    | `c1`, `c2` | "newton", "ss..." | 0.1 (1e-4), 0.9 | which part of the slope the value falls by, and which may be left |
+    | `c1`, `c2` | "newton", "ss..." | 0.1 (1e-4), 0.9 | the part of the slope by which f falls, and that is left |
     | `hess_inv0` | "ss..." | the identity | the inverse Hessian to begin with, (n, n); the last one is `hess_inv` |
     | `initial_scale` | "ss..." | True | whether the identity takes the curvature of the first step |
     | `initial_trust_radius`, `max_trust_radius`, `eta` | "newton-krylov" | 1, 1000, 0.15 | as for "trust-ncg" |
