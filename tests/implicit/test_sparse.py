@@ -134,6 +134,17 @@ def test_fixed_points_and_systems():
     torch.testing.assert_close(slope, -torch.linalg.solve(matrix, x))
 
 
+def test_a_jacobian_that_is_not_symmetric():
+    """x + x³ with the unknown before each: by tangents and, with the transpose, by cotangents."""
+    below = lambda x: torch.nn.functional.pad(x[:-1], (1, 0))  # noqa: E731
+    solution = root(lambda x, p: x + x**3 + below(x) - p, newton(linear_solver="sparse"), linear_solver="sparse")
+    f = lambda p: solution(torch.zeros_like(p), p)  # noqa: E731
+    p = torch.linspace(-1, 3, 9, dtype=D)
+    expected = torch.linalg.inv(torch.diag(1 + 3 * f(p) ** 2) + torch.diag(torch.ones(8, dtype=D), -1))
+    for transform in (torch.func.jacfwd, torch.func.jacrev):
+        torch.testing.assert_close(transform(f)(p), expected)
+
+
 @pytest.mark.parametrize("apart", [0.0, 1e-15])
 def test_a_singular_jacobian_is_told(apart):
     """Exactly, and to rounding."""

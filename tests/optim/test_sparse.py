@@ -8,9 +8,11 @@ import torch
 
 import hodiff
 from hodiff.optim import minimize
+from hodiff.optim.bounds import constraints_of
 from hodiff.optim.factors import DenseMatrix, SparseMatrix
 from hodiff.optim.methods import METHODS
 from hodiff.optim.newton import newton_direction
+from hodiff.optim.variables import Variables
 
 D = torch.float64
 START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)
@@ -134,7 +136,7 @@ def test_directions_descend_along_a_positive_definite_matrix(matrix):
         assert shift > -lowest
         shifted = matrix + shift * torch.eye(len(matrix), dtype=D)
         torch.testing.assert_close(shifted @ direction, -slope)
-        for each in (0.5 * abs(lowest), 2 * abs(lowest)):
+        for each in (0.0, 0.5 * abs(lowest), 2 * abs(lowest)):
             solved = made.solve(each, slope)
             assert (solved is None) == (lowest + each <= 0)
 
@@ -198,8 +200,23 @@ def test_sparse_constraints_and_bounds(kind):
         )
     dense, found = runs
     assert dense.nit == found.nit
-    assert all(map(scipy.sparse.issparse, found.jac if isinstance(found.jac, list) else found.jac[0:0]))
+    assert all(map(scipy.sparse.issparse, found.jac))
     torch.testing.assert_close(found.x, dense.x, rtol=1e-6, atol=0)
+
+
+def test_jacobians_and_hessians_of_constraints_are_sparse_matrices():
+    x, v = np.linspace(0.3, 0.9, 6), np.arange(1.0, 6.0)
+    given = so.NonlinearConstraint(lambda x: x[1:] * x[:-1] ** 2, 0, 1)
+    (made,) = constraints_of("minimize", given, Variables(torch.from_numpy(x)), curved=True, sparse=True)
+    jacobian, hessian = made.jac(x), made.hess(x, v)
+    assert isinstance(jacobian, scipy.sparse.csr_array)
+    assert isinstance(hessian, scipy.sparse.csr_array)
+    rows = np.arange(5)
+    expected = np.zeros((5, 6))
+    expected[rows, rows], expected[rows, rows + 1] = 2 * x[1:] * x[:-1], x[:-1] ** 2
+    np.testing.assert_allclose(jacobian.toarray(), expected, rtol=1e-14)
+    upper = np.diag(2 * v * x[:-1], 1)
+    np.testing.assert_allclose(hessian.toarray(), upper + upper.T + np.diag(np.append(2 * v * x[1:], 0)), rtol=1e-14)
 
 
 def test_a_start_that_is_not_finite():
