@@ -32,7 +32,8 @@ def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundF
         with attributes_put_back(modules):
             result = function.f(*args, **kwargs)
         is_pair = function.has_aux and isinstance(result, tuple)
-        found = [below_transforms(each).detach() for each in tensors_in(result[0] if is_pair else result)]
+        with outside_transforms():  # where a detached tensor is wrapped by none
+            found = [below_transforms(each).detach() for each in tensors_in(result[0] if is_pair else result)]
         if not seen:
             seen.extend(found)
             return result

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from hodiff.common.options import require_callable
-from hodiff.common.trees import PyTree, describe
-from hodiff.errors import InputError
+from hodiff.common.trees import PyTree
 from hodiff.implicit.solution import Settings, implicit_function
+from hodiff.implicit.sparse_matrices import Gradient
 
 
 def argmin(
@@ -43,8 +40,8 @@ def argmin(
             `hodiff.optim.minimize`, `functools.partial(hodiff.optim.minimize, method="bfgs")` or
             `hodiff.implicit.torch_optimizer(torch.optim.Adam, steps=1000, lr=0.1)`; `hodiff.implicit.stationary`
             makes one of a solver for roots.
-        linear_solver: As for `hodiff.implicit.root`, with $J = H$; "cg" fits minima. "auto" takes "minres" beyond 1024
-            unknowns.
+        linear_solver: As for `hodiff.implicit.root`, with $J = H$; "cg" fits minima, and "sparse" takes the sparse
+            Hessian. "auto" takes "minres" beyond 1024 unknowns.
         tol: As for `root`.
         max_iterations: As for `root`.
         residual_tol: The norm of the gradient, over $\max(1, \lVert x \rVert)$, above which the solver's result is not
@@ -78,17 +75,7 @@ def argmin(
 
 def gradient(caller: str, objective: Callable[..., Any]) -> Callable[..., PyTree]:
     """The gradient in the first argument, of an objective that must return one number."""
-
-    def number(*args: Any) -> Tensor:
-        value = objective(*args)
-        if not isinstance(value, Tensor) or value.shape != () or not value.is_floating_point():
-            raise InputError(
-                f"{caller}: objective: expected one real number, a tensor of shape (), got {describe(value)}; reduce "
-                "it with .sum() or .mean(), or pass has_aux=True if it returns (value, aux)."
-            )
-        return value
-
-    return torch.func.grad(number)
+    return Gradient(caller, objective)
 
 
 def stationary(solver: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
+from hodiff.implicit.sparse_matrices import sparse_jacobian_of
 
 Map = Callable[[PyTree], PyTree]
 
@@ -22,6 +23,8 @@ class Linear:
     apply: Callable[..., PyTree]
     # prepare(like, *params): the map of trees like that one at constant parameters, for many products.
     prepare: Callable[..., Map]
+    # matrix(like, *params): the same as a sparse matrix of SciPy's, from products with its coloring.
+    matrix: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,15 @@ def map_of(matvec: Callable[..., PyTree], symmetric: bool) -> Pair:
     def prepare_transposed(like: PyTree, *params: Any) -> Map:
         return _recorded_pullback(lambda x: matvec(x, *params), pytree.tree_map(torch.zeros_like, like))
 
-    forward = Linear(matvec, lambda _like, *params: lambda u: matvec(u, *params))
-    return Pair(forward, forward if symmetric else Linear(transposed, prepare_transposed))
+    jacobian = sparse_jacobian_of(matvec)
+
+    def matrix(like: PyTree, *params: Any) -> Any:
+        return jacobian(pytree.tree_map(torch.zeros_like, like), *params)
+
+    forward = Linear(matvec, lambda _like, *params: lambda u: matvec(u, *params), matrix)
+    return Pair(
+        forward, forward if symmetric else Linear(transposed, prepare_transposed, lambda *args: matrix(*args).T)
+    )
 
 
 def jacobian_of(residual: Callable[..., PyTree], symmetric: bool) -> Pair:
@@ -70,8 +80,13 @@ def jacobian_of(residual: Callable[..., PyTree], symmetric: bool) -> Pair:
         pullback = _recorded_pullback(lambda x: residual(x, *params), x, again=True)
         return _recorded_pullback(pullback, pytree.tree_map(torch.zeros_like, like))
 
-    transposed = Linear(pull, prepare_pull)
-    return Pair(transposed if symmetric else Linear(push, prepare_push), transposed)
+    jacobian = sparse_jacobian_of(residual)
+
+    def matrix(_like: PyTree, x: PyTree, *params: Any) -> Any:
+        return jacobian(x, *params)
+
+    transposed = Linear(pull, prepare_pull, lambda *args: matrix(*args).T)
+    return Pair(transposed if symmetric else Linear(push, prepare_push, matrix), transposed)
 
 
 def _pull(f: Map, x: PyTree, cotangent: PyTree) -> PyTree:

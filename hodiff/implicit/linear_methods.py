@@ -16,6 +16,7 @@ from hodiff.common.chunks import ByteCount, resolve_chunk_size
 from hodiff.estimators.neumann import neumann_series
 from hodiff.estimators.precision import norms_of
 from hodiff.implicit.diagnostics import rounding
+from hodiff.implicit.sparse_matrices import solve_by_factors
 
 VectorMap = Callable[[Tensor], Tensor]
 # A dense matrix of this size takes 8 MB in float64, and as many products as it has columns.
@@ -31,6 +32,8 @@ class SquareSystem:
     product: VectorMap
     # Makes the transpose's product, for the methods that need it.
     transposed: Callable[[], VectorMap]
+    # Makes it as a sparse matrix.
+    matrix: Callable[[], Any]
     tol: float
     max_iterations: int | None
     # What a method found wrong with the matrix.
@@ -51,6 +54,16 @@ def dense(system: SquareSystem, rhs: Tensor) -> Tensor:
     if not ratio > len(matrix) * torch.finfo(rhs.dtype).eps:
         system.trouble.append(f"the Jacobian is singular: the smallest pivot is {ratio:.1e} of the largest")
     return torch.linalg.lu_solve(factors, pivots, rhs.T / rows).T
+
+
+def sparse(system: SquareSystem, rhs: Tensor) -> Tensor:
+    """LU factors of the sparse matrix, for all right-hand sides at once."""
+    if not rhs.any():
+        return rhs
+    x, trouble = solve_by_factors(system.matrix(), rhs)
+    if trouble:
+        system.trouble.append(trouble)
+    return x
 
 
 def neumann(system: SquareSystem, rhs: Tensor) -> Tensor:
@@ -134,6 +147,7 @@ def _lsmr(operator: Any, b: np.ndarray, tol: float, most: int) -> tuple[np.ndarr
 
 METHODS: dict[str, Callable[[SquareSystem, Tensor], Tensor]] = {
     "dense": dense,
+    "sparse": sparse,
     "cg": scipys(_cg),
     "minres": scipys(_minres),
     "gmres": scipys(_gmres),
@@ -144,7 +158,7 @@ METHODS: dict[str, Callable[[SquareSystem, Tensor], Tensor]] = {
 
 def default_tolerance(method: Any, dtype: torch.dtype) -> float:
     """The relative residual that a method is to reach: what elimination attains, or what iterations can."""
-    return rounding(dtype, 0.5 if method == "dense" else 2 / 3)
+    return rounding(dtype, 0.5 if method in {"dense", "sparse"} else 2 / 3)
 
 
 def _columns(product: VectorMap, like: Tensor) -> Tensor:

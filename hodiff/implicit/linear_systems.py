@@ -18,6 +18,7 @@ from hodiff.implicit.linear_maps import Map, Pair
 from hodiff.implicit.linear_methods import DENSE_UP_TO, METHODS, SquareSystem, default_tolerance
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solver_call import Job, Tensors
+from hodiff.implicit.sparse_matrices import matrix_in_words_of
 from hodiff.torch_internals.forward_mode import set_tangents
 
 
@@ -92,7 +93,13 @@ class LinearJob:
         tol = self.options.tol
         tol = default_tolerance(method, rhs.dtype) if tol is None else tol
         product = prepared("forward")
-        system = SquareSystem(product, lambda: prepared("transposed"), tol, self.options.max_iterations)
+        system = SquareSystem(
+            product,
+            lambda: prepared("transposed"),
+            lambda: matrix_in_words_of(self.caller, self.pair.forward.matrix, like, *params),
+            tol,
+            self.options.max_iterations,
+        )
         if isinstance(method, str):
             x = METHODS[method](system, rhs).detach()
         else:

@@ -38,9 +38,10 @@ def root(
             dtypes of `x`. With `has_aux`, `(residual, aux)`. What is to be differentiated must be among `params`.
         solver: `solver(residual, x0, *params) -> x`, for example `hodiff.implicit.newton()`.
         linear_solver: How systems with $J$ and $J^\top$ are solved: "dense" (LU), "cg" (symmetric positive definite),
-            "minres" (symmetric), "gmres", "lsmr" (all by SciPy, on the CPU), "neumann" (where $I - J$ contracts), or a
-            function `(matvec, rhs) -> x` of trees like `x`. "auto" is "dense" up to 1024 unknowns, else "gmres", or
-            "minres" where `symmetric`.
+            "minres" (symmetric), "gmres", "lsmr" (all by SciPy, on the CPU), "neumann" (where $I - J$ contracts),
+            "sparse" (LU of the sparse matrix that `hodiff.sparse` makes of $J$, by SciPy's SuperLU), or a function
+            `(matvec, rhs) -> x` of trees like `x`. "auto" is "dense" up to 1024 unknowns, else "gmres", or "minres"
+            where `symmetric`.
         symmetric: Whether $J$ is symmetric.
         tol: Relative residual that the linear solver is to reach; by default $\varepsilon^{2/3}$ of the dtype.
         max_iterations: Most iterations of the linear solver; by default ten times the unknowns, and 1000 for "neumann".

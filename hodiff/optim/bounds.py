@@ -15,6 +15,7 @@ from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives import hessian_matrix, jacobian
 from hodiff.errors import InputError
 from hodiff.operators import HessianOperator
+from hodiff.optim.sparse_derivatives import sparse_jacobian, sparse_weighted_hessian
 from hodiff.optim.variables import Variables
 from hodiff.optim.vector_function import numbers_of, vector_function
 
@@ -95,10 +96,12 @@ def _refused(caller: str, bounds: Any, n: int, in_pairs: bool) -> InputError:
     )
 
 
-def constraints_of(caller: str, constraints: Any, variables: Variables, *, curved: bool) -> list[Any]:
+def constraints_of(
+    caller: str, constraints: Any, variables: Variables, *, curved: bool, sparse: bool = False
+) -> list[Any]:
     """SciPy's constraints, whose functions of the pytree become ones of vectors, with Jacobians (and Hessians)."""
     given = constraints if isinstance(constraints, (tuple, list)) else (constraints,)
-    return [_constraint(caller, each, variables, curved) for each in given]
+    return [_constraint(caller, each, variables, curved, sparse) for each in given]
 
 
 def _require_values(caller: str, first: np.ndarray, lower: Any, upper: Any) -> None:
@@ -125,7 +128,7 @@ def _require_values(caller: str, first: np.ndarray, lower: Any, upper: Any) -> N
         )
 
 
-def _constraint(caller: str, constraint: Any, variables: Variables, curved: bool) -> Any:
+def _constraint(caller: str, constraint: Any, variables: Variables, curved: bool, sparse: bool) -> Any:
     if isinstance(constraint, scipy.optimize.LinearConstraint):
         columns = np.atleast_2d(constraint.A).shape[1]
         if columns != variables.space.size:
@@ -163,6 +166,11 @@ def _constraint(caller: str, constraint: Any, variables: Variables, curved: bool
         if variables.space.size > DENSE:
             return HessianOperator(weighted, point, weights, check_deterministic=False).to_scipy()
         return variables.array(hessian_matrix(weighted, point, weights))
+
+    if sparse:
+        jacobians, hessians = sparse_jacobian(caller, values), sparse_weighted_hessian(caller, weighted)
+        slopes = lambda x: jacobians(variables.vector(x))  # noqa: E731
+        hessian = lambda x, v: hessians(variables.vector(x), variables.vector(v))  # noqa: E731
 
     return scipy.optimize.NonlinearConstraint(
         lambda x: numbers_of(values, x, variables),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hodiff.optim.newton import NewtonOptions, newton_method
 from hodiff.optim.newton_krylov import NewtonKrylovOptions, newton_krylov_method
 from hodiff.optim.quasi_newton import QuasiNewtonOptions, ssbfgs_method, ssbroyden_method
 
@@ -21,6 +22,7 @@ class Method:
         curvature: "" for none, "products" with the Hessian, or the "hessian" itself.
         bounds: Whether it takes bounds.
         constraints: Whether it takes constraints.
+        sparse: Whether it takes the Hessian as a sparse matrix.
         solver: What minimises, where that is not SciPy.
         options: The dataclass of its options.
     """
@@ -28,6 +30,7 @@ class Method:
     curvature: str = ""
     bounds: bool = False
     constraints: bool = False
+    sparse: bool = False
     solver: Solver | None = None
     options: type = dict
 
@@ -37,14 +40,15 @@ METHODS = {
     "cg": Method(),
     "dogleg": Method("hessian"),
     "l-bfgs-b": Method(bounds=True),
-    "newton-cg": Method("products"),
+    "newton": Method("hessian", sparse=True, solver=newton_method, options=NewtonOptions),
+    "newton-cg": Method("products", sparse=True),
     "newton-krylov": Method("products", solver=newton_krylov_method, options=NewtonKrylovOptions),
     "slsqp": Method(bounds=True, constraints=True),
     "ssbfgs": Method(solver=ssbfgs_method, options=QuasiNewtonOptions),
     "ssbroyden": Method(solver=ssbroyden_method, options=QuasiNewtonOptions),
     "tnc": Method(bounds=True),
-    "trust-constr": Method("products", bounds=True, constraints=True),
+    "trust-constr": Method("products", bounds=True, constraints=True, sparse=True),
     "trust-exact": Method("hessian"),
-    "trust-krylov": Method("products"),
-    "trust-ncg": Method("products"),
+    "trust-krylov": Method("products", sparse=True),
+    "trust-ncg": Method("products", sparse=True),
 }

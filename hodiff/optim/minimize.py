@@ -11,16 +11,16 @@ import numpy as np
 import scipy
 from tqdm.auto import tqdm
 
-from hodiff.common.options import require_bool, require_callable, require_choice, require_number
+from hodiff.common.options import require_bool, require_callable, require_number
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.operators.linear.constants import require_constant
 from hodiff.optim.batched.arguments import InDims
-from hodiff.optim.batched.methods import DEFAULT, minimize_all
-from hodiff.optim.batched.methods import METHODS as BATCHED
+from hodiff.optim.batched.methods import minimize_all
 from hodiff.optim.bounds import bounds_of, constraints_of
 from hodiff.optim.display import OptimizeResult
+from hodiff.optim.method_choice import is_empty, require_method, require_takes_sparse
 from hodiff.optim.methods import METHODS, Method
 from hodiff.optim.objective import Objective
 from hodiff.optim.own_options import options_of
@@ -28,6 +28,7 @@ from hodiff.optim.point import Point
 from hodiff.optim.result import describe_end, in_own_structure
 from hodiff.optim.scipy_options import require_options_of_scipy
 from hodiff.rules.any_order import outside_graphs
+from hodiff.sparse import Coloring
 
 # What a call inside a transform is told.
 DIFFERENTIABLE = (
@@ -49,6 +50,7 @@ def minimize(
     options: Mapping[str, Any] | None = None,
     callback: Callable[[scipy.optimize.OptimizeResult], Any] | None = None,
     progress: bool = False,
+    sparse: bool | Coloring = False,
     batched: bool = False,
     in_dims: InDims = 0,
 ) -> OptimizeResult:
@@ -57,20 +59,25 @@ def minimize(
     $$ \min_x f(x) \quad\text{with}\quad l \le x \le u, \quad c_l \le c(x) \le c_u $$
 
     It is `scipy.optimize.minimize` on tensors: the same iterates as SciPy makes with derivatives written by hand. SciPy
-    computes in float64 on the CPU; "newton-krylov", "ssbroyden" and "ssbfgs" are our own, and compute in float64 on the
-    device of `x0`. `f` is evaluated in the dtype and on the device of `x0`, once at each point, whose
+    computes in float64 on the CPU; "newton", "newton-krylov", "ssbroyden" and "ssbfgs" are our own, and compute in
+    float64 on the device of `x0`. `f` is evaluated in the dtype and on the device of `x0`, once at each point, whose
     gradient and products share what was recorded.
 
     | method | takes | bounds | constraints |
     |---|---|---|---|
     | "trust-ncg", "trust-krylov", "newton-cg" | products with the Hessian | | |
     | "newton-krylov" | products with the Hessian, fewer than "trust-ncg" | | |
+    | "newton" | the Hessian, sparse for up to some hundred thousand unknowns | | |
     | "trust-exact", "dogleg" | the Hessian, for up to some hundred unknowns | | |
     | "bfgs", "cg" | gradients | | |
     | "ssbroyden", "ssbfgs" | gradients; for up to some thousand unknowns and many digits | | |
     | "l-bfgs-b", "tnc" | gradients | yes | |
     | "slsqp" | gradients | yes | yes |
     | "trust-constr" | products with the Hessian, and with those of the constraints | yes | yes |
+
+    With `sparse=True` the Hessian is a sparse matrix, made by `hodiff.sparse.hessian` of a few products at each point,
+    with one coloring for all: "newton" factorises it (SuperLU, on the CPU), "trust-ncg", "trust-krylov" and "newton-cg"
+    multiply with it, and "trust-constr" takes it with sparse Jacobians and Hessians of the constraints.
 
     With `batched=True` many small problems are solved at once, by "trust-exact", "bfgs" or "l-bfgs-b" of our own. `f`
     is still the function of one problem, and `torch.func.vmap` maps it over the first dimension of all leaves of `x0`;
@@ -95,6 +102,8 @@ def minimize(
             and `fun`; it may raise `StopIteration` to end. Not with `batched`.
         progress: Whether to show a progress bar with value and norm of the gradient, or with `batched` with the number
             of problems that ended.
+        sparse: Whether the Hessian is sparse; or its coloring, `hodiff.sparse.color(pattern)`, where that is there. For
+            "newton", "newton-cg", "trust-constr", "trust-krylov" and "trust-ncg".
         batched: Whether `x0` holds the starts of many problems: leaves (B, ...).
         in_dims: With `batched`, which dimension of the tensors in each of `args` is that of the problems, as for
             `torch.func.vmap`: an int, or None for what all problems share; one for all of `args`, or a tuple.
@@ -112,9 +121,9 @@ def minimize(
     |---|---|---|---|
     | `maxiter` | all | 200 n | most iterations |
     | `gtol` | all | 1e-5, "newton-krylov" 1e-4 | the norm of the gradient at which it ends; `tol` sets it |
-    | `norm` | "ss..." | inf | the order of that norm; 2 for "newton-krylov" |
+    | `norm` | "newton", "ss..." | inf | the order of that norm; 2 for "newton-krylov" |
     | `xrtol` | "ss..." | 0 | ends where a step is shorter, by the length of x |
-    | `c1`, `c2` | "ss..." | 0.1, 0.9 | by which part of the slope the value falls, and which part of it may be left |
+    | `c1`, `c2` | "newton", "ss..." | 0.1 (1e-4), 0.9 | the part of the slope by which f falls, and that is left |
     | `hess_inv0` | "ss..." | the identity | the inverse Hessian to begin with, (n, n); the last one is `hess_inv` |
     | `initial_scale` | "ss..." | True | whether the identity takes the curvature of the first step |
     | `initial_trust_radius`, `max_trust_radius`, `eta` | "newton-krylov" | 1, 1000, 0.15 | as for "trust-ncg" |
@@ -144,12 +153,15 @@ def minimize(
     Source: `scipy.optimize.minimize`; J. Nocedal & S. J. Wright, *Numerical Optimization*, 2nd ed., chapters 4 to 7,
     16 and 18. Of our own, M. Al-Baali, E. Spedicato & F. Maggioni, Optim. Methods Softw. 29 (2014), and J. Urbán,
     P. Stefanou & J. Pons, J. Comput. Phys. 523 (2025), for "ssbfgs" and "ssbroyden", with the line search of W. Hager &
-    H. Zhang, ACM Trans. Math. Softw. 32 (2006); T. Steihaug, SIAM J. Numer. Anal. 20 (1983), for "newton-krylov".
+    H. Zhang, ACM Trans. Math. Softw. 32 (2006), which "newton" has, too, after
+    algorithm 3.3 of Nocedal & Wright; T. Steihaug, SIAM J. Numer. Anal.
+    20 (1983), for "newton-krylov".
     """
     require_bool("minimize", "batched", batched)
     if in_dims != 0 and not batched:
         raise InputError(f"minimize: in_dims: expected 0 without batched=True, got {in_dims!r}; pass batched=True.")
-    name = _require_method(method, bounds, constraints, batched=batched)
+    name = require_method(method, bounds, constraints, batched=batched)
+    require_takes_sparse(name, sparse, batched=batched)
     require_number("minimize", "tol", tol, nonnegative=True, optional=True)
     require_bool("minimize", "progress", progress)
     if callback is not None:
@@ -164,7 +176,7 @@ def minimize(
     takes = METHODS[name]
     if takes.solver is None:
         require_options_of_scipy(name, options or {})
-    objective = Objective("minimize", f, x0, args, curved=takes.curvature == "products")
+    objective = Objective("minimize", f, x0, args, curved=takes.curvature == "products", sparse=sparse)
     with tqdm(unit=" iterations", disable=not progress) as bar:
         iterations = _Iterations(objective, callback, bar)
         if takes.solver is None:
@@ -174,9 +186,9 @@ def minimize(
                 objective.variables.start,
                 method=name,
                 tol=tol,
-                options=dict(options or {}),
+                options=_sparse_jacobians(takes, sparse) | dict(options or {}),
                 callback=iterations,
-                **_for_scipy(takes, objective, bounds, constraints),
+                **_for_scipy(takes, objective, bounds, constraints, sparse is not False),
             )
         else:
             run = partial(
@@ -190,19 +202,28 @@ def minimize(
     return OptimizeResult(in_own_structure(found, objective))
 
 
-def _for_scipy(takes: Method, objective: Objective, bounds: Any, constraints: Any) -> dict[str, Any]:
+def _for_scipy(takes: Method, objective: Objective, bounds: Any, constraints: Any, sparse: bool) -> dict[str, Any]:
     """Derivatives, bounds and constraints as SciPy takes them."""
     curved = takes.curvature == "products"
     given: dict[str, Any] = {"jac": objective.gradient}
-    if curved:
-        given["hessp"] = objective.product
-    if takes.curvature == "hessian":
+    # Of a sparse matrix the products cost next to nothing, which most of SciPy's methods prefer to the matrix itself.
+    whole = takes.curvature == "hessian" or (sparse and takes.constraints)
+    if whole:
         given["hess"] = objective.hessian
+    elif curved:
+        given["hessp"] = objective.product
     if bounds is not None:
         given["bounds"] = bounds_of("minimize", bounds, objective.variables)
-    if takes.constraints and not _is_empty(constraints):
-        given["constraints"] = constraints_of("minimize", constraints, objective.variables, curved=curved)
+    if takes.constraints and not is_empty(constraints):
+        given["constraints"] = constraints_of(
+            "minimize", constraints, objective.variables, curved=curved, sparse=sparse
+        )
     return given
+
+
+def _sparse_jacobians(takes: Method, sparse: bool | Coloring) -> dict[str, Any]:
+    """What brings all Jacobians, those of bounds and linear constraints too, to the one form that SciPy wants."""
+    return {"sparse_jacobian": True} if sparse is not False and takes.constraints else {}
 
 
 def _run(
@@ -256,22 +277,3 @@ class _Iterations:
         return scipy.optimize.OptimizeResult(
             x=x, fun=value, nit=self.count, success=False, status=99, message=f"{reason}; x is the best point so far."
         )
-
-
-def _is_empty(constraints: Any) -> bool:
-    return isinstance(constraints, (tuple, list)) and not constraints
-
-
-def _require_method(method: Any, bounds: Any, constraints: Any, *, batched: bool) -> str:
-    methods: Mapping[str, Any] = BATCHED if batched else METHODS
-    if method is None:
-        method = "trust-ncg" if not batched else DEFAULT if bounds is None else "l-bfgs-b"
-    name = method.lower() if isinstance(method, str) else method
-    require_choice("minimize", "method", name, methods)
-    asked = {"bounds": bounds is not None, "constraints": not _is_empty(constraints)}
-    for argument, wanted in asked.items():
-        if wanted and not getattr(methods[name], argument):
-            able = " or ".join(repr(each) for each, method in methods.items() if getattr(method, argument))
-            remedy = f"pass method={able}" if able else "minimise the problems one by one"
-            raise InputError(f"minimize: {argument}: expected none, as method={name!r} takes none; {remedy}.")
-    return str(name)

@@ -12,7 +12,9 @@ from hodiff.common.trees import PyTree
 from hodiff.derivatives import hessian_matrix
 from hodiff.derivatives.bound_function import bind
 from hodiff.derivatives.products_by_route import Leaves
+from hodiff.optim.factors import DenseMatrix, Shifted, SparseMatrix
 from hodiff.optim.point import Counts, Point
+from hodiff.optim.sparse_derivatives import sparse_hessian, unknown_matrix
 from hodiff.optim.variables import Variables, require_some
 
 
@@ -25,6 +27,7 @@ class Objective:
         x0: Where to begin.
         args: Its further arguments.
         curved: Whether products with the Hessian will be asked for, so that gradients are recorded.
+        sparse: Whether the Hessian is a sparse matrix, which then gives the products, too; or its coloring.
 
     Attributes:
         counts: How often each was computed.
@@ -32,15 +35,26 @@ class Objective:
         strayed: Whether anything was not finite.
     """
 
-    def __init__(self, caller: str, f: Callable[..., Any], x0: PyTree, args: tuple[Any, ...], *, curved: bool):
+    def __init__(
+        self,
+        caller: str,
+        f: Callable[..., Any],
+        x0: PyTree,
+        args: tuple[Any, ...],
+        *,
+        curved: bool,
+        sparse: Any = False,
+    ):
         self.function = bind(caller, f, (x0, *args), name="x0", complex_too=True)
         self.variables = Variables(x0)
         require_some(caller, self.variables.space)
         self.counts = Counts()
         self.best: tuple[float, Any] | None = None
         self.strayed = False
-        self._curved = curved
+        self._sparse = None if sparse is False else sparse_hessian(caller, f, sparse, x0, self.variables.space)
+        self._curved = curved and self._sparse is None
         self._here: Point | None = None
+        self._matrix: tuple[np.ndarray, Any] | None = None
 
     def value(self, x: np.ndarray) -> float:
         """$f(x)$."""
@@ -55,6 +69,8 @@ class Objective:
     def product(self, x: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Its Hessian times a vector."""
         self.counts.products += 1
+        if self._sparse is not None:
+            return np.asarray(self.hessian(x) @ v)
         return self._seen(self._at(x).product(self.variables.leaves(v)))
 
     def _seen(self, leaves: Leaves) -> np.ndarray:
@@ -62,14 +78,32 @@ class Objective:
         self.strayed |= not np.isfinite(flat).all()
         return flat
 
-    def hessian(self, x: np.ndarray) -> np.ndarray:
-        """Its Hessian, (n, n)."""
-        self.counts.hessians += 1
-        _, *args = self.function.args
+    def hessian(self, x: np.ndarray) -> Any:
+        """Its Hessian (n, n), an array or a sparse matrix, which is kept until the next point."""
+        if self._matrix is None or not np.array_equal(x, self._matrix[0]):
+            self._matrix = np.array(x), self._hessian(x)
+        return self._matrix[1]
+
+    def _hessian(self, x: np.ndarray) -> Any:
+        n = self.variables.space.size
         if not np.isfinite(self.gradient(x)).all():
             # Of which a warning would speak, and the result does.
-            return np.full((self.variables.space.size,) * 2, np.nan)
-        return self.variables.array(hessian_matrix(self.function.f, self.variables.tree(x), *args))
+            self.counts.hessians += 1
+            return np.full((n, n), np.nan) if self._sparse is None else unknown_matrix(n)
+        return self._matrix_of(x) if self._sparse is not None else self.variables.array(self._matrix_of(x))
+
+    def factorable(self, x: Any) -> Shifted:
+        """Its Hessian as what a Newton method factorises, at a vector where the gradient is finite."""
+        matrix = self._matrix_of(x)
+        return DenseMatrix(matrix.to(self.variables.origin)) if self._sparse is None else SparseMatrix(matrix)
+
+    def _matrix_of(self, x: Any) -> Any:
+        """The matrix as hodiff makes it: a tensor, or SciPy's CSR array."""
+        self.counts.hessians += 1
+        _, *args = self.function.args
+        if self._sparse is not None:
+            return self._sparse(self.variables.vector(x), *args)
+        return hessian_matrix(self.function.f, self.variables.tree(x), *args)
 
     def point(self, x: Any) -> Point:
         """A point, a vector of NumPy or torch, recorded anew."""

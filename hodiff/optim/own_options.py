@@ -51,6 +51,12 @@ def require_norm(caller: str, name: str, value: Any) -> None:
     require_number(caller, name, value, positive=True)
 
 
+def require_wolfe(c1: float, c2: float) -> None:
+    """Refuse constants of Wolfe's conditions that no step may meet."""
+    if not 0 < c1 < c2 < 1:
+        raise InputError(f"minimize: options: expected 0 < c1 < c2 < 1, got c1={c1} and c2={c2}.")
+
+
 def require_positive_matrix(caller: str, name: str, value: Any) -> None:
     """Refuse what is neither None nor a symmetric positive definite matrix."""
     if value is None:

@@ -23,6 +23,7 @@ from hodiff.optim.own_options import (
     TOLERANCE,
     require_norm,
     require_positive_matrix,
+    require_wolfe,
 )
 from hodiff.optim.point import Point
 
@@ -79,8 +80,7 @@ def _run(
     objective: Objective, options: QuasiNewtonOptions, watch: Watch, course: Course, inverse: InverseHessian
 ) -> End:
     """Iterate from the course's point on, which is moved."""
-    if not 0 < options.c1 < options.c2 < 1:
-        raise InputError(f"minimize: options: expected 0 < c1 < c2 < 1, got c1={options.c1} and c2={options.c2}.")
+    require_wolfe(options.c1, options.c2)
     most = 200 * len(course.slope) if options.maxiter is None else options.maxiter
     if not finite(course.point, course.slope):
         return NONFINITE

@@ -27,9 +27,10 @@ class Variables:
         # One real tensor, in whose dtype vectors are: it is the vector itself, in another shape, without a copy.
         self._plain = self.space.dtypes == (self.space.dtype,) and not self.space.joined[0]
 
-    def vector(self, x: np.ndarray) -> Tensor:
-        """A vector of NumPy as one of the space."""
-        return torch.from_numpy(np.array(x, np.float64)).to(self.space.device, self.space.dtype)
+    def vector(self, x: np.ndarray | Tensor) -> Tensor:
+        """A vector as one of the space."""
+        found = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x, np.float64))
+        return found.to(self.space.device, self.space.dtype)
 
     def flatten(self, tree: PyTree, caller: str, name: str) -> Tensor:
         """An argument like the unknowns as a vector."""

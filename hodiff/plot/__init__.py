@@ -1,4 +1,4 @@
-"""Pictures: derivatives and their graphs, spectra, Hessians and loss landscapes."""
+"""Pictures: derivatives and their graphs, spectra, Hessians, sparsity and loss landscapes."""
 
 from hodiff.plot.derivatives import derivatives as derivatives
 from hodiff.plot.gradient_flow import gradient_flow as gradient_flow
@@ -8,6 +8,7 @@ from hodiff.plot.graph import graph as graph
 from hodiff.plot.landscape import loss_landscape as loss_landscape
 from hodiff.plot.matrices import hessian as hessian
 from hodiff.plot.routes import routes as routes
+from hodiff.plot.sparsity import sparsity as sparsity
 from hodiff.plot.spectra import eigenvalues as eigenvalues
 from hodiff.plot.spectra import spectral_density as spectral_density
 from hodiff.plot.straight_through import straight_through as straight_through

@@ -232,13 +232,20 @@ PROBLEMS = [
     Problem("sqrt by scipy", square_root(scipy_root(tol=1e-14)), torch.sqrt, P),
     Problem("unsymmetric", unsymmetric(), unsymmetric_truth, (A, RHS)),
     Problem("unsymmetric by gmres", unsymmetric(linear_solver="gmres"), unsymmetric_truth, (A, RHS)),
+    Problem("unsymmetric, sparse", unsymmetric(linear_solver="sparse"), unsymmetric_truth, (A, RHS)),
     Problem("ridge by scipy", ridge(scipy_minimize()), ridge_truth, P),
     Problem("ridge by newton and cg", ridge(stationary(newton()), linear_solver="cg"), ridge_truth, P),
+    Problem(
+        "ridge by newton, sparse",
+        ridge(stationary(newton(linear_solver="sparse")), linear_solver="sparse"),
+        ridge_truth,
+        P,
+    ),
     Problem("ridge by sgd", ridge(torch_optimizer(torch.optim.SGD, lr=0.2, tol=1e-12)), ridge_truth, P),
     Problem("affine by picard", affine(picard()), affine_truth, (A, B)),
     Problem("affine by anderson", affine(anderson(), linear_solver="neumann"), affine_truth, (A, B)),
     Problem("trees", in_trees, in_trees_truth, (*P, draw(())[0])),
-    *(Problem(f"system by {m}", system(m), system_truth, (A, B)) for m in ("auto", "dense", "gmres", "lsmr")),
+    *(Problem(f"system by {m}", system(m), system_truth, (A, B)) for m in ("auto", "dense", "sparse", "gmres", "lsmr")),
     Problem("system by neumann", system("neumann"), lambda A, b: system_truth(A, b, scale=6.0), (A, B)),
     *(
         Problem(f"system by {m}", system(m, True), lambda A, b: system_truth(A, b, True), (A, B))

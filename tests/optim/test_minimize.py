@@ -196,7 +196,7 @@ def test_iterations_used_up_are_said():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"method": "newton"}, "method: expected one of 'bfgs'"),
+        ({"method": "halley"}, "method: expected one of 'bfgs'"),
         ({"bounds": (0, 1)}, "bounds: expected none, as method='trust-ncg' takes none; pass method='l-bfgs-b'"),
         ({"constraints": {"type": "eq", "fun": circle}}, "constraints: expected none, as method='trust-ncg'"),
         ({"method": "l-bfgs-b", "bounds": [(0, 1)]}, "bounds: expected"),

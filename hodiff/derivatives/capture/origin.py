@@ -17,6 +17,7 @@ _BETWEEN = {"torch", "hodiff"} | sys.stdlib_module_names
 _WATCHING = (
     "hodiff.corrections.mode",
     "hodiff.derivatives.capture.origin",
+    "hodiff.recompute.hidden_tensors",
     "hodiff.sparse.detection",
     *MODULES_BELOW,
 )

@@ -1,0 +1,64 @@
+"""Hessians with a multiple of the identity added, factorised: dense ones by Cholesky's method, sparse ones by SuperLU.
+
+Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., section 3.4.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import scipy
+import torch
+from torch import Tensor
+
+
+class Shifted(Protocol):
+    """A symmetric matrix that can be solved with once enough of the identity is added."""
+
+    diagonal: Tensor
+
+    def solve(self, shift: float, rhs: Tensor) -> Tensor | None:
+        """The solution with H + shift I, or None where that is not positive definite."""
+
+
+class DenseMatrix:
+    """A matrix (n, n), on its device."""
+
+    def __init__(self, matrix: Tensor):
+        self._matrix = matrix
+        self.diagonal = matrix.diagonal()
+
+    def solve(self, shift: float, rhs: Tensor) -> Tensor | None:
+        """The solution with H + shift I, or None where that is not positive definite."""
+        matrix = self._matrix.clone()
+        matrix.diagonal().add_(shift)
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        return None if bool(failed) else torch.cholesky_solve(rhs[:, None], factor)[:, 0]
+
+
+class SparseMatrix:
+    """A sparse matrix of SciPy's, on the CPU."""
+
+    def __init__(self, matrix: Any):
+        # A symmetric matrix by rows is the same by columns, which SuperLU wants.
+        by_columns = (matrix.data, matrix.indices, matrix.indptr)
+        self._matrix = scipy.sparse.csc_array(by_columns, shape=matrix.shape)
+        self.diagonal = torch.from_numpy(matrix.diagonal())
+
+    def solve(self, shift: float, rhs: Tensor) -> Tensor | None:
+        """The solution with H + shift I, or None where that is not positive definite."""
+        matrix = self._matrix
+        if shift:
+            matrix = matrix + shift * scipy.sparse.eye_array(len(rhs), format="csc")
+        try:
+            # Pivots on the diagonal, unless they are zero, so that by Sylvester's law their signs are the eigenvalues'.
+            factors = scipy.sparse.linalg.splu(
+                matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
+            )
+        except RuntimeError:  # a column without a pivot
+            return None
+        is_positive = np.array_equal(factors.perm_r, factors.perm_c) and bool((factors.U.diagonal() > 0).all())
+        if not is_positive:
+            return None
+        return torch.from_numpy(factors.solve(rhs.cpu().numpy())).to(rhs)

@@ -1,0 +1,107 @@
+"""Newton's method with factors of the Hessian, to which as much of the identity is added as makes it positive definite.
+
+Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., algorithms 3.2 and 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import scipy
+import torch
+from torch import Tensor
+
+from hodiff.optim.ends import CONVERGED, ITERATIONS, NONFINITE, PRECISION, STOPPED, Course, End, finite
+from hodiff.optim.factors import Shifted
+from hodiff.optim.line_search import Trial, Wolfe, line_search
+from hodiff.optim.objective import Objective
+from hodiff.optim.own_options import COUNT, FRACTION, TOLERANCE, require_norm, require_wolfe
+from hodiff.optim.point import Point
+
+# The least multiple of the identity, by the largest diagonal entry, and what it is multiplied by where it is too small.
+LEAST, RAISE = 1e-4, 8.0
+# By then it is larger than any eigenvalue of the matrix, unless that is not finite.
+MOST = 60
+
+
+@dataclass(frozen=True)
+class NewtonOptions:
+    """Options of "newton"; names are those of SciPy's "bfgs" where it has them."""
+
+    maxiter: Annotated[int | None, COUNT] = None
+    gtol: Annotated[float, TOLERANCE] = 1e-5
+    norm: Annotated[float, require_norm] = math.inf
+    c1: Annotated[float, FRACTION] = 1e-4
+    c2: Annotated[float, FRACTION] = 0.9
+
+
+def newton_method(
+    objective: Objective, options: NewtonOptions, watch: Callable[[Point], None]
+) -> scipy.optimize.OptimizeResult:
+    """Minimise from the start on."""
+    require_wolfe(options.c1, options.c2)
+    point = objective.point(objective.variables.origin)
+    course = Course(point, point.slope)
+    point.release()
+    end = _run(objective, options, watch, course)
+    return course.result(end)
+
+
+def _run(objective: Objective, options: NewtonOptions, watch: Callable[[Point], None], course: Course) -> End:
+    """Iterate from the course's point on, which is moved."""
+    most = 200 * len(course.slope) if options.maxiter is None else options.maxiter
+    if not finite(course.point, course.slope):
+        return NONFINITE
+    shift = 0.0
+    while True:
+        if float(torch.linalg.vector_norm(course.slope, options.norm)) <= options.gtol:
+            return CONVERGED
+        if course.iterations >= most:
+            return ITERATIONS
+        found = newton_direction(objective.factorable(course.point.x), course.slope, shift)
+        if found is None:
+            return NONFINITE
+        direction, shift = found
+        trial = _search(objective, options, course, direction)
+        if trial is None:
+            return PRECISION
+        course.point, course.slope, course.iterations = trial.point, trial.point.slope, course.iterations + 1
+        try:
+            watch(course.point)
+        except StopIteration:
+            return STOPPED
+
+
+def newton_direction(matrix: Shifted, slope: Tensor, last: float) -> tuple[Tensor, float] | None:
+    """A direction of descent and the shift that it took, after the `last` one; None where the matrix is not finite."""
+    largest = float(matrix.diagonal.abs().max())
+    least = LEAST * largest if largest else LEAST
+    # A negative entry on the diagonal is as good as an eigenvalue.
+    lowest = float(matrix.diagonal.min())
+    shift = 0.0 if lowest > 0 else least - lowest
+    for _ in range(MOST):
+        direction = matrix.solve(shift, -slope)
+        # Rounding may spoil the solution of a system that is nearly singular.
+        if direction is not None and float(torch.dot(direction, slope)) < 0 and bool(direction.isfinite().all()):
+            return direction, shift
+        shift = max(least, last / RAISE, RAISE * shift)
+        last = 0.0
+    return None
+
+
+def _search(objective: Objective, options: NewtonOptions, course: Course, direction: Tensor) -> Trial | None:
+    x = course.point.x
+
+    def evaluate(step: float) -> Trial:
+        point = objective.point(torch.add(x, direction, alpha=step))
+        if not point.finite:
+            return Trial(step, point.value, math.nan)
+        trial = Trial(step, point.value, float(torch.dot(point.slope, direction)), point)
+        point.release()
+        return trial
+
+    start = Trial(0.0, course.point.value, float(torch.dot(direction, course.slope)))
+    return line_search(evaluate, Wolfe(start, options.c1, options.c2))
