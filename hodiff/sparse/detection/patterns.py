@@ -30,9 +30,9 @@ def hessian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool
 
     f and its gradient run once, and the inputs that each number depends on are followed through every operator. The
     pattern holds for all x by default; what has no derivative (rounding, comparisons) leaves no trace, and constants of
-    f that are floating-point numbers may take any value. Masks and indices, boolean and integer constants, are part
-    of its structure. Of an operator without a rule, the result is taken to depend on all of its arguments; a
-    `HodiffWarning` names it.
+    f that are floating-point numbers may take any value. Indices and masks, integer and boolean constants, are part of
+    its structure; a mask hides what it hides before numbers are multiplied, not after. Of an operator without a rule,
+    the result is taken to depend on all of its arguments; a `HodiffWarning` names it.
 
     Args:
         f: Function that returns a tensor of shape ().

@@ -21,6 +21,8 @@ from hodiff.torch_internals.operators import arguments_of, decomposition_of, pla
 from hodiff.torch_internals.tensors import share_storage
 
 _MASKS = {torch.bool, torch.uint8}
+# What users write for operators that they do not know by name.
+_READING = {"local_scalar_dense": "the value (.item(), float(), bool() or an if)"}
 
 
 class Tracking(EagerDispatchMode):
@@ -119,8 +121,9 @@ class Tracking(EagerDispatchMode):
         )
 
     def _refusal(self, name: str) -> InputError:
+        what = _READING.get(name, name)
         return InputError(
-            f"{self.caller}: f: expected a course that does not depend on the values of x, got {name} of a tensor "
+            f"{self.caller}: f: expected a course that does not depend on the values of x, got {what} of a tensor "
             f"that does{_at_line()}: at another x other operators may run. "
             f"at_point=True gives the pattern at this x alone."
         )

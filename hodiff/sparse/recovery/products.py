@@ -131,5 +131,5 @@ def _split(vectors: Tensor, like: Sequence[Tensor]) -> Leaves:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """And back."""
-    flat = [part.flatten(1) for part in parts]
+    flat = [part.reshape(len(part), -1) for part in parts]
     return flat[0] if len(flat) == 1 else torch.cat(flat, 1)

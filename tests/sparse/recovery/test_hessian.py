@@ -130,6 +130,15 @@ def test_batches_of_a_size_that_was_not_seen_before(method):
     torch.testing.assert_close(found, torch.stack([entries(x) for x in points]))
 
 
+def test_leaves_without_dimensions():
+    def f(p):
+        return p["scale"] * (p["x"] ** 3).sum() + p["scale"] ** 2
+
+    p = {"scale": torch.tensor(0.7, dtype=D), "x": point(4)}
+    torch.testing.assert_close(hessian(f)(p).to_dense(), hodiff.hessian_matrix(f, p))
+    assert hessian(lambda x: x**3, format="values")(torch.tensor(2.0, dtype=D)).tolist() == [12.0]
+
+
 def test_chunks_and_routes():
     x = point(10)
     whole = hessian(rosenbrock, format="values")(x)

@@ -196,7 +196,7 @@ def of_planes(call: Call) -> list[Supports | None]:
 def of_planes_backward(call: Call) -> list[Supports | None]:
     """All of the plane of incoming gradients."""
     g = call["grad_output"]
-    return [_whole_planes(call.supports(g), _OF_PLANES[call.name.removesuffix("backward")], call.outputs[0])]
+    return [_whole_planes(call.supports(g), _OF_PLANES[call.name.removesuffix("_backward")], call.outputs[0])]
 
 
 def _whole_planes(x: Supports, rank: int, like: Tensor) -> Supports:
