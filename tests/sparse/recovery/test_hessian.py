@@ -263,6 +263,7 @@ def test_colorings_are_pytrees():
     assert kept.Colorings("here", None, coloring, color, ("star",))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_operators_take_colorings(compile):
     x = point(9)
