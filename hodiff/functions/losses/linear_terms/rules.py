@@ -46,7 +46,9 @@ class Rule(NamedTuple):
     def __call__(self, start: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         """The results of some samples and all classes, whose log-sum-exp is not given but differentiated."""
         del start
-        with without_autocast(tensors[1].device.type):
+        w = tensors[1]
+        assert w is not None
+        with without_autocast(w.device.type):
             return self.formula(*self.settings, None, *tensors[:5], None, *tensors[6:])
 
     def plan(self, tensors: Sequence[Tensor | None]) -> Plan:
