@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.options import is_int, is_number
+from hodiff.common.trees import describe, has_strides
 from hodiff.errors import InputError
 
 
@@ -26,6 +27,40 @@ def require_floating(function: str, **arguments: Any) -> None:
                 f"{function}: {name}: expected a floating-point tensor, got {_dtype(value)}; "
                 f"{name}.to(torch.get_default_dtype()) converts it."
             )
+
+
+# What torch's operators compute in; 8-bit and 4-bit floating point is for storage.
+_COMPUTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def require_dense_floating(function: str, **arguments: Any) -> None:
+    """Refuse what is not a dense tensor of real floating-point numbers that torch computes in."""
+    require_floating(function, **arguments)
+    require_dense(function, **arguments)
+    for name, value in arguments.items():
+        if value.dtype not in _COMPUTED:
+            raise InputError(
+                f"{function}: {name}: expected a floating-point tensor of 16 bits or more, got {_dtype(value)}; "
+                f"{name}.to(torch.float32) converts it."
+            )
+
+
+def require_dense(function: str, **arguments: Tensor) -> None:
+    """Refuse tensors that do not hold all their elements."""
+    for name, value in arguments.items():
+        if not has_strides(value):
+            raise InputError(
+                f"{function}: {name}: expected a dense tensor, got {describe(value)}; {name}.to_dense() converts it."
+            )
+
+
+def require_one_device(function: str, **arguments: Any) -> None:
+    """Refuse tensors of several devices; other arguments are passed over."""
+    devices = {name: value.device for name, value in arguments.items() if isinstance(value, Tensor)}
+    first = next(iter(devices.values()))
+    if any(each != first for each in devices.values()):
+        listing = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise InputError(f"{function}: expected tensors of one device, got {listing}; Tensor.to moves them.")
 
 
 def require_number_or_floating(function: str, **arguments: Any) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 import hodiff
 from hodiff.corrections.programs.nested_calls import COMPOSITES
 from hodiff.corrections.registry import CORRECTIONS
+from hodiff.errors import RouteError
 
 attend = F.scaled_dot_product_attention
 D = torch.float64
@@ -72,6 +73,7 @@ CALLS = {
     "mask of keys": masked(lambda: normal(2, 1, 1, 5), *SHAPES),
     "mask of one dimension": masked(lambda: normal(5), *SHAPES),
     "mask of one dimension, three": masked(lambda: torch.tensor([True, False, True, True, True]), *IN_3D),
+    "mask of one number": masked(lambda: normal(), *SHAPES),
     "masked, some dropped": masked(lambda: normal(2, 1, 3, 5), *SHAPES, dropout_p=0.4),
     "hidden row, some dropped": masked(hidden_row, *SHAPES, dropout_p=0.4),
     "hidden row of floats, shared heads, some dropped": masked(
@@ -96,6 +98,10 @@ WRONG = {
     "mask and causal": masked(lambda: normal(3, 5), *IN_3D, is_causal=True),
     "probability": of(*SHAPES, dropout_p=1.5),
     "scale": of(*SHAPES, scale="large"),
+    "devices": lambda: attend(normal(2, 3, 4), normal(2, 5, 4).to("meta"), normal(2, 5, 4)),
+    "causal in words": of(*IN_3D, is_causal="no"),
+    "8 bits": lambda: attend(*(normal(2, 3, 4).to(torch.float8_e4m3fn) for _ in range(3))),
+    "sparse": lambda: attend(*(normal(2, 3, 4).to_sparse() for _ in range(3))),
     "no tensor": lambda: attend([1.0], [1.0], [1.0]),
     "nothing": lambda: attend(),
 }
@@ -152,6 +158,18 @@ def test_errors_are_those_of_torch(name, recording):
         return caught.type, str(caught.value)
 
     assert error(hodiff.corrected()) == error(nullcontext())
+
+
+def test_a_mask_of_another_device_is_refused(recording):
+    """Torch returns what happens to be in memory."""
+    call = masked(lambda: torch.zeros(3, 5, device="meta"), *SHAPES)
+    with pytest.raises(RouteError, match="attn_mask: expected a tensor on cpu as query is, got one on meta"):
+        run(call, hodiff.corrected())
+
+
+def test_no_heads_share_no_heads():
+    call = masked(lambda: normal(3, 5), (2, 0, 3, 4), (2, 0, 5, 4), (2, 0, 5, 6), enable_gqa=True, dropout_p=0.4)
+    assert run(call, hodiff.corrected()).shape == (2, 0, 3, 6)
 
 
 @pytest.mark.parametrize("name", ["four dimensions", "causal", "float32", "boolean mask"])

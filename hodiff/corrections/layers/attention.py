@@ -12,6 +12,7 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.layers.nested_attention import strided_attention
 from hodiff.corrections.registry import register
+from hodiff.errors import RouteError
 from hodiff.functions.attention.attention import attend
 from hodiff.functions.attention.options import Band
 from hodiff.routes import FORWARD_INSIDE, ROUTES
@@ -40,6 +41,8 @@ def _scaled_dot_product_attention(
 ) -> Any:
     if not all(each.is_floating_point() for each in (query, key, value)):
         return INVALID
+    if not query.device == key.device == value.device or not isinstance(is_causal, bool):
+        return INVALID
     if query.is_nested or key.is_nested or value.is_nested:
         return strided_attention(
             query, key, value, attn_mask, dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
@@ -54,8 +57,14 @@ def _scaled_dot_product_attention(
     if attn_mask is not None:
         if is_causal:
             return unable("a mask is given beside is_causal, which only some kernels take")
-        if attn_mask.dim() == 1:
-            attn_mask = attn_mask[None]
+        if attn_mask.device != query.device:
+            # Torch itself may return what happens to be in memory.
+            raise RouteError(
+                f"torch.nn.functional.scaled_dot_product_attention: attn_mask: expected a tensor on {query.device} as "
+                f"query is, got one on {attn_mask.device}; Tensor.to moves it."
+            )
+        if attn_mask.dim() < 2:
+            attn_mask = attn_mask[(None,) * (2 - attn_mask.dim())]
         # hodiff's attention takes more than torch's.
         if attn_mask.dtype not in {torch.bool, torch.float32, query.dtype} or not _fits(attn_mask, query, key):
             return INVALID
@@ -72,7 +81,7 @@ def _dropped(
 ) -> Tensor:
     """As torch composes it, by the same draw."""
     if enable_gqa:
-        key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
+        key, value = (each.repeat_interleave(query.shape[-3] // max(each.shape[-3], 1), -3) for each in (key, value))
     root = abs(scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
     scores = (query * math.copysign(root, 1.0 if scale is None else scale)) @ (key.mT * root)
     if mask.dtype == torch.bool:

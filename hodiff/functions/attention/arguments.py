@@ -10,22 +10,28 @@ from torch import Tensor
 from hodiff.common.options import is_int, require_choice, require_number
 from hodiff.errors import InputError
 from hodiff.functions.attention.options import Corner
-from hodiff.rules.arguments import broadcast, require_floating
+from hodiff.rules.arguments import broadcast, require_dense, require_dense_floating, require_one_device
 
 
 def grouped_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
     """View (..., H, L, E) as (..., H_k, H / H_k, L, E), each group against one head of keys."""
-    if min(q.dim(), k.dim(), v.dim()) < 3 or k.shape[-3] != v.shape[-3] or q.shape[-3] % max(k.shape[-3], 1):
+    if min(q.dim(), k.dim(), v.dim()) < 3 or k.shape[-3] != v.shape[-3] or not divides(k.shape[-3], q.shape[-3]):
         raise InputError(
             "attention: enable_gqa: expected (..., heads, length, size) with equal heads of k and v that divide "
             f"those of q, got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}."
         )
     heads, shared = q.shape[-3], k.shape[-3]
-    q = q.reshape(*q.shape[:-3], shared, heads // shared, *q.shape[-2:])
+    group = heads // max(shared, 1)
+    q = q.reshape(*q.shape[:-3], shared, group, *q.shape[-2:])
     if mask is not None and mask.dim() > 2:
-        pair = (1, 1) if mask.shape[-3] == 1 else (shared, heads // shared)
+        pair = (1, 1) if mask.shape[-3] == 1 else (shared, group)
         mask = mask.reshape(*mask.shape[:-3], *pair, *mask.shape[-2:])
     return q, k.unsqueeze(-3), v.unsqueeze(-3), mask
+
+
+def divides(shared: int, heads: int) -> bool:
+    """Whether heads of keys are shared evenly by those of queries; no heads are shared by none."""
+    return heads % shared == 0 if shared else heads == 0
 
 
 def require_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> None:
@@ -40,7 +46,7 @@ def require_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> None:
     Raises:
         InputError: If it is.
     """
-    require_floating("attention", q=q, k=k, v=v)
+    require_dense_floating("attention", q=q, k=k, v=v)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if min(q.dim(), k.dim(), v.dim()) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise InputError(f"attention: expected q (..., L, E), k (..., S, E) and v (..., S, F), got {shapes}.")
@@ -49,12 +55,18 @@ def require_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> None:
             f"attention: expected q, k and v of one dtype, got {q.dtype}, {k.dtype} and {v.dtype}; Tensor.to converts."
         )
     if mask is None:
+        require_one_device("attention", q=q, k=k, v=v)
         return
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise InputError(
             f"attention: mask: expected a boolean or floating-point tensor, got {got}; mask.bool() converts."
         )
+    if mask.dtype == torch.bool:
+        require_dense("attention", mask=mask)
+    else:
+        require_dense_floating("attention", mask=mask)
+    require_one_device("attention", q=q, k=k, v=v, mask=mask)
     sizes = (q.shape[-2], k.shape[-2])
     if mask.dim() < 2 or any(m != 1 and m != n for m, n in zip(mask.shape[-2:], sizes, strict=True)):
         raise InputError(

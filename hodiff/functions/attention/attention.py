@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_number
+from hodiff.common.options import require_bools, require_generator, require_number
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.attention.arguments import (
@@ -60,7 +60,7 @@ def attention(
             to the scores (-inf hides a key) and differentiated.
         scale: Factor s of the scores, $1 / \sqrt{E}$ by default.
         is_causal: Whether a query sees the keys up to its own position only, on top of the mask.
-        dropout_p: Probability that a weight is dropped; the others are divided by 1 - p.
+        dropout_p: Probability that a weight is dropped; the others are divided by 1 - p. Needs a `generator`.
         generator: Where dropout draws its seed from, once a call; all derivatives of the call drop the same weights.
         enable_gqa: Whether the heads of k and v, dimension -3, are each shared by several consecutive heads of q.
         window: How many keys before and behind its own position a query sees, None for all; only those cost time.
@@ -72,7 +72,7 @@ def attention(
         Tensor (..., L, F).
 
     Raises:
-        InputError: If shapes, dtypes or options do not fit.
+        InputError: If shapes, dtypes, devices or options do not fit.
 
     Example:
         >>> import torch
@@ -88,6 +88,8 @@ def attention(
     does not need O(n²) memory", 2021, for the blocks.
     """
     require_options(scale, dropout_p)
+    require_bools("attention", is_causal=is_causal, enable_gqa=enable_gqa)
+    require_generator("attention", "generator", generator)
     if dropout_p and generator is None:
         raise InputError(
             "attention: generator: expected a torch.Generator where dropout_p is not 0, got None; "
@@ -113,6 +115,8 @@ def attend(
 ) -> Tensor:
     """`attention` that draws the seed of dropout from torch's own generator where none is given."""
     require_options(scale, dropout_p)
+    if isinstance(mask, Tensor) and mask.dim() < 2:
+        mask = mask[(None,) * (2 - mask.dim())]
     if not torch.compiler.is_compiling() and any(map(is_distributed, (q, k, v, mask))):
 
         def local(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

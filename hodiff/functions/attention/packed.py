@@ -14,7 +14,7 @@ from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.attention.attention import attention
 from hodiff.functions.attention.options import Corner
-from hodiff.rules.arguments import require_floating
+from hodiff.rules.arguments import require_dense_floating, require_one_device
 
 
 @overridable
@@ -48,7 +48,7 @@ def packed_attention(
         key_lengths: How many keys each sequence has, as many as queries by default.
         scale: As of `attention`, and so are all that follow.
         is_causal: Whether a query sees the keys up to its own position only.
-        dropout_p: Probability that a weight is dropped.
+        dropout_p: Probability that a weight is dropped. Needs a `generator`.
         generator: Where dropout draws its seeds from.
         enable_gqa: Whether heads of k and v are shared by several heads of q.
         window: How many keys before and behind its own position a query sees.
@@ -71,7 +71,8 @@ def packed_attention(
 
     Source: M. Krell et al., "Efficient sequence packing without cross-contamination", 2021, section 3.2.
     """
-    require_floating("packed_attention", q=q, k=k, v=v)
+    require_dense_floating("packed_attention", q=q, k=k, v=v)
+    require_one_device("packed_attention", q=q, k=k, v=v)
     rows = _counts("lengths", lengths, q, "q")
     keys = _counts("key_lengths", lengths if key_lengths is None else key_lengths, k, "k")
     if len(rows) != len(keys):

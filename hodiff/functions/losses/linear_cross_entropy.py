@@ -14,7 +14,7 @@ from hodiff.functions.losses.cross_entropy import class_of
 from hodiff.functions.losses.linear_terms.formulas import Options
 from hodiff.functions.losses.linear_terms.terms import LinearCrossEntropy
 from hodiff.functions.losses.losses import REDUCTIONS
-from hodiff.rules.arguments import require_floating
+from hodiff.rules.arguments import require_dense_floating, require_one_device
 from hodiff.rules.autocast import autocast_like_torch
 from hodiff.torch_internals.differentiation import carry_derivatives
 
@@ -85,7 +85,8 @@ def linear_cross_entropy(
     require_number(_NAME, "label_smoothing", label_smoothing, within=(0, 1))
     require_number(_NAME, "z_loss", z_loss, nonnegative=True, finite=True)
     require_number(_NAME, "softcap", softcap, positive=True, finite=True, optional=True)
-    by_autocast = torch.is_autocast_enabled(input.device.type)
+    device = input.device.type
+    by_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     x, w, bias = autocast_like_torch(input, linear_weight, linear_bias)
     _require_one_dtype(x, w, bias)
     dtype = torch.float32 if by_autocast and x.dtype in (torch.float16, torch.bfloat16) else x.dtype
@@ -119,7 +120,7 @@ def _require(
     input: Any, linear_weight: Any, target: Any, linear_bias: Any, weight: Any, reduction: Any, ignore_index: Any
 ) -> None:
     """Refuse tensors that do not go together, and options that are none."""
-    require_floating(_NAME, input=input, linear_weight=linear_weight)
+    require_dense_floating(_NAME, input=input, linear_weight=linear_weight)
     if input.dim() < 1 or linear_weight.dim() != 2 or input.shape[-1] != linear_weight.shape[-1]:
         raise InputError(
             f"{_NAME}: expected input (..., E) and linear_weight (V, E), got input {tuple(input.shape)}, linear_weight "
@@ -140,12 +141,14 @@ def _require(
     for name, value in (("linear_bias", linear_bias), ("weight", weight)):
         if value is None:
             continue
-        require_floating(_NAME, **{name: value})
+        require_dense_floating(_NAME, **{name: value})
         if tuple(value.shape) != (linear_weight.shape[0],):
             raise InputError(
                 f"{_NAME}: {name}: expected one number for each class, shape ({linear_weight.shape[0]},), got "
                 f"{tuple(value.shape)}."
             )
+    tensors = {"input": input, "linear_weight": linear_weight, "target": target}
+    require_one_device(_NAME, **tensors, linear_bias=linear_bias, weight=weight)
     if weight is not None and not torch.compiler.is_compiling() and carry_derivatives([weight]):
         raise InputError(
             f"{_NAME}: weight: expected a constant, got a tensor that carries derivatives; weight.detach() makes one, "

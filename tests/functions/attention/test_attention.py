@@ -79,9 +79,9 @@ def test_third_order_by_blocks(small_blocks):
     hodiff.assert_differentiable(lambda *x: attention(*x, is_causal=True), inputs, order=3, scipy=False)
 
 
-@pytest.mark.parametrize("shape", [(4,), (1, 4), (5, 1), (3, 1, 4), (2, 1, 5, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(), (4,), (1, 4), (5, 1), (3, 1, 4), (2, 1, 5, 4)], ids=str)
 def test_broadcast_masks(shape, small_blocks):
-    mask = drawn((1, *shape) if len(shape) == 1 else shape)[0]
+    mask = drawn(shape)[0]
     inputs = (*drawn((3, 5, 2), (4, 2), (3, 4, 1)), mask)
     assert_same(everything(attention, inputs), everything(by_primitives, inputs))
 
@@ -262,7 +262,22 @@ def test_no_queries_or_no_keys(sizes):
         assert not gradient.any()
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [None, torch.zeros(2, 0, 5, 7), torch.zeros(1, 5, 7, dtype=torch.bool)],
+    ids=["no mask", "additive", "boolean"],
+)
+def test_no_heads(mask):
+    q, k, v = (torch.zeros(2, 0, *sizes, requires_grad=True) for sizes in ((5, 4), (7, 4), (7, 3)))
+    y = attention(q, k, v, mask, enable_gqa=True)
+    assert y.shape == (2, 0, 5, 3)
+    for x, gradient in zip((q, k, v), torch.autograd.grad(y.sum(), (q, k, v), create_graph=True), strict=True):
+        assert gradient.shape == x.shape
+
+
 Q = torch.zeros(2, 3, 4)
+META = Q.to("meta")
+EIGHT = Q.to(torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +294,17 @@ Q = torch.zeros(2, 3, 4)
         ),
         ((Q, Q, Q, torch.zeros(3, 3, dtype=torch.int64)), {}, "tensor, got torch.int64; mask.bool() converts."),
         ((Q, Q, Q, torch.zeros(3, 2)), {}, "S 3 or 1, got (3, 2)"),
+        ((Q, META, Q), {}, "attention: expected tensors of one device, got q on cpu, k on meta, v on cpu; Tensor.to"),
+        ((META, META, META, torch.zeros(3, 3)), {}, "v on meta, mask on cpu; Tensor.to moves them."),
+        ((EIGHT, EIGHT, EIGHT), {}, "attention: q: expected a floating-point tensor of 16 bits or more, got float8"),
+        ((Q, Q.to_sparse(), Q), {}, "attention: k: expected a dense tensor, got (2, 3, 4) float32 sparse_coo"),
+        ((Q, Q, Q, torch.ones(3, 3).bool().to_sparse()), {}, "attention: mask: expected a dense tensor, got (3, 3)"),
+        ((Q, Q, Q, torch.ones(3, 3).to(EIGHT.dtype)), {}, "attention: mask: expected a floating-point tensor of 16"),
+        ((Q, Q, Q, torch.zeros(2)), {}, "S 3 or 1, got (1, 2)"),
+        ((Q, Q, Q), {"is_causal": "no"}, "attention: is_causal: expected True or False, got 'no'"),
+        ((Q, Q, Q), {"enable_gqa": 1}, "attention: enable_gqa: expected True or False, got 1"),
         ((Q, Q, Q), {"dropout_p": 0.1}, "generator: expected a torch.Generator"),
+        ((Q, Q, Q), {"dropout_p": 0.1, "generator": 3}, "generator: expected a torch.Generator or None, got 3"),
         ((Q, Q, Q), {"dropout_p": 1.5}, "dropout_p: expected a number from 0 to 1, got 1.5"),
         ((Q, Q, Q), {"softcap": float("inf")}, "softcap: expected a positive finite number or None, got inf"),
         ((Q, Q, Q), {"window": (1, -1)}, "window: expected None or two counts of keys"),
@@ -294,6 +319,7 @@ Q = torch.zeros(2, 3, 4)
             {"enable_gqa": True},
             "heads of k and v that divide those of q",
         ),
+        ((Q, Q[:0], Q[:0]), {"enable_gqa": True}, "heads of k and v that divide those of q"),
     ],
 )
 def test_refusals(arguments, options, message):

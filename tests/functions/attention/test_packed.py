@@ -84,6 +84,8 @@ def test_refusals(lengths, message):
         ("v", normal(3, 3), "v: expected as many rows in dimension -2 as k (5, 3) has, got (3, 3)"),
         ("q", [1.0], "q: expected a floating-point tensor"),
         ("k", np.ones((5, 3)), "k: expected a floating-point tensor"),
+        ("k", normal(5, 3).to("meta"), "packed_attention: expected tensors of one device, got q on cpu, k on meta"),
+        ("v", normal(5, 3).to_sparse(), "packed_attention: v: expected a dense tensor"),
     ],
 )
 def test_refused_tensors(name, value, message):

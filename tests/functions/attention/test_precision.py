@@ -1,5 +1,7 @@
 """Rounding errors of attention beside those of torch's own kernels, against float64 by primitives."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -51,6 +53,17 @@ def error(step, way, x):
 def test_errors_are_those_of_torch(step, way, dtype):
     x = drawn(dtype, 256, 512)
     assert error(step, attention, x) <= WORSE * error(step, way, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("step", [value, gradient, product])
+@pytest.mark.parametrize("cap", [3.0, 1e3, 1e5, 1e8])
+def test_soft_caps_far_above_all_scores(cap, step, dtype):
+    """There c tanh(x / c) is x but for rounding, and its slope is 1."""
+    capped, x = partial(attention, softcap=cap), drawn(dtype, 40, 70)
+    exact = step(partial(by_primitives, softcap=cap), tuple(each.detach().double().requires_grad_() for each in x))
+    for a, b in zip(step(capped, x), exact, strict=True):
+        assert float((a.double() - b).norm() / b.norm()) < 10 * torch.finfo(dtype).eps
 
 
 @pytest.mark.skipif(not fused.available(), reason="the kernels were not built")

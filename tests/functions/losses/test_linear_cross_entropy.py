@@ -450,6 +450,12 @@ T = torch.zeros(2, 3, dtype=torch.int64)
         ((X, W[:, :3], T), {}, "got input (2, 3, 4), linear_weight (5, 3)"),
         ((X, W[:0], T), {}, "linear_weight: expected a class or more, got (0, 4)"),
         ((X, W.double(), T), {}, "of one dtype, got float32, float64; Tensor.to converts"),
+        ((X, W.to("meta"), T), {}, "of one device, got input on cpu, linear_weight on meta, target on cpu; Tensor.to"),
+        ((X, W, T.to("meta")), {}, "linear_weight on cpu, target on meta; Tensor.to moves them"),
+        ((X, W, T), {"linear_bias": torch.zeros(5, device="meta")}, "linear_bias on meta; Tensor.to moves them"),
+        ((X, W, T), {"weight": torch.ones(5, device="meta")}, "weight on meta; Tensor.to moves them"),
+        ((X.to_sparse(), W, T), {}, "input: expected a dense tensor, got (2, 3, 4) float32 sparse_coo"),
+        ((X, W.to(torch.float8_e4m3fn), T), {}, "linear_weight: expected a floating-point tensor of 16 bits or more"),
         ((X, W, T[0]), {}, "target: expected the shape (2, 3) of input without its last dimension, got (3,)"),
         ((X, W, T.int()), {}, "target: expected int64 class indices, got int32; target.long() converts them"),
         ((X, W, T.float()), {}, "got float32; cross_entropy takes probabilities"),
@@ -467,6 +473,13 @@ T = torch.zeros(2, 3, dtype=torch.int64)
 def test_refusals(arguments, options, message):
     with pytest.raises(InputError, match=re.escape("linear_cross_entropy: ") + ".*" + re.escape(message)):
         linear_cross_entropy(*arguments, **options)
+
+
+def test_tensors_without_memory():
+    x, w, target = (each.to("meta") for each in (X, W, T))
+    for reduction, shape in (("mean", ()), ("none", (2, 3))):
+        y = linear_cross_entropy(x, w, target, reduction=reduction)
+        assert (y.device.type, y.shape) == ("meta", shape)
 
 
 def test_weights_that_a_transform_differentiates_are_refused():

@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from hodiff.common.options import require_bools, require_callable, require_number
 from hodiff.common.overriding import overridable_in_trees
 from hodiff.errors import InputError
+from hodiff.functions.attention.arguments import divides
 from hodiff.functions.attention.attention import attention
 from hodiff.functions.attention.flex.additive import is_additive
 from hodiff.functions.attention.flex.block_masks import Blocks, Seen, blocks_of, require_block_mask
@@ -21,7 +22,7 @@ from hodiff.functions.attention.flex.positions import EVERY, Checked, Dependence
 from hodiff.functions.attention.flex.rows import How, attend_rows
 from hodiff.recompute.checkpoint import checkpointed
 from hodiff.rules import blockwise
-from hodiff.rules.arguments import require_floating
+from hodiff.rules.arguments import require_dense_floating, require_one_device
 from hodiff.rules.autocast import autocast_like_torch
 
 # Rows of a block where a `BlockMask` says which keys they see: with fewer, more keys are passed over.
@@ -157,7 +158,8 @@ def attend_in_blocks(
 
 def _require_shapes(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[int, int]:
     """Refuse tensors that do not go together; the sizes of the batch and the number of heads of q."""
-    require_floating("flex_attention", q=q, k=k, v=v)
+    require_dense_floating("flex_attention", q=q, k=k, v=v)
+    require_one_device("flex_attention", q=q, k=k, v=v)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if {q.dim(), k.dim(), v.dim()} != {4} or q.shape[-1] != k.shape[-1] or k.shape[1:-1] != v.shape[1:-1]:
         raise InputError(
@@ -169,7 +171,7 @@ def _require_shapes(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[int, int]
     if any(size not in {1, batch} for size in sizes):
         raise InputError(f"flex_attention: expected batches that broadcast, got {shapes}.")
     heads, shared = q.shape[1], k.shape[1]
-    if heads != shared and (not enable_gqa or heads % max(shared, 1)):
+    if heads != shared and (not enable_gqa or not divides(shared, heads)):
         raise InputError(
             f"flex_attention: expected as many heads of k and v as of q, or with enable_gqa=True a number that divides "
             f"it, got {shapes} and enable_gqa={enable_gqa}."

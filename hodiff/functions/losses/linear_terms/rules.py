@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff.functions.losses.linear_terms import formulas, tiles
+from hodiff.rules.autocast import without_autocast
 from hodiff.rules.blockwise import Plan, all_batched, blockwise
 from hodiff.rules.tensor_blocks import allows_in_place
 
@@ -46,7 +46,9 @@ class Rule(NamedTuple):
     def __call__(self, start: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         """The results of some samples and all classes, whose log-sum-exp is not given but differentiated."""
         del start
-        with _without_autocast(tensors[1]):
+        w = tensors[1]
+        assert w is not None
+        with without_autocast(w.device.type):
             return self.formula(*self.settings, None, *tensors[:5], None, *tensors[6:])
 
     def plan(self, tensors: Sequence[Tensor | None]) -> Plan:
@@ -65,7 +67,7 @@ def evaluated(rule: Any, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
         return rule(0, *tensors) if torch.compiler.is_compiling() else blockwise(rule, plan, *tensors)
     if plan.length * plan.width <= tiles.WHOLE:
         return rule(0, *tensors)
-    with _without_autocast(tensors[1]):
+    with without_autocast(tensors[1].device.type):
         return (rule.tiled or by_tiles)(rule, tensors)
 
 
@@ -79,12 +81,6 @@ def by_tiles(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     formula = partial(rule.formula, *rule.settings)
     found = tiles.tilewise(formula, rule.inputs, rule.outputs, tensors, rule.merge, tensors[1].dtype)
     return (formulas.only_counted(options, target, found[0]), *found[1:]) if rule.gives_x else found
-
-
-def _without_autocast(tensor: Any) -> Any:
-    """Inputs were lowered in front of the Function; what is computed from them stays wide."""
-    device = tensor.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def batched(function: Any, rule: Rule, size: int, in_dims: Sequence[Any], tensors: Sequence[Any]) -> Any:
