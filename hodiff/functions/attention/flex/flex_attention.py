@@ -136,17 +136,17 @@ def attend_in_blocks(
     """`attend_flexibly` of arguments that fit, and of two masks: one of blocks, and one of everything."""
     q, k, v = autocast_like_torch(q, k, v)
     batch, heads, length, keys = max(q.shape[0], k.shape[0], v.shape[0]), q.shape[1], q.shape[2], k.shape[2]
-    factor = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
+    scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
     if any(size == 0 for size in (batch, heads, length, keys)):
-        return _of_nothing(factor, q, k, v)
+        return _of_nothing(scale, q, k, v)
     if score_mod is None and mask_mods == (None, None) and blocks is None and not statistics:
-        return attention(q, k, v, scale=factor, enable_gqa=k.shape[1] != heads), None, None
+        return attention(q, k, v, scale=scale, enable_gqa=k.shape[1] != heads), None, None
     q, k, v = (each.expand(batch, *each.shape[1:]) for each in (q, k, v))
     score_mod = None if score_mod is None else Checked("score_mod", score_mod)
     first, second = (None if each is None else Checked("mask_mod", each) for each in mask_mods)
     mask_mods = (first, second)
     adds, hides = _adds(score_mod, q), (_hides(first, q), _hides(second, q))
-    how = How(batch, heads, factor, adds, hides, statistics)
+    how = How(batch, heads, scale, adds, hides, statistics)
     found = [
         _block(score_mod, mask_mods, how, blocks, start, q.narrow(-2, start, rows), k, v)
         for start, rows in _pieces(how, score_mod, mask_mods, blocks, length, keys)
@@ -235,7 +235,7 @@ def _block(
 def _of_nothing(scale: float, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Without keys, or without rows: zeros."""
     shared = max(k.shape[1], 1)
-    grouped = q.unflatten(1, (shared, q.shape[1] // shared))
+    grouped = q.reshape(q.shape[0], shared, q.shape[1] // shared, *q.shape[2:])
     output = ((scale * grouped @ k.unsqueeze(2).mT) @ v.unsqueeze(2)).flatten(1, 2)
     nothing = torch.full(
         output.shape[:-1], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device
