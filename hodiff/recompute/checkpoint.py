@@ -21,7 +21,7 @@ from hodiff.recompute.closed_over import ClosedOver, is_constant
 from hodiff.recompute.hidden_tensors import RefuseForeign, hidden_tensor
 from hodiff.recompute.programs import Checkpoint, Program, is_differentiable
 from hodiff.recompute.surroundings import Surroundings
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.differentiation import autograd_records, may_be_differentiated
 from hodiff.torch_internals.threads import one_thread_at_a_time
 from hodiff.torch_internals.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.wrapped_tensors import below_transforms, is_batched
@@ -87,8 +87,8 @@ class CallProgram(Program):
 
     def leaves_what_is_differentiated(self, inputs: Sequence[Tensor]) -> bool:
         """Whether they depend on inputs that are differentiated, by a run that records."""
-        if any(is_batched(each) for each in inputs):
-            return True  # a run without the batch is another one
+        if not autograd_records() or any(is_batched(each) for each in inputs):
+            return True  # nothing would be recorded; or a run without the batch is another one
         differentiated = [is_differentiable(each) and not is_constant(each) for each in inputs]
         plain = map(below_transforms, inputs)
         with outside_transforms() if in_transform() else nullcontext(), torch.enable_grad():

@@ -18,6 +18,7 @@ from hodiff.recompute.hidden_tensors import hidden_tensor
 from hodiff.recompute.recording import Recording
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.differentiation import autograd_records
 from hodiff.torch_internals.forward_mode import forward_pass, has_tangent, in_dual_level, set_tangents
 from hodiff.torch_internals.legacy_batching import any_legacy_batched, with_batches, without_batches
 from hodiff.torch_internals.transforms import in_transform
@@ -146,7 +147,8 @@ class Pullback(_Derivative):
 
         moving = [point[i] for i in self.needed]
         gradients: Sequence[Tensor | None]
-        if in_transform():
+        # In inference mode torch.func records all the same.
+        if in_transform() or not autograd_records():
             gradients = torch.func.vjp(restricted, *moving)[1](cotangents)
         else:
             recording = Recording(lambda operands: restricted(*operands), moving, cotangents)

@@ -16,7 +16,6 @@ from hodiff.torch_internals.transforms import (
     at_level,
     batching_levels,
     differentiating_count,
-    in_func_jvp,
     in_transform,
 )
 from hodiff.torch_internals.wrapped_tensors import (
@@ -42,6 +41,13 @@ def may_be_differentiated(tensors: Iterable[Any] | None = None) -> bool:
     if tensors is None:
         return torch.is_grad_enabled()
     return torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in tensors)
+
+
+def autograd_records() -> bool:
+    """Whether `torch.autograd` records where gradients are switched on: not in inference mode."""
+    # In a backward pass torch says that the mode is over, and its dispatcher still works by it.
+    included: bool = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.ADInplaceOrView)
+    return included
 
 
 def are_differentiated(tensors: Sequence[Tensor]) -> bool:
@@ -83,8 +89,7 @@ def _has_tangent_at_its_level(tensor: Tensor) -> bool:
 
 def _carries_derivatives(tensor: Tensor) -> bool:
     while is_wrapped(tensor):
-        # What a forward pass goes over is not asked of tensors below the innermost level, so that all may carry it.
-        if is_watched(tensor) and (tensor.requires_grad or (in_func_jvp() and not is_batched(tensor))):
+        if is_watched(tensor) and (tensor.requires_grad or _has_tangent_at_its_level(tensor)):
             return True
         tensor = below_one(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():

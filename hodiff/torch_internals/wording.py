@@ -36,6 +36,10 @@ class Wording(Enum):
     # Batches.
     BATCHING = (r"vmap|batching rule|batched", "batches are the matter, for whatever reason")
     NO_BATCHING_RULE = (r"batching rule|vmap: we do not yet support", "an operator cannot be batched")
+    READS_BATCHED = (
+        r"data-dependent control flow|vmap over calling \.item\(\)",
+        "code asks for the number in a tensor that stands for a batch",
+    )
     CHANGES_UNBATCHED = (
         r"not possible because there exists a Tensor",
         "a batch would be written into a tensor that has none",

@@ -419,6 +419,30 @@ def test_compiled_it_is_the_call_itself():
     torch.testing.assert_close(compiled(x), torch.func.grad(f)(x))
 
 
+def test_inference_mode():
+    x = torch.randn(3, dtype=D)
+    f = lambda x: checkpoint(torch.tanh, x).sum()  # noqa: E731
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.func.grad(f)(x), 1 - x.tanh() ** 2)
+        second = -2 * x.tanh() * (1 - x.tanh() ** 2)
+        torch.testing.assert_close(hodiff.hvp(f, x, x), second * x)
+        torch.testing.assert_close(torch.func.hessian(f)(x), torch.diag(second))
+
+
+def test_what_is_left_behind_in_inference_mode_is_refused():
+    left = []
+
+    def f(x):
+        left.append(x.sin())
+        return x.cos()
+
+    def g(x):
+        return (checkpoint(f, x) + left.pop()).sum()
+
+    with torch.inference_mode(), pytest.raises(InputError, match="leaves in an attribute, a list or a variable"):
+        torch.func.grad(g)(torch.randn(3, dtype=D))
+
+
 def test_errors():
     x = torch.ones(2)
     with pytest.raises(InputError, match=r"checkpoint: f: expected a callable, got Tensor"):

@@ -302,6 +302,35 @@ def test_blind_rows_have_zeros_and_exponents_of_nothing(small_blocks):
     assert torch.equal(exponents == -math.inf, hidden.expand(2, -1, -1))
 
 
+def test_the_result_can_be_changed_in_place():
+    q = normal(1, 2, 5, 2).requires_grad_()
+    score_mod = capped(torch.ones(2))
+    for results in ((flex_attention(q, q, q, score_mod),), flex_attention(q, q, q, score_mod, return_lse=True)):
+        expected = torch.autograd.grad(sum(3 * y.sum() for y in results), q, retain_graph=True)[0]
+        for y in results:
+            y.mul_(3)
+        torch.testing.assert_close(torch.autograd.grad(sum(y.sum() for y in results), q)[0], expected)
+
+
+def test_inference_mode():
+    problem = PROBLEMS["soft-cap"]
+    inputs = problem.inputs()
+    phi, point, v = weighted(problem.ours, inputs)
+    expected, *_ = weighted(problem.by_primitives, inputs)
+    with torch.inference_mode():
+        found = torch.func.grad(phi)(point), hodiff.hvp(phi, point, v)
+    assert_same(found, (torch.func.grad(expected)(point), torch.func.jvp(torch.func.grad(expected), (point,), (v,))[1]))
+
+
+@pytest.mark.slow
+def test_products_of_a_dynamic_graph():
+    problem = PROBLEMS["soft-cap"]
+    phi, point, v = weighted(problem.ours, problem.inputs())
+    expected, *_ = weighted(problem.by_primitives, problem.inputs())
+    found = hodiff.hvp(torch.compile(phi, dynamic=True, backend="eager"), point, v)
+    assert_same([found], [torch.func.jvp(torch.func.grad(expected), (point,), (v,))[1]])
+
+
 Q = torch.zeros(1, 2, 5, 2)
 MASK = mask_of(causal)
 
@@ -327,6 +356,18 @@ MASK = mask_of(causal)
             "mask_mod: expected it to return a boolean tensor of one number",
         ),
         ((Q, Q, Q, None, lambda b, h, i, j: i), {}, "mask_mod: expected it to return a boolean tensor of one number"),
+        (
+            (Q, Q, Q, lambda x, b, h, i, j: (2 * x.tanh(), x)),
+            {},
+            "got tuple; torch functions of the indices return one",
+        ),
+        ((Q, Q, Q, lambda x, b, h, i, j: x if i > j else 2 * x), {}, "score_mod: expected torch functions of the"),
+        ((Q, Q, Q, lambda x, b, h, i, j: x * float(i)), {}, "torch.where(i > j, a, b) chooses between values"),
+        (
+            (Q, Q, Q, None, lambda b, h, i, j: i >= 0 if i > j else j < 0),
+            {},
+            "mask_mod: expected torch functions of the",
+        ),
         ((Q, Q, Q), {"block_mask": torch.ones(5, 5)}, "block_mask: expected None or torch.nn.attention"),
         ((Q, Q, Q), {"block_mask": MASK}, "5 queries and 5 keys, got (1, 1, 5, 7); create_block_mask(mask_mod, B, H"),
         ((Q, Q, Q), {"scale": "x"}, "scale: expected a number or None, got 'x'"),

@@ -486,3 +486,26 @@ def test_weights_that_a_transform_differentiates_are_refused():
     x, w, _ = INPUTS
     with pytest.raises(InputError, match="weight: expected a constant"):
         torch.func.grad(lambda weight: linear_cross_entropy(x, w, TARGET, weight=weight))(WEIGHT)
+
+
+def test_weights_computed_in_forward_mode_from_constants_are_constants():
+    x, w, bias = INPUTS
+    for make in (lambda: (WEIGHT / WEIGHT.mean()).detach(), lambda: 2 * WEIGHT, lambda: WEIGHT.float().to(D)):
+        ours = torch.func.grad(lambda x, make=make: linear_cross_entropy(x, w, TARGET, weight=make(), reduction="sum"))
+        theirs = torch.func.grad(
+            lambda x, make=make: linear_reference(x, w, TARGET, torch.zeros_like(bias), make())[0].sum()
+        )
+        found, expected = (torch.func.jvp(f, (x,), (x,))[1] for f in (ours, theirs))
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_weights_with_a_tangent_are_refused(levels):
+    x, w, _ = INPUTS
+
+    def f(weight):
+        one = lambda x: linear_cross_entropy(x, w, TARGET, weight=weight)  # noqa: E731
+        return one(x) if levels == 1 else torch.func.jvp(torch.func.grad(one), (x,), (x,))[1]
+
+    with pytest.raises(InputError, match="weight: expected a constant"):
+        torch.func.jvp(f, (WEIGHT,), (WEIGHT,))

@@ -237,7 +237,7 @@ def _block(
 def _of_nothing(scale: float, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Without keys, or without rows: zeros."""
     shared = max(k.shape[1], 1)
-    grouped = q.unflatten(1, (shared, q.shape[1] // shared))
+    grouped = q.reshape(q.shape[0], shared, q.shape[1] // shared, *q.shape[2:])
     output = ((scale * grouped @ k.unsqueeze(2).mT) @ v.unsqueeze(2)).flatten(1, 2)
     nothing = torch.full(
         output.shape[:-1], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device

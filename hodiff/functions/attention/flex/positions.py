@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hodiff.errors import InputError
+from hodiff.torch_internals.wording import Wording, says
 from hodiff.torch_internals.wrapped_tensors import is_batched_innermost
 
 Modification = Callable[..., Tensor]
@@ -44,7 +45,16 @@ class Checked:
 
     def __call__(self, *arguments: Tensor) -> Tensor:
         """Its result."""
-        result = self.function(*arguments)
+        try:
+            result = self.function(*arguments)
+        except RuntimeError as error:
+            if not says(error, Wording.READS_BATCHED):
+                raise
+            raise InputError(
+                f"flex_attention: {self.name}: expected torch functions of the score and the indices alone, got one "
+                "that reads a number of theirs, as `if i > j` or `float(i)` do; torch.where(i > j, a, b) chooses "
+                "between values."
+            ) from error
         _require_number(self.name, result, boolean=self.name == "mask_mod")
         return result
 
@@ -102,7 +112,7 @@ def _require_number(name: str, result: Any, *, boolean: bool) -> None:
     if not isinstance(result, Tensor):
         raise InputError(
             f"flex_attention: {name}: expected it to return {wanted} of one number, got "
-            f"{type(result).__name__} {result!r}; torch functions of the indices return one."
+            f"{type(result).__name__}; torch functions of the indices return one, such as torch.where."
         )
     fits = result.dtype == torch.bool if boolean else result.is_floating_point()
     if result.dim() or not fits:

@@ -107,7 +107,9 @@ def _by_operators(
 ) -> tuple[Tensor, ...]:
     dtype = torch.promote_types(q.dtype, torch.float32)
     shared = k.shape[-3]
-    grouped = q.to(dtype).unflatten(-3, (shared, how.heads // shared))
+    # Not by unflatten, which dynamo cannot trace inside of a mode.
+    groups = (*q.shape[:-3], shared, how.heads // shared)
+    grouped = q.to(dtype).reshape(*groups, *q.shape[-2:])
     k, wide_v = (each.to(dtype).unsqueeze(-3) for each in (k, v))
     scores = (how.scale * grouped @ k.mT).flatten(-4, -3)
     hidden = None if seen is None else ~seen
@@ -120,14 +122,15 @@ def _by_operators(
     blind = greatest == -math.inf
     finite = scores.masked_fill(blind, 0.0)
     weights = torch.softmax(finite, -1).masked_fill(blind, 0.0)
-    output = weights.unflatten(-3, (shared, how.heads // shared)) @ wide_v
-    output = output.flatten(-4, -3).to(q.dtype)
+    output = weights.reshape(*groups, *weights.shape[-2:]) @ wide_v
+    # Copied, as results of a Function that are views refuse to be changed in place.
+    output = output.flatten(-4, -3).to(q.dtype, copy=True)
     if not how.statistics:
         return (output,)
     shift = greatest.masked_fill(blind, 0.0)
     sums = (finite - shift).exp().sum(-1, keepdim=True)
     exponent = (shift + sums.log()).masked_fill(blind, -math.inf)
-    return output, exponent.squeeze(-1), greatest.squeeze(-1)
+    return output, exponent.squeeze(-1).clone(), greatest.squeeze(-1).clone()
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
