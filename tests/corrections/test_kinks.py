@@ -58,6 +58,7 @@ def test_first_derivatives(name, index, mode):
     torch.testing.assert_close(hodiff.jacobian(f, mode=mode)(x), slope.diag())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "index"), EACH)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_second_derivatives(name, index, route):

@@ -58,6 +58,7 @@ def numbers(result):
 
 
 # torch warns of a process's first compressed matrix.
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tensor"])

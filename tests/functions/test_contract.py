@@ -202,6 +202,7 @@ def test_first_and_second_derivative_are_the_references(case):
         assert_close(hodiff.hvp(ours, point, v, route=route), product, 1e-9)
 
 
+@pytest.mark.one_in(2)
 @each([case for case in CASES if case.vmap])
 def test_vmap_over_every_argument_separately_and_together(case):
     inputs = case.draw()
@@ -218,6 +219,7 @@ def test_vmap_over_every_argument_separately_and_together(case):
                     assert_close(got[k], expected)
 
 
+@pytest.mark.one_in(2)
 @each([case for case in CASES if case.vmap])
 def test_vmap_twice_and_of_gradients(case):
     inputs = case.draw()
@@ -246,6 +248,7 @@ def _total(value) -> Tensor:
     ]).sum()
 
 
+@pytest.mark.one_in(2)
 @each(CASES)
 def test_subsets_of_arguments_that_need_a_gradient(case):
     inputs = case.draw()
@@ -289,6 +292,7 @@ def test_gradients_that_nobody_needs_are_not_computed(case, monkeypatch):
             assert need or gradient is None
 
 
+@pytest.mark.one_in(2)
 @each(CASES)
 def test_non_contiguous_inputs(case):
     inputs = case.draw()
@@ -306,6 +310,7 @@ def test_non_contiguous_inputs(case):
         assert_close(c, a)
 
 
+@pytest.mark.one_in(2)
 @each(CASES)
 def test_float32_error(case):
     """Value, gradient and product in float32 against float64 at the same rounded point."""
@@ -340,6 +345,7 @@ def test_saved_bytes(case):
     assert sum(held.values()) == case.saved_bytes(*inputs)
 
 
+@pytest.mark.one_in(2)
 @each(CASES)
 def test_without_a_graph(case):
     inputs = case.draw()
@@ -359,6 +365,7 @@ def test_without_a_graph(case):
         assert gradient is None or bool(gradient.isfinite().all())
 
 
+@pytest.mark.one_in(2)
 @each(CASES)
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16-autocast"])
 def test_a_training_step(case, autocast):
