@@ -16,6 +16,7 @@ from hodiff.torch_internals.transforms import (
     at_level,
     batching_levels,
     differentiating_count,
+    in_func_jvp,
     in_transform,
 )
 from hodiff.torch_internals.wrapped_tensors import (
@@ -87,9 +88,19 @@ def _has_tangent_at_its_level(tensor: Tensor) -> bool:
         return in_forward_mode() and has_tangent(tensor)
 
 
+def _may_have_tangent(tensor: Tensor) -> bool:
+    """Whether a tensor has a tangent at its level, or it cannot be asked, as a batch is around it."""
+    if not in_func_jvp() or is_batched(tensor):
+        return False
+    try:
+        return _has_tangent_at_its_level(tensor)
+    except RuntimeError:
+        return True
+
+
 def _carries_derivatives(tensor: Tensor) -> bool:
     while is_wrapped(tensor):
-        if is_watched(tensor) and (tensor.requires_grad or _has_tangent_at_its_level(tensor)):
+        if is_watched(tensor) and (tensor.requires_grad or _may_have_tangent(tensor)):
             return True
         tensor = below_one(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():

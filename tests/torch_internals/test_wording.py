@@ -228,6 +228,10 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     Wording.OUTPUT_RESIZED: (lambda: torch.add(_rows(), _rows(), out=torch.empty(1)),),
     Wording.TORCHSCRIPT: (lambda: torch.jit.script(_scripted),),
     Wording.FUNCTION_MADE: (_Bare,),
+    Wording.READS_BATCHED: (
+        lambda: vmap(lambda x: x if x.sum() > 0 else -x)(_rows()),
+        lambda: vmap(lambda x: x.sum().item())(_rows()),
+    ),
 }
 
 

@@ -20,6 +20,7 @@ from hodiff.sparse.detection.escapes import Escapes
 from hodiff.sparse.detection.supports import identity
 from hodiff.sparse.detection.tracking import Tracking
 from hodiff.torch_internals.operators import without_onednn
+from hodiff.torch_internals.threads import one_thread_at_a_time
 
 
 @at_the_boundary
@@ -130,6 +131,8 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
         mode.memory.write(leaf, identity(leaf.numel(), inputs, start).reshape(*leaf.shape), depends=True)
         start += leaf.numel()
     with (
+        # Some of these switches are of the whole process.
+        one_thread_at_a_time(),
         Escapes(function.caller, mode.memory),
         mode,
         # Compiled code and fused kernels show no operators.

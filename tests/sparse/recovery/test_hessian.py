@@ -18,6 +18,10 @@ from hodiff.sparse.recovery import coloring as kept
 METHODS = ("star", "acyclic")
 
 
+def _refuse(graph, inputs):
+    raise RuntimeError("compiled")
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_it_is_the_dense_one(name, method):
@@ -252,6 +256,18 @@ def test_threads_share_a_function():
     [each.start() for each in threads]
     [each.join() for each in threads]
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_threads_leave_the_switches_of_the_process_as_they_were():
+    """Detection sets oneDNN, compiled code and fused attention aside for a while."""
+    before = torch.backends.mkldnn.enabled, torch.backends.cuda.flash_sdp_enabled()
+    threads = [threading.Thread(target=lambda: hessian_pattern(rosenbrock, point(3000))) for _ in range(8)]
+    [each.start() for each in threads]
+    [each.join() for each in threads]
+    assert (torch.backends.mkldnn.enabled, torch.backends.cuda.flash_sdp_enabled()) == before
+    compiled = torch.compile(lambda x: x.sin().item(), backend=_refuse, fullgraph=True)
+    with pytest.raises(Exception, match=r"data-dependent|graph break|Unsupported|compiled"):
+        compiled(point(2))
 
 
 def test_colorings_are_pytrees():
