@@ -77,7 +77,7 @@ def beam_cost(x: Design) -> Tensor:
 
 def beam_limits(x: Design) -> dict[str, Tensor]:
     """Of a beam 14 inches long with a load of 6,000 pounds: stresses and the like over their limits, less one."""
-    h, l, t, b = x["weld"], x["length"], x["height"], x["width"]  # noqa: E741
+    h, l, t, b = x["weld"], x["length"], x["height"], x["width"]  # noqa: E741  # the names of the literature
     load, span, E, G = 6000.0, 14.0, 30e6, 12e6
     arm = (l**2 / 4 + ((h + t) / 2) ** 2).sqrt()
     direct = load / (math.sqrt(2) * h * l)

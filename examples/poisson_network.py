@@ -152,7 +152,7 @@ def by_broyden(start: Weights, points: Tensor, iterations: int) -> Course:
     def after(found: object) -> None:
         nonlocal count
         count += 1
-        clock.note(count, lambda: found.x)  # type: ignore[attr-defined]
+        clock.note(count, lambda: found.x)  # type: ignore[attr-defined]  # SciPy has no types
 
     options = {"maxiter": iterations, "gtol": 1e-12}
     hodiff.optim.minimize(loss, start, points, method="ssbroyden", options=options, callback=after)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
@@ -172,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{'pattern and colorings':24}{'':>10}{found:10.3f}")
     for coloring in colorings:
         hessian = hodiff.sparse.hessian(energy, coloring=coloring, format="scipy")
-        print(f"{coloring.method:24}{coloring.num_colors:10,}{seconds(lambda: hessian(x, *pairs)):10.3f}")  # noqa: B023
+        print(f"{coloring.method:24}{coloring.num_colors:10,}{seconds(partial(hessian, x, *pairs)):10.3f}")
     print(f"{'dense':24}{len(x):10,}{dense:10.3f}\n")
     H = hodiff.sparse.hessian(energy, coloring=colorings[0], format="scipy")(x, *pairs)
     values, vectors = low_modes(H, options.modes)

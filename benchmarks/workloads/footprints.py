@@ -49,9 +49,9 @@ def products(objective: Objective) -> dict[str, float]:
     }
     peaks = {"`hodiff.hvp`": peak_bytes(lambda: hodiff.hvp(objective, x, v))}
     for name, make in operators.items():
-        peaks[f"{name}, first"] = peak_bytes(lambda make=make: make() @ v)  # type: ignore[misc]
+        peaks[f"{name}, first"] = peak_bytes(lambda make=make: make() @ v)  # type: ignore[misc]  # mypy cannot type defaults of a lambda
         A = make()
-        peaks[f"{name}, later"] = peak_bytes(lambda A=A: A @ v)  # type: ignore[misc]
+        peaks[f"{name}, later"] = peak_bytes(lambda A=A: A @ v)  # type: ignore[misc]  # nor these
     unit = peak_bytes(partial(gradient, objective, x))
     return {name: peak / unit for name, peak in peaks.items()}
 

@@ -25,7 +25,7 @@ class Section:
     @property
     def severity(self) -> str:
         """The first word: error, warning or note."""
-        return re.match(r"\*(\w+)", self.body)[1].lower()  # type: ignore[index]
+        return re.match(r"\*(\w+)", self.body)[1].lower()  # type: ignore[index]  # each body begins so
 
 
 def sections() -> tuple[str, list[Section]]:

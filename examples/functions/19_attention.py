@@ -89,7 +89,7 @@ def draw(figure: Any) -> None:
     """What is kept for backward by the length of the sequence: by torch's operators P is among it, a square."""
     axes = figure.add_subplot()
     lengths = [32, 64, 128, 256, 512]
-    plain: Any = lambda Q, K, V: probabilities(Q, K) @ V  # noqa: E731
+    plain: Any = lambda Q, K, V: probabilities(Q, K) @ V  # noqa: E731  # one formula, beside its text
     for name, f in {"by torch's operators": plain, "this Function": Attention.apply}.items():
         kept = []
         for n in lengths:

@@ -42,7 +42,7 @@ BLOCK = 128
 if USES_TRITON:
     # Triton gives the arguments their types: annotations of them, which mypy asks for, would mean something else to it.
     @triton.jit
-    def sine_kernel(x_pointer, y_pointer, count, turns: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    def sine_kernel(x_pointer, y_pointer, count, turns: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton has its own types
         """Each program computes one block of sin(x + turns π/2)."""
         at = tl.program_id(0) * block + tl.arange(0, block)
         inside = at < count

@@ -43,7 +43,8 @@ _EXPLAINED = {
     "derivative takes another one; set torch._functorch.config.donated_buffer = False before that code runs first, or "
     "call it as it was before torch.compile",
     Wording.HIGHER_ORDER: "an operator that takes functions is in the way, such as torch.cond, scan or flex_attention, "
-    "which torch compiles before it is run; use plain Python instead, `if` and `for`, or scaled_dot_product_attention",
+    "which torch compiles before it is run; use plain Python instead, `if` and `for`, or "
+    "hodiff.functions.flex_attention",
 }
 
 # What these mean inside of a transform; elsewhere they are the user's own errors.

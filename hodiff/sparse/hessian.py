@@ -81,7 +81,7 @@ def hessian(
     whole = _value_and_hessian(
         "sparse.hessian", f, argnums, pattern, coloring, method, format, check, route, chunk_size, correct
     )
-    return lambda *args: whole(*args)[1]
+    return lambda *args, **kwargs: whole(*args, **kwargs)[1]
 
 
 def value_and_hessian(
@@ -207,17 +207,17 @@ def _value_and_hessian(
     colorings = Colorings(caller, pattern, coloring, lambda found: color(found, method), _METHODS)
 
     @at_the_boundary
-    def value_and_matrix(*args: Any) -> tuple[Tensor, Any]:
-        function = bind(caller, f, args, argnums=argnums, correct=correct)
+    def value_and_matrix(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        function = bind(caller, f, args, kwargs, argnums, correct=correct)
         matrix = Hessian(function, route, chunk_size)
         size = sum(leaf.numel() for leaf in function.leaves)
         chosen, values = colorings.entries(
-            args,
+            (args, kwargs),
             lambda: pattern_of_hessian(function),
             (size, size),
             {"columns": matrix.products},
             function.leaves,
-            check=check,
+            matrix.eps if check else None,
         )
         return matrix.value, chosen.matrix(values, form)
 

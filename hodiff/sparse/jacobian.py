@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from hodiff.common.chunks import require_chunk_size
 from hodiff.common.options import require_bool, require_choice
 from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
 from hodiff.derivatives.route_choice import refused
+from hodiff.errors import RouteError
 from hodiff.sparse.coloring import Coloring, color
 from hodiff.sparse.coloring.layouts import FORMATS
 from hodiff.sparse.detection.patterns import pattern_of_jacobian
@@ -42,9 +45,9 @@ def jacobian(
         pattern: Where the Jacobian may have entries, if that is known: what `color` takes.
         coloring: A coloring of it, made before: `hodiff.sparse.color(pattern, "columns")`, "rows" or "bidirectional".
         method: How a pattern is colored: "columns", by tangents; "rows", by cotangents; "bidirectional", by both; or
-            "auto", by tangents or cotangents, whichever cost less.
+            "auto", by tangents or cotangents, whichever cost less, or by cotangents where torch has no forward mode.
         format: As in `hodiff.sparse.hessian`.
-        check: Likewise; the product is a tangent.
+        check: Likewise.
         chunk_size: Likewise.
         correct: As in `hodiff.hvp`.
 
@@ -72,20 +75,30 @@ def jacobian(
     require_bool(caller, "check", check)
     require_chunk_size(caller, "chunk_size", chunk_size)
     colorings = Colorings(caller, pattern, coloring, lambda found: _colored(found, method), _METHODS)
+    by_cotangents = Colorings(caller, pattern, None, lambda found: color(found, "rows"), _METHODS)
 
     @at_the_boundary
-    def matrix_of_f(*args: Any) -> Any:
-        function = bind(caller, f, args, argnums=argnums, correct=correct)
+    def matrix_of_f(*args: Any, **kwargs: Any) -> Any:
+        function = bind(caller, f, args, kwargs, argnums, correct=correct)
         leaves, matrix = function.leaves, Jacobian(function, chunk_size)
-        with refused(caller):
-            chosen, values = colorings.entries(
-                args,
-                lambda: pattern_of_jacobian(function),
-                (sum(y.numel() for y in matrix.outputs), sum(leaf.numel() for leaf in leaves)),
-                {"columns": matrix.products, "rows": matrix.transposed_products},
-                leaves,
-                check=check,
-            )
+
+        def entries(of: Colorings) -> tuple[Coloring, Tensor]:
+            with refused(caller):
+                return of.entries(
+                    (args, kwargs),
+                    lambda: pattern_of_jacobian(function),
+                    (sum(y.numel() for y in matrix.outputs), sum(leaf.numel() for leaf in leaves)),
+                    {"columns": matrix.products, "rows": matrix.transposed_products},
+                    leaves,
+                    matrix.eps if check else None,
+                )
+
+        try:
+            chosen, values = entries(colorings)
+        except RouteError:
+            if method != "auto" or coloring is not None:
+                raise
+            chosen, values = entries(by_cotangents)  # torch has no forward mode here
         return chosen.matrix(values, format)
 
     return matrix_of_f

@@ -10,8 +10,9 @@ import torch
 from hodiff.common.options import require_choice, require_generator, require_int
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import at_the_boundary, bind
+from hodiff.derivatives.route_choice import refused
 from hodiff.sparse.coloring import color
-from hodiff.sparse.recovery.agreement import disagreeing_rows
+from hodiff.sparse.recovery.agreement import disagreements
 from hodiff.sparse.recovery.coloring import require_shape
 from hodiff.sparse.recovery.products import Hessian, Jacobian
 from hodiff.sparse.recovery.recover import recover, require_whole
@@ -63,18 +64,19 @@ def check_pattern(
     coloring = color(pattern, _COLORED[of])
     leaves = function.leaves
     if of == "hessian":
-        products, results = Hessian(function, "auto", "auto").products, leaves
+        hessian = Hessian(function, "auto", "auto")
+        products, results, eps = hessian.products, leaves, hessian.eps
     else:
-        matrix = Jacobian(function, "auto")
-        products, results = matrix.products, tuple(matrix.outputs)
+        jacobian = Jacobian(function, "auto")
+        products, results, eps = jacobian.products, tuple(jacobian.outputs), jacobian.eps
     height = sum(y.numel() for y in results)
     require_shape("check_pattern", "pattern", coloring, (height, sum(leaf.numel() for leaf in leaves)))
-    with torch.no_grad():
-        values, off = recover(coloring, {"columns": products}, leaves, check=True)
+    with torch.no_grad(), refused("check_pattern"):
+        values, off = recover(coloring, {"columns": products}, leaves, eps)
         vectors = torch.randn(
             probes, coloring.shape[1], generator=generator or torch.Generator().manual_seed(1), dtype=torch.float64
         )
         vectors = vectors.to(values)
         for vector, product in zip(vectors, products(vectors), strict=True):
-            off = torch.cat([off, disagreeing_rows(coloring, values, vector, product)])
-    require_whole("check_pattern", "pattern", off.unique())
+            off = torch.cat([off, disagreements(coloring, "columns", values, vector, product, eps)])
+    require_whole("check_pattern", "pattern", coloring, off.unique())

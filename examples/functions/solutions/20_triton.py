@@ -23,7 +23,7 @@ BLOCK = 128
 if USES_TRITON:
 
     @triton.jit
-    def decay_kernel(x_pointer, y_pointer, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    def decay_kernel(x_pointer, y_pointer, count, block: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton has its own types
         """Each program computes one block."""
         at = tl.program_id(0) * block + tl.arange(0, block)
         inside = at < count

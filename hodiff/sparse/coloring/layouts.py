@@ -36,7 +36,9 @@ def _scipy(pattern: Pattern, values: Tensor) -> scipy.sparse.csr_array:
             "sparse: format: expected one of torch's, as the entries have derivatives of their own, which SciPy's "
             "matrices would lose, got 'scipy'; write format='csr', or call it under torch.no_grad()."
         )
-    return scipy.sparse.csr_array((numbers_in(values), pattern.columns, pattern.starts), shape=pattern.shape)
+    # SciPy has no numbers of 16 bits.
+    numbers = numbers_in(values.float() if values.dtype.itemsize < 4 else values)
+    return scipy.sparse.csr_array((numbers, pattern.columns, pattern.starts), shape=pattern.shape)
 
 
 def _values(pattern: Pattern, values: Tensor) -> Tensor:

@@ -12,10 +12,13 @@ from scipy.sparse import csr_array, vstack
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hodiff.common.module_state import untouched
 from hodiff.common.options import require_bool
 from hodiff.common.trees import PyTree, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bind
+from hodiff.derivatives.steady import draw_of
 from hodiff.errors import HodiffWarning, InputError
+from hodiff.recompute.reachable import named_modules
 from hodiff.sparse.detection.escapes import Escapes
 from hodiff.sparse.detection.supports import identity
 from hodiff.sparse.detection.tracking import Tracking
@@ -126,6 +129,7 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
     """Follow operators from the leaves on; complain of those that have no rule."""
     inputs = sum(leaf.numel() for leaf in leaves)
     mode = Tracking(function.caller, inputs, at_point=at_point)
+    draw, modules = draw_of(function), list(named_modules(function.f))
     start = 0
     for leaf in leaves:
         mode.memory.write(leaf, identity(leaf.numel(), inputs, start).reshape(*leaf.shape), depends=True)
@@ -133,6 +137,7 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
     with (
         # Some of these switches are of the whole process.
         one_thread_at_a_time(),
+        untouched(modules),
         Escapes(function.caller, mode.memory),
         mode,
         # Compiled code and fused kernels show no operators.
@@ -141,6 +146,8 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
         without_onednn(),
     ):
         yield mode
+    # The pattern is looked for beside the derivative, which draws what it would have drawn without.
+    draw.rewind()
     if mode.unknown:
         found = ", ".join(f"{name} ({line})" if line else name for name, line in mode.unknown.items())
         warnings.warn(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hodiff.derivatives.capture.origin import called_by_library, line_now
-from hodiff.errors import InputError
+from hodiff.errors import HodiffError, InputError
 from hodiff.sparse.detection.call import Call
 from hodiff.sparse.detection.memory import Memory
 from hodiff.sparse.detection.registry import RULES, Rule
@@ -20,6 +20,8 @@ from hodiff.torch_internals.interception import EagerDispatchMode
 from hodiff.torch_internals.operators import arguments_of, decomposition_of, plain_name
 from hodiff.torch_internals.tensors import share_storage
 
+# What a rule, or a decomposition of torch's, raises for a call that it does not know.
+_UNFIT = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 _MASKS = {torch.bool, torch.uint8}
 # What users write for operators that they do not know by name.
 _READING = {"local_scalar_dense": "the value (.item(), float(), bool() or an if)"}
@@ -85,13 +87,13 @@ class Tracking(EagerDispatchMode):
         if rule is not None:
             try:
                 return rule(call)
-            except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
+            except _UNFIT:
                 pass
         self.unknown.setdefault(call.name, line_now())
         return call.dense()
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run the operators that an operator is made of, if torch says which."""
+        """Run the operators that an operator is made of, if torch says which, and they take the arguments."""
         decomposition = None if func in self._open else decomposition_of(func)
         if decomposition is None:
             return NotImplemented
@@ -99,6 +101,10 @@ class Tracking(EagerDispatchMode):
         try:
             with self:
                 return decomposition(*args, **kwargs)
+        except HodiffError:
+            raise
+        except _UNFIT:  # as some of empty tensors
+            return NotImplemented
         finally:
             self._open.pop()
 

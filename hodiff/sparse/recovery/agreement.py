@@ -27,25 +27,27 @@ def _places(coloring: Coloring, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(pattern.rows, device=device).long(), torch.as_tensor(pattern.columns, device=device).long()
 
 
-def disagreeing_rows(coloring: Coloring, values: Tensor, vector: Tensor, product: Tensor) -> Tensor:
+def disagreements(coloring: Coloring, side: str, values: Tensor, vector: Tensor, product: Tensor, eps: float) -> Tensor:
     r"""The rows in which the product of a recovered matrix is not that of the derivative.
 
     $$ |A v - p|_i > \sqrt{\epsilon} \max_{jk} (|A_{jk}|, |p_j|) $$
 
     Args:
         coloring: The coloring, which holds the pattern.
+        side: "columns" for the matrix, or "rows" for its transpose, whose rows are the matrix's columns.
         values: The entries that were recovered.
         vector: v, (n,).
         product: p, the derivative's own product with it, (m,).
+        eps: ε, that of the coarsest dtype at work.
 
     Returns:
         Their numbers; those of products that are not finite are not among them.
     """
-    rows, columns = _places(coloring, values.device)
-    parts = vector.index_select(0, columns).mul_(values)
+    rows, columns = _places(coloring, values.device)[:: 1 if side == "columns" else -1]
+    parts = vector.index_select(0, columns).mul_(values).to(product.dtype)
     off = product.index_add(0, rows, parts, alpha=-1).abs_()
     most = max(_largest(values), _largest(product))
-    return (off > math.sqrt(torch.finfo(values.dtype).eps) * most).nonzero()[:, 0]
+    return (off > math.sqrt(eps) * most).nonzero()[:, 0]
 
 
 def _largest(x: Tensor) -> float:

@@ -59,13 +59,12 @@ class Colorings:
 
     def entries(
         self,
-        args: tuple[Any, ...],
+        args: Any,
         detect: Callable[[], Any],
         shape: tuple[int, int],
         multiply: Mapping[str, Multiply],
         leaves: Sequence[Tensor],
-        *,
-        check: bool,
+        eps: float | None,
     ) -> tuple[Coloring, Tensor]:
         """The coloring of a call, and the values of the entries.
 
@@ -75,34 +74,34 @@ class Colorings:
             shape: That of the matrix.
             multiply: As in `recover`.
             leaves: What is differentiated.
-            check: Whether the matrix is held against one more product, outside of transforms.
+            eps: As in `recover`; there is no comparison inside of transforms.
 
         Returns:
             Both.
+
+        Raises:
+            InputError: If no coloring is given inside of a transform, or one lacks entries.
         """
         is_plain = not any(map(is_wrapped, leaves))
-        coloring = self._given
-        if coloring is None:
-            key = _shapes(args)
-            known = key in self._found
-            if not known:
-                self._found[key] = self._anew(detect, is_plain)
-            coloring = self._found[key]
-        require_shape(self._caller, "x" if self._given is None else "pattern", coloring, shape)
-        values, off = recover(coloring, multiply, leaves, check=check and is_plain)
-        if len(off) and self._given is None and known:
-            coloring = self._found[key] = self._anew(detect, is_plain)
-            values, off = recover(coloring, multiply, leaves, check=True)
-        require_whole(self._caller, "f" if self._given is None else "pattern", off)
-        return coloring, values
-
-    def _anew(self, detect: Callable[[], Any], is_plain: bool) -> Coloring:
-        if not is_plain:
+        if self._given is not None:
+            require_shape(self._caller, "pattern", self._given, shape)
+            values, off = recover(self._given, multiply, leaves, eps if is_plain else None)
+            require_whole(self._caller, "pattern", self._given, off)
+            return self._given, values
+        if not is_plain:  # what was found before may be of other constants, and nothing would show it
             raise InputError(
                 f"{self._caller}: coloring: expected one inside of transforms of torch.func, where no pattern can be "
                 f"found, got None; make it outside: hodiff.sparse.color(hodiff.sparse.hessian_pattern(f, x))."
             )
-        return self._color(detect())
+        key = _shapes(args)
+        known = self._found.get(key)
+        coloring = self._found[key] = known or self._color(detect())
+        values, off = recover(coloring, multiply, leaves, eps)
+        if len(off) and known:
+            coloring = self._found[key] = self._color(detect())
+            values, off = recover(coloring, multiply, leaves, eps)
+        require_whole(self._caller, "f", coloring, off)
+        return coloring, values
 
 
 def require_shape(caller: str, argument: str, coloring: Coloring, shape: tuple[int, int]) -> None:

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.func import vmap
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
-from hodiff.common.trees import tensors_in
+from hodiff.common.trees import describe, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow
 from hodiff.derivatives.steady import leaving_no_trace, steady
 from hodiff.derivatives.transforms import pull, push
+from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.differentiation import only_reverse_mode
 
@@ -30,18 +31,20 @@ class Hessian:
 
     Attributes:
         value: The function's value there.
-        products: Its products.
+        eps: Machine epsilon of the coarsest dtype at work, as far as it is known.
     """
 
     def __init__(self, function: BoundFunction, route: str, chunk_size: int | str | None):
         self._function = function
         self._chunk_size = chunk_size
+        self.eps = coarsest(function.leaves)
         self._bytes_each, self._rows, self.value = follow(route, function.caller, self._attempt)
 
     def _attempt(self, route: str) -> tuple[int, Callable[[Leaves], Leaves], Tensor]:
         function = self._function
         if route == ROUTES[0] and only_reverse_mode():
             recorded = RecordedGradient(function, numbers=True)
+            self.eps = max(self.eps, recorded.eps)
             return recorded.bytes_each, partial(_pulled_back, recorded), recorded.value
         rule = PRODUCTS[route]
         with ByteCount() as count, leaving_no_trace(function.f):
@@ -75,16 +78,23 @@ class Jacobian:
     """The Jacobian of a function at a point, by tangents and by cotangents.
 
     Attributes:
-        value: The function's value there, as it returned it.
-        outputs: Its tensors.
+        outputs: The tensors that the function returns.
+        eps: Machine epsilon of the coarsest dtype of these and of the leaves.
     """
 
     def __init__(self, function: BoundFunction, chunk_size: int | str | None):
         self._function = function
         self._chunk_size = chunk_size
         with ByteCount() as count, torch.no_grad() if only_reverse_mode() else nullcontext():
-            self.value = function(function.leaves)[0]
-        self.outputs: list[Tensor] = tensors_in(self.value)
+            self.outputs = tensors_in(function(function.leaves)[0])
+        for output in self.outputs:
+            if not output.is_floating_point():
+                remedy = "return torch.view_as_real of it" if output.is_complex() else "leave it out, or convert it"
+                raise InputError(
+                    f"{function.caller}: f: expected results that are real floating-point tensors, got "
+                    f"{describe(output)}; {remedy}."
+                )
+        self.eps = coarsest((*function.leaves, *self.outputs))
         self._bytes_each = 2 * count.bytes
 
     def products(self, vectors: Tensor) -> Tensor:
@@ -118,18 +128,23 @@ def in_groups(multiply: Multiply, vectors: Tensor, bytes_each: int, chunk_size: 
     count = len(vectors)
     if not count:
         return vectors
-    size = resolve_chunk_size(chunk_size, max(count, 1), bytes_each, vectors.device)
+    size = resolve_chunk_size(chunk_size, count, bytes_each, vectors.device)
     parts = [multiply(vectors[start:stop]) for start, stop in spans(count, size)]
     return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+
+def coarsest(tensors: Sequence[Tensor]) -> float:
+    """The largest machine epsilon of their dtypes."""
+    return max(torch.finfo(each.dtype).eps for each in tensors)
 
 
 def _split(vectors: Tensor, like: Sequence[Tensor]) -> Leaves:
     """Vectors (k, n) as those of leaves, (k, *shape) each."""
     parts = vectors.split([leaf.numel() for leaf in like], 1)
-    return tuple(part.reshape(-1, *leaf.shape).to(leaf.dtype) for part, leaf in zip(parts, like, strict=True))
+    return tuple(part.reshape(len(part), *leaf.shape).to(leaf.dtype) for part, leaf in zip(parts, like, strict=True))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """And back."""
-    flat = [part.reshape(len(part), -1) for part in parts]
+    flat = [part.reshape(len(part), part[0].numel()) for part in parts]
     return flat[0] if len(flat) == 1 else torch.cat(flat, 1)

@@ -10,39 +10,38 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.sparse.coloring import Coloring
-from hodiff.sparse.recovery.agreement import disagreeing_rows, probe
+from hodiff.sparse.recovery.agreement import disagreements, probe
 from hodiff.sparse.recovery.products import Multiply
 
 
 def recover(
-    coloring: Coloring, multiply: Mapping[str, Multiply], leaves: Sequence[Tensor], *, check: bool
+    coloring: Coloring, multiply: Mapping[str, Multiply], leaves: Sequence[Tensor], eps: float | None
 ) -> tuple[Tensor, Tensor]:
-    """The values of the entries, and the rows in which the matrix is not the whole derivative.
+    """The values of the entries, and where the matrix is not the whole derivative.
 
     Args:
         coloring: The coloring.
         multiply: By side, "columns" or "rows", what multiplies the rows of a tensor with the matrix or its transpose.
         leaves: What is differentiated, which gives the dtype and the device.
-        check: Whether one more product is made, for the second result.
+        eps: Machine epsilon of the coarsest dtype at work, by which one product more is compared; None for none.
 
     Returns:
-        Tensor (entries,), in the order of compressed rows, and the numbers of the rows.
+        Tensor (entries,), in the order of compressed rows, and the numbers of the rows, or columns, that lack entries.
     """
     dtype, device = _promoted(leaves), leaves[0].device
-    products, off = {}, leaves[0].new_empty(0)
+    # The one product more goes with the others, of the kind that there is anyhow.
+    probed = coloring.sides[0]
+    products = {}
     for side in coloring.sides:
-        # The one product more goes with the others where that can be.
-        chosen = _with_probe if check and side == "columns" else Coloring.vectors
+        chosen = _with_probe if eps is not None and side == probed else Coloring.vectors
         products[side] = multiply[side](chosen(coloring, side, dtype, device))
-    if check:
-        vector = probe(coloring.shape[1], dtype, device)
-        own = products["columns"][-1] if "columns" in products else multiply["columns"](vector)[0]
-        products |= {side: each[:-1] for side, each in products.items() if side == "columns"}
-    values = coloring.entries(products)
-    if check:
-        with torch.no_grad():
-            off = disagreeing_rows(coloring, values.detach(), vector[0], own.detach())
-    return values, off
+    if eps is None:
+        return coloring.entries(products), leaves[0].new_empty(0)
+    own = products[probed][-1]
+    values = coloring.entries(products | {probed: products[probed][:-1]})
+    with torch.no_grad():
+        vector = probe(coloring.shape[1 if probed == "columns" else 0], dtype, device)[0]
+        return values, disagreements(coloring, probed, values.detach(), vector, own.detach(), eps)
 
 
 @lru_cache(8)
@@ -52,16 +51,17 @@ def _with_probe(coloring: Coloring, side: str, dtype: torch.dtype, device: torch
     return torch.cat([vectors, probe(vectors.shape[1], dtype, device)])
 
 
-def require_whole(caller: str, argument: str, rows: Tensor) -> None:
-    """Refuse a pattern that lacks entries, in rows with these numbers."""
-    if not len(rows):
+def require_whole(caller: str, argument: str, coloring: Coloring, off: Tensor) -> None:
+    """Refuse a pattern that lacks entries, in the rows, or columns, with these numbers."""
+    if not len(off):
         return
-    shown = ", ".join(str(int(row)) for row in rows[:3])
+    shown = ", ".join(str(int(number)) for number in off[:3])
+    where = "row" if coloring.sides[0] == "columns" else "column"
     raise InputError(
         f"{caller}: {argument}: expected a pattern with all entries of the derivative, got one without some in "
-        f"{len(rows):,} row(s), such as {shown}, as a product with a random vector shows. Let the pattern be found, by "
-        f"hessian_pattern or jacobian_pattern; where the function is not smooth or rounds coarsely, check=False leaves "
-        f"the comparison out."
+        f"{len(off):,} {where}(s), such as {shown}, as a product with a random vector shows. Let the pattern be found, "
+        f"by hessian_pattern or jacobian_pattern; where the function is not smooth or rounds coarsely, check=False "
+        f"leaves the comparison out."
     )
 
 

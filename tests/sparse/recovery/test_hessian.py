@@ -121,8 +121,11 @@ def test_batches_by_vmap_and_derivatives_by_transforms():
     slopes = torch.func.jacrev(entries)(points[0])
     third = torch.func.jacrev(torch.func.hessian(rosenbrock))(points[0])
     torch.testing.assert_close(slopes, third[hessian_pattern(rosenbrock, points[0]).nonzero()])
+    found = hessian(rosenbrock, format="values")
+    found(points[0])
+    # What is known may be of other constants, and no product more would show it.
     with pytest.raises(InputError, match="coloring: expected one inside of transforms"):
-        torch.func.vmap(hessian(rosenbrock, format="values"))(points)
+        torch.func.vmap(found)(points)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -141,6 +144,42 @@ def test_leaves_without_dimensions():
     p = {"scale": torch.tensor(0.7, dtype=D), "x": point(4)}
     torch.testing.assert_close(hessian(f)(p).to_dense(), hodiff.hessian_matrix(f, p))
     assert hessian(lambda x: x**3, format="values")(torch.tensor(2.0, dtype=D)).tolist() == [12.0]
+
+
+def test_what_users_pass():
+    """Keywords, leaves of two precisions, a function that rounds in float32 inside, empty tensors, 16 bits."""
+    assert hessian(lambda x, a=1: (a * x**3).sum(), format="values")(torch.ones(2), a=2).tolist() == [12.0, 12.0]
+    mixed = {"a": point(3, dtype=torch.float32), "b": point(3)}
+    f = lambda p: (p["a"].double() * p["b"].sin()).sum() ** 2  # noqa: E731
+    torch.testing.assert_close(hessian(f)(mixed).to_dense(), hodiff.hessian_matrix(f, mixed))
+    rounded = lambda x: rosenbrock(x.float()).double()  # noqa: E731
+    torch.testing.assert_close(hessian(rounded)(point(9)).to_dense(), hodiff.hessian_matrix(rounded, point(9)))
+    assert hessian(lambda x: (x**2).sum() + 1)(torch.zeros(0)).shape == (0, 0)
+    with pytest.warns(hodiff.HodiffWarning, match="mse_loss_backward"):  # torch's decomposition divides by zero
+        empty = hessian(lambda w: torch.nn.functional.mse_loss(torch.zeros(0, 2) @ w, torch.zeros(0)))(torch.ones(2))
+    assert empty.shape == (2, 2)
+    half = hessian(lambda x: (x**3).sum(), format="scipy")(torch.ones(3, dtype=torch.bfloat16))
+    assert half.dtype == np.float32
+    assert half.toarray().tolist() == (6 * np.eye(3)).tolist()
+
+
+def test_to_look_for_a_pattern_draws_nothing_and_moves_no_buffer():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)).double()
+    inputs = point(15).view(5, 3)
+
+    def f(p):
+        return torch.func.functional_call(model, p, (inputs,)).tanh().square().sum()
+
+    p = {name: each.detach() for name, each in model.named_parameters()}
+    before = model[1].running_mean.clone(), torch.get_rng_state()
+    hessian_pattern(f, p)
+    assert torch.equal(model[1].running_mean, before[0])
+    assert int(model[1].num_batches_tracked) == 0
+    assert torch.equal(torch.get_rng_state(), before[1])
+    torch.manual_seed(0)
+    expected = hodiff.hessian_matrix(f, p)
+    torch.manual_seed(0)
+    torch.testing.assert_close(hessian(f)(p).to_dense(), expected)
 
 
 def test_chunks_and_routes():

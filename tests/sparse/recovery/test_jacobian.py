@@ -6,7 +6,7 @@ import torch
 from sparse.problems import D, point
 
 import hodiff
-from hodiff import InputError
+from hodiff import InputError, RouteError
 from hodiff.sparse import color, jacobian, jacobian_pattern
 
 METHODS = ("auto", "columns", "rows", "bidirectional")
@@ -79,9 +79,50 @@ def test_derivatives_batches_and_chunks():
     assert torch.allclose(jacobian(steps, chunk_size=1, format="values")(points[0]), found[0])
 
 
+class OnlyBackward(torch.autograd.Function):
+    """x², which torch cannot push tangents through."""
+
+    @staticmethod
+    def forward(x):
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return OnlyBackward.apply(x), in_dims[0]
+
+
+def test_where_torch_has_no_forward_mode():
+    """Cotangents do, and are what is compared as well."""
+    x = point(5)
+    tall = lambda x: torch.cat([OnlyBackward.apply(x)] * 5)  # noqa: E731
+    expected = torch.cat([torch.diag(2 * x)] * 5)
+    for method in ("auto", "rows"):
+        torch.testing.assert_close(jacobian(tall, method=method, correct=False)(x).to_dense(), expected)
+    with pytest.raises(RouteError, match=r"sparse\.jacobian"):
+        jacobian(tall, method="columns", correct=False)(x)
+    pattern = expected.numpy() != 0
+    pattern[:, 2] = False
+    with pytest.raises(InputError, match=r"in 1 column\(s\), such as 2"):
+        jacobian(tall, coloring=color(pattern, "rows"), correct=False)(x)
+
+
+def test_results_that_have_no_derivative_are_refused():
+    for f, words in ((lambda x: x > 0, "bool"), (lambda x: torch.complex(x, x), "view_as_real")):
+        with pytest.raises(InputError, match=f"sparse.jacobian: f: expected results .*{words}"):
+            jacobian(f)(point(2))
+
+
 def test_wrong_input():
     x = point(4)
-    with pytest.raises(InputError, match=r"sparse.jacobian: pattern: .* row\(s\)"):
+    with pytest.raises(InputError, match=r"sparse.jacobian: pattern: .* 3 column\(s\)"):
         jacobian(steps, pattern=np.eye(3, 4, dtype=bool))(x)
     with pytest.raises(InputError, match=r"pattern of shape \(3, 4\), got \(4, 4\)"):
         jacobian(steps, pattern=np.eye(4, dtype=bool))(x)
