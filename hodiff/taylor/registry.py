@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hodiff.errors import InputError
+from hodiff.torch_internals.operators import built_in_functions
 
 # Takes the frame, the torch function that was called, and its arguments, of which some are jets or hold jets.
 Rule = Callable[..., Any]
@@ -204,7 +205,7 @@ def keep_methods() -> None:
 def functions_named(name: str) -> Iterator[Any]:
     """What torch offers under a name: functions, methods and operators."""
     room, _, short = name.rpartition(".")
-    spaces = (_SPACES[room],) if room else (torch, Tensor, functional, torch.ops.aten)
+    spaces = (_SPACES[room],) if room else (torch, built_in_functions, Tensor, functional, torch.ops.aten)
     for space in spaces:
         found = getattr(space, short, None)
         if callable(found):

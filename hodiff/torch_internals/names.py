@@ -57,6 +57,7 @@ NAMES = (
     "torch._C._vmapmode_decrement_nesting",
     "torch._C._vmapmode_increment_nesting",
     "torch._C.parse_schema",
+    "torch._VF",
     "torch._VF.cdist",
     "torch._add_batch_dim",
     "torch._decomp.decomposition_table.get",

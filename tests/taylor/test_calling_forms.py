@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import hodiff
 from hodiff.taylor import jet, value_grad_laplacian
+from hodiff.taylor.registry import functions_named
 
 Q = torch.tensor([1.0, 2.0, 3.0, 1.5], dtype=D)
 V = torch.tensor([1.0, -1.0, 2.0, 0.5], dtype=D)
@@ -375,3 +376,10 @@ def test_operators_of_libraries():
     hodiff.taylor.register(cube)(lambda x: x * x * x)
     torch.testing.assert_close(hodiff.laplacian(lambda x: cube(x).sum())(x), 6 * x.sum())
     del hodiff.taylor.RULES[cube]
+
+
+def test_rules_also_hold_where_a_package_wraps_a_function_of_torch(monkeypatch):
+    """As torch_geometric does with `index_select`."""
+    own = torch.index_select
+    monkeypatch.setattr(torch, "index_select", lambda *args: own(*args))
+    assert own in set(functions_named("index_select"))

@@ -110,7 +110,7 @@ LEFT_OVER: tuple[CodePattern, ...] = (
 # Defects after which batched and single evaluations differ, or a batched one raises.
 _UPSET_BATCHES = {"HD301", "HD302", *UNRELIABLE}
 # Defects for which differences do not settle.
-_NOISY = {"HD111", "HD118"}
+_NOISY = {"HD111", "HD118", *UNRELIABLE}
 _STOP_BATCHES = {"HD104", "HD106", "HD107", "HD116", "HD201", "HD202", "HD203", "HD204", "HD304"}
 _SEVERITIES = ("error", "warning", "note")
 
@@ -177,7 +177,12 @@ def _owner(entry: Entry, causes: Sequence[Cause], message: str) -> str:
         return guilty[0] if guilty else message
     if message:
         return message
-    return next((cause.code for cause in causes if cause.explains(entry)), "")
+    return next((cause.code for cause in causes if _accounts_for(cause, entry)), "")
+
+
+def _accounts_for(cause: Cause, entry: Entry) -> bool:
+    """Whether a comparison follows from a defect; differences of numbers that mean nothing do not settle either."""
+    return cause.explains(entry) or (entry.status == "non-smooth" and cause.code in UNRELIABLE)
 
 
 def _first_of(entry: Entry, codes: set[str]) -> str:
@@ -194,7 +199,7 @@ def _not_smooth(failed: list[Entry], causes: Sequence[Cause], settled: frozenset
     broken = [
         entry
         for entry in failed
-        if entry.status in {"non-finite", "non-smooth"} and not any(cause.explains(entry) for cause in noise)
+        if entry.status in {"non-finite", "non-smooth"} and not any(_accounts_for(cause, entry) for cause in noise)
     ]
     if not broken:
         return []

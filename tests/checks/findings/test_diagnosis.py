@@ -50,6 +50,17 @@ def test_a_cause_without_its_symptom_is_dropped():
     assert finding.code == "HD401"
 
 
+def test_differences_of_numbers_that_mean_nothing_tell_of_no_kink():
+    """What was never written may hold anything; that differences of it do not settle is no second fault."""
+    rows = [
+        entry("reverse-over-reverse", 2, "curved loss", 1e-3, "wrong"),
+        entry("forward-over-forward", 2, "curved loss", 1e-3, "non-smooth", "differences do not settle"),
+    ]
+    (finding,) = diagnose(rows, [Cause("HD308", ("never written",), by_reverse)])
+    assert finding.code == "HD308"
+    assert {each.code for each in diagnose(rows[1:])} == {"HD901"}
+
+
 def test_errors_come_before_warnings():
     causes = [Cause("HD501", ("waste",), no_entry), Cause("HD304", ("kept",), no_entry)]
     report = Report("f", (), diagnose([], causes))

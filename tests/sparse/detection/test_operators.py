@@ -69,7 +69,7 @@ def test_no_entry_of_a_jacobian_is_missing(part, at_point):
                     for y in results(moving)
                     for number in y.reshape(-1)[:400]
                 ]
-            except (RuntimeError, AssertionError):  # no derivative, or no such device
+            except (IndexError, RuntimeError, AssertionError):  # no derivative, no such device, a wrapper's own opinion
                 continue
             truth = np.array([np.concatenate([part_of(x) for x in row]) for row in rows])
             if truth.size == 0 or any(y.numel() > 400 for y in results(moving)):
@@ -105,7 +105,12 @@ def test_no_entry_of_a_hessian_is_missing(part):
 
             try:
                 truth = hodiff.hessian_matrix(loss, sample.point).numpy()
-            except (HodiffError, RuntimeError, AssertionError):  # constants, and what has no second derivative
+            except (
+                HodiffError,
+                IndexError,
+                RuntimeError,
+                AssertionError,
+            ):  # constants, and what has no second derivative
                 continue
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")

@@ -138,7 +138,8 @@ def require_block_mask(block_mask: Any, batch: int, heads: int, length: int, key
         )
     if min(block_mask.BLOCK_SIZE) < _NO_BLOCKS:
         batches, for_heads, *sizes = (*[1] * (4 - len(block_mask.shape)), *block_mask.shape)
-        if batches not in {1, batch} or for_heads not in {1, heads} or sizes != [length, keys]:
+        fits = (batches == 1 or batches == batch) and (for_heads == 1 or for_heads == heads)
+        if not fits or sizes != [length, keys]:
             raise InputError(
                 f"flex_attention: block_mask: expected one of batch 1 or {batch}, heads 1 or {heads}, {length} queries "
                 f"and {keys} keys, got {tuple(block_mask.shape)}; create_block_mask(mask_mod, B, H, {length}, {keys}) "

@@ -168,7 +168,7 @@ def _require_shapes(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[int, int]
         )
     sizes = [each.shape[0] for each in (q, k, v)]
     batch = 0 if 0 in sizes else max(sizes)
-    if any(size not in {1, batch} for size in sizes):
+    if any(size != 1 and size != batch for size in sizes):  # symbolic sizes have no hash
         raise InputError(f"flex_attention: expected batches that broadcast, got {shapes}.")
     heads, shared = q.shape[1], k.shape[1]
     if heads != shared and (not enable_gqa or not divides(shared, heads)):
