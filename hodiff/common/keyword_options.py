@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
-C = TypeVar("C", bound=type)
 # The entry with its further lines.
 _ENTRY = re.compile(r"^( *)\*\*options:.*\n(?:\1 +\S.*\n)*", re.MULTILINE)
 # Of the caller, the option's name, and its value.
@@ -33,12 +32,24 @@ class Default:
     explanation: str
 
 
-def with_defaults(owner: type, options: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options by name, validated, or by their defaults; a TypeError names the one nearest to a mistyped one."""
+def with_defaults(
+    owner: Callable[..., Any], options: type, given: Mapping[str, Any], *, caller: str = ""
+) -> dict[str, Any]:
+    """All options by name, validated, or by their defaults; a TypeError names the one nearest to a mistyped one.
+
+    Args:
+        owner: The class or function that takes them.
+        options: Their declaration.
+        given: What was given.
+        caller: What validators call the owner, where that is not its name.
+
+    Returns:
+        The values.
+    """
     parameters, validators = _declared(options)
     _require_known(owner, given, parameters)
     for name, value in given.items():
-        validators[name](owner.__name__, name, value)
+        validators[name](caller or owner.__name__, name, value)
     return {name: given.get(name, parameter.default) for name, parameter in parameters.items()}
 
 
@@ -81,14 +92,14 @@ def shows(options: type) -> Callable[[F], F]:
     return decorate
 
 
-def explains(options: type) -> Callable[[C], C]:
-    """Decorate a class whose docstring has an entry `**options`, so that it explains each of them in its place."""
+def explains(options: type) -> Callable[[F], F]:
+    """Decorate what has an entry `**options` in its docstring, so that this explains each of them in its place."""
 
-    def decorate(cls: C) -> C:
+    def decorate(owner: F) -> F:
         # None where Python leaves docstrings out.
-        if cls.__doc__ is not None:
-            cls.__doc__ = _ENTRY.sub(lambda found: _explanations(options, found[1]), cls.__doc__)
-        return cls
+        if owner.__doc__ is not None:
+            owner.__doc__ = _ENTRY.sub(lambda found: _explanations(options, found[1]), owner.__doc__)
+        return owner
 
     return decorate
 

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from typing_extensions import Unpack
 
-from hodiff.common.chunks import require_chunk_size
-from hodiff.common.options import require_bool, require_callable, require_choice
+from hodiff.common.keyword_options import explains, shows, with_defaults
+from hodiff.common.options import require_callable
 from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
-from hodiff.derivatives.route_choice import validate_route
 from hodiff.errors import InputError
-from hodiff.sparse.coloring import Coloring, color
-from hodiff.sparse.coloring.layouts import FORMATS
+from hodiff.routes import ROUTES
+from hodiff.sparse.coloring import color
 from hodiff.sparse.detection.patterns import pattern_of_hessian
+from hodiff.sparse.options import METHODS, HessianOptions
 from hodiff.sparse.recovery.coloring import Colorings
+from hodiff.sparse.recovery.compiled import CompiledAtPoint, CompiledHessian
 from hodiff.sparse.recovery.products import Hessian
 
-_METHODS = ("star", "acyclic")
 
-
+@explains(HessianOptions)
+@shows(HessianOptions)
 def hessian(
     f: Callable[..., Any],
     *,
     argnums: int = 0,
-    pattern: Any = None,
-    coloring: Coloring | None = None,
-    method: str = "star",
-    format: str = "csr",
-    check: bool = True,
-    route: str = "auto",
-    chunk_size: int | str | None = "auto",
-    correct: bool = True,
+    **options: Unpack[HessianOptions],
 ) -> Callable[..., Any]:
     r"""Function that computes the sparse Hessian of a scalar function, from one product for each color.
 
@@ -45,19 +40,7 @@ def hessian(
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape ().
         argnums: Which positional argument to differentiate: a tensor or a pytree of n numbers in all.
-        pattern: Where the Hessian may have entries, if that is known: what `color` takes.
-        coloring: A coloring of it, made before: `hodiff.sparse.color(pattern)`, of method "star" or "acyclic".
-        method: How a pattern is colored: "star", whose entries are read from the products, or "acyclic", whose entries
-            come by substitution, from about half as many products, with more rounding.
-        format: "csr" or "coo", a sparse tensor; "scipy", a `csr_array`; or "values", the entries alone in the order of
-            compressed rows, which has derivatives of every kind.
-        check: Whether the matrix is held against one more product, with a random vector, which shows entries outside of
-            the pattern; then the pattern is looked for again, and a given one is refused. Not inside transforms of
-            torch.func.
-        route: As in `hodiff.hvp`.
-        chunk_size: How many products are made at once: a positive int, None for all, or "auto" for as many as keep
-            intermediate results within 64 MiB on a CPU and 1 GiB on a GPU.
-        correct: As in `hodiff.hvp`.
+        **options: Those of every sparse Hessian.
 
     Returns:
         Function of the arguments of `f` that returns the matrix (n, n), leaves flattened in pytree order. It raises
@@ -78,38 +61,24 @@ def hessian(
     Source: A. Gebremedhin, A. Pothen, A. Tarafdar & A. Walther, "Efficient computation of sparse Hessians using
     coloring and automatic differentiation", INFORMS Journal on Computing 21, 2009.
     """
-    whole = _value_and_hessian(
-        "sparse.hessian", f, argnums, pattern, coloring, method, format, check, route, chunk_size, correct
-    )
-    return lambda *args, **kwargs: whole(*args, **kwargs)[1]
+    given = with_defaults(hessian, HessianOptions, options, caller="sparse.hessian")
+    evaluate = _evaluation("sparse.hessian", f, argnums, given)
+    return lambda *args, **kwargs: evaluate(args, kwargs)[1]
 
 
+@shows(HessianOptions)
 def value_and_hessian(
     f: Callable[..., Any],
     *,
     argnums: int = 0,
-    pattern: Any = None,
-    coloring: Coloring | None = None,
-    method: str = "star",
-    format: str = "csr",
-    check: bool = True,
-    route: str = "auto",
-    chunk_size: int | str | None = "auto",
-    correct: bool = True,
+    **options: Unpack[HessianOptions],
 ) -> Callable[..., tuple[Tensor, Any]]:
     r"""Function that computes the value and the sparse Hessian of a scalar function: $(f(x), \nabla^2 f(x))$.
 
     Args:
         f: As in `hodiff.sparse.hessian`.
-        argnums: Likewise, as all that follow.
-        pattern: Likewise.
-        coloring: Likewise.
-        method: Likewise.
-        format: Likewise.
-        check: Likewise.
-        route: Likewise.
-        chunk_size: Likewise.
-        correct: Likewise.
+        argnums: Likewise.
+        **options: Likewise.
 
     Returns:
         Function of the arguments of `f` that returns the value, of shape (), and the matrix.
@@ -125,15 +94,21 @@ def value_and_hessian(
 
     Source: as `hodiff.sparse.hessian`.
     """
-    return _value_and_hessian(
-        "sparse.value_and_hessian", f, argnums, pattern, coloring, method, format, check, route, chunk_size, correct
-    )
+    given = with_defaults(value_and_hessian, HessianOptions, options, caller="sparse.value_and_hessian")
+    evaluate = _evaluation("sparse.value_and_hessian", f, argnums, given)
+
+    def value_and_matrix(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        found, matrix = evaluate(args, kwargs)
+        return found.value, matrix
+
+    return value_and_matrix
 
 
+@shows(HessianOptions)
 def lagrangian_hessian(
     objective: Callable[..., Any],
     constraints: Callable[..., Any],
-    **options: Any,
+    **options: Unpack[HessianOptions],
 ) -> Callable[..., Any]:
     r"""Function that computes the sparse Hessian of a Lagrangian, $\nabla^2_x \left[ f(x) + \lambda^\top c(x) \right]$.
 
@@ -185,40 +160,37 @@ class _Lagrangian:
         return total
 
 
-def _value_and_hessian(
-    caller: str,
-    f: Callable[..., Any],
-    argnums: int,
-    pattern: Any,
-    coloring: Coloring | None,
-    method: str,
-    form: str,
-    check: bool,
-    route: str,
-    chunk_size: int | str | None,
-    correct: bool,
-) -> Callable[..., tuple[Tensor, Any]]:
+def _evaluation(
+    caller: str, f: Callable[..., Any], argnums: int, options: Mapping[str, Any]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Hessian | CompiledAtPoint, Any]]:
+    """A function of arguments and keywords that returns the products at that point and the matrix made of them."""
     require_argnums(caller, argnums)
-    require_choice(caller, "method", method, _METHODS)
-    require_choice(caller, "format", form, FORMATS)
-    require_bool(caller, "check", check)
-    validate_route(route, caller)
-    require_chunk_size(caller, "chunk_size", chunk_size)
-    colorings = Colorings(caller, pattern, coloring, lambda found: color(found, method), _METHODS)
+    method, correct, check = options["method"], options["correct"], options["check"]
+    colorings = Colorings(caller, options["pattern"], options["coloring"], lambda found: color(found, method), METHODS)
+    compiled = CompiledHessian(caller, f, argnums, correct) if options["compile"] else None
+    if compiled is not None and options["route"] not in ("auto", ROUTES[0]):
+        raise InputError(
+            f"{caller}: route: expected 'auto' or {ROUTES[0]!r} beside compile=True, got {options['route']!r}; leave "
+            f"one of them out."
+        )
 
     @at_the_boundary
-    def value_and_matrix(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+    def evaluate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hessian | CompiledAtPoint, Any]:
         function = bind(caller, f, args, kwargs, argnums, correct=correct)
-        matrix = Hessian(function, route, chunk_size)
+        products: Hessian | CompiledAtPoint
+        if compiled is None:
+            products = Hessian(function, options["route"], options["chunk_size"])
+        else:
+            products = compiled.at(function, args, kwargs, options["chunk_size"])
         size = sum(leaf.numel() for leaf in function.leaves)
         chosen, values = colorings.entries(
             (args, kwargs),
             lambda: pattern_of_hessian(function),
             (size, size),
-            {"columns": matrix.products},
+            {"columns": products.products},
             function.leaves,
-            matrix.eps if check else None,
+            products.eps if check else None,
         )
-        return matrix.value, chosen.matrix(values, form)
+        return products, chosen.matrix(values, options["format"])
 
-    return value_and_matrix
+    return evaluate

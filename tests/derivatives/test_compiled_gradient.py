@@ -6,7 +6,7 @@ from threads import in_threads
 
 import hodiff
 from hodiff.checks.torch_warnings import silence_torch_warnings
-from hodiff.derivatives import compiled_gradient
+from hodiff.derivatives import compiled_calls
 
 D = torch.float64
 
@@ -37,7 +37,7 @@ def uncompiled(monkeypatch):
         graphs.append(graph)
         return graph
 
-    monkeypatch.setattr(compiled_gradient, "compile_graph", keep)
+    monkeypatch.setattr(compiled_calls, "compile_graph", keep)
     return graphs
 
 
@@ -121,7 +121,7 @@ def test_numbers_that_never_come_again_stay_eager(uncompiled):
 
 def test_disagreement_stays_eager(monkeypatch):
     monkeypatch.setattr(
-        compiled_gradient,
+        compiled_calls,
         "compile_graph",
         lambda graph, inputs, **_: lambda *tensors: [2 * each for each in graph(*tensors)],
     )

@@ -63,7 +63,7 @@ class Hessian:
         """The product with each row of (k, n)."""
         leaves = self._function.leaves
         return in_groups(
-            lambda part: _joined(self._rows(_split(part, leaves))), vectors, self._bytes_each, self._chunk_size
+            lambda part: joined(self._rows(split(part, leaves))), vectors, self._bytes_each, self._chunk_size
         )
 
 
@@ -115,7 +115,7 @@ class Jacobian:
     def _batched(self, along: Callable[..., list[Tensor]], vectors: Tensor, like: Sequence[Tensor]) -> Tensor:
         def product(part: Tensor) -> Tensor:
             with leaving_no_trace(self._function.f):
-                return _joined(vmap(along, randomness="same")(*_split(part, like)))
+                return joined(vmap(along, randomness="same")(*split(part, like)))
 
         return in_groups(product, vectors, self._bytes_each, self._chunk_size)
 
@@ -138,13 +138,13 @@ def coarsest(tensors: Sequence[Tensor]) -> float:
     return max(torch.finfo(each.dtype).eps for each in tensors)
 
 
-def _split(vectors: Tensor, like: Sequence[Tensor]) -> Leaves:
+def split(vectors: Tensor, like: Sequence[Tensor]) -> Leaves:
     """Vectors (k, n) as those of leaves, (k, *shape) each."""
     parts = vectors.split([leaf.numel() for leaf in like], 1)
     return tuple(part.reshape(len(part), *leaf.shape).to(leaf.dtype) for part, leaf in zip(parts, like, strict=True))
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
+def joined(parts: Sequence[Tensor]) -> Tensor:
     """And back."""
     flat = [part.reshape(len(part), part[0].numel()) for part in parts]
     return flat[0] if len(flat) == 1 else torch.cat(flat, 1)

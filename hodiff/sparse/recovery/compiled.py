@@ -1,0 +1,91 @@
+"""Products with a Hessian by one compiled graph, of its gradient and of all vectors together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hodiff.derivatives.bound_function import BoundFunction, bind
+from hodiff.derivatives.compilation import Arguments
+from hodiff.derivatives.compiled_calls import CompiledCalls
+from hodiff.derivatives.recorded_gradient import RecordedGradient
+from hodiff.derivatives.route_choice import follow
+from hodiff.routes import ROUTES
+from hodiff.sparse.recovery.products import coarsest, in_groups, joined, split
+
+
+class CompiledHessian:
+    """The Hessian of a scalar function, whose products are compiled for each form of its arguments.
+
+    Args:
+        caller: The public function, for messages.
+        f: The user's function.
+        argnums: Which argument is differentiated.
+        correct: As in `hodiff.hvp`.
+    """
+
+    def __init__(self, caller: str, f: Callable[..., Any], argnums: int, correct: bool):
+        self.calls = CompiledCalls(caller, "the product")
+        self.f = f
+        self._bind = lambda args, kwargs: bind(caller, f, args, kwargs, argnums, correct=correct)
+        self._sizes: dict[Any, tuple[int, float]] = {}
+
+    def at(
+        self, function: BoundFunction, args: tuple[Any, ...], kwargs: dict[str, Any], chunk_size: int | str | None
+    ) -> CompiledAtPoint:
+        """The Hessian at a point, for the arguments that the function is bound to."""
+        self.calls.require_plain("leave compile=True out there")
+        form = Arguments((args, kwargs)).form
+        if form not in self._sizes:
+            self._sizes[form] = _sizes(function)
+        return CompiledAtPoint(self, function, (args, kwargs), chunk_size, *self._sizes[form])
+
+    def compute(self, args: tuple[Any, ...], kwargs: dict[str, Any], vectors: Tensor) -> Sequence[Tensor]:
+        """The function's value and the products with each row of vectors, which is what is compiled."""
+        function = self._bind(args, kwargs)
+        recorded = RecordedGradient(function)
+        return recorded.value, joined(recorded.products(split(vectors, function.leaves)))
+
+
+class CompiledAtPoint:
+    """As `Hessian`, of which it has the attributes and the method."""
+
+    def __init__(
+        self,
+        compiled: CompiledHessian,
+        function: BoundFunction,
+        args: tuple[Any, ...],
+        chunk_size: int | str | None,
+        bytes_each: int,
+        eps: float,
+    ):
+        self.eps = eps
+        self._compiled, self._function, self._args = compiled, function, args
+        self._chunk_size, self._bytes_each = chunk_size, bytes_each
+        self._value: Tensor | None = None
+
+    @property
+    def value(self) -> Tensor:
+        """The function's value, of the graph that made the products."""
+        if self._value is None:
+            leaves = self._function.leaves
+            self.products(leaves[0].new_zeros(1, sum(leaf.numel() for leaf in leaves)))
+        assert self._value is not None
+        return self._value
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """The product with each row of (k, n)."""
+        return in_groups(self._product, vectors, self._bytes_each, self._chunk_size)
+
+    def _product(self, vectors: Tensor) -> Tensor:
+        compiled = self._compiled
+        self._value, products = compiled.calls(compiled.f, compiled.compute, (*self._args, vectors))
+        return products
+
+
+def _sizes(function: BoundFunction) -> tuple[int, float]:
+    """The bytes that one product's intermediate results take, and the coarsest machine epsilon at work."""
+    recorded = follow(ROUTES[0], function.caller, lambda _: RecordedGradient(function))
+    return recorded.bytes_each, max(recorded.eps, coarsest(function.leaves))

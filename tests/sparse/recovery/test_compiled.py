@@ -1,0 +1,121 @@
+"""Sparse Hessians by compiled graphs: those of eager, one graph a form, and what a graph cannot know."""
+
+from functools import partial
+
+import pytest
+import scipy.sparse
+import torch
+from sparse.problems import PROBLEMS, D, point, rosenbrock
+
+import hodiff
+from hodiff import InputError
+from hodiff.checks.torch_warnings import silence_torch_warnings
+from hodiff.derivatives import compiled_calls
+from hodiff.sparse import color, hessian, hessian_pattern, lagrangian_hessian, value_and_hessian
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Graphs that would be compiled, which run as they were traced."""
+    graphs = []
+
+    def keep(graph, inputs, **_):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(compiled_calls, "compile_graph", keep)
+    return graphs
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_traced_ones_are_the_dense_ones(name, uncompiled):
+    f, n = PROBLEMS[name]
+    x = point(n)
+    dense = hodiff.hessian_matrix(f, x)
+    of_f = value_and_hessian(f, compile=True, method="acyclic")
+    for where in (x, 0.9 * x):
+        value, found = of_f(where)
+        dense = hodiff.hessian_matrix(f, where)
+        torch.testing.assert_close(value, f(where))
+        torch.testing.assert_close(found.to_dense(), dense, rtol=1e-12, atol=1e-11 * dense.abs().max().item())
+    assert len(uncompiled) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(PROBLEMS)[::2])
+def test_compiled_ones_are_the_dense_ones(name):
+    f, n = PROBLEMS[name]
+    x = point(n)
+    dense = hodiff.hessian_matrix(f, x)
+    with silence_torch_warnings():
+        found = hessian(f, compile=True)(x).to_dense()
+    torch.testing.assert_close(found, dense, rtol=1e-12, atol=1e-11 * dense.abs().max().item())
+
+
+def test_numbers_that_a_closure_changes_come_with_each_call(uncompiled):
+    weights = point(6)
+
+    def f(p, *, power):
+        return (weights * (p["a"][1:] - p["a"][:-1]) ** power).sum() + p["b"] ** 2
+
+    of_f = hessian(f, compile=True)
+    for power in (2, 3):
+        for _ in range(2):
+            p = {"a": point(7), "b": torch.tensor(0.5, dtype=D)}
+            torch.testing.assert_close(
+                of_f(p, power=power).to_dense(), hodiff.hessian_matrix(partial(f, power=power), p)
+            )
+            weights.mul_(1.5)
+    assert len(uncompiled) == 2
+
+
+def test_a_pattern_that_a_closure_changed_is_found_again(uncompiled):
+    step = [1]
+    of_f = hessian(lambda x: (x[step[0] :] * x[: -step[0]]).sum(), compile=True)
+    for step[0] in (1, 3):
+        expected = torch.zeros(8, 8, dtype=D)
+        expected.diagonal(step[0]).fill_(1)
+        assert torch.equal(of_f(point(8)).to_dense(), expected + expected.T)
+
+
+def test_lower_precision_inside_is_no_missing_entry(uncompiled):
+    def f(x):
+        return (x[1:].float() * x[:-1].float().square()).sum()
+
+    dense = hodiff.hessian_matrix(f, point(30))
+    torch.testing.assert_close(hessian(f, compile=True)(point(30)).to_dense(), dense, rtol=1e-5, atol=1e-5)
+
+
+def test_chunks_and_multipliers(uncompiled):
+    def constraints(x):
+        return x[1:] * x[:-1] ** 2
+
+    x, multipliers = point(10), point(9)
+    of_pair = lagrangian_hessian(rosenbrock, constraints, compile=True, chunk_size=1)
+    dense = hodiff.hessian_matrix(lambda x: rosenbrock(x) + multipliers @ constraints(x), x)
+    torch.testing.assert_close(of_pair(x, multipliers).to_dense(), dense)
+
+
+def test_what_cannot_be_traced_stays_eager_with_a_warning():
+    def f(x):
+        return (x * torch.from_numpy(x.detach().numpy() ** 2)).sum() + (x**3).sum()
+
+    with pytest.warns(hodiff.HodiffWarning, match=r"sparse.hessian: the product .*stays eager"):
+        found = hessian(f, compile=True, pattern=scipy.sparse.eye_array(4))(point(4)).to_dense()
+    torch.testing.assert_close(found, hodiff.hessian_matrix(f, point(4)))
+
+
+def test_a_graph_has_no_place_in_transforms(uncompiled):
+    x = point(5)
+    coloring = color(hessian_pattern(rosenbrock, x))
+    with pytest.raises(InputError, match=r"sparse.hessian: expected a call outside of .*compile=True"):
+        torch.func.vmap(hessian(rosenbrock, coloring=coloring, format="values", compile=True))(torch.stack([x, x]))
+
+
+def test_wrong_options():
+    with pytest.raises(InputError, match=r"sparse.hessian: route: expected 'auto' or .*beside compile=True"):
+        hessian(rosenbrock, compile=True, route="forward-over-reverse")
+    with pytest.raises(InputError, match=r"sparse.hessian: compile"):
+        hessian(rosenbrock, compile="yes")
+    with pytest.raises(TypeError, match=r"hessian\(\) got an unexpected keyword argument 'compiled'; .*'compile'"):
+        hessian(rosenbrock, compiled=True)
