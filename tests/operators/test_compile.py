@@ -198,13 +198,34 @@ def test_blocks_run_in_the_faster_way(
     seen: list[int] = []
     run = compiled_graphs.Graphs.run
 
-    def counted(self: Any, residuals: Any, group: Any) -> Any:
-        seen.append(group[0].shape[0])
-        return run(self, residuals, group)
+    def counted(self: Any, residuals: Any, group: Any, width: int) -> Any:
+        seen.append(width)
+        return run(self, residuals, group, width)
 
     monkeypatch.setattr(compiled_graphs.Graphs, "run", counted)
     close(A @ V, p.hessian() @ V)
     assert seen == widths
+
+
+def test_vectors_one_by_one_are_no_more_than_there_are(
+    compilations: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_graphs, "GAIN", math.inf)
+    monkeypatch.setattr(compiled_graphs, "CLEARLY", math.inf)
+    p = problem("mlp")
+    A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True)
+    V = torch.randn(A.shape[0], 3).double()
+    close(A @ V, p.hessian() @ V)
+    seen: list[int] = []
+    run = compiled_graphs.Graphs.run
+
+    def counted(self: Any, residuals: Any, group: Any, width: int) -> Any:
+        seen.append(width)
+        return run(self, residuals, group, width)
+
+    monkeypatch.setattr(compiled_graphs.Graphs, "run", counted)
+    close(A @ V, p.hessian() @ V)
+    assert seen == [8, 1, 1, 1]
 
 
 def test_disagreement_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:

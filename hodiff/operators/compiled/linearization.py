@@ -15,7 +15,7 @@ from hodiff.operators.data.determinism import read_and_changed
 from hodiff.torch_internals.tensors import version_of
 
 # How many vectors one compiled call multiplies, and up to how many that are left it does so: few graphs serve blocks of
-# every width, the last group filled up with zeros.
+# every width.
 WIDTHS = ((1, 1), (8, 32), (64, 2**63))
 
 
@@ -47,20 +47,15 @@ class CompiledLinearization:
         parts: list[Sequence[Tensor]] = []
         while start < k:
             width = self._width(k - start, tangents[0].device)
-            group = tuple(_filled_up(v[start : start + width], width) for v in tangents)
-            parts.append(self._graphs.run(self._residuals, group))
+            group = tuple(v[start : start + width].contiguous() for v in tangents)
+            parts.append(self._graphs.run(self._residuals, group, width))
             start += width
         if len(parts) == 1:
-            return tuple(each[:k] for each in parts[0])
-        return tuple(torch.cat(columns)[:k] for columns in zip(*parts, strict=True))
+            return tuple(parts[0])
+        return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
 
     def _width(self, left: int, device: torch.device) -> int:
         # A product with one vector takes about twice the memory of the residuals.
         most = resolve_chunk_size("auto", left, 2 * self.nbytes, device)
         wanted = next(width for width, upto in WIDTHS if left <= upto)
         return wanted if wanted <= max(most, WIDTHS[1][0]) else WIDTHS[1][0]
-
-
-def _filled_up(rows: Tensor, width: int) -> Tensor:
-    missing = width - rows.shape[0]
-    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows.contiguous()
