@@ -64,6 +64,7 @@ def test_import_prints_and_warns_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "route",
     # Each takes a process of its own; forward mode imports TorchScript's decompositions there, for seconds.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -147,7 +148,23 @@ def laplacians(rounds: int) -> dict[str, Any]:
     return {"taylor machine": here, "taylor": {result.problem: result.to_json() for result in results}}
 
 
-PARTS = {"products": products, "taylor": laplacians}
+def hessians(rounds: int) -> dict[str, Any]:
+    """Sparse Hessians by asdex and hodiff, on one core, by the clock of the processor."""
+    from benchmarks.peers import sparse
+
+    hold_one_core()
+    results, before = {}, {}
+    with one_core():
+        for case in sparse.cases():
+            problem, preparations = sparse.prepared(case)
+            before[case.name] = {who: asdict(each) for who, each in preparations.items()}
+            print(json.dumps(before[case.name]), flush=True)
+            results[case.name] = measured(problem, rounds, time.process_time).to_json()
+        here = {**machine(), "jax": version("jax"), "asdex": version("asdex")}
+    return {"sparse machine": here, "sparse": results, "sparse preparation": before}
+
+
+PARTS = {"products": products, "taylor": laplacians, "sparse": hessians}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from torch import Tensor
 import hodiff
 from benchmarks.machine import one_core
 from benchmarks.race import Contestant, median_ratio, race
-from benchmarks.report import table, target_table
+from benchmarks.report import RESULTS, describe, table, target_table
 from benchmarks.targets import Verdict
 from benchmarks.workloads.potentials import EXAMPLES, lennard_jones, stillinger_weber
 
@@ -26,6 +27,7 @@ D = torch.float64
 ROUNDS = 15
 TOLERANCE = 1e-6
 METHODS = ("star", "acyclic")
+WAYS: dict[str, dict[str, Any]] = {"": {}, ", check=False": {"check": False}, ", compile=True": {"compile": True}}
 GRADIENT, DENSE = "one gradient", "dense, hodiff.hessian_matrix"
 EXPLANATION = """\
 float64, one core, seconds of the processor. `gradients` is the time of a call over that of one eager gradient, the
@@ -90,9 +92,8 @@ def stages(f: Function, x: Tensor, *, dense: bool, rounds: int) -> Stages:
     colorings = {method: timed(partial(hodiff.sparse.color, pattern, method)) for method in METHODS}
     ways: dict[str, Callable[[], Any]] = {}
     for method, (_, coloring) in colorings.items():
-        for check in (True, False):
-            hessian = hodiff.sparse.hessian(f, coloring=coloring, check=check)
-            ways[method if check else f"{method}, check=False"] = partial(hessian, x)
+        for suffix, options in WAYS.items():
+            ways[method + suffix] = partial(hodiff.sparse.hessian(f, coloring=coloring, **options), x)
     if dense:
         ways[DENSE] = partial(hodiff.hessian_matrix, f, x)
     v = torch.randn(len(x), generator=torch.Generator().manual_seed(1), dtype=D)
@@ -163,8 +164,10 @@ def chain(quick: bool) -> tuple[str, Any]:
     found = stages(rosenbrock, x, dense=False, rounds=3 if quick else ROUNDS)
     verdicts = [
         most("seconds of pattern and star coloring", found.pattern + found.coloring["star"], 1.5),
-        most("star, in gradients", found.gradients["star"], 6),
-        most("acyclic, in gradients", found.gradients["acyclic"], 6),
+        *(
+            most(f"{each}, in gradients", found.gradients[each], 6)
+            for each in (*METHODS, *(f"{method}, compile=True" for method in METHODS))
+        ),
         most("colors, acyclic / star", found.colors["acyclic"] / found.colors["star"], 0.6),
     ]
     return f"{page_of(found)}\n\n{target_table(verdicts)}", asdict(found)
@@ -239,11 +242,48 @@ def growth(quick: bool) -> tuple[str, Any]:
     return f"The chained Rosenbrock function.\n\n{table(heads, shown)}", rows
 
 
+def beside_asdex(quick: bool) -> tuple[str, Any]:
+    """What `python -m benchmarks.peers --only sparse` measured of asdex and of hodiff, in one process of its own."""
+    del quick
+    path = RESULTS / "peers.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if "sparse" not in found:
+        return "Not measured: `make bench-peers` makes the environment that it needs.", {}
+    texts = [
+        f"{describe(found['sparse machine'])}. Pattern and coloring once, then calls in turns; hodiff's are with the "
+        "check, asdex has none."
+    ]
+    verdicts = []
+    for name, result in found["sparse"].items():
+        before = found["sparse preparation"][name]
+        rows = [
+            [
+                row["name"],
+                f"{before[who]['seconds']:.3f}" if (who := row["name"].split(", ")[0]) in before else "",
+                f"{before[who]['colors']:,}" if who in before else "",
+                f"{row['milliseconds']:.3g}",
+                f"{row['gradients']:.2f}",
+            ]
+            for row in result["rows"]
+        ]
+        heads = ["", "pattern and coloring, s", "colors", "a call, ms", "gradients"]
+        texts.append(f"### {result['title']}\n\n{table(heads, rows)}")
+        took = {
+            row["name"].split(" ")[0] + row["name"].partition(",")[2]: row["milliseconds"] for row in result["rows"]
+        }
+        ratio = took["hodiff compile=True"] / took["asdex JAX jit"]
+        verdicts.append(most(f"{result['title']}: hodiff, compile=True / asdex", ratio, 3))
+    return "\n\n".join([*texts, target_table(verdicts)]), {
+        each: found[each] for each in ("sparse", "sparse preparation")
+    }
+
+
 PARTS: dict[str, Callable[[bool], tuple[str, Any]]] = {
     "Chained Rosenbrock function": chain,
     "Atoms with a cutoff": atoms,
     "Minimal surface": film,
     "n against time": growth,
+    "Beside asdex": beside_asdex,
 }
 
 
@@ -267,6 +307,14 @@ def draw(data: dict[str, Any], directory: Path) -> None:
     for name, label in (("dense", "dense"), ("first", "sparse, first call"), ("later", "sparse, later calls")):
         chosen = [row for row in rows if name in row]
         axes.loglog([row["n"] for row in chosen], [row[name] for row in chosen], "o-", label=label)
+    if peers := data["Beside asdex"]:
+        chains = {int(name.removeprefix("chain-")): each for name, each in peers["sparse"].items() if "chain" in name}
+        for who, label in (("asdex", "asdex, compiled"), ("hodiff, compile=True", "sparse, compiled")):
+            times = [
+                next(row["milliseconds"] for row in each["rows"] if row["name"].startswith(who))
+                for each in chains.values()
+            ]
+            axes.loglog(list(chains), [1e-3 * each for each in times], "s--", label=label)
     axes.set(xlabel="n", ylabel="seconds", title="Hessian of the chained Rosenbrock function")
     axes.legend()
     figure.savefig(directory / "sparse.png", dpi=88)

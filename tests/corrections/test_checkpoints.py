@@ -97,7 +97,7 @@ def _quiet():
     gc.collect()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "in contexts"])
 def test_products_at_another_point_by_every_route(way):
     _, loss, formula, p, v = problem(way)
@@ -125,7 +125,7 @@ def _gradients(value, q):
     return dict(zip(q, first, strict=True)), dict(zip(q, second, strict=True))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_of_torch_within_corrected(way, outside):
@@ -201,6 +201,7 @@ def test_decorated_functions():
         torch.testing.assert_close(hodiff.hvp(lambda x: f(x).pow(3).sum(), x, x, route=route), expected)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "call",
     [

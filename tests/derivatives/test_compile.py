@@ -99,6 +99,7 @@ def loss_of_rows(w: Tensor, x: Tensor) -> Tensor:
     return layer_norm(x, (3,), w).tanh().pow(2).mean() + softmax(x * w, -1).pow(2).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each != "hvp")) for each in SIZED])
 def test_two_graphs_for_all_sizes(name: str) -> None:
     function, generator = compiled(SIZED[name]), torch.Generator().manual_seed(0)

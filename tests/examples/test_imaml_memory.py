@@ -47,6 +47,7 @@ def test_implicit_memory_is_constant(example: ModuleType, tmp_path: Path, capsys
     assert all(a < b for a, b in zip(errors["implicit"], errors["unrolled"], strict=True))
 
 
+@pytest.mark.slow
 def test_the_ways_agree_with_finite_differences(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(example, "STRENGTH", 2.0)  # which makes 80 steps as good as the limit
     network, tasks = example.make_problem(hidden=3, seed=1)

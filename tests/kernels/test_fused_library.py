@@ -138,6 +138,7 @@ def run(tmp_path_factory):
     return dict(map(json.loads, done.stdout.splitlines())), f"the process ended with {done.returncode}\n{done.stderr}"
 
 
+@pytest.mark.slow
 @built
 @pytest.mark.parametrize(("spoil", "reason"), REFUSED)
 def test_another_library_is_refused(run, spoil: Callable[[Path], None], reason: str):

@@ -193,6 +193,7 @@ def require_close(found, wanted, relative):
         assert (one.double() - other).abs().max() <= relative * other.abs().max()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", CASES)
 def test_all_derivatives(case):
     problem = make(**CASES[case]())
@@ -244,6 +245,7 @@ def test_tangents_of_none_are_zero(given):
     require_close((kernels.tangent(problem.options, *problem.inputs, *tangents[:3]),), (out_t,), 1e-12)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("chosen", list(product((True, False), repeat=3)))
 def test_only_what_is_wanted(chosen):
     problem = make(seed=seed_of(1, 1, 1), **SMALL)

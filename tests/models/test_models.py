@@ -50,7 +50,7 @@ def allowed(architecture):
     return 1e-4 if architecture.coarse else 1e-6
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("architecture", each())
 def test_check_ends_in_a_true_verdict(architecture):
     report = checked(made(architecture))
@@ -66,7 +66,7 @@ def test_preflight_says_the_same(architecture):
     assert previewed(made(architecture)).verdict.startswith(f"verdict: {architecture.verdict}")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("architecture", each(measured=True))
 def test_products_by_every_route(architecture):
     errors = dict(route_errors(made(architecture)))

@@ -65,6 +65,7 @@ def assert_linear(operator, **options):
     assert long < 4 * 2048**2 / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_eager_operators_take_linear_memory(operator):
     assert_linear(operator)

@@ -52,7 +52,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
 
 
 # Every operator for one model and every model for one operator at once, the other pairs with the slow tests.
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

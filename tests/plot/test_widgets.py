@@ -29,6 +29,7 @@ def follows(panel, **values) -> None:
     assert not plt.get_fignums()
 
 
+@pytest.mark.slow
 def test_function_builder():
     builder = widgets.FunctionBuilder()
     follows(builder, order=1, backward="g * x.cos() * 2", interval=(-1.0, 1.0))
@@ -56,6 +57,7 @@ def test_gradient_flow():
     assert "gradient_flow: f: expected one real floating-point number" in view.message.value
 
 
+@pytest.mark.slow
 def test_straight_through_demo():
     follows(widgets.StraightThroughDemo(), quantizer="sign", surrogate="tanh", w1=0.5)
 

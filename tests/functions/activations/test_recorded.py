@@ -97,7 +97,7 @@ def test_infinities_have_flat_derivatives_and_nan_stays(name):
     assert bool(torch.stack([gradient, numbers, recorded])[:, 2].isnan().all())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_is_right_by_every_route_to_third_order_and_batched(name):
     x = torch.tensor([-2.0, -0.4, 0.0, 0.7, 3.0], dtype=torch.float64)

@@ -112,7 +112,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_to_second_order_against_primitives(name, tiled, monkeypatch):

@@ -32,7 +32,7 @@ def calls(monkeypatch):
     return found
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_by_every_route(name, by, calls, monkeypatch):
