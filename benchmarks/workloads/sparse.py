@@ -28,6 +28,7 @@ ROUNDS = 15
 TOLERANCE = 1e-6
 METHODS = ("star", "acyclic")
 WAYS: dict[str, dict[str, Any]] = {"": {}, ", check=False": {"check": False}, ", compile=True": {"compile": True}}
+COMPILED = "hodiff, compile=True"
 GRADIENT, DENSE = "one gradient", "dense, hodiff.hessian_matrix"
 EXPLANATION = """\
 float64, one core, seconds of the processor. `gradients` is the time of a call over that of one eager gradient, the
@@ -242,6 +243,12 @@ def growth(quick: bool) -> tuple[str, Any]:
     return f"The chained Rosenbrock function.\n\n{table(heads, shown)}", rows
 
 
+def _milliseconds(result: dict[str, Any], start: str) -> float:
+    """Of the contestant whose name starts so."""
+    found: float = next(row["milliseconds"] for row in result["rows"] if row["name"].startswith(start))
+    return found
+
+
 def beside_asdex(quick: bool) -> tuple[str, Any]:
     """What `python -m benchmarks.peers --only sparse` measured of asdex and of hodiff, in one process of its own."""
     del quick
@@ -268,11 +275,8 @@ def beside_asdex(quick: bool) -> tuple[str, Any]:
         ]
         heads = ["", "pattern and coloring, s", "colors", "a call, ms", "gradients"]
         texts.append(f"### {result['title']}\n\n{table(heads, rows)}")
-        took = {
-            row["name"].split(" ")[0] + row["name"].partition(",")[2]: row["milliseconds"] for row in result["rows"]
-        }
-        ratio = took["hodiff compile=True"] / took["asdex JAX jit"]
-        verdicts.append(most(f"{result['title']}: hodiff, compile=True / asdex", ratio, 3))
+        ratio = _milliseconds(result, COMPILED) / _milliseconds(result, "asdex")
+        verdicts.append(most(f"{result['title']}: {COMPILED} / asdex", ratio, 3))
     return "\n\n".join([*texts, target_table(verdicts)]), {
         each: found[each] for each in ("sparse", "sparse preparation")
     }
@@ -309,11 +313,8 @@ def draw(data: dict[str, Any], directory: Path) -> None:
         axes.loglog([row["n"] for row in chosen], [row[name] for row in chosen], "o-", label=label)
     if peers := data["Beside asdex"]:
         chains = {int(name.removeprefix("chain-")): each for name, each in peers["sparse"].items() if "chain" in name}
-        for who, label in (("asdex", "asdex, compiled"), ("hodiff, compile=True", "sparse, compiled")):
-            times = [
-                next(row["milliseconds"] for row in each["rows"] if row["name"].startswith(who))
-                for each in chains.values()
-            ]
+        for who, label in (("asdex", "asdex, compiled"), (COMPILED, "sparse, compiled")):
+            times = [_milliseconds(each, who) for each in chains.values()]
             axes.loglog(list(chains), [1e-3 * each for each in times], "s--", label=label)
     axes.set(xlabel="n", ylabel="seconds", title="Hessian of the chained Rosenbrock function")
     axes.legend()

@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 from hodiff.common.keyword_options import explains, shows, with_defaults
 from hodiff.common.options import require_callable
 from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
+from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 from hodiff.sparse.coloring import color
@@ -27,7 +28,7 @@ from hodiff.sparse.recovery.products import Hessian
 def hessian(
     f: Callable[..., Any],
     *,
-    argnums: int = 0,
+    argnums: int | tuple[int, ...] = 0,
     **options: Unpack[HessianOptions],
 ) -> Callable[..., Any]:
     r"""Function that computes the sparse Hessian of a scalar function, from one product for each color.
@@ -39,7 +40,7 @@ def hessian(
 
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape ().
-        argnums: Which positional argument to differentiate: a tensor or a pytree of n numbers in all.
+        argnums: Which positional argument to differentiate, or which ones: tensors or pytrees of n numbers in all.
         **options: Those of every sparse Hessian.
 
     Returns:
@@ -70,7 +71,7 @@ def hessian(
 def value_and_hessian(
     f: Callable[..., Any],
     *,
-    argnums: int = 0,
+    argnums: int | tuple[int, ...] = 0,
     **options: Unpack[HessianOptions],
 ) -> Callable[..., tuple[Tensor, Any]]:
     r"""Function that computes the value and the sparse Hessian of a scalar function: $(f(x), \nabla^2 f(x))$.
@@ -161,7 +162,7 @@ class _Lagrangian:
 
 
 def _evaluation(
-    caller: str, f: Callable[..., Any], argnums: int, options: Mapping[str, Any]
+    caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...], options: Mapping[str, Any]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Hessian | CompiledAtPoint, Any]]:
     """A function of arguments and keywords that returns the products at that point and the matrix made of them."""
     require_argnums(caller, argnums)
@@ -183,14 +184,15 @@ def _evaluation(
         else:
             products = compiled.at(function, args, kwargs, options["chunk_size"])
         size = sum(leaf.numel() for leaf in function.leaves)
-        chosen, values = colorings.entries(
-            (args, kwargs),
-            lambda: pattern_of_hessian(function),
-            (size, size),
-            {"columns": products.products},
-            function.leaves,
-            products.eps if check else None,
-        )
+        with refused(caller):
+            chosen, values = colorings.entries(
+                (args, kwargs),
+                lambda: pattern_of_hessian(function),
+                (size, size),
+                {"columns": products.products},
+                function.leaves,
+                products.eps if check else None,
+            )
         return products, chosen.matrix(values, options["format"])
 
     return evaluate

@@ -26,7 +26,7 @@ _FORWARD_COSTS = 2
 def jacobian(
     f: Callable[..., Any],
     *,
-    argnums: int = 0,
+    argnums: int | tuple[int, ...] = 0,
     pattern: Any = None,
     coloring: Coloring | None = None,
     method: str = "auto",
@@ -41,7 +41,7 @@ def jacobian(
 
     Args:
         f: Function `f(x, *args)` that returns a tensor or a pytree of m numbers in all.
-        argnums: Which positional argument to differentiate: a tensor or a pytree of n numbers in all.
+        argnums: Which positional argument to differentiate, or which ones: tensors or pytrees of n numbers in all.
         pattern: Where the Jacobian may have entries, if that is known: what `color` takes.
         coloring: A coloring of it, made before: `hodiff.sparse.color(pattern, "columns")`, "rows" or "bidirectional".
         method: How a pattern is colored: "columns", by tangents; "rows", by cotangents; "bidirectional", by both; or

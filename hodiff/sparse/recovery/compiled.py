@@ -26,7 +26,7 @@ class CompiledHessian:
         correct: As in `hodiff.hvp`.
     """
 
-    def __init__(self, caller: str, f: Callable[..., Any], argnums: int, correct: bool):
+    def __init__(self, caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...], correct: bool):
         self.calls = CompiledCalls(caller, "the product")
         self.f = f
         self._bind = lambda args, kwargs: bind(caller, f, args, kwargs, argnums, correct=correct)

@@ -12,6 +12,7 @@ from sparse.problems import PROBLEMS, D, cutoff_energy, pairs_within, point, ros
 
 import hodiff
 from hodiff import InputError
+from hodiff.derivatives import compiled_calls
 from hodiff.sparse import Coloring, color, hessian, hessian_pattern, lagrangian_hessian, value_and_hessian
 from hodiff.sparse.recovery import coloring as kept
 
@@ -280,6 +281,40 @@ def test_wrong_input():
         hessian(rosenbrock, pattern=np.eye(5, dtype=bool))(x)
     with pytest.raises(InputError, match="must return one real number"):
         hessian(torch.sin)(x)
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * g
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.filterwarnings("ignore:sparse.hessian. took forward-over-forward")
+def test_a_derivative_that_torch_lacks(compile):
+    with pytest.raises(hodiff.RouteError, match=r"sparse.hessian: torch does not implement this"):
+        hessian(lambda x: _Once.apply(x).sum(), compile=compile)(point(4))
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_several_arguments(compile, monkeypatch):
+    monkeypatch.setattr(compiled_calls, "compile_graph", lambda graph, inputs, **_: graph)
+
+    def f(scale, x):
+        return (scale * x[1:] * x[:-1]).sum()
+
+    a, x = torch.tensor(1.5, dtype=D), point(5)
+    dense = hodiff.hessian_matrix(lambda both: f(*both), (a, x))
+    assert torch.equal(hessian(f, argnums=(0, 1), compile=compile)(a, x).to_dense(), dense)
+    backwards = hodiff.hessian_matrix(lambda both: f(both[1], both[0]), (x, a))
+    assert torch.equal(hessian(f, argnums=(1, 0), compile=compile)(a, x).to_dense(), backwards)
 
 
 def test_threads_share_a_function():
