@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from sparse.problems import message_passing, point
 from torch import nn
 
 import hodiff
@@ -243,3 +244,12 @@ def test_nothing_is_left_behind():
         before = time.perf_counter()
         assert hessian_pattern(rosenbrock, torch.rand(20_000)).nnz == 3 * 20_000 - 2
     assert time.perf_counter() - before < 30
+
+
+def test_messages_reach_as_far_as_there_are_rounds():
+    """Each round hears the next nodes on either side, and the energy meets what two nodes have both heard."""
+    found = hessian_pattern(message_passing, point(24)).toarray()
+    nodes = np.arange(12)
+    apart = np.abs(nodes[:, None] - nodes)
+    near = np.minimum(apart, 12 - apart) <= 4
+    assert (found == near.repeat(2, 0).repeat(2, 1)).all()
