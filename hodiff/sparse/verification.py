@@ -12,10 +12,9 @@ from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import at_the_boundary, bind
 from hodiff.derivatives.route_choice import refused
 from hodiff.sparse.coloring import color
-from hodiff.sparse.recovery.agreement import disagreements
 from hodiff.sparse.recovery.coloring import require_shape
 from hodiff.sparse.recovery.products import Hessian, Jacobian
-from hodiff.sparse.recovery.recover import recover, require_whole
+from hodiff.sparse.recovery.recover import compare, recover, require_whole
 
 _COLORED = {"hessian": "star", "jacobian": "columns"}
 
@@ -72,11 +71,13 @@ def check_pattern(
     height = sum(y.numel() for y in results)
     require_shape("check_pattern", "pattern", coloring, (height, sum(leaf.numel() for leaf in leaves)))
     with torch.no_grad(), refused("check_pattern"):
-        values, off = recover(coloring, {"columns": products}, leaves, eps)
+        multiply = {"columns": products}
+        values, off = recover(coloring, multiply, leaves, eps)
+        require_whole("check_pattern", "pattern", coloring, off)
         vectors = torch.randn(
             probes, coloring.shape[1], generator=generator or torch.Generator().manual_seed(1), dtype=torch.float64
         )
         vectors = vectors.to(values)
         for vector, product in zip(vectors, products(vectors), strict=True):
-            off = torch.cat([off, disagreements(coloring, "columns", values, vector, product, eps)])
-    require_whole("check_pattern", "pattern", coloring, off.unique())
+            off = compare(coloring, multiply, values, vector, product, eps)
+            require_whole("check_pattern", "pattern", coloring, off)

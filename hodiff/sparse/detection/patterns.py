@@ -20,7 +20,8 @@ from hodiff.derivatives.steady import draw_of
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.recompute.reachable import named_modules
 from hodiff.sparse.detection.escapes import Escapes
-from hodiff.sparse.detection.supports import identity
+from hodiff.sparse.detection.own_derivatives import following_own_derivatives
+from hodiff.sparse.detection.supports import TooManyError, identity
 from hodiff.sparse.detection.tracking import Tracking
 from hodiff.torch_internals.operators import without_onednn
 from hodiff.torch_internals.threads import one_thread_at_a_time
@@ -76,7 +77,7 @@ def pattern_of_hessian(function: BoundFunction, *, at_point: bool = False) -> cs
         if not value.requires_grad:
             raise function.independent()
         gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
-        pattern = _rows(mode, gradients)
+        pattern = _rows(mode, gradients, "its gradient")
     return _sorted(pattern + pattern.T)
 
 
@@ -115,13 +116,19 @@ def jacobian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: boo
 
 def pattern_of_jacobian(function: BoundFunction, *, at_point: bool = False) -> csr_array:
     """`jacobian_pattern` of a bound function."""
-    leaves = [leaf.detach().clone() for leaf in function.leaves]
-    with _tracking(function, leaves, at_point) as mode:
+    # Where nothing is recorded, Functions run without their derivatives; into a leaf nobody might write.
+    leaves = [_recorded_copy(leaf) for leaf in function.leaves]
+    with _tracking(function, leaves, at_point) as mode, torch.enable_grad():
         results = tensors_in(function(leaves)[0])
         if not results:
             raise InputError(f"{function.caller}: f: expected a tensor or a pytree of tensors for a result, got none.")
-        pattern = _rows(mode, results)
+        pattern = _rows(mode, results, "its results")
     return _sorted(pattern)
+
+
+def _recorded_copy(leaf: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return leaf.detach().requires_grad_().clone()
 
 
 @contextmanager
@@ -140,6 +147,7 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
         untouched(modules),
         Escapes(function.caller, mode.memory),
         mode,
+        following_own_derivatives(mode),
         # Compiled code and fused kernels show no operators.
         torch.compiler.set_stance("force_eager"),
         sdpa_kernel(SDPBackend.MATH),
@@ -158,10 +166,15 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
         )
 
 
-def _rows(mode: Tracking, results: Sequence[Tensor]) -> csr_array:
+def _rows(mode: Tracking, results: Sequence[Tensor], what: str) -> csr_array:
+    """The sets of all elements, one after another."""
     found = [mode.memory.supports(y) for y in results]
     none = [csr_array((y.numel(), mode.memory.inputs), dtype=bool) for y in results]
-    return csr_array(vstack([rows if each is None else each.rows() for each, rows in zip(found, none, strict=True)]))
+    try:
+        parts = [rows if each is None else each.rows() for each, rows in zip(found, none, strict=True)]
+    except TooManyError:
+        raise mode.too_dense(what) from None
+    return csr_array(vstack(parts))
 
 
 def _sorted(pattern: csr_array) -> csr_array:

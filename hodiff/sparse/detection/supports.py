@@ -61,7 +61,8 @@ class Supports:
         return self.take(np.broadcast_to(self.which, tuple(shape)))
 
     def rows(self) -> csr_array:
-        """A row for each element."""
+        """A row for each element; raises `TooManyError`."""
+        _require_few(self.sets, self.which.reshape(-1))
         return self.sets[self.which.reshape(-1)]
 
     def merged(self, groups: Indices, shape: Sequence[int]) -> Supports:
@@ -148,6 +149,12 @@ def identity(count: int, inputs: int, start: int) -> Supports:
     columns = np.arange(start, start + count)
     sets = csr_array((np.ones(count, dtype=bool), columns, np.arange(count + 1)), shape=(count, inputs))
     return Supports(np.arange(1, count + 1), _with_empty(sets))
+
+
+def from_rows(rows: csr_array, shape: Sequence[int]) -> Supports:
+    """Elements with a set each, the rows in order."""
+    _require_few(rows, np.arange(rows.shape[0]))
+    return Supports(np.arange(1, rows.shape[0] + 1).reshape(tuple(shape)), _with_empty(rows))
 
 
 def joined(parts: Sequence[Supports]) -> Supports:

@@ -78,7 +78,7 @@ class Tracking(EagerDispatchMode):
         try:
             supports = self._supports(rule if len(new) == len(outputs) else None, call)
         except TooManyError:
-            raise self._too_dense(name) from None
+            raise self.too_dense(name) from None
         for x, found in zip(new, supports, strict=True):
             self.memory.write(x, found, depends=True)
 
@@ -118,7 +118,8 @@ class Tracking(EagerDispatchMode):
         # Of those that have a rule it is the mask that says how large the result is.
         return name not in RULES or any(x.dtype in _MASKS and self.memory.depends(x) for x in given)
 
-    def _too_dense(self, name: str) -> InputError:
+    def too_dense(self, name: str) -> InputError:
+        """What is raised where an operator's result depends on too much."""
         most = most_entries(self.memory.inputs)
         return InputError(
             f"{self.caller}: f: expected results that each depend on few inputs, got more than {most:,} pairs of a "

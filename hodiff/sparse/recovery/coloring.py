@@ -93,11 +93,11 @@ class Colorings:
                 f"{self._caller}: coloring: expected one inside of transforms of torch.func, where no pattern can be "
                 f"found, got None; make it outside: hodiff.sparse.color(hodiff.sparse.hessian_pattern(f, x))."
             )
-        key = _shapes(args)
+        key = (_shapes(args), shape)
         known = self._found.get(key)
         coloring = self._found[key] = known or self._color(detect())
         values, off = recover(coloring, multiply, leaves, eps)
-        if len(off) and known:
+        if off is not None and len(off.missing) and known:
             coloring = self._found[key] = self._color(detect())
             values, off = recover(coloring, multiply, leaves, eps)
         require_whole(self._caller, "f", coloring, off)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hodiff.derivatives.bound_function import BoundFunction, bind
@@ -65,6 +66,7 @@ class CompiledAtPoint:
         self._compiled, self._function, self._args = compiled, function, args
         self._chunk_size, self._bytes_each = chunk_size, bytes_each
         self._value: Tensor | None = None
+        self._at_once: int | None = None
 
     @property
     def value(self) -> Tensor:
@@ -76,11 +78,15 @@ class CompiledAtPoint:
         return self._value
 
     def products(self, vectors: Tensor) -> Tensor:
-        """The product with each row of (k, n)."""
-        return in_groups(self._product, vectors, self._bytes_each, self._chunk_size)
+        """The product with each row of (k, n); as many at once as in the first call, for which there is a graph."""
+        if self._at_once is None:
+            return in_groups(self._product, vectors, self._bytes_each, self._chunk_size)
+        count = len(vectors)
+        full = torch.cat([vectors, vectors.new_zeros(-count % self._at_once, vectors.shape[1])])
+        return torch.cat([self._product(part) for part in full.split(self._at_once)])[:count]
 
     def _product(self, vectors: Tensor) -> Tensor:
-        compiled = self._compiled
+        compiled, self._at_once = self._compiled, len(vectors)
         self._value, products = compiled.calls(compiled.f, compiled.compute, (*self._args, vectors))
         return products
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
-from hodiff.errors import InputError
+from hodiff.errors import HodiffWarning, InputError
 from hodiff.sparse.coloring import Coloring
-from hodiff.sparse.recovery.agreement import disagreements, probe
+from hodiff.sparse.recovery.agreement import Off, disagreements, places, probe
 from hodiff.sparse.recovery.products import Multiply
+
+# How vectors are scaled for products that round otherwise: by one of these factors, and each number a little more.
+_FACTORS = (0.7, 1.1, 1.7)
+_MOVED = 2.0**-10
 
 
 def recover(
     coloring: Coloring, multiply: Mapping[str, Multiply], leaves: Sequence[Tensor], eps: float | None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Off | None]:
     """The values of the entries, and where the matrix is not the whole derivative.
 
     Args:
@@ -26,7 +31,7 @@ def recover(
         eps: Machine epsilon of the coarsest dtype at work, by which one product more is compared; None for none.
 
     Returns:
-        Tensor (entries,), in the order of compressed rows, and the numbers of the rows, or columns, that lack entries.
+        Tensor (entries,), in the order of compressed rows, and the rows, or columns, that were off, if compared.
     """
     dtype, device = _promoted(leaves), leaves[0].device
     # The one product more goes with the others, of the kind that there is anyhow.
@@ -36,12 +41,57 @@ def recover(
         chosen = _with_probe if eps is not None and side == probed else Coloring.vectors
         products[side] = multiply[side](chosen(coloring, side, dtype, device))
     if eps is None:
-        return coloring.entries(products), leaves[0].new_empty(0)
+        return coloring.entries(products), None
     own = products[probed][-1]
     values = coloring.entries(products | {probed: products[probed][:-1]})
+    vector = probe(_length(coloring, probed), dtype, device)[0]
+    return values, compare(coloring, multiply, values, vector, own, eps)
+
+
+def compare(
+    coloring: Coloring, multiply: Mapping[str, Multiply], values: Tensor, vector: Tensor, product: Tensor, eps: float
+) -> Off:
+    """Where the product of a recovered matrix with a vector is not the derivative's own; without a graph."""
+    probed = coloring.sides[0]
     with torch.no_grad():
-        vector = probe(coloring.shape[1 if probed == "columns" else 0], dtype, device)[0]
-        return values, disagreements(coloring, probed, values.detach(), vector, own.detach(), eps)
+        further = partial(_further, coloring, multiply, probed)
+        return disagreements(coloring, probed, values.detach(), vector, product.detach(), eps, further)
+
+
+def _further(
+    coloring: Coloring, multiply: Mapping[str, Multiply], probed: str, vectors: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Products with vectors; and the entries by way of those of D A E, for diagonal D and E, which round otherwise."""
+    dtype, device = vectors.dtype, vectors.device
+    # All but in proportion, so that entries outside of the pattern, which are added to others, are so here; D is E
+    # where A is symmetric, as D A E must be.
+    off = max(_MOVED, 4 * torch.finfo(dtype).eps)
+    scales = [
+        {size: factor * (1 + off * probe(size, dtype, device)[0].sin()) for size in coloring.shape}
+        for factor in _FACTORS
+    ]
+    products: list[dict[str, Tensor]] = [{} for _ in scales]
+    for side in coloring.sides:
+        into, out = coloring.shape[:: -1 if side == "columns" else 1]
+        seeds = coloring.vectors(side, dtype, device)
+        # All at once: what is made otherwise may round otherwise, each number in its own way.
+        given = [vectors[: len(vectors) * (side == probed)], *(seeds * each[into] for each in scales)]
+        first, *found = multiply[side](torch.cat(given)).detach().split([len(each) for each in given])
+        if side == probed:
+            own = first
+        for into_products, each, scale in zip(products, found, scales, strict=True):
+            into_products[side] = each * scale[out]
+    rows, columns = places(coloring, device)
+    height, width = coloring.shape
+    return own, [
+        coloring.entries(each) / (scale[height][rows] * scale[width][columns])
+        for each, scale in zip(products, scales, strict=True)
+    ]
+
+
+def _length(coloring: Coloring, side: str) -> int:
+    """Of the vectors that are multiplied."""
+    return coloring.shape[1 if side == "columns" else 0]
 
 
 @lru_cache(8)
@@ -51,18 +101,43 @@ def _with_probe(coloring: Coloring, side: str, dtype: torch.dtype, device: torch
     return torch.cat([vectors, probe(vectors.shape[1], dtype, device)])
 
 
-def require_whole(caller: str, argument: str, coloring: Coloring, off: Tensor) -> None:
-    """Refuse a pattern that lacks entries, in the rows, or columns, with these numbers."""
-    if not len(off):
+def require_whole(caller: str, argument: str, coloring: Coloring, off: Off | None) -> None:
+    """Refuse a pattern that lacks entries, that of the argument or the one found for f; tell of digits lost."""
+    if off is None:
         return
-    shown = ", ".join(str(int(number)) for number in off[:3])
-    where = "row" if coloring.sides[0] == "columns" else "column"
+    missing, coarse = _named(coloring, off.missing), _named(coloring, off.coarse)
+    if len(off.coarse) and coloring.method == "acyclic":
+        warnings.warn(
+            f"{caller}: method: substitution lost digits of entries in {coarse}, as where much larger entries are "
+            f"near; method='star' keeps them.",
+            HodiffWarning,
+            stacklevel=2,
+        )
+    if not len(off.missing):
+        return
+    if argument == "f" and off.is_small:  # every operator was followed
+        warnings.warn(
+            f"{caller}: f: its derivative loses digits, as products with random vectors show: small entries in "
+            f"{missing}, may be wrong; compute in float64, or without differences of large numbers.",
+            HodiffWarning,
+            stacklevel=2,
+        )
+        return
+    if argument == "f":
+        what = f"derivatives within the pattern that was found, got further entries in {missing}"
+        remedy = "Make sure that f is the same function in each call; pattern= takes one by hand"
+    else:
+        what = f"a pattern with all entries of the derivative, got one without some in {missing}"
+        remedy = "Let the pattern be found, by hessian_pattern or jacobian_pattern"
     raise InputError(
-        f"{caller}: {argument}: expected a pattern with all entries of the derivative, got one without some in "
-        f"{len(off):,} {where}(s), such as {shown}, as a product with a random vector shows. Let the pattern be found, "
-        f"by hessian_pattern or jacobian_pattern; where the function is not smooth or rounds coarsely, check=False "
-        f"leaves the comparison out."
+        f"{caller}: {argument}: expected {what}, as products with random vectors show. {remedy}; check=False leaves "
+        f"the comparison out."
     )
+
+
+def _named(coloring: Coloring, numbers: Tensor) -> str:
+    shown = ", ".join(str(int(number)) for number in numbers[:3])
+    return f"{len(numbers):,} {'row' if coloring.sides[0] == 'columns' else 'column'}(s), such as {shown}"
 
 
 def _promoted(leaves: Sequence[Tensor]) -> torch.dtype:

@@ -253,3 +253,98 @@ def test_messages_reach_as_far_as_there_are_rounds():
     apart = np.abs(nodes[:, None] - nodes)
     near = np.minimum(apart, 12 - apart) <= 4
     assert (found == near.repeat(2, 0).repeat(2, 1)).all()
+
+
+class Rounded(torch.autograd.Function):
+    """Rounds, with the derivative of the identity; and returns a tensor without one."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale
+        steps = (x * scale).round()
+        ctx.mark_non_differentiable(steps)
+        return steps / scale, steps
+
+    @staticmethod
+    def backward(ctx, cotangent, _):
+        return cotangent, None
+
+
+class Flipped(torch.autograd.Function):
+    """Leaves numbers where they are, and hands cotangents on in the other order, weighted by the other argument."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, y):
+        return x.sign() * y.sign()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        x, y = ctx.saved_tensors
+        return (cotangent * y).flip(0), cotangent * x.flip(0)
+
+    @staticmethod
+    def jvp(ctx, dx, dy):
+        x, y = ctx.saved_tensors
+        return dx.flip(0) * y + dy * x.flip(0)
+
+
+class Overwriting(torch.autograd.Function):
+    """Draws numbers, and overwrites its argument."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.copy_((x + torch.rand_like(x)).floor())
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent.cumsum(0)
+
+
+@hodiff.authoring.custom_vjp
+def turned(x, y):
+    """Rounds one argument, and hands its cotangent to the neighbour."""
+    return x.floor() + y.sin()
+
+
+turned.defvjp(lambda x, y: (turned(x, y), y), lambda y, cotangent: (cotangent.roll(1), cotangent * y.cos()))
+steps = hodiff.authoring.elementwise(torch.floor, derivative=lambda x: 1 + x**2)
+
+
+rounded, through = Rounded.apply, hodiff.straight_through(torch.round, lambda x: x.roll(1) ** 2)
+OWN = {
+    "rounded": lambda x: rounded(x, 4.0)[0],
+    "flipped": lambda x: Flipped.apply(x, x.roll(1)),
+    "overwriting": lambda x: Overwriting.apply(x * 2),
+    "straight through": through,
+    "turned": lambda x: turned(x, x),
+    "steps": lambda x: steps(4 * x) * x.roll(1),
+    "quantized": lambda x: hodiff.functions.quantize_ste(x, 4),
+    "rounded twice": lambda x: rounded(rounded(x.sin(), 2.0)[0], 4.0)[0],
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_functions_with_derivatives_of_their_own(name):
+    """What their forward does, such as to round, says nothing of it."""
+    f, x = OWN[name], point(6)
+    expected = torch.stack([torch.autograd.grad(f(y)[i], y)[0] for i in range(6) for y in [x.clone().requires_grad_()]])
+    state = torch.get_rng_state()
+    found = jacobian_pattern(f, x).toarray()
+    assert found[expected.numpy() != 0].all()
+    if name != "quantized":  # whose scale depends on all inputs, without a derivative
+        np.testing.assert_array_equal(found, expected.numpy() != 0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+    def scalar(x):
+        return (f(x) ** 2).sum() + (f(x)[:1] * f(x)[-1:]).sum()
+
+    dense = hodiff.hessian(scalar)(x)
+    assert (torch.from_numpy(hessian_pattern(scalar, x).toarray()) | (dense == 0)).all()
+    torch.testing.assert_close(hodiff.sparse.hessian(scalar)(x).to_dense(), dense)

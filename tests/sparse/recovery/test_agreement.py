@@ -1,0 +1,138 @@
+"""Entries that are missing, told from rounding: rows of very different size, terms that cancel."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sparse.problems import D, point
+
+import hodiff
+from hodiff import InputError
+from hodiff.sparse import check_pattern, hessian, hessian_pattern, jacobian, jacobian_pattern
+
+
+def uneven(x, scale):
+    """A large entry alone in its row, and small ones in others."""
+    return scale * x[5] ** 2 + (x**2).sum() + x[0] * x[3]
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(D, 1e8), (D, 1e14), (torch.float32, 1e4), (torch.float32, 1e8)])
+def test_missing_entries_beside_rows_that_are_much_larger(dtype, scale):
+    x, pattern = point(6, dtype=dtype), np.eye(6, dtype=bool)
+    with pytest.raises(InputError, match=r"pattern: .* 2 row\(s\), such as 0, 3"):
+        hessian(lambda x: uneven(x, scale), pattern=pattern)(x)
+    with pytest.raises(InputError, match="pattern: expected"):
+        check_pattern(lambda x: uneven(x, scale), x, pattern)
+
+
+def test_a_missing_entry_beside_a_large_one_of_its_row():
+    with pytest.raises(InputError, match=r"1 row\(s\), such as 0"):
+        jacobian(lambda x: torch.stack([1e8 * x[0] + x[1]]), pattern=np.array([[True, False]]), method="columns")(
+            point(2)
+        )
+    check_pattern(lambda x: torch.stack([1e8 * x[0] + x[1]]), point(2), np.array([[True, True]]), of="jacobian")
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e10])
+def test_closures_that_changed_beside_larger_rows(scale):
+    held = [1]
+
+    def f(x):
+        return x[0] * x[held[0]] ** 2 + scale * (x[4] * x[5]) ** 2
+
+    H, J, x = hessian(f), jacobian(torch.func.grad(f), method="columns"), point(6)
+    for held[0] in (1, 2, 3):
+        expected = hodiff.hessian(f)(x)
+        torch.testing.assert_close(H(x).to_dense(), expected)
+        torch.testing.assert_close(J(x).to_dense(), expected)
+
+
+CANCELLING = {
+    "one": lambda x: (x.sin() ** 2 + x.cos() ** 2).sum(),
+    "lines": lambda x: (x * x).sqrt().sum(),
+    "quotients": lambda x: (x / x.roll(1) * x.roll(1)).sum(),
+    "pairs": lambda x: x.view(-1, 2).std(1).sum(),
+    "single columns": lambda x: x.view(-1, 1).norm(dim=1).sum(),
+    "exp and log": lambda x: x.exp().log().sum(),
+    "large constants": lambda x: (1e6 + x.sin() - 1e6).sum(),
+    "steep": lambda x: (20 * x).cosh().log().sum(),
+}
+
+
+@pytest.mark.parametrize("method", ["star", "acyclic"])
+@pytest.mark.parametrize("dtype", [D, torch.float32])
+@pytest.mark.parametrize("name", CANCELLING)
+def test_terms_that_cancel_are_no_missing_entries(name, dtype, method):
+    f = CANCELLING[name]
+    x = point(400, dtype=dtype)
+    coloring = hodiff.sparse.color(hessian_pattern(f, x), method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # Along a path the rounding of entries that cancel adds up, by nothing but substitution.
+        warnings.filterwarnings("ignore", "sparse.hessian: method: substitution")
+        found = hessian(f, method=method)(x).to_dense()
+        hessian(f, coloring=coloring)(x)
+        # At the same entries of a function that is not zero there, a missing one is told all the same.
+        entries = hodiff.sparse.hessian_pattern(lambda x: f(x) + (x[7] * x[300]) ** 2, x)
+        hessian(lambda x: f(x) + (x[7] * x[300]) ** 2, pattern=entries)(x)
+    assert (found.abs() < 1e-3 * torch.finfo(dtype).eps ** -0.5).all()
+    with pytest.raises(InputError, match="without some in"):
+        hessian(lambda x: f(x) + 10 * (x[7] * x[300]) ** 2, coloring=coloring)(x)
+
+
+def test_a_derivative_that_swallows_digits_is_told():
+    """Probabilities near 1 in float32: autograd's Hessian is not symmetric, either."""
+
+    def f(x):
+        return torch.logsumexp(50 * x.view(-1, 2), 1).sum()
+
+    x = point(4, dtype=torch.float32)
+    with pytest.warns(hodiff.HodiffWarning, match="f: its derivative loses digits"):
+        found = hessian(f)(x).to_dense()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exact = hessian(f)(x.double()).to_dense()
+    off = (found - exact).abs()
+    assert (off > 0.5 * exact.abs())[3].any()
+    assert off.max() < 50**2 * 1e-5
+
+
+def test_digits_lost_by_substitution_are_told():
+    """A chain whose entries grow and fall by many orders of magnitude."""
+    sizes = 10 ** (6 + 6 * torch.linspace(0, 20, 39, dtype=D).sin())
+
+    def f(x):
+        return (sizes * x[1:] * x[:-1]).sum() + (x**2).sum()
+
+    x = point(40)
+    with pytest.warns(hodiff.HodiffWarning, match="method: substitution lost digits .* method='star' keeps them"):
+        found = hessian(f, method="acyclic")(x).to_dense()
+    exact = torch.diag(sizes, 1) + torch.diag(sizes, -1) + 2 * torch.eye(40, dtype=D)
+    assert (found - exact).abs().max() / exact.max() < 1e-12
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(hessian(f)(x).to_dense(), exact)
+
+
+@pytest.mark.parametrize("method", ["auto", "columns", "rows", "bidirectional"])
+def test_results_of_another_size_are_looked_at_again(method):
+    size = [4]
+
+    def f(x):
+        return x[: size[0]] * x[1 : size[0] + 1]
+
+    J, x = jacobian(f, method=method), point(8)
+    for size[0] in (4, 2, 6):
+        torch.testing.assert_close(J(x).to_dense(), hodiff.jacobian(f)(x))
+    with pytest.raises(InputError, match=r"pattern: expected a pattern of shape \(6, 8\), got \(3, 8\)"):
+        jacobian(f, pattern=np.ones((3, 8), dtype=bool))(x)
+
+
+@pytest.mark.parametrize("size", [20_000, 200_000])
+def test_dense_matrices_are_refused_before_they_are_made(size):
+    x = torch.ones(size)
+    for find in (hessian_pattern, jacobian_pattern):
+        f = (lambda x: x.sum() ** 2) if find is hessian_pattern else (lambda x: x + x.sum())
+        with pytest.raises(InputError, match=r"more than 33,554,432 pairs .* hodiff\.hvp gives products"):
+            find(f, x)
