@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from typing_extensions import Unpack
 
 from hodiff.common.keyword_options import explains, shows, with_defaults
 from hodiff.common.options import require_callable
+from hodiff.common.trees import describe, flatten, leaf_names
 from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
@@ -149,16 +149,25 @@ class _Lagrangian:
 
     def __call__(self, x: Any, multipliers: Any, *args: Any) -> Tensor:
         total: Tensor = self._objective(x, *args)
-        values, spec = pytree.tree_flatten(self._constraints(x, *args))
-        factors, given = pytree.tree_flatten(multipliers)
-        if spec != given or any(a.shape != b.shape for a, b in zip(values, factors, strict=True)):
+        values, factors = self._constraints(x, *args), multipliers
+        by_name, given = (dict(zip(leaf_names(each), flatten(each)[0], strict=True)) for each in (values, factors))
+        # Names, as dictionaries may have their keys in any order.
+        if _shapes(by_name) != _shapes(given):
             raise InputError(
-                f"sparse.lagrangian_hessian: multipliers: expected one for each constraint, of shapes "
-                f"{[tuple(each.shape) for each in values]}, got {[tuple(each.shape) for each in factors]}."
+                f"sparse.lagrangian_hessian: multipliers: expected {_described(by_name)}, as the constraints are, got "
+                f"{_described(given)}."
             )
-        for value, factor in zip(values, factors, strict=True):
-            total = total + (factor * value).sum()
+        for name, value in by_name.items():
+            total = total + (given[name] * value).sum()
         return total
+
+
+def _shapes(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: leaf.shape if isinstance(leaf, Tensor) else None for name, leaf in leaves.items()}
+
+
+def _described(leaves: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {describe(leaf)}".strip() for name, leaf in leaves.items()) or "nothing"
 
 
 def _evaluation(

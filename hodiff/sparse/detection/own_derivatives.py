@@ -40,6 +40,11 @@ class _Followed(threading.local):
 _followed = _Followed()
 
 
+def is_followed() -> bool:
+    """Whether this thread looks for a pattern, so that values of tensors are no numbers to be compared."""
+    return _followed.mode is not None
+
+
 @contextmanager
 def following_own_derivatives(mode: Tracking) -> Iterator[None]:
     """Within it, results of Functions depend on what their own derivatives say, in this thread."""

@@ -16,6 +16,7 @@ from hodiff.common.module_state import untouched
 from hodiff.common.options import require_bool
 from hodiff.common.trees import PyTree, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bind
+from hodiff.derivatives.route_choice import refused
 from hodiff.derivatives.steady import draw_of
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.recompute.reachable import named_modules
@@ -36,8 +37,9 @@ def hessian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool
     f and its gradient run once, and the inputs that each number depends on are followed through every operator. The
     pattern holds for all x by default; what has no derivative (rounding, comparisons) leaves no trace, and constants of
     f that are floating-point numbers may take any value. Indices and masks, integer and boolean constants, are part of
-    its structure; a mask hides what it hides before numbers are multiplied, not after. Of an operator without a rule,
-    the result is taken to depend on all of its arguments; a `HodiffWarning` names it.
+    its structure; a mask hides what it hides before numbers are multiplied, not after. Functions that bring their own
+    derivatives are followed by these. Of an operator without a rule, the result is taken to depend on all of its
+    arguments; a `HodiffWarning` names it.
 
     Args:
         f: Function that returns a tensor of shape ().
@@ -52,6 +54,7 @@ def hessian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool
     Raises:
         InputError: If f does not return one real number, its course depends on values of x (unless `at_point`),
             numbers of x leave torch (`.numpy()`), or the Hessian has too many entries to be called sparse.
+        RouteError: If torch has no derivative of some operator.
 
     Example:
         >>> import torch, hodiff
@@ -72,7 +75,7 @@ def hessian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool
 def pattern_of_hessian(function: BoundFunction, *, at_point: bool = False) -> csr_array:
     """`hessian_pattern` of a bound function."""
     leaves = [leaf.detach().clone().requires_grad_() for leaf in function.leaves]
-    with _tracking(function, leaves, at_point) as mode, torch.enable_grad():
+    with refused(function.caller), _tracking(function, leaves, at_point) as mode, torch.enable_grad():
         value = function.scalar(leaves)[0]
         if not value.requires_grad:
             raise function.independent()
@@ -100,6 +103,7 @@ def jacobian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: boo
 
     Raises:
         InputError: As `hessian_pattern`, for any result that is made of tensors.
+        RouteError: Likewise.
 
     Example:
         >>> import torch, hodiff
@@ -118,7 +122,7 @@ def pattern_of_jacobian(function: BoundFunction, *, at_point: bool = False) -> c
     """`jacobian_pattern` of a bound function."""
     # Where nothing is recorded, Functions run without their derivatives; into a leaf nobody might write.
     leaves = [_recorded_copy(leaf) for leaf in function.leaves]
-    with _tracking(function, leaves, at_point) as mode, torch.enable_grad():
+    with refused(function.caller), _tracking(function, leaves, at_point) as mode, torch.enable_grad():
         results = tensors_in(function(leaves)[0])
         if not results:
             raise InputError(f"{function.caller}: f: expected a tensor or a pytree of tensors for a result, got none.")

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.sparse.coloring import Coloring
+from hodiff.sparse.detection.own_derivatives import is_followed
 from hodiff.sparse.recovery.products import Multiply
 from hodiff.sparse.recovery.recover import recover, require_whole
 from hodiff.torch_internals.wrapped_tensors import is_wrapped
@@ -83,6 +84,8 @@ class Colorings:
             InputError: If no coloring is given inside of a transform, or one lacks entries.
         """
         is_plain = not any(map(is_wrapped, leaves))
+        if is_followed():
+            eps = None
         if self._given is not None:
             require_shape(self._caller, "pattern", self._given, shape)
             values, off = recover(self._given, multiply, leaves, eps if is_plain else None)

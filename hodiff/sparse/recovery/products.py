@@ -15,7 +15,7 @@ from hodiff.common.trees import describe, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
 from hodiff.derivatives.recorded_gradient import RecordedGradient
-from hodiff.derivatives.route_choice import follow
+from hodiff.derivatives.route_choice import follow, unavailable
 from hodiff.derivatives.steady import leaving_no_trace, steady
 from hodiff.derivatives.transforms import pull, push
 from hodiff.errors import InputError
@@ -38,6 +38,7 @@ class Hessian:
         self._function = function
         self._chunk_size = chunk_size
         self.eps = coarsest(function.leaves)
+        self._others = ROUTES[1:] if route == "auto" else ()
         self._bytes_each, self._rows, self.value = follow(route, function.caller, self._attempt)
 
     def _attempt(self, route: str) -> tuple[int, Callable[[Leaves], Leaves], Tensor]:
@@ -61,10 +62,18 @@ class Hessian:
 
     def products(self, vectors: Tensor) -> Tensor:
         """The product with each row of (k, n)."""
-        leaves = self._function.leaves
-        return in_groups(
-            lambda part: joined(self._rows(split(part, leaves))), vectors, self._bytes_each, self._chunk_size
-        )
+        try:
+            return in_groups(self._joined_products, vectors, self._bytes_each, self._chunk_size)
+        except Exception as error:
+            # As of compiled functions, which record a gradient and refuse to differentiate it.
+            if not self._others or not unavailable(error):
+                raise
+        others, self._others = self._others, ()
+        self._bytes_each, self._rows, self.value = follow("auto", self._function.caller, self._attempt, others)
+        return self.products(vectors)
+
+    def _joined_products(self, vectors: Tensor) -> Tensor:
+        return joined(self._rows(split(vectors, self._function.leaves)))
 
 
 def _pulled_back(recorded: RecordedGradient, tangents: Leaves) -> Leaves:

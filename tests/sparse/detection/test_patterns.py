@@ -348,3 +348,28 @@ def test_functions_with_derivatives_of_their_own(name):
     dense = hodiff.hessian(scalar)(x)
     assert (torch.from_numpy(hessian_pattern(scalar, x).toarray()) | (dense == 0)).all()
     torch.testing.assert_close(hodiff.sparse.hessian(scalar)(x).to_dense(), dense)
+
+
+@pytest.mark.parametrize("find", [hessian_pattern, jacobian_pattern])
+def test_derivatives_that_torch_lacks(find):
+    def f(x):
+        return torch.add(x, x, out=torch.empty(4, dtype=D)).sum()
+
+    with pytest.raises(hodiff.RouteError, match=r"_pattern: torch does not implement .* functions with out=\.\.\."):
+        find(f, point(4))
+
+
+def test_backward_that_fails_is_taken_to_be_dense():
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.sign()
+
+        @staticmethod
+        def backward(ctx, cotangent):
+            raise ValueError("on purpose")
+
+    with pytest.warns(HodiffWarning, match="no rule says what results depend on for Broken"):
+        assert jacobian_pattern(Broken.apply, point(3)).nnz == 9
+    assert Broken.forward(None, point(3)).sum() == 3
+    assert "followed" not in Broken.forward.__qualname__
