@@ -14,7 +14,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge
 
-from hodiff.torch_internals.graph_nodes import function_name, function_of, is_of_higher_order_operator, results_of
+from hodiff.torch_internals.autograd.graph_nodes import (
+    function_name,
+    function_of,
+    is_of_higher_order_operator,
+    results_of,
+)
 
 # Every Function marked once_differentiable runs the same wrapper, so its code identifies the mark.
 _ONCE = once_differentiable(lambda ctx: None).__code__

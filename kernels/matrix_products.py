@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hodiff.torch_internals.dynamic_shapes import are_open
+from hodiff.torch_internals.compilers.dynamic_shapes import are_open
 from hodiff.torch_internals.operators import has_onednn_products, onednn_product
 
 aten = torch.ops.aten

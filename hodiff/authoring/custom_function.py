@@ -17,10 +17,10 @@ from hodiff.authoring.rule_trees import TreeLayout, differentiable, flatten, fla
 from hodiff.authoring.signatures import Signature
 from hodiff.errors import InputError
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.wrapped_tensors import without_ended_wrappers
 from hodiff.torch_internals.interception import active_function_modes, in_function_modes
 from hodiff.torch_internals.tensors import base_of, is_view
-from hodiff.torch_internals.wrapped_tensors import without_ended_wrappers
 
 Tensors = Sequence[Any]
 

@@ -17,9 +17,9 @@ from hodiff.authoring.signatures import Signature
 from hodiff.common.overriding import overridable_in_trees
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import names_tensors
-from hodiff.torch_internals.differentiation import are_differentiated
-from hodiff.torch_internals.dynamo import as_one_node
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.differentiation import are_differentiated
+from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.compilers.dynamo import as_one_node
 
 
 class CustomRule(ABC):

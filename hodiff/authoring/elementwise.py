@@ -15,10 +15,10 @@ from hodiff.errors import InputError
 from hodiff.recompute.reachable import names_tensors
 from hodiff.rules.arguments import require_broadcastable, require_number_or_floating
 from hodiff.rules.elementwise import ElementwiseFunction
-from hodiff.torch_internals.dynamo import as_one_node
+from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
+from hodiff.torch_internals.compilers.dynamo import as_one_node
 from hodiff.torch_internals.tensors import base_of
-from hodiff.torch_internals.transforms import in_transform
-from hodiff.torch_internals.wrapped_tensors import unwrap_if_ended
 
 Derivative = Callable[..., Any]
 

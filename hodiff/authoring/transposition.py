@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hodiff.torch_internals.recording import run_backward, set_recording
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.recording import run_backward, set_recording
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 Linear = Callable[[list[Tensor]], Sequence[Tensor | None]]
 

@@ -9,7 +9,7 @@ import torch
 
 from hodiff.common.options import require_bool, require_number
 from hodiff.errors import InputError
-from hodiff.torch_internals.dynamo import is_compiled
+from hodiff.torch_internals.compilers.dynamo import is_compiled
 
 
 def require_function(f: Any) -> None:

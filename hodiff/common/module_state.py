@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.modules import attributes_of, buffers_by_name
 from hodiff.torch_internals.threads import one_thread_at_a_time
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 # The dict of a module's buffers, a name in it, and the tensor to put there.
 Replacement = tuple[dict[str, Any], str, Tensor]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.torch_internals.grad_mode import CONSTANTS
-from hodiff.torch_internals.recording import set_recording
-from hodiff.torch_internals.transforms import differentiating_count
+from hodiff.torch_internals.autograd.grad_mode import CONSTANTS
+from hodiff.torch_internals.autograd.recording import set_recording
+from hodiff.torch_internals.autograd.transforms import differentiating_count
 
 # What switches, and what gives a tensor that is there already. (mypy takes Tensor.grad and Tensor.data for
 # tensors, while on the class they are descriptors.)

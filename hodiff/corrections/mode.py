@@ -21,11 +21,11 @@ from hodiff.corrections.subclasses import ask_subclasses
 from hodiff.corrections.twins import twin
 from hodiff.corrections.wrapping import within
 from hodiff.errors import HodiffError, InputError, RouteError
-from hodiff.torch_internals.differentiation import carry_derivatives
-from hodiff.torch_internals.forward_mode import in_forward_mode
-from hodiff.torch_internals.grad_mode import CONSTANTS, nothing_constant
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives
+from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, nothing_constant
+from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.interception import subclasses_are_asked
-from hodiff.torch_internals.transforms import in_transform
 from hodiff.torch_internals.wording import Wording, says
 
 P = ParamSpec("P")

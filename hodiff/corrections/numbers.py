@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hodiff.corrections.registry import Correction, name_of
 from hodiff.errors import RouteError
-from hodiff.torch_internals.differentiation import is_observed
+from hodiff.torch_internals.autograd.differentiation import is_observed
 from hodiff.torch_internals.operators import number_places, operator_named
 
 # A place of an argument: how manieth it is, or its name; and its name.

@@ -20,8 +20,8 @@ from hodiff.corrections.rows import CorrectionTable
 from hodiff.corrections.rows import Row as Row
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.dynamo import at_trace_time, show_to_modes
-from hodiff.torch_internals.recording import set_recording
+from hodiff.torch_internals.autograd.recording import set_recording
+from hodiff.torch_internals.compilers.dynamo import at_trace_time, show_to_modes
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 

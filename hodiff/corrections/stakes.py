@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from hodiff.corrections.registry import Correction
 from hodiff.routes import FORWARD_INSIDE
-from hodiff.torch_internals.forward_mode import in_dual_level, in_forward_mode
-from hodiff.torch_internals.transforms import differentiating_count, innermost_is_reverse
-from hodiff.torch_internals.wrapped_tensors import below_transforms
+from hodiff.torch_internals.autograd.forward_mode import in_dual_level, in_forward_mode
+from hodiff.torch_internals.autograd.transforms import differentiating_count, innermost_is_reverse
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 def is_wrong(correction: Correction, arguments: Any, *, reads_others: bool = False) -> bool:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hodiff.rules.elementwise import ElementwiseFunction
-from hodiff.torch_internals.recording import in_fx_trace, in_jit_trace
-from hodiff.torch_internals.transforms import in_func_vmap
-from hodiff.torch_internals.wrapped_tensors import below_transforms
+from hodiff.torch_internals.autograd.recording import in_fx_trace, in_jit_trace
+from hodiff.torch_internals.autograd.transforms import in_func_vmap
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 # Others, such as those of a compiler, may hold no numbers.
 _PLAIN = {Tensor, Parameter}

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from hodiff.derivatives.capture.refusals import explained
 from hodiff.errors import HodiffWarning
 from hodiff.kernels.matrix_products import exchange_products
-from hodiff.torch_internals.compilation import compile_captured
+from hodiff.torch_internals.compilers.compilation import compile_captured
 
 # Relative error beyond which two ways to compute the same are taken for two functions, by the inputs' precision.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}

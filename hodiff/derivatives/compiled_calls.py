@@ -14,7 +14,7 @@ from hodiff.derivatives.compilation import Arguments, agree, compile_graph, warn
 from hodiff.derivatives.graphs_by_form import GraphsByForm
 from hodiff.errors import HodiffError, InputError
 from hodiff.recompute.dependencies import Dependencies
-from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 
 class CompiledCalls:

@@ -21,7 +21,7 @@ from hodiff.derivatives.transforms import gradient, pull
 from hodiff.kernels.narrow import NarrowKernels
 from hodiff.kernels.unit_directions import UnitRows
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 NARROW_FROM = 32
 

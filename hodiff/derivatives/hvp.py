@@ -14,7 +14,7 @@ from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow, validate_route
 from hodiff.derivatives.steady import leaving_no_trace
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 
 @at_the_boundary

@@ -17,8 +17,8 @@ from hodiff.errors import InputError
 from hodiff.recompute.checkpoint import CallProgram
 from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
+from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.threads import one_thread_at_a_time
-from hodiff.torch_internals.transforms import in_transform
 
 # By position among the operands of f; what is not named does not move.
 Direction = dict[int, Tensor]

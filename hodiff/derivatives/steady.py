@@ -16,9 +16,9 @@ from hodiff.common.trees import tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import named_modules, reachable
-from hodiff.torch_internals.recording import in_fx_trace
-from hodiff.torch_internals.transforms import outside_transforms
-from hodiff.torch_internals.wrapped_tensors import below_transforms
+from hodiff.torch_internals.autograd.recording import in_fx_trace
+from hodiff.torch_internals.autograd.transforms import outside_transforms
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundFunction:

@@ -9,7 +9,7 @@ import torch.func
 from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
-from hodiff.torch_internals.forward_mode import forward_pass, load_forward_rules
+from hodiff.torch_internals.autograd.forward_mode import forward_pass, load_forward_rules
 
 
 def push(f: Callable[..., Any], primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[Any, Any, PyTree]:

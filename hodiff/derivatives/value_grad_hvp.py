@@ -16,7 +16,7 @@ from hodiff.derivatives.route_choice import follow, validate_route
 from hodiff.derivatives.steady import leaving_no_trace
 from hodiff.derivatives.with_gradient import SECOND_ORDER, SecondOrder
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 
 @at_the_boundary

@@ -20,7 +20,7 @@ from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw
 from hodiff.estimators.scipy_bridge import host_operator
 from hodiff.estimators.view import View
-from hodiff.torch_internals.wrapped_tensors import numbers_in
+from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
 POWER_STEPS = 5
 # The residual at a chain's end, as a part of the spectrum's width, from which on the end counts as seen.

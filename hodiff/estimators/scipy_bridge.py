@@ -10,7 +10,7 @@ from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from torch import Tensor
 
 from hodiff.estimators.view import View
-from hodiff.torch_internals.wrapped_tensors import numbers_in
+from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
 Apply = Callable[[Tensor], Tensor]
 

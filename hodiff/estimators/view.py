@@ -19,8 +19,8 @@ from hodiff.common.options import require_bool
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.precision import precise
-from hodiff.torch_internals.differentiation import is_observed
-from hodiff.torch_internals.wrapped_tensors import numbers_in
+from hodiff.torch_internals.autograd.differentiation import is_observed
+from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
 Apply = Callable[[Tensor], Tensor]
 

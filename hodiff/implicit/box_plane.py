@@ -11,7 +11,7 @@ from torch import Tensor
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.rules.arguments import require_dims, require_floating, require_number_or_floating
-from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 # Parts that a range of kinks is cut into at once: in small problems the number of operator calls is what takes time.
 WAYS = 8

@@ -20,7 +20,7 @@ from hodiff.implicit.linear_maps import map_of
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solution import linear_options
 from hodiff.rules.any_order import outside_graphs
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 
 @outside_graphs

@@ -19,7 +19,7 @@ from hodiff.implicit.linear_methods import DENSE_UP_TO, METHODS, SquareSystem, d
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solver_call import Job, Tensors
 from hodiff.implicit.sparse_matrices import matrix_in_words_of
-from hodiff.torch_internals.forward_mode import set_tangents
+from hodiff.torch_internals.autograd.forward_mode import set_tangents
 
 
 @dataclass(frozen=True)

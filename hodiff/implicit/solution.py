@@ -27,7 +27,7 @@ from hodiff.implicit.linear_systems import LinearOptions, evaluate
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solver_call import Tensors, call_solver
 from hodiff.rules.any_order import outside_graphs
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 
 @dataclass(frozen=True)

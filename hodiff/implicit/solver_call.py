@@ -11,8 +11,8 @@ from torch.autograd import Function
 
 from hodiff.authoring.closures import watched
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.legacy_batching import any_legacy_batched, with_batches, without_batches
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.legacy_batching import any_legacy_batched, with_batches, without_batches
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 Tensors = Sequence[Tensor]
 

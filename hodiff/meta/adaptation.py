@@ -36,7 +36,7 @@ from hodiff.meta.nonfinite import all_finite, explain
 from hodiff.meta.optimizer import Optimizer, OptimizerState, require_optimizer
 from hodiff.meta.tasks import batch_source
 from hodiff.recompute.surroundings import Surroundings
-from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 GRADIENTS: dict[str, Callable[..., Gradient]] = {
     "auto": reverse_gradient,

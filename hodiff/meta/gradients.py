@@ -22,10 +22,10 @@ from hodiff.meta.optimizer import root
 from hodiff.recompute.checkpoint import CallProgram
 from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
-from hodiff.torch_internals.differentiation import only_reverse_mode
-from hodiff.torch_internals.forward_mode import in_dual_level
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.forward_mode import in_dual_level
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.threads import one_thread_at_a_time
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 # Of the leaves of the parameters: the value, gradients by the leaves, and buffers.
 Gradient = tuple[Tensor, list[Tensor], PyTree]

@@ -28,7 +28,7 @@ from hodiff.meta.gradients import copied
 from hodiff.meta.learner import Batch, MetaLearner, Parameters
 from hodiff.meta.options import LearnerOptions
 from hodiff.recompute.surroundings import Surroundings
-from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 
 @dataclass(frozen=True)

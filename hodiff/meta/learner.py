@@ -25,7 +25,7 @@ from hodiff.meta.gradients import clipped
 from hodiff.meta.optimizer import Optimizer, Setting
 from hodiff.meta.options import LearnerOptions
 from hodiff.meta.sgd import SGD
-from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 Parameters = dict[str, Tensor]

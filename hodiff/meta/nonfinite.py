@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.common.trees import PyTree, leaf_names, tensors_in
 from hodiff.errors import HodiffError
-from hodiff.torch_internals.wrapped_tensors import below_transforms
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 class NonFiniteError(HodiffError, ArithmeticError):

@@ -17,7 +17,7 @@ from hodiff.errors import InputError
 from hodiff.graphs import is_once_differentiable
 from hodiff.plot.backward_graph import BackwardGraph, Box
 from hodiff.plot.shared import one_number
-from hodiff.torch_internals.graph_nodes import function_of, raises_when_run, saved_by_operator
+from hodiff.torch_internals.autograd.graph_nodes import function_of, raises_when_run, saved_by_operator
 
 COLOURS = ("#cfe2f3", "#fce5cd", "#d9ead3", "#ead1dc", "#fff2cc")  # of the nodes, by order
 RAISES = "#e06666"

@@ -21,10 +21,10 @@ from hodiff.recompute.closed_over import ClosedOver, is_constant
 from hodiff.recompute.hidden_tensors import RefuseForeign, hidden_tensor
 from hodiff.recompute.programs import Checkpoint, Program, is_differentiable
 from hodiff.recompute.surroundings import Surroundings
-from hodiff.torch_internals.differentiation import autograd_records, may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import autograd_records, may_be_differentiated
+from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_batched
 from hodiff.torch_internals.threads import one_thread_at_a_time
-from hodiff.torch_internals.transforms import in_transform, outside_transforms
-from hodiff.torch_internals.wrapped_tensors import below_transforms, is_batched
 
 _STORED: ContextVar[bool] = ContextVar("stored", default=False)
 

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hodiff.errors import InputError
-from hodiff.torch_internals.wrapped_tensors import is_of_no_running_transform
+from hodiff.torch_internals.autograd.wrapped_tensors import is_of_no_running_transform
 
 
 class RefuseForeign(TorchFunctionMode):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.torch_internals.differentiation import only_reverse_mode
-from hodiff.torch_internals.recording import in_jit_trace, saved_tensor_hooks
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.recording import in_jit_trace, saved_tensor_hooks
 from hodiff.torch_internals.tensors import version_of
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hodiff.graphs import held_outside, inspect_graph
 from hodiff.recompute.closed_over import is_constant
-from hodiff.torch_internals.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 
 T = TypeVar("T")
 

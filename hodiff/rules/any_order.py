@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hodiff.torch_internals.batching import call_batched
-from hodiff.torch_internals.dynamo import hide_from_dynamo, is_dynamo_loaded
-from hodiff.torch_internals.forward_mode import in_forward_mode
-from hodiff.torch_internals.transforms import in_transform, innermost_is_vmap
-from hodiff.torch_internals.wrapped_tensors import unwrap_all_ended
+from hodiff.torch_internals.autograd.batching import call_batched
+from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.transforms import in_transform, innermost_is_vmap
+from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_all_ended
+from hodiff.torch_internals.compilers.dynamo import hide_from_dynamo, is_dynamo_loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
 

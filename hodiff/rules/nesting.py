@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.torch_internals.forward_mode import has_tangent, set_tangents
-from hodiff.torch_internals.transforms import innermost_is_vmap, innermost_jvp_level
-from hodiff.torch_internals.wrapped_tensors import without_tangent
+from hodiff.torch_internals.autograd.forward_mode import has_tangent, set_tangents
+from hodiff.torch_internals.autograd.transforms import innermost_is_vmap, innermost_jvp_level
+from hodiff.torch_internals.autograd.wrapped_tensors import without_tangent
 
 
 def nestable_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:

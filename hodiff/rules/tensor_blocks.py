@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hodiff.torch_internals.legacy_batching import is_legacy_batched
+from hodiff.torch_internals.autograd.legacy_batching import is_legacy_batched
 from hodiff.torch_internals.tensors import is_zero_without_memory
 
 # Numbers in a block: what a processor's caches hold, and what keeps a GPU busy.

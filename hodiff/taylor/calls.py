@@ -18,9 +18,9 @@ from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
 from hodiff.taylor.substitution import call, value_of
 from hodiff.taylor.views import assign, watched
-from hodiff.torch_internals.forward_mode import inside_of_function
+from hodiff.torch_internals.autograd.forward_mode import inside_of_function
+from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.interception import apply_in_transform, in_function_modes, without_function_modes
-from hodiff.torch_internals.transforms import in_transform
 
 # In place they give a tensor another shape, which its views would not have.
 _OTHER_SHAPES = frozenset({

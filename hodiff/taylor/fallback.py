@@ -18,10 +18,10 @@ from hodiff.taylor.jets import Jet
 from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Coefficient, Frame, filled, plus
 from hodiff.taylor.substitution import Batched, along_directions, call, one_after_another
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.custom_operators import loses_tangents
 from hodiff.torch_internals.tensors import version_of
 from hodiff.torch_internals.wording import UNAVAILABLE, says
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 
 class LostTangentsError(RouteError):

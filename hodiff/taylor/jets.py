@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.taylor.series import Coefficient, Coefficients, Frame
-from hodiff.torch_internals.transforms import at_level, in_transform
-from hodiff.torch_internals.wrapped_tensors import level_of
+from hodiff.torch_internals.autograd.transforms import at_level, in_transform
+from hodiff.torch_internals.autograd.wrapped_tensors import level_of
 
 # Set by `calls`, which knows the rules, and rules know jets.
 _HANDLERS: list[Callable[..., Any]] = []

@@ -9,7 +9,7 @@ import torch
 
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.series import Coefficient, Coefficients
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 # Constants that f makes anew in each pass, up to this size, are compared by their numbers.
 SMALL = 64

@@ -23,10 +23,10 @@ from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.registry import keep_methods
 from hodiff.taylor.running import frames, under_way
 from hodiff.taylor.series import Coefficient, Frame
-from hodiff.torch_internals.graph_breaks import in_one_graph
+from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
+from hodiff.torch_internals.compilers.graph_breaks import in_one_graph
 from hodiff.torch_internals.interception import functions_offered
 from hodiff.torch_internals.wording import Wording, says
-from hodiff.torch_internals.wrapped_tensors import unwrap_if_ended
 
 keep_methods()
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.series import Frame
-from hodiff.torch_internals.transforms import transform_count
+from hodiff.torch_internals.autograd.transforms import transform_count
 
 
 class _Running(threading.local):
@@ -117,7 +117,7 @@ _BEFORE = "_hodiff_jets_before"
 
 
 def switch(how: str, block: Any, enabled: bool) -> None:
-    """Derivatives are switched off or on, as `hodiff.torch_internals.grad_mode.switched_by` says."""
+    """Derivatives are switched off or on, as `hodiff.torch_internals.autograd.grad_mode.switched_by` says."""
     if not _RUNNING.frames:
         return
     if block is not None and how != "leaves" and not hasattr(block, _BEFORE):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hodiff.kernels import fused
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 # The highest order whose factorial, between a coefficient and a derivative, is a number of double precision.
 HIGHEST = 170

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.series import Frame
 from hodiff.taylor.spreading import behind, gathered, spread
-from hodiff.torch_internals.func_calls import plain_vmap
+from hodiff.torch_internals.autograd.func_calls import plain_vmap
 
 _METHODS = (MethodDescriptorType, WrapperDescriptorType)
 

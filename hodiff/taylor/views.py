@@ -11,7 +11,7 @@ from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.series import Coefficient, filled
 from hodiff.taylor.substitution import call
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 
 def watched(name: str, result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from hodiff.torch_internals.dynamo import hide_from_dynamo
+from hodiff.torch_internals.compilers.dynamo import hide_from_dynamo
 
 Call = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
-from hodiff.torch_internals.dynamo import is_compiled
+from hodiff.torch_internals.compilers.dynamo import is_compiled
 
 # The base of all norms with running statistics, and of all dropouts.
 RunningNorm = _NormBase

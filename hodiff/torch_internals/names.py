@@ -179,6 +179,7 @@ NAMES = (
     "torch.ops.aten._log_softmax_backward_data.default",
     "torch.ops.aten._native_batch_norm_legit.default",
     "torch.ops.aten._softmax_backward_data.default",
+    "torch.ops.aten._unsafe_index_put",
     "torch.ops.mkldnn._linear_pointwise",
     "torch.overrides._get_current_function_mode_stack",
     "torch.overrides._pop_mode",

@@ -6,6 +6,8 @@ from torch import nn
 from torch.overrides import resolve_name
 
 from hodiff.corrections.special.polynomials import FAMILIES as POLYNOMIALS
+from hodiff.torch_internals.autograd.recording import set_recording
+from hodiff.torch_internals.compilers.scripts import call_script
 from hodiff.torch_internals.flex import torch_flex_attention
 from hodiff.torch_internals.operators import (
     batch_norm_with_update,
@@ -19,8 +21,6 @@ from hodiff.torch_internals.operators import (
     weight_norm,
     weight_norm_kernel,
 )
-from hodiff.torch_internals.recording import set_recording
-from hodiff.torch_internals.scripts import call_script
 
 D = torch.float64
 GENERATOR = torch.Generator().manual_seed(0)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import hodiff
-from hodiff.torch_internals.grad_mode import CONSTANTS
+from hodiff.torch_internals.autograd.grad_mode import CONSTANTS
 
 D = torch.float64
 X, V = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64), torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)

@@ -107,7 +107,7 @@ def test_the_table_is_what_the_folder_uses() -> None:
     attributes = {name for names in ATTRIBUTES.values() for name in names}
     assert {name for name in used if not name.startswith(".")} == set(NAMES)
     assert {name[1:] for name in used if name.startswith(".")} == set(filter(is_private, attributes))
-    text = "".join(path.read_text(encoding="utf-8") for path in DOOR.glob("*.py") if path.name != "names.py")
+    text = "".join(path.read_text(encoding="utf-8") for path in DOOR.rglob("*.py") if path.name != "names.py")
     assert [name for name in attributes if f".{name}" not in text and f'"{name}' not in text] == []
 
 

@@ -15,7 +15,7 @@ from torch.func import grad as gradient
 from torch.func import jvp, vmap
 from torch.testing._internal.two_tensor import TwoTensor
 
-from hodiff.torch_internals.graph_nodes import raises_when_run
+from hodiff.torch_internals.autograd.graph_nodes import raises_when_run
 from hodiff.torch_internals.wording import Wording, pattern_of, says
 
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.scalar_requirements import require_inputs
 from hodiff.errors import InputError
-from hodiff.torch_internals.differentiation import are_differentiated
+from hodiff.torch_internals.autograd.differentiation import are_differentiated
 
 
 def function_of_leaves(

@@ -19,7 +19,7 @@ from hodiff.checks.probes.cause import Cause, no_entry
 from hodiff.checks.report.data import Entry
 from hodiff.functions.gradients.straight_through import StraightThrough
 from hodiff.graphs import nodes_of
-from hodiff.torch_internals.graph_nodes import function_of
+from hodiff.torch_internals.autograd.graph_nodes import function_of
 
 # What compares a claimed derivative with the values of the function; the routes are compared with each other instead.
 _NUMERIC = {"zero", "wrong", "non-finite", "non-smooth"}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hodiff.common.options import require_int
 from hodiff.errors import InputError
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.wording import Wording, says
 
 MODES = ("reverse", "forward")

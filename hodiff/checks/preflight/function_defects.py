@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from hodiff.graphs import is_once_differentiable, nodes_of
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.graph_nodes import function_of
+from hodiff.torch_internals.autograd.graph_nodes import function_of
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from hodiff.checks.audit.on_file import audit_on_file
 from hodiff.corrections import Declined
 from hodiff.corrections.registry import Correction
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket, function_of_operator
-from hodiff.torch_internals.transforms import in_transform
 
 # By what name the database has methods that are called otherwise.
 _ALIASES = {

@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 from hodiff.checks.probes.context import StandInContext
 from hodiff.graphs import nodes_of
-from hodiff.torch_internals.graph_nodes import function_of
+from hodiff.torch_internals.autograd.graph_nodes import function_of
 
 # Takes the floating leaves of a point, returns the floating outputs.
 LeavesFunction = Callable[..., tuple[Tensor, ...]]

@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from hodiff.checks.source_lines import is_own, place
+from hodiff.torch_internals.autograd.recording import set_recording
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
-from hodiff.torch_internals.recording import set_recording
 
 # What takes a tensor out of the graph, by torch's own name for it.
 _DETACHING = {"detach", "detach_", "item", "__float__", "__int__"}

@@ -19,7 +19,7 @@ from hodiff.checks.subjects.double_precision import InDouble
 from hodiff.checks.subjects.setting import Setting
 from hodiff.common.complex_numbers import equal_with_nan
 from hodiff.common.trees import has_strides
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 
 @dataclass(eq=False)

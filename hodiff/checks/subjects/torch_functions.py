@@ -20,7 +20,7 @@ from hodiff.checks.report.data import Entry
 from hodiff.checks.subjects.module_calls import ModuleCall
 from hodiff.checks.subjects.subject import failures, is_free, raises, subject_of_function, tensors_of
 from hodiff.graphs import nodes_of
-from hodiff.torch_internals.graph_nodes import function_of
+from hodiff.torch_internals.autograd.graph_nodes import function_of
 from hodiff.torch_internals.interception import MODULES_BETWEEN
 
 # Frames of these are not where a function was called from.

@@ -13,9 +13,9 @@ from hodiff.corrections.declining import UNNEEDED, Redirected
 from hodiff.corrections.mode import Corrections
 from hodiff.corrections.registry import register
 from hodiff.rules.nesting import nestable_jvp, without_own_tangents
+from hodiff.torch_internals.autograd.transforms import differentiating_count
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 from hodiff.torch_internals.interception import apply_in_transform
-from hodiff.torch_internals.transforms import differentiating_count
-from hodiff.torch_internals.wrapped_tensors import below_transforms
 
 
 @register(

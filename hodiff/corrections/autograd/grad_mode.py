@@ -16,11 +16,17 @@ from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import is_observed
-from hodiff.torch_internals.forward_mode import set_tangents, tangents_are_on
-from hodiff.torch_internals.grad_mode import CONSTANTS, switched_by
-from hodiff.torch_internals.recording import set_recording
-from hodiff.torch_internals.transforms import as_leaf, differentiating_count, in_func_jvp, in_transform, marks_tensors
+from hodiff.torch_internals.autograd.differentiation import is_observed
+from hodiff.torch_internals.autograd.forward_mode import set_tangents, tangents_are_on
+from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, switched_by
+from hodiff.torch_internals.autograd.recording import set_recording
+from hodiff.torch_internals.autograd.transforms import (
+    as_leaf,
+    differentiating_count,
+    in_func_jvp,
+    in_transform,
+    marks_tensors,
+)
 
 # Where a block keeps what it has to restore: the depth, and whether tangents were on.
 _BEFORE = "_hodiff_before"

@@ -14,7 +14,7 @@ from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.graphs import inspect_graph
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.transforms import differentiating_count, in_transform
+from hodiff.torch_internals.autograd.transforms import differentiating_count, in_transform
 
 _silent = partial(
     register,

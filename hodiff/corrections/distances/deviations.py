@@ -11,9 +11,9 @@ from torch import Tensor
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.distances.lengths import root
 from hodiff.corrections.registry import register
-from hodiff.torch_internals.differentiation import may_be_differentiated
-from hodiff.torch_internals.transforms import in_func_vmap
-from hodiff.torch_internals.wrapped_tensors import below_transforms
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.transforms import in_func_vmap
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 _not_finite = partial(
     register,

@@ -15,7 +15,7 @@ from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.distances.lengths import is_smooth, norm
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 _not_finite = partial(
     register,

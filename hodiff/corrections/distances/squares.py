@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_wrapped
 from hodiff.torch_internals.tensors import version_of
-from hodiff.torch_internals.wrapped_tensors import below_transforms, is_wrapped
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hodiff.corrections.declining import UNNEEDED, Declined
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 _atan2_is_wrong = partial(
     register,

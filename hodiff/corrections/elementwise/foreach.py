@@ -14,7 +14,7 @@ from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.mode import Corrections
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.operators import foreach_by_name
 
 _LOST = "forward mode drops the tangent of a tensor that all are taken with"

@@ -20,7 +20,7 @@ from hodiff.corrections.values import result_dtype
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 
 class PowerTimesLogarithms(ElementwiseFunction):

@@ -11,7 +11,7 @@ from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import result_dtype, with_value
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 _REASON = "ends that are tensors are constants to reverse mode, and raise in forward mode"
 

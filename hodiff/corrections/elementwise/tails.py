@@ -22,8 +22,8 @@ from hodiff.corrections.values import numbers_of, with_value
 from hodiff.functions.logarithms import LogSigmoid
 from hodiff.functions.logistic import Logistic
 from hodiff.functions.softmax.reductions import Tanh
-from hodiff.torch_internals.differentiation import may_be_differentiated
-from hodiff.torch_internals.wrapped_tensors import below_transforms
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 _loses_tails = partial(
     register, reason="derivatives are made of a value that rounds to its limit, and lose their digits in the tails"

@@ -13,7 +13,7 @@ from hodiff.corrections.indexing.products import scan_of_products
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value
 from hodiff.routes import FORWARD_INSIDE
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 
 def _has_derivatives(*args: Any, out: Any = None, **kwargs: Any) -> bool:

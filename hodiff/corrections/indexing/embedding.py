@@ -13,8 +13,8 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.forward_mode import in_forward_mode
-from hodiff.torch_internals.wrapped_tensors import is_batched
+from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.wrapped_tensors import is_batched
 
 # How torch.embedding_bag numbers them.
 _MODES = ("sum", "mean", "max")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.values import numbers_of
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 
 def scan_of_products(x: Tensor, segments: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from hodiff.corrections.indexing.scatter import within
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 _SOURCE = "Hillis & Steele, Data parallel algorithms (1986)"
 

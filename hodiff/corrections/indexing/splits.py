@@ -10,7 +10,7 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.wrapped_tensors import below_derivatives, is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import below_derivatives, is_wrapped
 
 
 def _is_by_tensor(input: Any, tensor_indices_or_sections: Any = None, *_: Any, **__: Any) -> bool:

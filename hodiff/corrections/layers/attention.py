@@ -16,7 +16,7 @@ from hodiff.errors import RouteError
 from hodiff.functions.attention.attention import attend
 from hodiff.functions.attention.options import Band
 from hodiff.routes import FORWARD_INSIDE, ROUTES
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.operators import safe_softmax
 
 

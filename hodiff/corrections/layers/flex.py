@@ -18,7 +18,7 @@ from hodiff.functions.attention.flex.block_masks import blocks_of
 from hodiff.functions.attention.flex.flex_attention import attend_flexibly, attend_in_blocks
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import outside_graphs
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.flex import flex_operator, offer_flex_attention_to, torch_flex_attention
 
 _missing = partial(

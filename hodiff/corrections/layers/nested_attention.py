@@ -14,7 +14,7 @@ from hodiff.corrections.declining import Declined, unable
 from hodiff.corrections.subclasses import for_subclasses
 from hodiff.functions.attention.attention import attention
 from hodiff.functions.attention.packed import packed_attention
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 
 class _Jagged(Function):

@@ -15,9 +15,9 @@ from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.functions.normalization.formulas import wide
 from hodiff.routes import FORWARD_INSIDE, ROUTES
+from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.operators import batch_norm_with_update, native_batch_norm
-from hodiff.torch_internals.transforms import in_transform, outside_transforms
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
 
 _constant = partial(
     register,

@@ -11,7 +11,7 @@ from hodiff.corrections.subclasses import for_subclasses
 from hodiff.functions.attention.attention import attend
 from hodiff.functions.attention.options import Band
 from hodiff.functions.attention.sharded import is_distributed
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 
 @for_subclasses(F.scaled_dot_product_attention)

@@ -16,7 +16,7 @@ from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 _determinant = partial(
     register,

@@ -13,7 +13,7 @@ from hodiff.corrections.linalg.symmetric import diagonal, inverse_gaps, refuse_p
 from hodiff.corrections.registry import register
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 
 def _without_growth(vectors: Tensor, change: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hodiff.torch_internals.wrapped_tensors import below_transforms
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 # A determinant's k-th derivative by solves loses 1 / distance to the power k - 1: at this one the third is still good.
 _LARGEST = 64

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 

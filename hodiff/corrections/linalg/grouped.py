@@ -14,9 +14,9 @@ from torch import Tensor
 from hodiff.corrections.declining import UNNEEDED, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 from hodiff.torch_internals.operators import grouped_mm
-from hodiff.torch_internals.wrapped_tensors import below_transforms
 
 
 @register(

@@ -15,7 +15,7 @@ from hodiff.corrections.linalg.factored import FactoredSolve, factors, for_lapac
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 _solves = partial(
     register,

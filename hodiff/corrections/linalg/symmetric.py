@@ -14,9 +14,9 @@ from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.differentiation import may_be_differentiated
-from hodiff.torch_internals.legacy_batching import is_legacy_batched
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.legacy_batching import is_legacy_batched
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 # torch 2.15 has removed it.
 if torch.__version__ < "2.15":

@@ -17,7 +17,7 @@ from hodiff.corrections.losses.reduction import DEPRECATED, REDUCE
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE
-from hodiff.torch_internals.differentiation import carry_derivatives
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 
 _constant_weights = partial(
     register, routes=FORWARD_INSIDE, reason="weights are constants to forward mode", reference="elementary operators"

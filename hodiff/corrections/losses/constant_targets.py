@@ -15,8 +15,8 @@ from hodiff.corrections.losses.reduction import DEPRECATED, REDUCE
 from hodiff.corrections.registry import register
 from hodiff.functions import log_sigmoid
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.forward_mode import in_forward_mode
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 
 def _declined(input: Tensor, target: Tensor, size_average: Any, reduce: Any, reduction: str) -> Declined | None:

@@ -15,7 +15,7 @@ from hodiff.corrections.losses.class_weights import weighted_cross_entropy
 from hodiff.corrections.losses.reduction import DEPRECATED
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import carry_derivatives
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 
 
 def _has_lean_rule(

@@ -13,7 +13,7 @@ from hodiff.corrections.declining import INVALID
 from hodiff.corrections.registry import register
 from hodiff.functions.losses.losses import REDUCTIONS
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.wrapped_tensors import is_batched
+from hodiff.torch_internals.autograd.wrapped_tensors import is_batched
 
 # The logarithm of 0, finite so that sums of nothing but it have derivatives.
 _IMPOSSIBLE = -1e30

@@ -14,7 +14,7 @@ from hodiff.corrections.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.losses.reduction import DEPRECATED, REDUCE
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 # torch adds it to the squared lengths.
 _SQUARE = 1e-12

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED, Declined
 from hodiff.corrections.registry import CORRECTIONS, Correction, register
-from hodiff.torch_internals.forward_mode import in_forward_mode, tangents_are_on
+from hodiff.torch_internals.autograd.forward_mode import in_forward_mode, tangents_are_on
+from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.operators import (
     OpOverload,
     builtins_named,
@@ -22,7 +23,6 @@ from hodiff.torch_internals.operators import (
     overloads_of,
     places_of,
 )
-from hodiff.torch_internals.transforms import in_transform
 
 Rule = Callable[..., Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.torch_internals.scripts import nodes_of_script, operator_of_script
+from hodiff.torch_internals.compilers.scripts import nodes_of_script, operator_of_script
 
 # What is not an operator, as functions of the node and its inputs that return what the node does, always in a list.
 _SIMPLE: dict[str, Callable[..., list[Any]]] = {

@@ -14,9 +14,10 @@ from hodiff.corrections.registry import CORRECTIONS, Correction, register
 from hodiff.corrections.stakes import is_wrong
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import may_be_differentiated
-from hodiff.torch_internals.forward_mode import in_forward_mode
-from hodiff.torch_internals.scripts import (
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.compilers.scripts import (
     call_script,
     inlined,
     nodes_of_script,
@@ -25,7 +26,6 @@ from hodiff.torch_internals.scripts import (
     operator_of_script,
     without_optimizations,
 )
-from hodiff.torch_internals.transforms import in_transform
 
 
 @register(

@@ -14,7 +14,7 @@ from hodiff.corrections.recurrent.unrolled import GRU, LSTM, RELU, TANH, Cell, S
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.autocast import autocast_like_torch
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 _missing = partial(register, kind="missing", routes=ROUTES)
 _OF_KERNELS = "oneDNN's and cuDNN's kernels have no forward mode, and those of a GPU no second derivative"

@@ -16,7 +16,7 @@ from hodiff.corrections.registry import register
 from hodiff.corrections.sampling.interpolation import MODES, PADDINGS, sample
 from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 _HAS_CUBIC_VOLUMES = torch.__version__ >= "2.15"
 

@@ -23,9 +23,9 @@ from hodiff.corrections.sparse.values import (
     values_at,
 )
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.wrapped_tensors import below_derivatives
 from hodiff.torch_internals.operators import sparse_sum
-from hodiff.torch_internals.wrapped_tensors import below_derivatives
 
 _wrong = partial(register, routes=ROUTES[:1], reference="a gather, whose adjoint is the same constructor")
 

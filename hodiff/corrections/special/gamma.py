@@ -18,7 +18,7 @@ from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
-from hodiff.torch_internals.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 
 class GammaDensity(ElementwiseFunction):

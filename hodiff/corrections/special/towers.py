@@ -13,7 +13,7 @@ from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 
 class Tower(NamedTuple):

@@ -15,7 +15,7 @@ from hodiff.derivatives.capture.conditions import CONDITIONS, require
 from hodiff.derivatives.capture.reads import Reads
 from hodiff.derivatives.capture.refusals import HiddenTensorError
 from hodiff.recompute.library_constants import is_library_constant
-from hodiff.torch_internals.dynamic_shapes import OpenSizes
+from hodiff.torch_internals.compilers.dynamic_shapes import OpenSizes
 from hodiff.torch_internals.operators import writes
 
 

@@ -13,8 +13,8 @@ from hodiff.functions.attention import backends, formulas
 from hodiff.functions.attention.plans import gradient_plan
 from hodiff.kernels.attention.options import Options
 from hodiff.rules.blockwise import WithKernel, all_batched, blockwise
+from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.interception import makes_last_graph
-from hodiff.torch_internals.transforms import in_transform
 
 # What the formulas take, in their order.
 _PRIMALS, _TANGENTS = ("q", "k", "v", "mask", "seed"), ("q_t", "k_t", "v_t", "mask_t")

@@ -17,8 +17,8 @@ from hodiff.kernels.attention.options import Options
 from hodiff.rules.any_order import AnyOrderFunction, in_dtype, traced_by_dynamo
 from hodiff.rules.blockwise import RowBlocks, all_batched, blockwise, pushed
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.dynamo import as_one_node, at_trace_time
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.compilers.dynamo import as_one_node, at_trace_time
 
 
 class Attention(AnyOrderFunction):

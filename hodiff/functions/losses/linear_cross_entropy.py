@@ -16,7 +16,7 @@ from hodiff.functions.losses.linear_terms.terms import LinearCrossEntropy
 from hodiff.functions.losses.losses import REDUCTIONS
 from hodiff.rules.arguments import require_dense_floating, require_one_device
 from hodiff.rules.autocast import autocast_like_torch
-from hodiff.torch_internals.differentiation import carry_derivatives
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 
 _NAME = "linear_cross_entropy"
 

@@ -16,7 +16,7 @@ from hodiff.derivatives.capture.conditions import CONDITIONS
 from hodiff.derivatives.capture.refusals import VectorReadError
 from hodiff.derivatives.capture.trace import trace
 from hodiff.kernels.narrow import NARROW
-from hodiff.torch_internals.dynamic_shapes import OpenSizes
+from hodiff.torch_internals.compilers.dynamic_shapes import OpenSizes
 
 Leaves = tuple[Tensor, ...]
 

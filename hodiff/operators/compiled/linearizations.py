@@ -18,7 +18,7 @@ from hodiff.operators.compiled.linear_graphs import Leaves, SplitGraph, capture
 from hodiff.operators.compiled.linearization import CompiledLinearization
 from hodiff.recompute.dependencies import Dependencies
 from hodiff.recompute.surroundings import settings
-from hodiff.torch_internals.dynamic_shapes import LEAST
+from hodiff.torch_internals.compilers.dynamic_shapes import LEAST
 
 Product = Callable[[Leaves, Leaves, tuple[Any, ...]], Sequence[Tensor]]
 

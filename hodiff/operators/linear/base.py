@@ -17,8 +17,8 @@ from hodiff.operators.linear.estimates import Estimates
 from hodiff.operators.linear.forms import Forms
 from hodiff.operators.linear.linear_product import multiply
 from hodiff.operators.linear.spaces import Space
-from hodiff.torch_internals.differentiation import is_observed
-from hodiff.torch_internals.wrapped_tensors import numbers_in
+from hodiff.torch_internals.autograd.differentiation import is_observed
+from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
 
 class LinearOperator(Arithmetic, Forms, Estimates, ABC):

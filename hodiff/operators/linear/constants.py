@@ -10,10 +10,10 @@ from hodiff.common.trees import PyTree, tensors_in
 from hodiff.errors import InputError
 from hodiff.recompute.closed_over import referenced
 from hodiff.recompute.reachable import places, reachable
-from hodiff.torch_internals.differentiation import is_observed
-from hodiff.torch_internals.forward_mode import in_forward_mode
-from hodiff.torch_internals.transforms import in_transform
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.differentiation import is_observed
+from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 # What else there is for a caller that transforms do not see through.
 _ADVICE = (

@@ -16,7 +16,7 @@ from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
 from hodiff.graphs import cotangent_bytes, nodes_of
 from hodiff.recompute.recording import Recording
-from hodiff.torch_internals.graph_nodes import raises_when_run
+from hodiff.torch_internals.autograd.graph_nodes import raises_when_run
 
 Leaves = tuple[Tensor, ...]
 

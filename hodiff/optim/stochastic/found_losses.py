@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hodiff.graphs import nodes_of
-from hodiff.torch_internals.graph_nodes import saved_by_operator, saved_index
+from hodiff.torch_internals.autograd.graph_nodes import saved_by_operator, saved_index
 
 # What a reduction is divided by for the mean over `count` terms; by torch's number for it.
 _REDUCTIONS: Mapping[int, Callable[[float], float]] = {1: lambda count: 1.0, 2: lambda count: count}

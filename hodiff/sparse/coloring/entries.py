@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hodiff.sparse.coloring.gathers import Gather
 from hodiff.sparse.coloring.substitution import FEW_DOUBLINGS, Substitution
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 Entries = Callable[[Mapping[str, Tensor]], Tensor]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.sparse.coloring.patterns import Pattern
-from hodiff.torch_internals.differentiation import is_observed
-from hodiff.torch_internals.wrapped_tensors import numbers_in
+from hodiff.torch_internals.autograd.differentiation import is_observed
+from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
 
 def _csr(pattern: Pattern, values: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from hodiff.sparse.coloring import Coloring
 from hodiff.sparse.detection.own_derivatives import is_followed
 from hodiff.sparse.recovery.products import Multiply
 from hodiff.sparse.recovery.recover import recover, require_whole
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 
 class Colorings:

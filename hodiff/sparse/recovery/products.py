@@ -20,7 +20,7 @@ from hodiff.derivatives.steady import leaving_no_trace, steady
 from hodiff.derivatives.transforms import pull, push
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.differentiation import only_reverse_mode
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 # Vectors (k, n), to their products (k, m).
 Multiply = Callable[[Tensor], Tensor]

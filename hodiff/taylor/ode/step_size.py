@@ -14,7 +14,7 @@ from typing import Any
 from hodiff.errors import InputError
 from hodiff.taylor.jets import tensor_of
 from hodiff.taylor.ode.field import Columns
-from hodiff.torch_internals.wrapped_tensors import is_batched_by_any
+from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any
 
 
 @dataclass(frozen=True)

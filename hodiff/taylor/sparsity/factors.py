@@ -9,7 +9,7 @@ import torch
 
 from hodiff.taylor.sparsity.remembering import remembered
 from hodiff.taylor.sparsity.supports import Places, Support, levelled
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 
 class Total:

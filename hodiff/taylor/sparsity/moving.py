@@ -14,8 +14,8 @@ from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity.remembering import MEMORY, size_of
 from hodiff.taylor.sparsity.slots import Call, moves
 from hodiff.taylor.sparsity.supports import Support, support
-from hodiff.torch_internals.tracing import for_later_calls
-from hodiff.torch_internals.wrapped_tensors import is_wrapped, numbers_in
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped, numbers_in
+from hodiff.torch_internals.compilers.tracing import for_later_calls
 
 MOVING = frozenset([
     "view",

@@ -14,7 +14,7 @@ import torch
 from hodiff.taylor.jets import Jet, level_of_all
 from hodiff.taylor.series import Coefficient
 from hodiff.taylor.sparsity.slots import Call, moves
-from hodiff.torch_internals.transforms import at_level, in_transform
+from hodiff.torch_internals.autograd.transforms import at_level, in_transform
 
 
 class Quotient(Jet):

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from hodiff.taylor.sparsity.remembering import remembered
-from hodiff.torch_internals.tracing import for_later_calls
+from hodiff.torch_internals.compilers.tracing import for_later_calls
 
 Indices = NDArray[np.int64]
 

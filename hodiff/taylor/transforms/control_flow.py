@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.errors import InputError
 from hodiff.taylor.jets import tensor_of
-from hodiff.torch_internals.wrapped_tensors import below_derivatives, is_batched
+from hodiff.torch_internals.autograd.wrapped_tensors import below_derivatives, is_batched
 
 
 def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from hodiff.taylor.jets import Jet
-from hodiff.torch_internals import func_calls
+from hodiff.torch_internals.autograd import func_calls
 from hodiff.torch_internals.modules import tables_of
 
 

@@ -19,7 +19,7 @@ from hodiff.taylor.jets import Jet
 from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Coefficient, Frame, filled
 from hodiff.taylor.transforms.pushforwards import coefficients, flat_outputs
-from hodiff.torch_internals.func_calls import replaced, sliced, vjp_of
+from hodiff.torch_internals.autograd.func_calls import replaced, sliced, vjp_of
 
 # Takes cotangents of outputs, and gives those of inputs; each a tensor or a jet.
 Pullback = Callable[..., list[Any]]

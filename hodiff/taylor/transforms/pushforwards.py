@@ -13,7 +13,7 @@ from hodiff.taylor.jets import Jet
 from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Frame, filled
 from hodiff.taylor.spreading import Shape, gathered, spread
-from hodiff.torch_internals.func_calls import jvp_of, replaced, sliced
+from hodiff.torch_internals.autograd.func_calls import jvp_of, replaced, sliced
 
 
 def jvp(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from hodiff.errors import InputError
-from hodiff.torch_internals.wrapped_tensors import is_batched_by_any
+from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any
 
 # Torch's way to say that there are no blocks: one, larger than anything.
 _NO_BLOCKS = 2**30

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hodiff.errors import InputError
+from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_innermost
 from hodiff.torch_internals.wording import Wording, says
-from hodiff.torch_internals.wrapped_tensors import is_batched_innermost
 
 Modification = Callable[..., Tensor]
 # By batch, head, query and key.

@@ -12,7 +12,7 @@ from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.registry import rule
 from hodiff.taylor.rules.matrices.equations import between, mapped
 from hodiff.taylor.series import Coefficient, Frame, minus, times
-from hodiff.torch_internals.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 
 @rule("logdet")

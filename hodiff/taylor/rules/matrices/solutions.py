@@ -10,7 +10,7 @@ from hodiff.taylor.jets import Jet
 from hodiff.taylor.registry import rule
 from hodiff.taylor.rules.matrices.equations import between, mapped, series_of
 from hodiff.taylor.series import Coefficient, Frame, minus, plus
-from hodiff.torch_internals.transforms import in_transform
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 
 @rule("inverse", "linalg.inv", analytic=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
-from hodiff.torch_internals.grad_mode import nothing_constant
+from hodiff.torch_internals.autograd.grad_mode import nothing_constant
 from hodiff.torch_internals.threads import one_thread_at_a_time
 from hodiff.torch_internals.wording import Wording
 

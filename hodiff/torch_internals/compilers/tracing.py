@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _python_dispatch as dispatch
 
-from hodiff.torch_internals.transforms import in_transform, outside_transforms
+from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 
 
 def graph_so_far() -> tuple[fx.Graph, Any]:

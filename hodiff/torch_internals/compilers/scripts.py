@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function
 
-from hodiff.torch_internals.dynamo import hide_from_dynamo
+from hodiff.torch_internals.compilers.dynamo import hide_from_dynamo
 from hodiff.torch_internals.interception import active_function_modes
 
 Kernel = Callable[..., Any]

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.torch_internals.forward_mode import has_tangent, in_dual_level, in_forward_mode
-from hodiff.torch_internals.transforms import (
+from hodiff.torch_internals.autograd.forward_mode import has_tangent, in_dual_level, in_forward_mode
+from hodiff.torch_internals.autograd.transforms import (
     at_level,
     batching_levels,
     differentiating_count,
     in_func_jvp,
     in_transform,
 )
-from hodiff.torch_internals.wrapped_tensors import (
+from hodiff.torch_internals.autograd.wrapped_tensors import (
     below_batches,
     below_one,
     is_batched,

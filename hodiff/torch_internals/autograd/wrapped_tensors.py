@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._functorch import utils
 
-from hodiff.torch_internals.transforms import batching_levels, in_transform, outside_transforms
+from hodiff.torch_internals.autograd.transforms import batching_levels, in_transform, outside_transforms
 
 is_wrapped: Callable[[Tensor], bool] = functorch.is_functorch_wrapped_tensor
 is_batched: Callable[[Tensor], bool] = functorch.is_batchedtensor

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._functorch.autograd_function import VmapInfo
 
-from hodiff.torch_internals.wrapped_tensors import unwrap_all_ended
+from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_all_ended
 
 _RANDOMNESS = {
     functorch.RandomnessType.Error: "error",

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 aten = torch.ops.aten
 # Inductor may write their results over their first argument; where elements of that share memory, as of an expanded
 # tensor, what is written to one shows in others (pytorch issue 183986).
-_WRITERS = {aten.index_add, aten.index_copy, aten.index_fill, aten.index_put, aten._unsafe_index_put}
+_WRITERS = {aten.index_add, aten.index_copy, aten.index_fill, aten.index_put, torch.ops.aten._unsafe_index_put}
 
 
 def compile_captured(

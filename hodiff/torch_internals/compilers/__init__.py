@@ -1,0 +1,1 @@
+"""What compiles and traces: `torch.compile` and its parts, `make_fx`, `torch.jit`."""
