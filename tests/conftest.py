@@ -68,7 +68,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    # As `torch.manual_seed`, which notes a whole traceback for each accelerator that is not there: a millisecond a test.
+    # `torch.manual_seed` notes a whole traceback for each accelerator that is not there: a millisecond a test.
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(0)
