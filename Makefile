@@ -9,6 +9,9 @@ AS_INSTALLED := build/as_installed
 test-explore: export HODIFF_HYPOTHESIS_PROFILE = explore
 test-explore: SEED := $(or $(SEED),$(shell date +%s))
 
+# Without bytecode that is kept, each of the many processes that the tests start would compile all of hodiff again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo docs test test-slow test-explore lint format wheel notebooks bench bench-peers papers papers-quick clean \
         $(AS_INSTALLED)
 

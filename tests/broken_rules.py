@@ -286,11 +286,16 @@ BROKEN = [
 ]
 
 
-def file_of(line: str, root: Path) -> Path:
-    """The one file of hodiff that has a line."""
-    found = [path for path in sorted((root / "hodiff").rglob("*.py")) if line in path.read_text(encoding="utf-8")]
+def texts_of(root: Path) -> dict[Path, str]:
+    """All files of hodiff."""
+    return {path: path.read_text(encoding="utf-8") for path in sorted((root / "hodiff").rglob("*.py"))}
+
+
+def file_of(line: str, texts: dict[Path, str]) -> Path:
+    """The one file that has a line."""
+    found = [path for path, text in texts.items() if line in text]
     if len(found) != 1:
-        names = [str(path.relative_to(root)) for path in found]
+        names = [str(path) for path in found]
         raise SystemExit(
             f"expected one file with the line {line!r}, found {names}: bring tests/broken_rules.py in line"
         )
@@ -299,7 +304,7 @@ def file_of(line: str, root: Path) -> Path:
 
 def noticed(root: Path, line: str, wrong: str, tests: tuple[str, ...]) -> str:
     """The test that failed first, or nothing."""
-    path = file_of(line, root)
+    path = file_of(line, texts_of(root))
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace(line, wrong, 1), encoding="utf-8")
     try:

@@ -10,6 +10,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+# Until all tests are collected nothing is garbage, and the many times that it would be looked for take seconds.
+gc.disable()
+
 # Without a GPU, Triton's kernels run in its interpreter, which it has to know before it is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -55,15 +58,20 @@ def pytest_collection_finish() -> None:
     """What was imported and collected stays: a garbage collection, of which tests ask for many, may pass it over."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+    gc.enable()  # also where the collection failed
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    torch.manual_seed(0)
+    # `torch.manual_seed` notes a whole traceback for each accelerator that is not there: a millisecond a test.
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,22 @@
 """The table of rules to break by hand names lines that are there."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
-from broken_rules import BROKEN, file_of
+from broken_rules import BROKEN, file_of, texts_of
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@cache
+def texts() -> dict[Path, str]:
+    return texts_of(ROOT)
 
 
 @pytest.mark.parametrize("row", BROKEN, ids=lambda row: row[0])
 def test_the_line_is_there_once(row: tuple[str, str, str, tuple[str, ...]]) -> None:
     _, line, wrong, tests = row
-    assert file_of(line, ROOT).read_text(encoding="utf-8").count(line) >= 1
+    assert file_of(line, texts()).read_text(encoding="utf-8").count(line) >= 1
     assert wrong != line
     assert all((ROOT / each).exists() for each in tests if each.startswith("tests/"))

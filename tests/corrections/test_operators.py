@@ -1,5 +1,6 @@
 """Operators of captured graphs, called as `torch.ops.aten.…`: every route against differences of torch's gradient."""
 
+import functools
 import itertools
 import re
 
@@ -236,6 +237,12 @@ CAPTURES = {
 }
 
 
+@functools.cache
+def captured(name, capture):
+    f, x = FUNCTIONS[name]
+    return CAPTURES[capture](scalar(f), x.clone())
+
+
 def scalar(f):
     weights = torch.linspace(-1, 2, 60, dtype=D)
 
@@ -259,7 +266,7 @@ def test_captured_graphs_by_every_route(name, capture):
     f, x = FUNCTIONS[name]
     x, v = x.clone(), torch.linspace(-1, 1.5, x.numel(), dtype=D).view(x.shape)
     loss = scalar(f)
-    graph = CAPTURES[capture](loss, x)
+    graph = captured(name, capture)
     expected = by_differences(loss, x, v)
     for route in hodiff.ROUTES:
         product = hodiff.hvp(graph, x, v, route=route)
@@ -333,9 +340,8 @@ def test_every_operator_with_a_rule_of_its_own_is_tried_above():
             seen.add(func)
             return func(*args, **(kwargs or {}))
 
-    for f, x in FUNCTIONS.values():
-        for capture in CAPTURES.values():
-            seen.update(node.target for node in capture(scalar(f), x.clone()).graph.nodes)
+    for name, capture in itertools.product(FUNCTIONS, CAPTURES):
+        seen.update(node.target for node in captured(name, capture).graph.nodes)
     with Seen():
         for f, x in CALLED.values():
             f(x)

@@ -245,7 +245,7 @@ COMPILED = ("bessel_y1", "scaled_modified_bessel_k0", "airy_ai", "legendre", "lo
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", some_at_once(COMPILED, ("bessel_y1", "igamma")))
+@pytest.mark.parametrize("name", some_at_once(COMPILED, ("scaled_modified_bessel_k0", "igamma")))
 def test_compiled_gradients(name):
     f = corrected(FUNCTIONS[name])
     torch.compiler.reset()
@@ -256,7 +256,7 @@ def test_compiled_gradients(name):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", ["bessel_j0", "legendre"])
+@pytest.mark.parametrize("name", ["legendre", "bessel_j0"])
 def test_compiled_transforms_are_not_silent(name):
     """A compiler differentiates the kernel within the Function, which torch takes for a constant."""
     gradient = torch.func.vmap(torch.func.grad(corrected(FUNCTIONS[name])))

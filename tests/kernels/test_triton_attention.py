@@ -212,7 +212,13 @@ def test_gradient_of_what_a_value_saved(case):
 
 # Rounding to 8 and 11 bits of each weight and input; a wrong term is off by a tenth or more.
 @pytest.mark.parametrize(
-    ("dtype", "relative"), [(torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)], ids=str
+    ("dtype", "relative"),
+    [
+        (torch.float32, 1e-5),
+        pytest.param(torch.float16, 4e-3, marks=pytest.mark.slow),  # as bfloat16, which has fewer digits
+        (torch.bfloat16, 3e-2),
+    ],
+    ids=str,
 )
 def test_dtypes(dtype, relative):
     options = {"mask": torch.rand(1, 20, 35) < 0.8, "softcap": 1.5, "dropout_p": 0.2, "batch": (1,)}
@@ -234,6 +240,8 @@ def test_gradients_of_what_is_broadcast_are_summed_in_float32():
 SMALL = {"q": (1, 4, 3), "k": (1, 5, 3), "v": (1, 5, 2), "softcap": 0.8, "dropout_p": 0.3, "batch": (1,)}
 
 
+# Every third of them, together, have each pair of tangents in all four ways.
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("given", list(product((True, False), repeat=4)))
 def test_tangents_of_none_are_zero(given):
     problem = make(seed=seed_of(1, 1, 1), **SMALL)
@@ -245,7 +253,7 @@ def test_tangents_of_none_are_zero(given):
     require_close((kernels.tangent(problem.options, *problem.inputs, *tangents[:3]),), (out_t,), 1e-12)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("chosen", list(product((True, False), repeat=3)))
 def test_only_what_is_wanted(chosen):
     problem = make(seed=seed_of(1, 1, 1), **SMALL)

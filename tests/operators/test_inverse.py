@@ -89,7 +89,7 @@ def test_newton_step_in_pytrees() -> None:
 
 
 def test_identities() -> None:
-    p = problem("mlp")
+    p = problem("sequence")
     A = GaussNewtonOperator(p.model, p.loss.function, p.x, p.inputs, p.targets).damped(0.1)
     identity = torch.eye(A.shape[0]).double()
     close((A @ A.inverse(tol=1e-11)).to_dense(), identity, 1e-7)

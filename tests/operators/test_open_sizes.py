@@ -85,7 +85,7 @@ def test_sizes_as_numbers_have_a_graph_each(compilations: list[Any]) -> None:
 
 
 def test_one_size_takes_one_graph_each_without_it(compilations: list[Any]) -> None:
-    equals_eager("hessian", (6, 11), compile=True)
+    equals_eager("shapes", (6, 11), compile=True)
     assert len(compilations) == 4  # of a vector and of a block each
 
 
@@ -108,10 +108,10 @@ def test_a_function_of_one_size_has_a_graph_for_each(compilations: list[Any]) ->
 def test_every_new_size_is_compared_with_eager(compilations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that is wrong from a second size on is not used there."""
     data = [batch(6), batch(11)]
-    A, B = KINDS["hessian"](data[:1], compile="dynamic"), KINDS["hessian"](data[1:])
+    A, B = KINDS["shapes"](data[:1], compile="dynamic"), KINDS["shapes"](data[1:])
     v = torch.ones(A.shape[0]).double()
     A @ v
-    wrong = HessianOperator(loss, X, data=data[1:], compile="dynamic")
+    wrong = KINDS["shapes"](data[1:], compile="dynamic")
     wrong._compiled = A._compiled
     (graph,) = compilations
     output = graph.graph.output_node()

@@ -60,7 +60,7 @@ def sympys(f):
 
 
 # SymPy takes its time for the sixth derivative of these.
-LONG = {"waves", "an angle", "logarithms", "saturation"}
+LONG = {"waves", "an angle", "logarithms", "a power", "saturation"}
 
 
 @pytest.mark.one_in(3)

@@ -1,6 +1,7 @@
 """Private names of torch in source code, found in its syntax tree; `test_door` and `test_names` ask for them."""
 
 import ast
+import functools
 import inspect
 import pkgutil
 import re
@@ -41,7 +42,7 @@ def private_names(source: str) -> Iterator[tuple[int, str]]:
     """
     tree = ast.parse(source)
     aliases = dict(_imports(tree))
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.ImportFrom):
             for each in node.names:
                 found = f"{node.module}.{each.name}"
@@ -53,8 +54,19 @@ def private_names(source: str) -> Iterator[tuple[int, str]]:
     yield from _strings(tree)
 
 
+@functools.lru_cache(maxsize=1)
+def _nodes(tree: ast.AST) -> list[ast.AST]:
+    """All of a tree, which is gone through many times."""
+    return list(ast.walk(tree))
+
+
+@functools.lru_cache(maxsize=1)
+def _inside_of_attributes(tree: ast.AST) -> set[int]:
+    return {id(node.value) for node in _nodes(tree) if isinstance(node, ast.Attribute)}
+
+
 def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.ImportFrom):
             yield from ((each.asname or each.name, f"{node.module}.{each.name}") for each in node.names)
         elif isinstance(node, ast.Import):
@@ -64,14 +76,14 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 def _is_stepping_stone(alias: str, tree: ast.AST) -> bool:
     """Whether an imported module is only used to reach names inside of it, which are found themselves."""
-    inside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == alias]
+    inside = _inside_of_attributes(tree)
+    uses = [node for node in _nodes(tree) if isinstance(node, ast.Name) and node.id == alias]
     return bool(uses) and all(id(node) in inside for node in uses)
 
 
 def _attributes(tree: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[int, str]]:
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(tree):
+    inner = _inside_of_attributes(tree)
+    for node in _nodes(tree):
         if not isinstance(node, ast.Attribute):
             continue
         root, parts = _chain(node)
@@ -105,7 +117,7 @@ def _chain(node: ast.expr) -> tuple[str, list[str]]:
 
 def _strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Names in strings: modules and functions of torch written out, and attributes that are asked for by name."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if re.fullmatch(r"torch(\.\w+)+", node.value) and is_private_of_torch(node.value):
                 yield node.lineno, node.value

@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -245,7 +246,7 @@ def test_losses(file, capsys, loss):
 
 
 def test_a_loss_finds_the_submodule(file, capsys):
-    command = ["--inputs", "randn(3, 2)", "--loss", "output['wave'].mean()"]
+    command = ["--inputs", "randn(3, 2)", "--loss", "output['wave'].mean()", *QUICK]
     assert run("checked_functions:Outer", *command) == 1
     assert "submodule inner (Doubling)" in capsys.readouterr().out
 
@@ -395,6 +396,17 @@ def test_a_file_called_like_a_module_in_use(file):
     assert sys.modules["hodiff"] is hodiff
 
 
+def test_as_a_script(file, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["hodiff", "check", "checked_functions:Doubled", "--inputs", "randn(3)", *QUICK])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(inspect.getfile(main), run_name="__main__")
+    assert ended.value.code == 1
+    out = capsys.readouterr().out
+    assert "HD101" in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.slow
 def test_as_a_process(file):
     command = [sys.executable, "-m", "hodiff", "check", "checked_functions:Doubled", "--inputs", "randn(3)", *QUICK]
     done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, check=False)

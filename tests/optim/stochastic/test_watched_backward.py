@@ -35,6 +35,13 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _only_what_is_made_here_is_looked_through():
+    """Else each of the collections below would go through all that earlier tests have imported, for a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nobody_waits_afterwards():
     yield
