@@ -36,12 +36,17 @@ class ByteCount(EagerDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.operations += 1
         if not func.is_view:
-            self.read += sum(each.nbytes for each in args if isinstance(each, Tensor) and has_strides(each))
+            self.read += sum(_bytes(each) for each in args if isinstance(each, Tensor) and has_strides(each))
             for output in result if isinstance(result, (tuple, list)) else (result,):
                 # Sparse tensors have no bytes of their own; what they are made of has been counted.
                 if isinstance(output, Tensor) and has_strides(output):
-                    self.bytes += output.nbytes
+                    self.bytes += _bytes(output)
         return result
+
+
+def _bytes(x: Tensor) -> int:
+    # Dynamo, which traces with tensors of its own under this mode, has no `nbytes` for them.
+    return x.numel() * x.element_size()
 
 
 def require_chunk_size(caller: str, argument: str, value: Any) -> None:

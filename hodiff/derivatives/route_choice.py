@@ -66,8 +66,13 @@ def unavailable(error: Exception) -> bool:
     )
 
 
+def takes_unrecorded(error: Exception) -> bool:
+    """Whether a function takes a gradient of what nothing has recorded."""
+    return isinstance(error, RuntimeError) and says(error, *_UNRECORDED)
+
+
 def _unrecorded(error: Exception, route: str) -> bool:
-    return route != ROUTES[0] and isinstance(error, RuntimeError) and says(error, *_UNRECORDED)
+    return route != ROUTES[0] and takes_unrecorded(error)
 
 
 def _reason(error: Exception) -> str:

@@ -147,9 +147,9 @@ class _Lagrangian:
     def __init__(self, objective: Callable[..., Any], constraints: Callable[..., Any]):
         self._objective, self._constraints = objective, constraints
 
-    def __call__(self, x: Any, multipliers: Any, *args: Any) -> Tensor:
-        total: Tensor = self._objective(x, *args)
-        values, factors = self._constraints(x, *args), multipliers
+    def __call__(self, x: Any, multipliers: Any, *args: Any, **kwargs: Any) -> Tensor:
+        total: Tensor = self._objective(x, *args, **kwargs)
+        values, factors = self._constraints(x, *args, **kwargs), multipliers
         by_name, given = (dict(zip(leaf_names(each), flatten(each)[0], strict=True)) for each in (values, factors))
         # Names, as dictionaries may have their keys in any order.
         if _shapes(by_name) != _shapes(given):

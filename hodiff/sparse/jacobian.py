@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -10,13 +11,14 @@ from torch import Tensor
 from hodiff.common.chunks import require_chunk_size
 from hodiff.common.options import require_bool, require_choice
 from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
-from hodiff.derivatives.route_choice import refused
+from hodiff.derivatives.route_choice import refused, takes_unrecorded, unavailable
 from hodiff.errors import RouteError
 from hodiff.sparse.coloring import Coloring, color
 from hodiff.sparse.coloring.layouts import FORMATS
 from hodiff.sparse.detection.patterns import pattern_of_jacobian
 from hodiff.sparse.recovery.coloring import Colorings
 from hodiff.sparse.recovery.products import Jacobian
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 _METHODS = ("columns", "rows", "bidirectional")
 # A tangent costs as much as two cotangents in eager torch.
@@ -75,7 +77,9 @@ def jacobian(
     require_bool(caller, "check", check)
     require_chunk_size(caller, "chunk_size", chunk_size)
     colorings = Colorings(caller, pattern, coloring, lambda found: _colored(found, method), _METHODS)
-    by_cotangents = Colorings(caller, pattern, None, lambda found: color(found, "rows"), _METHODS)
+    by_cotangents, by_tangents = (
+        Colorings(caller, pattern, None, partial(color, method=each), _METHODS) for each in ("rows", "columns")
+    )
 
     @at_the_boundary
     def matrix_of_f(*args: Any, **kwargs: Any) -> Any:
@@ -83,22 +87,29 @@ def jacobian(
         leaves, matrix = function.leaves, Jacobian(function, chunk_size)
 
         def entries(of: Colorings) -> tuple[Coloring, Tensor]:
-            with refused(caller):
-                return of.entries(
-                    (args, kwargs),
-                    lambda: pattern_of_jacobian(function),
-                    (sum(y.numel() for y in matrix.outputs), sum(leaf.numel() for leaf in leaves)),
-                    {"columns": matrix.products, "rows": matrix.transposed_products},
-                    leaves,
-                    matrix.eps if check else None,
-                )
+            return of.entries(
+                (args, kwargs),
+                lambda: pattern_of_jacobian(function),
+                (sum(y.numel() for y in matrix.outputs), sum(leaf.numel() for leaf in leaves)),
+                {"columns": matrix.products, "rows": matrix.transposed_products},
+                leaves,
+                matrix.eps if check else None,
+            )
 
-        try:
-            chosen, values = entries(colorings)
-        except RouteError:
-            if method != "auto" or coloring is not None:
-                raise
-            chosen, values = entries(by_cotangents)  # torch has no forward mode here
+        by_cheapest = [colorings]
+        if method == "auto" and coloring is None:
+            by_cheapest += [by_cotangents, by_tangents]  # where torch, or a Function, has one of the modes alone
+        for of in by_cheapest:
+            try:
+                chosen, values = entries(of)
+                return chosen.matrix(values, format)
+            except (RouteError, RuntimeError, NotImplementedError) as error:
+                if not (isinstance(error, RouteError) or unavailable(error) or takes_unrecorded(error)):
+                    raise
+        # What transforms do not take, such as sparse constants and Functions of the old style, plain autograd may.
+        matrix.recorded = only_reverse_mode() and (method if coloring is None else coloring.method) in ("auto", "rows")
+        with refused(caller):
+            chosen, values = entries(by_cotangents if method == "auto" and coloring is None else colorings)
         return chosen.matrix(values, format)
 
     return matrix_of_f

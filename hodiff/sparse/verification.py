@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from hodiff.common.options import require_choice, require_generator, require_int
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import at_the_boundary, bind
 from hodiff.derivatives.route_choice import refused
+from hodiff.errors import HodiffWarning
 from hodiff.sparse.coloring import color
 from hodiff.sparse.recovery.coloring import require_shape
 from hodiff.sparse.recovery.products import Hessian, Jacobian
@@ -32,7 +34,8 @@ def check_pattern(
     r"""Make sure that a pattern has all entries of a Hessian or a Jacobian, by products with random vectors.
 
     The matrix is recovered from the pattern's coloring, and its product with a random vector is held against the
-    derivative's own. They differ, with probability one, if an entry is missing.
+    derivative's own. They differ, with probability one, if an entry is missing. Of rows in which the derivative is not
+    finite nothing can be said; a `HodiffWarning` counts them.
 
     Args:
         f: As in `hodiff.sparse.hessian`; or with `of="jacobian"` as in `hodiff.sparse.jacobian`.
@@ -81,3 +84,10 @@ def check_pattern(
         for vector, product in zip(vectors, products(vectors), strict=True):
             off = compare(coloring, multiply, values, vector, product, eps)
             require_whole("check_pattern", "pattern", coloring, off)
+    if off is not None and len(off.unjudged):
+        warnings.warn(
+            f"check_pattern: x: expected a point where the derivative is finite, got one where it is not in "
+            f"{len(off.unjudged):,} row(s), of which nothing can be said; take another.",
+            HodiffWarning,
+            stacklevel=3,
+        )

@@ -68,6 +68,9 @@ MODULES_BETWEEN = ("torch.overrides", "torch._jit_internal")
 # And those whose frames lie between a line and the operators that it runs.
 MODULES_BELOW = (*MODULES_BETWEEN, "torch._ops", "torch._tensor", "torch.utils._python_dispatch")
 
+# Those that choose what runs by values, for users: operators that take functions.
+MODULES_OF_CONTROL_FLOW = ("torch._higher_order_ops", "hodiff.corrections.programs")
+
 
 class EagerDispatchMode(TorchDispatchMode):
     """A dispatch mode that dynamo never meets: each operator is spared the wrapper that keeps dynamo out."""

@@ -52,6 +52,10 @@ class Wording(Enum):
         "a sparse tensor comes where torch only knows dense ones, or only some sparse ones",
     )
     INFERENCE_TENSOR = (r"Inference tensors cannot be saved", "a tensor made in inference mode is part of the graph")
+    REQUIRES_GRAD_INSIDE = (
+        r"attempting to call Tensor\.requires_grad_\(\)",
+        "code inside of a transform starts a graph of its own",
+    )
     CHANGES_CAPTURED = (r"mutate a captured Tensor", "torch.func refuses to change what it has not been given")
     NO_NUMBERS = (
         r"Cannot access data pointer|Can't call numpy|numpy\(\) is not supported",

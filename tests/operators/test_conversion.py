@@ -105,3 +105,14 @@ def test_keys_in_another_order_are_said():
     for product in (lambda: hodiff.hvp(f, x, v), lambda: hodiff.HessianOperator(f, x) @ v):
         with pytest.raises(hodiff.InputError, match="the same keys in another order"):
             product()
+
+
+def test_colorings_of_symmetric_matrices_are_for_operators_that_are():
+    matrix = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    star = hodiff.sparse.color(matrix.numpy() != 0)
+    with pytest.raises(InputError, match=r"not known to be symmetric, got Coloring\('star'"):
+        MatrixOperator(matrix).to_sparse(star)
+    columns = hodiff.sparse.color(matrix.numpy() != 0, "columns")
+    assert torch.equal(MatrixOperator(matrix).to_sparse(columns).to_dense(), matrix)
+    symmetric = MatrixOperator(matrix + matrix.T, symmetric=True)
+    assert torch.equal(symmetric.to_sparse(star).to_dense(), matrix + matrix.T)

@@ -206,6 +206,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: torch.eye(2).to_sparse_csr().is_coalesced(),
     ),
     Wording.INFERENCE_TENSOR: (_of_inference_mode,),
+    Wording.REQUIRES_GRAD_INSIDE: (lambda: gradient(lambda x: x.detach().requires_grad_().sum())(_x()),),
     Wording.CHANGES_CAPTURED: (_captured,),
     Wording.NO_NUMBERS: (
         lambda: vmap(lambda x: torch.from_numpy(x.numpy()))(_rows()),

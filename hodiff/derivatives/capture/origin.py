@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from hodiff.torch_internals.interception import MODULES_BELOW
+from hodiff.torch_internals.interception import MODULES_BELOW, MODULES_OF_CONTROL_FLOW
 
 # What runs between a user's line and torch.
 _BETWEEN = {"torch", "hodiff"} | sys.stdlib_module_names
@@ -34,11 +34,14 @@ def line_now() -> str:
 
 
 def called_by_library() -> bool:
-    """Whether it is a line of torch's own Python, or of a correction, that called the operator which is running."""
+    """Whether torch's own Python, or a correction, called the operator that runs; not to take a branch for a user."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(_WATCHING):
         frame = frame.f_back
-    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in {"torch", "hodiff"}
+    if frame is None:
+        return False
+    name = str(frame.f_globals.get("__name__"))
+    return name.partition(".")[0] in {"torch", "hodiff"} and not name.startswith(MODULES_OF_CONTROL_FLOW)
 
 
 def line_of(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
-from hodiff.common.options import require_bool
+from hodiff.common.options import require_bool, require_choice
 from hodiff.common.trees import PyTree, describe
 from hodiff.errors import InputError
 from hodiff.operators.linear.conversion import Conversion, conversion_to
@@ -27,6 +27,7 @@ class Forms:
 
     domain: Space
     codomain: Space
+    symmetric: bool
 
     @abstractmethod
     def multiply(self, block: Tensor) -> Tensor:
@@ -139,7 +140,8 @@ class Forms:
             by one more product.
 
         Raises:
-            InputError: If the coloring is none or of another shape, or the format is unknown.
+            InputError: If the coloring is none, of another shape, or one for symmetric matrices, "star" or "acyclic",
+                where this one is not known to be symmetric; or if the format is unknown.
         """
         if not hasattr(coloring, "column_colors"):
             raise InputError(
@@ -151,6 +153,12 @@ class Forms:
                 f"to_sparse: coloring: expected one of shape {self.shape}, got {coloring!r}; flat vectors have leaves "
                 f"in pytree order."
             )
+        if coloring.method in ("star", "acyclic") and not self.symmetric:
+            raise InputError(
+                f"to_sparse: coloring: expected one that reads every entry for itself, as {self} is not known to be "
+                f"symmetric, got {coloring!r}; hodiff.sparse.color(pattern, 'columns') makes one."
+            )
+        require_choice("to_sparse", "format", format, ("csr", "coo", "scipy", "values"))
         multiply = {"columns": self.multiply, "rows": self.multiply_transposed}
         vectors = {side: coloring.vectors(side, self.dtype, self.device) for side in coloring.sides}
         products = {side: multiply[side](rows.mT).mT for side, rows in vectors.items()}

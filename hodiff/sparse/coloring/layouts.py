@@ -13,10 +13,19 @@ from torch import Tensor
 from hodiff.errors import InputError
 from hodiff.sparse.coloring.patterns import Pattern
 from hodiff.torch_internals.autograd.differentiation import is_observed
-from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
+from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any, numbers_in
+
+
+def _require_one(values: Tensor) -> None:
+    if is_batched_by_any(values):
+        raise InputError(
+            "sparse: format: expected 'values' under torch.func.vmap, which knows no batches of sparse matrices, got "
+            "another; make the matrices afterwards, by coloring.matrix(values)."
+        )
 
 
 def _csr(pattern: Pattern, values: Tensor) -> Tensor:
+    _require_one(values)
     starts, columns = (torch.as_tensor(each, device=values.device) for each in (pattern.starts, pattern.columns))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
@@ -24,6 +33,7 @@ def _csr(pattern: Pattern, values: Tensor) -> Tensor:
 
 
 def _coo(pattern: Pattern, values: Tensor) -> Tensor:
+    _require_one(values)
     rows, columns = (torch.as_tensor(each, device=values.device).long() for each in (pattern.rows, pattern.columns))
     indices = torch.stack([rows, columns])
     # In the order of compressed rows no entry is there twice.

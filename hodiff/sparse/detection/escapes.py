@@ -4,30 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from hodiff.derivatives.capture.origin import line_now
 from hodiff.errors import InputError
-from hodiff.sparse.detection.memory import Memory
+from hodiff.sparse.detection.tracking import Tracking
 
 _EXITS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__}
+# These read the numbers of tensors in a list.
+_READERS = {torch.tensor, torch.as_tensor}
 
 
 class Escapes(TorchFunctionMode):
     """Refuses the exits to tensors that depend on the inputs."""
 
-    def __init__(self, caller: str, memory: Memory) -> None:
+    def __init__(self, mode: Tracking) -> None:
         super().__init__()
-        self._caller = caller
-        self._memory = memory
+        self._mode = mode
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _EXITS and self._memory.depends(args[0]):
+        if self._mode.paused:
+            return func(*args, **kwargs or {})
+        if (func in _EXITS and self._mode.memory.depends(args[0])) or (func in _READERS and self._reads(args[0])):
             line = line_now()
+            name = f"torch.{func.__name__} of numbers" if func in _READERS else f"Tensor.{func.__name__}"
             raise InputError(
-                f"{self._caller}: f: expected torch's operators on what depends on x, got Tensor.{func.__name__}"
+                f"{self._mode.caller}: f: expected torch's operators on what depends on x, got {name}"
                 f"{f' ({line})' if line else ''}, after which nothing can be followed; write that part with torch, or "
                 f"pass pattern= by hand."
             )
         return func(*args, **kwargs or {})
+
+    def _reads(self, data: Any) -> bool:
+        if isinstance(data, Tensor):  # which is copied
+            return False
+        return any(isinstance(x, Tensor) and self._mode.memory.depends(x) for x in tree_leaves(data))

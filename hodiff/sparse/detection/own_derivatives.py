@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 # Functions of these packages have the derivatives of the operators that they run, but for those of the modules after.
 _TRUE = ("torch.", "hodiff.")
+_AUTHORED = "hodiff.authoring."
 _FREE = (
-    "hodiff.authoring.",
+    _AUTHORED,
     "hodiff.functions.gradients.quantization.",
     "hodiff.functions.gradients.straight_through.",
 )
@@ -78,6 +79,7 @@ def _is_free(kind: type[Function]) -> bool:
 
 def _noting_results(kind: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
     """A Function's forward, after which the memory knows its results by its derivative."""
+    is_authored = f"{kind.__module__}.".startswith(_AUTHORED)
     contexts = 1 if kind.setup_context is Function.setup_context else 0
 
     @wraps(forward)
@@ -95,10 +97,15 @@ def _noting_results(kind: Any, forward: Callable[..., Any]) -> Callable[..., Any
             # What a user's rule may raise here it raises again where the derivative is computed.
             mode.unknown.setdefault(kind.__name__, line_now())
             found = None
-        results = forward(*args)
+        # What it does within is its own affair, but for authored ones, which differentiate what they save.
+        mode.paused = not is_authored
+        try:
+            results = forward(*args)
+        finally:
+            mode.paused = False
         flat = results if isinstance(results, tuple) else (results,)
         for y, supports in zip(flat, _dense(inputs, flat, mode) if found is None else found, strict=True):
-            if supports is not None:
+            if supports is not None or (isinstance(y, Tensor) and not is_authored):
                 mode.memory.write(y, supports, depends=True)
         return results
 

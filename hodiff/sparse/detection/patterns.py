@@ -149,7 +149,7 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
         # Some of these switches are of the whole process.
         one_thread_at_a_time(),
         untouched(modules),
-        Escapes(function.caller, mode.memory),
+        Escapes(mode),
         mode,
         following_own_derivatives(mode),
         # Compiled code and fused kernels show no operators.

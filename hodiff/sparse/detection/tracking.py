@@ -40,13 +40,15 @@ class Tracking(EagerDispatchMode):
         self.memory = Memory(inputs)
         self.at_point = at_point
         self.unknown: dict[str, str] = {}
+        # While a Function runs that brings its own derivative.
+        self.paused = False
         # Some are said to be made of themselves.
         self._open: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = _tensors((args, kwargs))
-        if not any(map(self.memory.depends, given)):
+        if self.paused or not any(map(self.memory.depends, given)):
             return func(*args, **kwargs)
         name = plain_name(func)
         if not self.at_point and self._steers(name, func, given):
@@ -129,10 +131,14 @@ class Tracking(EagerDispatchMode):
 
     def _refusal(self, name: str) -> InputError:
         what = _READING.get(name, name)
+        if self.caller.endswith("_pattern"):
+            remedy = "at_point=True gives the pattern at this x alone"
+        else:
+            remedy = "hodiff.sparse.hessian_pattern and jacobian_pattern give that of this x alone, by at_point=True"
         return InputError(
             f"{self.caller}: f: expected a course that does not depend on the values of x, got {what} of a tensor "
             f"that does{_at_line()}: at another x other operators may run. "
-            f"at_point=True gives the pattern at this x alone."
+            f"{remedy}."
         )
 
 

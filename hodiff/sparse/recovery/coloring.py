@@ -100,7 +100,7 @@ class Colorings:
         known = self._found.get(key)
         coloring = self._found[key] = known or self._color(detect())
         values, off = recover(coloring, multiply, leaves, eps)
-        if off is not None and len(off.missing) and known:
+        if off and known:
             coloring = self._found[key] = self._color(detect())
             values, off = recover(coloring, multiply, leaves, eps)
         require_whole(self._caller, "f", coloring, off)
@@ -119,10 +119,10 @@ def require_shape(caller: str, argument: str, coloring: Coloring, shape: tuple[i
 def _shapes(args: tuple[Any, ...]) -> Any:
     leaves, spec = pytree.tree_flatten(args)
     return spec, tuple(
-        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf if _is_hashable(leaf) else type(leaf)
+        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (type(leaf), leaf if _is_known(leaf) else None)
         for leaf in leaves
     )
 
 
-def _is_hashable(leaf: Any) -> bool:
-    return isinstance(leaf, (int, float, complex, bool, str, bytes, type(None)))
+def _is_known(leaf: Any) -> bool:
+    return callable(leaf) or isinstance(leaf, (int, float, complex, bool, str, bytes, type(None)))

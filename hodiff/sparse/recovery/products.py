@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -15,12 +14,13 @@ from hodiff.common.trees import describe, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
 from hodiff.derivatives.recorded_gradient import RecordedGradient
-from hodiff.derivatives.route_choice import follow, unavailable
+from hodiff.derivatives.route_choice import follow, takes_unrecorded, unavailable
 from hodiff.derivatives.steady import leaving_no_trace, steady
 from hodiff.derivatives.transforms import pull, push
-from hodiff.errors import InputError
+from hodiff.errors import InputError, RouteError
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
+from hodiff.torch_internals.wording import Wording, says
 
 # Vectors (k, n), to their products (k, m).
 Multiply = Callable[[Tensor], Tensor]
@@ -79,8 +79,13 @@ class Hessian:
 def _pulled_back(recorded: RecordedGradient, tangents: Leaves) -> Leaves:
     """Products of a recorded gradient; of one vector alone without vmap, which costs more than it saves there."""
     if len(tangents[0]) != 1:
-        return recorded.products(tangents)
-    return tuple(each[None] for each in recorded.product([tangent[0] for tangent in tangents], keep=True))
+        try:
+            return recorded.products(tangents)
+        except RuntimeError as error:
+            if not says(error, Wording.REQUIRES_GRAD_INSIDE):
+                raise
+    one_by_one = [recorded.product(each, keep=True) for each in zip(*tangents, strict=True)]
+    return tuple(map(torch.stack, zip(*one_by_one, strict=True)))
 
 
 class Jacobian:
@@ -89,13 +94,16 @@ class Jacobian:
     Attributes:
         outputs: The tensors that the function returns.
         eps: Machine epsilon of the coarsest dtype of these and of the leaves.
+        recorded: Whether cotangents are pulled through a graph that plain autograd records, one by one: where f has
+            parts that transforms do not take. Tangents would be gradients of these, which may be cut without a word.
     """
 
     def __init__(self, function: BoundFunction, chunk_size: int | str | None):
         self._function = function
         self._chunk_size = chunk_size
-        with ByteCount() as count, torch.no_grad() if only_reverse_mode() else nullcontext():
-            self.outputs = tensors_in(function(function.leaves)[0])
+        self.recorded = False
+        with ByteCount() as count:
+            self.outputs = self._evaluated()
         for output in self.outputs:
             if not output.is_floating_point():
                 remedy = "return torch.view_as_real of it" if output.is_complex() else "leave it out, or convert it"
@@ -106,10 +114,28 @@ class Jacobian:
         self.eps = coarsest((*function.leaves, *self.outputs))
         self._bytes_each = 2 * count.bytes
 
+    def _evaluated(self) -> list[Tensor]:
+        function = self._function
+        if not only_reverse_mode():
+            return tensors_in(function(function.leaves)[0])
+        try:
+            with torch.no_grad():
+                return tensors_in(function(function.leaves)[0])
+        except RuntimeError as error:
+            if not takes_unrecorded(error):
+                raise
+        self.recorded = True
+        return [y.detach() for y in self._graph()[1]]
+
     def products(self, vectors: Tensor) -> Tensor:
         """$J v$ for each row of (k, n): tangents are pushed forward."""
         function = self._function
         leaves = function.leaves
+        if self.recorded:
+            raise RouteError(
+                f"{function.caller}: torch does not implement this derivative: f has parts that transforms of "
+                f"torch.func do not take; cotangents are pulled through them by method='rows'."
+            )
 
         def along(*tangents: Tensor) -> list[Tensor]:
             return push(self._flat, (leaves,), (tangents,))[1]
@@ -118,6 +144,8 @@ class Jacobian:
 
     def transposed_products(self, vectors: Tensor) -> Tensor:
         r"""$J^\top v$ for each row of (k, m): cotangents are pulled back, through one recorded pass."""
+        if self.recorded:
+            return self._recorded_transposed_products(vectors)
         _, pullback, _ = pull(self._flat, self._function.leaves)
         return self._batched(lambda *v: list(pullback(list(v))[0]), vectors, self.outputs)
 
@@ -128,8 +156,46 @@ class Jacobian:
 
         return in_groups(product, vectors, self._bytes_each, self._chunk_size)
 
+    def _recorded_transposed_products(self, vectors: Tensor) -> Tensor:
+        leaves, outputs, keeps = self._graph()
+        return _one_by_one(lambda v: _gradients(outputs, leaves, v, keeps=keeps), split(vectors, self.outputs))
+
+    def _graph(self) -> tuple[list[Tensor], list[Tensor], bool]:
+        """Leaves, what the function returns for them, recorded, and whether products are to have derivatives, too."""
+        function = self._function
+        given = function.leaves
+        keeps = torch.is_grad_enabled() and (any(leaf.requires_grad for leaf in given) or self._closes_over_recorded())
+        with torch.enable_grad():
+            leaves = [leaf if keeps and leaf.requires_grad else leaf.detach().requires_grad_() for leaf in given]
+            return leaves, tensors_in(function(tuple(leaves))[0]), keeps
+
+    def _closes_over_recorded(self) -> bool:
+        """Whether results have derivatives by what else there is, as far as can be told."""
+        try:
+            results = self._function(tuple(leaf.detach() for leaf in self._function.leaves))[0]
+        except RuntimeError as error:
+            if not takes_unrecorded(error):
+                raise
+            return True
+        return any(y.requires_grad for y in tensors_in(results))
+
     def _flat(self, leaves: Leaves) -> tuple[list[Tensor], tuple[()]]:
         return tensors_in(self._function(leaves)[0]), ()
+
+
+def _gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], *, keeps: bool
+) -> list[Tensor]:
+    """Of what is recorded, again and again; zeros by what has no part in it."""
+    pairs = [(y, v) for y, v in zip(outputs, cotangents, strict=True) if y.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(x) for x in inputs]
+    ys, vs = zip(*pairs, strict=True)
+    return list(torch.autograd.grad(ys, inputs, vs, retain_graph=True, create_graph=keeps, materialize_grads=True))
+
+
+def _one_by_one(along: Callable[[Sequence[Tensor]], list[Tensor]], vectors: Leaves) -> Tensor:
+    return torch.stack([torch.cat([part.reshape(-1) for part in along(v)]) for v in zip(*vectors, strict=True)])
 
 
 def in_groups(multiply: Multiply, vectors: Tensor, bytes_each: int, chunk_size: int | str | None) -> Tensor:

@@ -34,18 +34,32 @@ def recover(
         Tensor (entries,), in the order of compressed rows, and the rows, or columns, that were off, if compared.
     """
     dtype, device = _promoted(leaves), leaves[0].device
-    # The one product more goes with the others, of the kind that there is anyhow.
     probed = coloring.sides[0]
+    if eps is None or probed == "rows":
+        products = {side: multiply[side](coloring.vectors(side, dtype, device)) for side in coloring.sides}
+        values = coloring.entries(products)
+        if eps is None:
+            return values, None
+        vector = _evened(coloring, values.detach()) * probe(coloring.shape[0], dtype, device)[0]
+        return values, compare(coloring, multiply, values, vector, multiply[probed](vector[None])[0], eps)
+    # The one product more goes with the others, of the kind that there is anyhow.
     products = {}
     for side in coloring.sides:
-        chosen = _with_probe if eps is not None and side == probed else Coloring.vectors
+        chosen = _with_probe if side == probed else Coloring.vectors
         products[side] = multiply[side](chosen(coloring, side, dtype, device))
-    if eps is None:
-        return coloring.entries(products), None
     own = products[probed][-1]
     values = coloring.entries(products | {probed: products[probed][:-1]})
     vector = probe(_length(coloring, probed), dtype, device)[0]
     return values, compare(coloring, multiply, values, vector, own, eps)
+
+
+def _evened(coloring: Coloring, values: Tensor) -> Tensor:
+    """Weights of rows that give all the same size: a large row would hide what a small one lacks in a column."""
+    rows, _ = places(coloring, values.device)
+    sizes = values.new_zeros(coloring.shape[0]).scatter_reduce(0, rows, values.abs().nan_to_num(0, 0, 0), "amax")
+    smallest = sizes[sizes > 0].amin() if bool((sizes > 0).any()) else 1
+    # By powers of two, so that nothing is rounded.
+    return torch.exp2(-sizes.where(sizes > 0, smallest).log2().round())
 
 
 def compare(
@@ -65,17 +79,19 @@ def _further(
     dtype, device = vectors.dtype, vectors.device
     # All but in proportion, so that entries outside of the pattern, which are added to others, are so here; D is E
     # where A is symmetric, as D A E must be.
-    off = max(_MOVED, 4 * torch.finfo(dtype).eps)
     scales = [
-        {size: factor * (1 + off * probe(size, dtype, device)[0].sin()) for size in coloring.shape}
+        {size: factor * (1 + _MOVED * probe(size, dtype, device)[0].sin()) for size in coloring.shape}
         for factor in _FACTORS
     ]
-    products: list[dict[str, Tensor]] = [{} for _ in scales]
+    nothing = {side: vectors.new_zeros(0, coloring.shape[0 if side == "columns" else 1]) for side in coloring.sides}
+    products = [dict(nothing) for _ in scales]
     for side in coloring.sides:
         into, out = coloring.shape[:: -1 if side == "columns" else 1]
         seeds = coloring.vectors(side, dtype, device)
+        if not len(seeds) and side != probed:
+            continue
         # All at once: what is made otherwise may round otherwise, each number in its own way.
-        given = [vectors[: len(vectors) * (side == probed)], *(seeds * each[into] for each in scales)]
+        given = [vectors if side == probed else seeds[:0], *(seeds * each[into] for each in scales)]
         first, *found = multiply[side](torch.cat(given)).detach().split([len(each) for each in given])
         if side == probed:
             own = first
@@ -107,9 +123,17 @@ def require_whole(caller: str, argument: str, coloring: Coloring, off: Off | Non
         return
     missing, coarse = _named(coloring, off.missing), _named(coloring, off.coarse)
     if len(off.coarse) and coloring.method == "acyclic":
+        doubt = "" if argument == "f" else ", or the pattern lacks entries there"
         warnings.warn(
             f"{caller}: method: substitution lost digits of entries in {coarse}, as where much larger entries are "
-            f"near; method='star' keeps them.",
+            f"near{doubt}; method='star' keeps them.",
+            HodiffWarning,
+            stacklevel=2,
+        )
+    if len(off.unseen):
+        warnings.warn(
+            f"{caller}: {argument}: products are not finite in {_named(coloring, off.unseen)}, where the matrix is: "
+            f"entries there may be missing, or f hides numbers that are not finite behind zeros, as torch.where does.",
             HodiffWarning,
             stacklevel=2,
         )
@@ -118,14 +142,17 @@ def require_whole(caller: str, argument: str, coloring: Coloring, off: Off | Non
     if argument == "f" and off.is_small:  # every operator was followed
         warnings.warn(
             f"{caller}: f: its derivative loses digits, as products with random vectors show: small entries in "
-            f"{missing}, may be wrong; compute in float64, or without differences of large numbers.",
+            f"{missing}, may be wrong; compute in a higher precision, or without differences of large numbers.",
             HodiffWarning,
             stacklevel=2,
         )
         return
     if argument == "f":
         what = f"derivatives within the pattern that was found, got further entries in {missing}"
-        remedy = "Make sure that f is the same function in each call; pattern= takes one by hand"
+        remedy = (
+            "Make sure that f is the same function in each call and its derivatives are right, as hodiff.check shows; "
+            "pattern= takes one by hand"
+        )
     else:
         what = f"a pattern with all entries of the derivative, got one without some in {missing}"
         remedy = "Let the pattern be found, by hessian_pattern or jacobian_pattern"

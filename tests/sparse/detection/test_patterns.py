@@ -373,3 +373,79 @@ def test_backward_that_fails_is_taken_to_be_dense():
         assert jacobian_pattern(Broken.apply, point(3)).nnz == 9
     assert Broken.forward(None, point(3)).sum() == 3
     assert "followed" not in Broken.forward.__qualname__
+
+
+MATRIX = torch.zeros(5, 9, dtype=D)
+MATRIX[torch.arange(5), torch.arange(5)] = 1.0
+MATRIX[:, 8] = -2.0
+
+
+@pytest.mark.filterwarnings("ignore:Sparse C")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_constant_sparse_matrices_are_part_of_the_structure(layout):
+    A = {"coo": MATRIX.to_sparse_coo, "csr": MATRIX.to_sparse_csr, "csc": MATRIX.to_sparse_csc}[layout]()
+    x = point(9)
+    pairs = {
+        lambda x: ((A @ x) ** 3).sum(): lambda x: ((MATRIX @ x) ** 3).sum(),
+        lambda x: (A @ x[:, None]).sin().sum(): lambda x: (MATRIX @ x).sin().sum(),
+        lambda x: torch.sparse.mm(A, x[:, None]).sin().sum(): lambda x: (MATRIX @ x).sin().sum(),
+        lambda x: (x[None] @ A.t()).sin().sum(): lambda x: (MATRIX @ x).sin().sum(),
+        lambda x: torch.addmm(x[:5, None], A, x[:, None]).sin().sum(): lambda x: (x[:5] + MATRIX @ x).sin().sum(),
+    }
+    for f, dense in pairs.items():
+        expected = torch.func.hessian(dense)(x)
+        np.testing.assert_array_equal(hessian_pattern(f, x).toarray(), expected.numpy() != 0)
+        torch.testing.assert_close(hodiff.sparse.hessian(f)(x).to_dense(), expected)
+
+
+def test_masks_and_integers_hide_what_they_multiply():
+    mask = torch.arange(6) % 2 == 0
+    for factor, count in ((mask, 3), (mask.long(), 3), (mask.to(D), 6)):
+        for f in (lambda x, m=factor: (m * x) ** 2, lambda x, m=factor: (x * 1).mul_(m) ** 2):
+            assert jacobian_pattern(f, point(6)).nnz == count
+            assert hessian_pattern(lambda x, f=f: f(x).sum(), point(6)).nnz == count
+    moving = lambda x: (x > 0.5) * x  # noqa: E731
+    assert jacobian_pattern(moving, point(6)).nnz == 6
+    assert jacobian_pattern(moving, point(6), at_point=True).nnz == (point(6) > 0.5).sum()
+
+
+def test_operators_that_take_branches():
+    def f(x):
+        return torch.cond(x.sum() > 0, lambda x: (x[0] * x[1]) ** 2, lambda x: (x[1] * x[2]) ** 2, (x,))
+
+    with pytest.raises(InputError, match="course that does not depend on the values of x"):
+        hessian_pattern(f, point(3))
+    assert hessian_pattern(f, point(3), at_point=True).nnz == 4
+    with pytest.raises(InputError, match="hessian_pattern and jacobian_pattern give that of this x"):
+        hodiff.sparse.hessian(f)(point(3))
+
+
+def test_tensors_made_of_numbers_are_refused():
+    with pytest.raises(InputError, match=r"got torch\.tensor of numbers"):
+        jacobian_pattern(lambda x: torch.tensor([x[0], x[1]]) * x[0], point(3))
+
+
+def test_what_a_function_with_its_own_derivative_does_within_is_its_affair():
+    class ByNumpy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            numbers = np.sin(x.detach().numpy())
+            return torch.from_numpy(numbers) if numbers.sum() > 0 else torch.from_numpy(numbers.copy())
+
+        @staticmethod
+        def backward(ctx, cotangent):
+            return cotangent * ctx.saved_tensors[0].cos()
+
+    f = lambda x: (ByNumpy.apply(x) ** 2).sum()  # noqa: E731
+    assert hessian_pattern(f, point(4)).nnz == 4
+    torch.testing.assert_close(hodiff.sparse.hessian(f)(point(4)).to_dense(), torch.diag(2 * (2 * point(4)).cos()))
+
+
+def test_validation_and_searches_have_no_derivative():
+    edges = torch.linspace(0, 1, 4, dtype=D)
+    assert jacobian_pattern(lambda x: edges[torch.searchsorted(edges, x).clamp(max=3)] * x, point(4)).nnz == 4
+    normal = torch.distributions.Normal
+    assert hessian_pattern(lambda x: normal(x, x.exp()).log_prob(x.roll(1)).sum(), point(5)).nnz == 15
+    inside = lambda x: torch.func.vmap(torch.func.hessian(lambda y: y.sin() * y))(x).sum()  # noqa: E731
+    assert hessian_pattern(inside, point(3)).nnz == 3

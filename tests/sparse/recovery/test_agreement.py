@@ -63,6 +63,7 @@ CANCELLING = {
 @pytest.mark.parametrize("method", ["star", "acyclic"])
 @pytest.mark.parametrize("dtype", [D, torch.float32])
 @pytest.mark.parametrize("name", CANCELLING)
+@pytest.mark.filterwarnings("ignore:sparse.hessian. method. substitution")
 def test_terms_that_cancel_are_no_missing_entries(name, dtype, method):
     f = CANCELLING[name]
     x = point(400, dtype=dtype)
@@ -136,3 +137,41 @@ def test_dense_matrices_are_refused_before_they_are_made(size):
         f = (lambda x: x.sum() ** 2) if find is hessian_pattern else (lambda x: x + x.sum())
         with pytest.raises(InputError, match=r"more than 33,554,432 pairs .* hodiff\.hvp gives products"):
             find(f, x)
+
+
+@pytest.mark.parametrize("method", ["star", "acyclic"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_missing_entries_in_16_bits(dtype, method):
+    """Also of unknowns in 64 bits, beside one of 16."""
+    x, whole = torch.ones(12, dtype=dtype), hessian_pattern(chain, torch.ones(12))
+    for i in range(12):
+        pattern = whole.toarray()
+        pattern[i, i] = False
+        with pytest.raises(InputError, match=f"such as {i}"):
+            hessian(chain, pattern=pattern, method=method)(x)
+        padded = np.pad(pattern, (0, 1), constant_values=True)
+        with pytest.raises(InputError, match="pattern: expected"):
+            hessian(lambda x, y: chain(x) + y.double().sum() ** 2, argnums=(0, 1), pattern=padded, method=method)(
+                x.double(), torch.ones(1, dtype=dtype)
+            )
+    hessian(chain, pattern=whole, method=method)(x)
+
+
+def chain(x):
+    return (x**2).sum() / 2 + (x[1:] * x[:-1]).sum()
+
+
+def test_numbers_that_are_not_finite_are_told():
+    is_near = torch.zeros(5, dtype=torch.bool)
+    f = lambda x: (x**3).sum() + (x[1:] - x[:-1])[is_near].square().sqrt().sum()  # noqa: E731
+    x = torch.tensor([1.0, 2.0, 3.0, 3.0, 4.0, 5.0], dtype=D)
+    H = hessian(f)
+    H(x)
+    is_near[2] = True
+    expected = torch.diag(6 * x)
+    expected[2:4, 2:4] = torch.nan
+    torch.testing.assert_close(H(x).to_dense(), expected, equal_nan=True)
+    with pytest.warns(hodiff.HodiffWarning, match=r"check_pattern: x: .* 2 row\(s\), of which nothing can be said"):
+        check_pattern(f, x, np.eye(6, dtype=bool))
+    with pytest.warns(hodiff.HodiffWarning, match=r"products are not finite in 2 column\(s\), such as 2, 3"):
+        jacobian(lambda x: torch.where(is_near ^ is_near, (x[1:] - x[:-1]).square().sqrt(), 1.0), method="rows")(x)

@@ -99,6 +99,17 @@ class OnlyBackward(torch.autograd.Function):
         return OnlyBackward.apply(x), in_dims[0]
 
 
+class OnceOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return g * 2
+
+
 def test_where_torch_has_no_forward_mode():
     """Cotangents do, and are what is compared as well."""
     x = point(5)
@@ -106,8 +117,11 @@ def test_where_torch_has_no_forward_mode():
     expected = torch.cat([torch.diag(2 * x)] * 5)
     for method in ("auto", "rows"):
         torch.testing.assert_close(jacobian(tall, method=method, correct=False)(x).to_dense(), expected)
-    with pytest.raises(RouteError, match=r"sparse\.jacobian"):
-        jacobian(tall, method="columns", correct=False)(x)
+    # Gradients of the cotangents' gradients would be tangents, and are zeros for one of these.
+    for f in (tall, OnceOnly.apply):
+        with pytest.raises(RouteError, match=r"sparse\.jacobian"):
+            jacobian(f, method="columns", correct=False)(x)
+    assert jacobian(OnceOnly.apply)(x).values().eq(2).all()
     pattern = expected.numpy() != 0
     pattern[:, 2] = False
     with pytest.raises(InputError, match=r"in 1 column\(s\), such as 2"):
@@ -135,3 +149,86 @@ def test_wrong_input():
     hodiff.sparse.check_pattern(steps, x, jacobian_pattern(steps, x), of="jacobian")
     with pytest.raises(InputError, match="of"):
         hodiff.sparse.check_pattern(steps, x, jacobian_pattern(steps, x), of="gradient")
+
+
+class OldStyle(torch.autograd.Function):
+    """No transform takes it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3 * ctx.saved_tensors[0] ** 2
+
+
+CHAIN = torch.diag(torch.ones(4, dtype=D), 1) + 2 * torch.eye(5, dtype=D)
+CHAIN_COO = CHAIN.to_sparse_coo()
+# What transforms do not take, and the same without.
+AUTOGRAD_ALONE = {
+    "old style": (OldStyle.apply, lambda x: x**3),
+    "csr": (lambda x: (CHAIN.to_sparse_csr() @ x).sin(), lambda x: (CHAIN @ x).sin()),
+    "coo": (lambda x: torch.sparse.mm(CHAIN_COO, x[:, None]).sin(), lambda x: (CHAIN @ x).sin()),
+    "gradients inside": (
+        lambda x: torch.autograd.grad((x.roll(1) * x**3).sum(), x, create_graph=True)[0],
+        lambda x: 3 * x.roll(1) * x**2 + x.roll(-1) ** 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("method", ["auto", "rows"])
+@pytest.mark.parametrize("name", AUTOGRAD_ALONE)
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_what_autograd_alone_differentiates(name, method):
+    f, formula = AUTOGRAD_ALONE[name]
+    x = point(5)
+    J = jacobian(f, method=method)
+    expected = torch.func.jacrev(formula)(x)
+    found = J(x)
+    torch.testing.assert_close(found.to_dense(), expected)
+    assert not found.requires_grad or name == "gradients inside"  # where it cannot be told
+    assert jacobian_pattern(f, x).nnz == (expected != 0).sum()
+    scale = torch.tensor(2.0, dtype=D, requires_grad=True)
+    entries = jacobian(lambda x: scale * f(x), method=method, format="values")(x.requires_grad_())
+    if name != "gradients inside":
+        with pytest.raises(RouteError, match=r"sparse\.jacobian: torch does not implement"):
+            jacobian(f, method="columns")(x)
+    by_x, by_scale = torch.autograd.grad(entries.sum(), (x, scale))
+    torch.testing.assert_close(by_scale, expected.sum())
+    torch.testing.assert_close(by_x, torch.func.grad(lambda x: 2 * torch.func.jacrev(formula)(x).sum())(x.detach()))
+
+
+def test_what_autograd_alone_differentiates_is_refused_inside_of_transforms():
+    coloring = color(jacobian_pattern(OldStyle.apply, point(3)), "rows")
+    J = jacobian(OldStyle.apply, coloring=coloring, format="values")
+    with pytest.raises((RouteError, RuntimeError), match="setup_context"):
+        torch.func.grad(lambda x: J(x).sum())(point(3))
+
+
+def test_sparse_matrices_have_no_batches():
+    coloring = color(np.eye(3, dtype=bool), "columns")
+    with pytest.raises(InputError, match=r"format: expected 'values' under torch\.func\.vmap"):
+        torch.func.vmap(jacobian(torch.sin, coloring=coloring))(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("method", ["auto", "columns", "rows", "bidirectional"])
+def test_small_rows_beside_large_ones(method):
+    """By cotangents a column is compared, in which a large row must not hide what a small one lacks."""
+    matrix = torch.tensor([[1e12, 0.0], [1e-5, 1.0], [3.0, 4.0]], dtype=D)
+    with pytest.raises(InputError, match="pattern: expected"):
+        jacobian(lambda x: matrix @ x, method=method, pattern=np.array([[1, 0], [0, 1], [1, 1]], bool))(point(2))
+    weights, neighbour = 10 ** torch.linspace(-5, 5, 7, dtype=D), [1]
+    f = lambda x: weights * (x.sin() ** 2 + x.cos() ** 2 + x * x.roll(neighbour[0]))  # noqa: E731
+    J, x = jacobian(f, method=method), point(7)
+    for neighbour[0] in (1, 2, 3):
+        torch.testing.assert_close(J(x).to_dense(), hodiff.jacobian(f)(x), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_bidirectional_with_terms_that_cancel(wide):
+    f = lambda x: (x.sin() ** 2 + x.cos() ** 2)[1:]  # noqa: E731
+    g = lambda x: torch.cat([f(x), x]) if not wide else f(x)  # noqa: E731
+    J = jacobian(g, method="bidirectional")(point(50)).to_dense()
+    torch.testing.assert_close(J, hodiff.jacobian(g)(point(50)))

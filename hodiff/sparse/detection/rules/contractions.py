@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from hodiff.sparse.detection.call import Call
-from hodiff.sparse.detection.memory import has_derivatives
+from hodiff.sparse.detection.memory import has_derivatives, is_strided
 from hodiff.sparse.detection.registry import rule
 from hodiff.sparse.detection.supports import Supports
 
 
 def product(call: Call, a: Any, b: Any) -> Supports:
     """Row i of a and column j of b for the element (i, j) of each pair of matrices."""
+    if _is_fixed_sparse(call, a):
+        return _selected(a, call.supports(b))
+    if _is_fixed_sparse(call, b):
+        chosen = call.supports(a)
+        return _transposed(_selected(b.mT, _transposed(chosen)))
     rows = call.supports(a).over((-1,), keepdim=True)
     columns = call.supports(b).over((-2,), keepdim=True)
     return rows | columns
+
+
+def _is_fixed_sparse(call: Call, x: Any) -> bool:
+    """Whether a factor is a constant sparse matrix, whose indices are part of the function's structure."""
+    return isinstance(x, Tensor) and not is_strided(x) and x.dim() == 2 and not call.moves(x)
+
+
+def _selected(matrix: Tensor, supports: Supports) -> Supports:
+    """Of the elements of a vector, or of the rows of a matrix, those at which a row of a sparse matrix has entries."""
+    entries = matrix.detach().to_sparse_coo().coalesce().indices().cpu().numpy()
+    columns = supports.shape[1:]
+    width = math.prod(columns)
+    chosen = supports.reshape(supports.shape[0], width)
+    places = entries[0][:, None] * width + np.arange(width)
+    return chosen.take(chosen.which[entries[1]]).merged(places, (matrix.shape[0], *columns))
+
+
+def _transposed(supports: Supports) -> Supports:
+    return supports.take(supports.which.T)
 
 
 @rule("mm", "bmm", "int_mm")
@@ -26,7 +51,13 @@ def mm(call: Call) -> list[Supports | None]:
     return [product(call, call["self"], call["mat2"])]
 
 
-@rule("addmm", "baddbmm")
+@rule("sparse_mm")
+def sparse_mm(call: Call) -> list[Supports | None]:
+    """A sparse matrix and a dense one."""
+    return [product(call, call["sparse"], call["dense"])]
+
+
+@rule("addmm", "baddbmm", "sparse_addmm")
 def addmm(call: Call) -> list[Supports | None]:
     """With something added."""
     factors = [call.get("mat1", call.get("batch1")), call.get("mat2", call.get("batch2"))]
@@ -45,7 +76,10 @@ def addbmm(call: Call) -> list[Supports | None]:
 def mv(call: Call) -> list[Supports | None]:
     """A matrix and a vector."""
     matrix, vector = (call["self"], call["vec"]) if call.name == "mv" else (call["mat"], call["vec"])
-    found = call.supports(matrix).over((-1,)) | call.supports(vector).whole(())
+    if _is_fixed_sparse(call, matrix):
+        found = _selected(matrix, call.supports(vector))
+    else:
+        found = call.supports(matrix).over((-1,)) | call.supports(vector).whole(())
     return [found if call.name == "mv" else found | call.supports(call["self"]).broadcast(found.shape)]
 
 

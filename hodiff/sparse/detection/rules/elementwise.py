@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff.sparse.detection.call import Call, numbers_of
+from hodiff.sparse.detection.memory import has_derivatives
 from hodiff.sparse.detection.registry import rule
 from hodiff.sparse.detection.supports import Supports
 
@@ -37,6 +38,12 @@ _UNTAGGED = (
     "softplus_backward",
     "special_xlog1py",
     "special_zeta",
+    # What decompositions are made of.
+    "prims::add",
+    "prims::convert_element_type",
+    "prims::div",
+    "prims::mul",
+    "prims::sub",
 )
 
 # Gradients of functions made of straight pieces: the argument only chooses the piece.
@@ -59,6 +66,8 @@ _STEPS = (
     "floor_divide",
     "full_like",
     "heaviside",
+    "is_all_true",
+    "is_any_true",
     "new_empty",
     "new_empty_strided",
     "new_full",
@@ -69,6 +78,7 @@ _STEPS = (
     "randint_like",
     "randn_like",
     "round",
+    "searchsorted",
     "sign",
     "trunc",
     "zero",
@@ -124,17 +134,22 @@ def fill(call: Call) -> list[Supports | None]:
 
 @rule("mul")
 def mul(call: Call) -> list[Supports | None]:
-    """At a point, a factor of zero hides the other."""
+    """A factor of zero hides the other, where it is a mask or an integer that is fixed, or at a point."""
     factors = [call["self"], call["other"]]
-    if not call.at_point or call.in_place:
-        return united(call, factors)
-    union = call.none(())
+    union, shape = call.none(()), call.outputs[0].shape
     for mine, other in (factors, factors[::-1]):
-        supports, shape = call.supports(mine), call.outputs[0].shape
-        if not supports.is_empty:
-            nonzero = torch.as_tensor(other).ne(0).broadcast_to(shape)
-            union = union | supports.broadcast(shape).only(numbers_of(nonzero))
-    return [union.broadcast(call.outputs[0].shape)]
+        supports = call.supports(mine).broadcast(shape)
+        if _hides(call, other) and not supports.is_empty:
+            supports = supports.only(numbers_of(torch.as_tensor(other).ne(0).broadcast_to(shape)))
+        union = union | supports
+    return [union.broadcast(shape)]
+
+
+def _hides(call: Call, factor: Any) -> bool:
+    """Whether zeros of a factor hold wherever the pattern does, and are still what was multiplied by."""
+    if isinstance(factor, Tensor) and not has_derivatives(factor):
+        return call.is_fixed(factor)
+    return call.at_point and not call.in_place
 
 
 @rule("where")
