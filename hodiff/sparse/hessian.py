@@ -21,6 +21,7 @@ from hodiff.sparse.options import METHODS, HessianOptions
 from hodiff.sparse.recovery.coloring import Colorings
 from hodiff.sparse.recovery.compiled import CompiledAtPoint, CompiledHessian
 from hodiff.sparse.recovery.products import Hessian
+from hodiff.torch_internals.wording import Wording, says
 
 
 @explains(HessianOptions)
@@ -174,6 +175,7 @@ def _evaluation(
     caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...], options: Mapping[str, Any]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Hessian | CompiledAtPoint, Any]]:
     """A function of arguments and keywords that returns the products at that point and the matrix made of them."""
+    require_callable(caller, f=f)
     require_argnums(caller, argnums)
     method, correct, check = options["method"], options["correct"], options["check"]
     colorings = Colorings(caller, options["pattern"], options["coloring"], lambda found: color(found, method), METHODS)
@@ -188,10 +190,15 @@ def _evaluation(
     def evaluate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hessian | CompiledAtPoint, Any]:
         function = bind(caller, f, args, kwargs, argnums, correct=correct)
         products: Hessian | CompiledAtPoint
-        if compiled is None:
-            products = Hessian(function, options["route"], options["chunk_size"])
-        else:
-            products = compiled.at(function, args, kwargs, options["chunk_size"])
+        try:
+            if compiled is None:
+                products = Hessian(function, options["route"], options["chunk_size"])
+            else:
+                products = compiled.at(function, args, kwargs, options["chunk_size"])
+        except RuntimeError as error:
+            if says(error, Wording.NO_NUMBERS):  # and who looks for the pattern sees where
+                pattern_of_hessian(function)
+            raise
         size = sum(leaf.numel() for leaf in function.leaves)
         with refused(caller):
             chosen, values = colorings.entries(

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from hodiff.common.chunks import require_chunk_size
-from hodiff.common.options import require_bool, require_choice
+from hodiff.common.options import require_bool, require_callable, require_choice
 from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
 from hodiff.derivatives.route_choice import refused, takes_unrecorded, unavailable
 from hodiff.errors import RouteError
@@ -71,6 +71,7 @@ def jacobian(
     Walther, *Evaluating Derivatives*, 2nd ed., chapter 8.
     """
     caller = "sparse.jacobian"
+    require_callable(caller, f=f)
     require_argnums(caller, argnums)
     require_choice(caller, "method", method, ("auto", *_METHODS))
     require_choice(caller, "format", format, FORMATS)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
-from hodiff.common.trees import describe, tensors_in
+from hodiff.common.trees import PyTree, describe, flatten, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
 from hodiff.derivatives.recorded_gradient import RecordedGradient
@@ -117,10 +117,10 @@ class Jacobian:
     def _evaluated(self) -> list[Tensor]:
         function = self._function
         if not only_reverse_mode():
-            return tensors_in(function(function.leaves)[0])
+            return _only_tensors(function.caller, function(function.leaves)[0])
         try:
             with torch.no_grad():
-                return tensors_in(function(function.leaves)[0])
+                return _only_tensors(function.caller, function(function.leaves)[0])
         except RuntimeError as error:
             if not takes_unrecorded(error):
                 raise
@@ -181,6 +181,18 @@ class Jacobian:
 
     def _flat(self, leaves: Leaves) -> tuple[list[Tensor], tuple[()]]:
         return tensors_in(self._function(leaves)[0]), ()
+
+
+def _only_tensors(caller: str, results: PyTree) -> list[Tensor]:
+    """Results that are to have rows in a matrix; None for none."""
+    leaves = [leaf for leaf in flatten(results)[0] if leaf is not None]
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise InputError(
+                f"{caller}: f: expected a tensor or a pytree of tensors for a result, got {describe(leaf)}; leave it "
+                f"out, or make it torch.tensor(...)."
+            )
+    return leaves
 
 
 def _gradients(

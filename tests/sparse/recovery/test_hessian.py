@@ -419,3 +419,11 @@ def test_sparse_hessians_inside_of_others(colored):
         return hessian(inner, coloring=coloring, format="values")(x).sum()
 
     torch.testing.assert_close(hessian(outer)(point(4)).to_dense(), 24 * torch.eye(4, dtype=D))
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_numbers_that_leave_torch(compile):
+    with pytest.raises(InputError, match=r"sparse\.hessian: f: expected torch's operators .* got Tensor\.numpy"):
+        hessian(lambda x: torch.as_tensor(np.sin(x.numpy())).sum(), compile=compile)(point(3))
+    with pytest.raises(InputError, match=r"sparse\.hessian: f: expected a callable"):
+        hessian(point(3), compile=compile)

@@ -232,3 +232,9 @@ def test_bidirectional_with_terms_that_cancel(wide):
     g = lambda x: torch.cat([f(x), x]) if not wide else f(x)  # noqa: E731
     J = jacobian(g, method="bidirectional")(point(50)).to_dense()
     torch.testing.assert_close(J, hodiff.jacobian(g)(point(50)))
+
+
+def test_results_are_tensors():
+    with pytest.raises(InputError, match=r"sparse\.jacobian: f: expected a tensor or a pytree of tensors .* got float"):
+        jacobian(lambda x: [x, 1.0])(point(2))
+    assert jacobian(lambda x: (x, None))(point(2)).shape == (2, 2)
