@@ -156,10 +156,9 @@ def require_whole(caller: str, argument: str, coloring: Coloring, off: Off | Non
     else:
         what = f"a pattern with all entries of the derivative, got one without some in {missing}"
         remedy = "Let the pattern be found, by hessian_pattern or jacobian_pattern"
-    raise InputError(
-        f"{caller}: {argument}: expected {what}, as products with random vectors show. {remedy}; check=False leaves "
-        f"the comparison out."
-    )
+    if caller.startswith("sparse."):  # minimisers and solvers have no such option
+        remedy += "; check=False leaves the comparison out"
+    raise InputError(f"{caller}: {argument}: expected {what}, as products with random vectors show. {remedy}.")
 
 
 def _named(coloring: Coloring, numbers: Tensor) -> str:
