@@ -45,6 +45,7 @@ def close(found, expected):
     return all(torch.allclose(found[name], leaf, rtol=1e-12) for name, leaf in expected.items())
 
 
+@pytest.mark.slow
 def test_the_compiler_itself():
     with silence_torch_warnings():
         found, value = hodiff.compile_gradient(objective, value=True)(POINT, 0.5, draw(5, 3, seed=2))
