@@ -98,11 +98,11 @@ def _noting_results(kind: Any, forward: Callable[..., Any]) -> Callable[..., Any
             mode.unknown.setdefault(kind.__name__, line_now())
             found = None
         # What it does within is its own affair, but for authored ones, which differentiate what they save.
-        mode.paused = not is_authored
+        outer, mode.paused = mode.paused, mode.paused or not is_authored
         try:
             results = forward(*args)
         finally:
-            mode.paused = False
+            mode.paused = outer
         flat = results if isinstance(results, tuple) else (results,)
         for y, supports in zip(flat, _dense(inputs, flat, mode) if found is None else found, strict=True):
             if supports is not None or (isinstance(y, Tensor) and not is_authored):

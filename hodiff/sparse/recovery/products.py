@@ -158,6 +158,8 @@ class Jacobian:
 
     def _recorded_transposed_products(self, vectors: Tensor) -> Tensor:
         leaves, outputs, keeps = self._graph()
+        if not len(vectors):
+            return vectors.new_zeros(0, sum(leaf.numel() for leaf in leaves))
         return _one_by_one(lambda v: _gradients(outputs, leaves, v, keeps=keeps), split(vectors, self.outputs))
 
     def _graph(self) -> tuple[list[Tensor], list[Tensor], bool]:

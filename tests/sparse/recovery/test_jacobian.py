@@ -238,3 +238,8 @@ def test_results_are_tensors():
     with pytest.raises(InputError, match=r"sparse\.jacobian: f: expected a tensor or a pytree of tensors .* got float"):
         jacobian(lambda x: [x, 1.0])(point(2))
     assert jacobian(lambda x: (x, None))(point(2)).shape == (2, 2)
+
+
+def test_nothing_is_differentiated_by_autograd_alone():
+    assert jacobian(OldStyle.apply)(torch.empty(0)).shape == (0, 0)
+    assert jacobian(lambda x: OldStyle.apply(x)[:0])(point(3)).shape == (0, 3)
