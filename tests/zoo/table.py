@@ -162,19 +162,27 @@ def page(rows, alarms):
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="*", help="print the table of these alone, and write nothing")
+    names = set(parser.parse_args().name)
     import torch
     from tqdm import tqdm
     from zoo.specimen import right_specimens, wrong_specimens
 
     torch.set_num_threads(1)
-    rows = [(specimen, verdicts(specimen)) for specimen in tqdm(wrong_specimens(), unit=" wrong")]
-    exact = [specimen for specimen in right_specimens() if not specimen.options.get("approximate")]
+    wrong = [specimen for specimen in wrong_specimens() if not names or specimen.name in names]
+    right = [specimen for specimen in right_specimens() if not names or specimen.name in names]
+    if unknown := names - {specimen.name for specimen in (*wrong, *right)}:
+        parser.error(f"the zoo has no {', '.join(sorted(unknown))}")
+    rows = [(specimen, verdicts(specimen)) for specimen in tqdm(wrong, unit=" wrong")]
+    exact = [specimen for specimen in right if not specimen.options.get("approximate")]
     text = page(rows, [false_alarms(specimen) for specimen in tqdm(exact, unit=" right")])
-    PAGE.write_text(text, encoding="utf-8")
+    if not names:
+        PAGE.write_text(text, encoding="utf-8")
     sys.stdout.write(text)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "tests"))
+    # As for pytest: some specimens are of the examples.
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples" / "functions")]
     main()

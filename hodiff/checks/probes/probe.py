@@ -22,6 +22,7 @@ from hodiff.checks.probes.frozen_arguments import frozen_arguments
 from hodiff.checks.probes.function_calls import FunctionCall, LeavesFunction
 from hodiff.checks.probes.left_graph import left_graph
 from hodiff.checks.probes.linearity import linearity
+from hodiff.checks.probes.lone_tangents import lone_tangents
 from hodiff.checks.probes.memory_layouts import memory_layouts
 from hodiff.checks.probes.narrow_factors import narrow_factors
 from hodiff.checks.probes.repeated_calls import calls_between, repeated_calls
@@ -59,6 +60,7 @@ PROBES: tuple[tuple[Probe, Set[str]], ...] = (
     (frozen_arguments, UNRELIABLE | {"HD203"}),
     # What is computed by the flag of another is lost where that one is off.
     (unneeded_gradients, {"HD203", "HD101"}),
+    (lone_tangents, UNRELIABLE),
     (fixed_dtypes, UNRELIABLE),
     (fixed_devices, set()),
     (first_order, UNRELIABLE | _ROUNDED),

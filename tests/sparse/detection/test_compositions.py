@@ -126,9 +126,10 @@ def test_a_few_programs():
 
 
 @pytest.mark.slow
-def test_a_thousand_programs():
-    full = sum(assert_nothing_is_missing(seed) for seed in range(1000))
-    assert full < 900
+@pytest.mark.parametrize("first", range(0, 1000, 100))
+def test_a_thousand_programs(first):
+    full = sum(assert_nothing_is_missing(seed) for seed in range(first, first + 100))
+    assert full < 90
 
 
 def test_a_rule_that_forgets_is_seen(monkeypatch):

@@ -197,6 +197,27 @@ class TangentRaises(Product):
         return 2 * x * y * t
 
 
+class BiasOfItsOwnShape(Linear):
+    """Its tangent is as wide as the output only where another argument has one as well."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        Linear.setup_context(ctx, inputs, output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, g):
+        return (None, None, None) if g is None else Linear.backward(ctx, g)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, X_t, W_t, b_t):
+        X, W = ctx.saved_tensors
+        by_X = None if X_t is None else X_t @ W.T
+        by_W = None if W_t is None else X @ W_t.T
+        return sum(each for each in (by_X, by_W, b_t) if each is not None)
+
+
 class SecondOrderRaises(SavesInputs):
     """backward refuses to be differentiated."""
 
@@ -255,5 +276,6 @@ SPECIMENS = [
     Wrong("writes_into_constant", writes_into_constant, X, ("HD407",)),
     Wrong("frozen_input_raises", FrozenInputRaises, (X, Y), ("HD408",)),
     Wrong("tangent_raises", TangentRaises, (X, Y), ("HD408",)),
+    Wrong("bias_of_its_own_shape", BiasOfItsOwnShape, LAYER, ("HD408",)),
     Wrong("second_order_raises", SecondOrderRaises, X, ("HD408",)),
 ]
