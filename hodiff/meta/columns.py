@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hodiff.estimators.conjugate_gradients import conjugate_gradients
 from hodiff.estimators.precision import norms_of
+from hodiff.estimators.systems.conjugate_gradients import conjugate_gradients
 
 Vector = list[Tensor]
 

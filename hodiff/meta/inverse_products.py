@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hodiff.estimators.conjugate_gradients import conjugate_gradients
-from hodiff.estimators.neumann import neumann_series, safe_step_size
 from hodiff.estimators.precision import norms_of
+from hodiff.estimators.systems.conjugate_gradients import conjugate_gradients
+from hodiff.estimators.systems.neumann import neumann_series, safe_step_size
 from hodiff.meta.columns import Columns, Vector
 
 # From a right-hand side to an approximate solution.

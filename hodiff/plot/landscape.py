@@ -14,7 +14,7 @@ from hodiff.common.naming import name_of
 from hodiff.common.options import require_amount, require_int
 from hodiff.common.trees import PyTree, describe, flatten_primals, flatten_tangents
 from hodiff.errors import InputError
-from hodiff.estimators.eigsh import Eigenpairs
+from hodiff.estimators.spectra.eigsh import Eigenpairs
 from hodiff.plot.shared import axes_or_new, one_number
 from hodiff.taylor import directional_derivatives
 

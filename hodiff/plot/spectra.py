@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.estimators.eigsh import Eigenpairs
-from hodiff.estimators.spectral_density import SpectralDensity
+from hodiff.estimators.spectra.eigsh import Eigenpairs
+from hodiff.estimators.spectra.spectral_density import SpectralDensity
 from hodiff.operators.linear.base import LinearOperator
 from hodiff.plot.labels import titled
 from hodiff.plot.shared import axes_or_new

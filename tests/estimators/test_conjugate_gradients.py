@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hodiff.estimators.conjugate_gradients import CURVATURE, PRECONDITIONER, conjugate_gradients
-from hodiff.estimators.neumann import neumann_series, safe_step_size
+from hodiff.estimators.systems.conjugate_gradients import CURVATURE, PRECONDITIONER, conjugate_gradients
+from hodiff.estimators.systems.neumann import neumann_series, safe_step_size
 
 
 def positive(count: int, n: int = 6) -> Tensor:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from estimators.matrices import spread, symmetric
 
-from hodiff.estimators.lanczos import Chain, advance
+from hodiff.estimators.spectra.lanczos import Chain, advance
 from hodiff.estimators.view import view_of
 
 N = 120

@@ -12,7 +12,7 @@ from scipy.integrate import trapezoid
 from hodiff import HodiffWarning, InputError
 from hodiff.estimators import effective_dimension, logdet, spectral_density
 from hodiff.estimators.probes import draw
-from hodiff.estimators.quadrature import _padded
+from hodiff.estimators.spectra.quadrature import _padded
 from hodiff.estimators.view import view_of
 
 N = 300

@@ -12,7 +12,7 @@ from torch import Tensor
 from hodiff.common.keyword_options import require_options
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.estimators.solve import Solution, solve
+from hodiff.estimators.systems.solve import Solution, solve
 from hodiff.operators.linear.base import LinearOperator, require_operator
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.inverse import Solutions

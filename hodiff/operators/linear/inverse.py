@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.estimators.solve import METHODS, Solution, solve
+from hodiff.estimators.systems.solve import METHODS, Solution, solve
 
 RECTANGULAR = "lsmr"
 FACTORED = "dense"

@@ -14,10 +14,10 @@ from hodiff.displays import Cell, badge, element, facts, number, page, table
 from hodiff.displays.elements import SHOWN
 from hodiff.errors import InputError
 from hodiff.estimators.convergence import not_converged
-from hodiff.estimators.eigensolvers import METHODS, SELECT, UNAVAILABLE, EigenProblem, SpentError
 from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw, generator_or_default
 from hodiff.estimators.results import cost_of
+from hodiff.estimators.spectra.eigensolvers import METHODS, SELECT, UNAVAILABLE, EigenProblem, SpentError
 from hodiff.estimators.view import View, require_constant, view_of
 
 RESOLVED = 0.1  # The residual, as a part of the eigenvalue, up to which size and sign are known.

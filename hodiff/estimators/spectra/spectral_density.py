@@ -15,8 +15,8 @@ from hodiff.common.trees import describe
 from hodiff.displays import curve, element, facts, number, page
 from hodiff.errors import InputError
 from hodiff.estimators.probes import generator_or_default
-from hodiff.estimators.quadrature import exact_rule, lanczos_rules, truncation_of
 from hodiff.estimators.results import Estimate, cost_of, mean_and_error
+from hodiff.estimators.spectra.quadrature import exact_rule, lanczos_rules, truncation_of
 from hodiff.estimators.view import view_of
 
 CURVE = 120  # points of the small picture that a notebook shows

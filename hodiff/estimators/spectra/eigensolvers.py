@@ -15,10 +15,10 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.estimators.dense_matrix import symmetric_matrix_of
-from hodiff.estimators.lanczos import Chain
 from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw
 from hodiff.estimators.scipy_bridge import host_operator
+from hodiff.estimators.spectra.lanczos import Chain
 from hodiff.estimators.view import View
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 

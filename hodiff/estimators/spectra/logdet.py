@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hodiff.common.options import require_amount
 from hodiff.errors import InputError
-from hodiff.estimators.quadrature import trace_of_function
 from hodiff.estimators.results import Estimate
+from hodiff.estimators.spectra.quadrature import trace_of_function
 from hodiff.estimators.view import view_of
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hodiff.estimators.damped_systems import DampedSystem, Increment
 from hodiff.estimators.precision import norms_of
 from hodiff.estimators.probes import draw, generator_or_default
+from hodiff.estimators.systems.damped_systems import DampedSystem, Increment
 
 POWER_STEPS = 10
 DIVERGED = 1e4

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hodiff.estimators.precision import precise
-from hodiff.estimators.range_finder import find_range
 from hodiff.estimators.results import mean_and_error
+from hodiff.estimators.traces.range_finder import find_range
 from hodiff.estimators.view import View
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from hodiff.common.options import require_choice, require_int
-from hodiff.estimators import hutchinson, xdiag
 from hodiff.estimators.dense_matrix import diagonal_of
 from hodiff.estimators.probes import PROBES, generator_or_default
 from hodiff.estimators.results import DiagonalEstimate
+from hodiff.estimators.traces import hutchinson, xdiag
 from hodiff.estimators.view import view_of
 
 # The algorithm, and the fewest products that give a standard error.

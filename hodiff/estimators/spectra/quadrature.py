@@ -13,9 +13,9 @@ from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.options import require_choice, require_int
 from hodiff.errors import HodiffWarning
 from hodiff.estimators.dense_matrix import symmetric_matrix_of
-from hodiff.estimators.lanczos import Chain, advance
 from hodiff.estimators.probes import PROBES, draw, generator_or_default
 from hodiff.estimators.results import Estimate, mean_and_error
+from hodiff.estimators.spectra.lanczos import Chain, advance
 from hodiff.estimators.view import View
 
 Rule = tuple[Tensor, Tensor]  # nodes and weights, (samples, steps) each

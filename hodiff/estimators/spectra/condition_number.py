@@ -14,9 +14,9 @@ from hodiff.displays import element, facts, number, page
 from hodiff.errors import InputError
 from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.dense_matrix import symmetric_matrix_of
-from hodiff.estimators.lanczos import Chain
 from hodiff.estimators.probes import draw, generator_or_default
 from hodiff.estimators.results import cost_of
+from hodiff.estimators.spectra.lanczos import Chain
 from hodiff.estimators.view import View, view_of
 
 # From here on a ratio may be one to rounding, of which there may be more than the dtype says.

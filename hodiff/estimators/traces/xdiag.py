@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hodiff.estimators.dense_matrix import refuse_asymmetry
 from hodiff.estimators.precision import precise
-from hodiff.estimators.range_finder import find_range
+from hodiff.estimators.traces.range_finder import find_range
 from hodiff.estimators.view import View
 
 

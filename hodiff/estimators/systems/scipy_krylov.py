@@ -11,9 +11,9 @@ from scipy.sparse.linalg import gmres, lsmr, minres
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.estimators.damped_systems import DampedSystem, Increment, Solver
 from hodiff.estimators.precision import norms_of
 from hodiff.estimators.scipy_bridge import host_operator
+from hodiff.estimators.systems.damped_systems import DampedSystem, Increment, Solver
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
 LOOK_EVERY = 10  # iterations of MINRES, a product more each time

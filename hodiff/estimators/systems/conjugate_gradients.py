@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hodiff.estimators.damped_systems import DampedSystem, Increment
 from hodiff.estimators.precision import norms_of, precise
+from hodiff.estimators.systems.damped_systems import DampedSystem, Increment
 
 # The product with columns (n, j) of the systems with these numbers (j,), each of which may have a matrix of its own.
 Product = Callable[[Tensor, Tensor], Tensor]

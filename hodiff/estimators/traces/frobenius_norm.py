@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from hodiff.common.options import require_choice, require_int
-from hodiff.estimators import hutchinson
 from hodiff.estimators.dense_matrix import columns
 from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import PROBES, generator_or_default
 from hodiff.estimators.results import Estimate
+from hodiff.estimators.traces import hutchinson
 from hodiff.estimators.view import view_of
 
 

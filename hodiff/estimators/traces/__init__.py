@@ -1,0 +1,1 @@
+"""What products with random vectors tell of the diagonal: traces, diagonals, norms."""
