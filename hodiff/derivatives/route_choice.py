@@ -12,7 +12,7 @@ import torch
 from hodiff.derivatives.origin import function_at_fault, raised_by_user
 from hodiff.errors import HodiffError, HodiffWarning, InputError, RouteError
 from hodiff.routes import FORWARD_INSIDE, ROUTES
-from hodiff.torch_internals.wording import UNAVAILABLE, Wording, says
+from hodiff.torch_internals.wording import DONATION_OFF, UNAVAILABLE, Wording, says
 
 T = TypeVar("T")
 
@@ -40,8 +40,8 @@ _EXPLAINED = {
     Wording.WRAPPER_WITHOUT_MEMORY: "torch has no forward mode for subclasses of Tensor that wrap others, such as "
     "DTensor; use the route 'reverse-over-reverse' (for a Jacobian, the mode 'reverse'), or pass ordinary tensors",
     Wording.DONATED_BUFFERS: "code of torch.compile gives the memory of its graph away in the backward pass, and this "
-    "derivative takes another one; set torch._functorch.config.donated_buffer = False before that code runs first, or "
-    "call it as it was before torch.compile",
+    f"derivative takes another one; set {DONATION_OFF} before that code runs first, or call it as it was before "
+    "torch.compile",
     Wording.HIGHER_ORDER: "an operator that takes functions is in the way, such as torch.cond, scan or flex_attention, "
     "which torch compiles before it is run; use plain Python instead, `if` and `for`, or "
     "hodiff.functions.flex_attention",

@@ -102,6 +102,8 @@ UNAVAILABLE = (
     Wording.WRAPPER_WITHOUT_MEMORY,
     Wording.HIGHER_ORDER,
 )
+# What a user sets so that code compiled afterwards keeps the memory of its graph.
+DONATION_OFF = "torch._functorch.config.donated_buffer = False"
 # Warnings that would pass for defects of the code that runs.
 OF_TORCH_ITSELF = (Wording.BATCHES_BY_LOOP, Wording.OUTPUT_RESIZED, Wording.TORCHSCRIPT, Wording.FUNCTION_MADE)
 
