@@ -39,7 +39,8 @@ def root(
         solver: `solver(residual, x0, *params) -> x`, for example `hodiff.implicit.newton()`.
         linear_solver: How systems with $J$ and $J^\top$ are solved: "dense" (LU), "cg" (symmetric positive definite),
             "minres" (symmetric), "gmres", "lsmr" (all by SciPy, on the CPU), "neumann" (where $I - J$ contracts),
-            "sparse" (LU of the sparse matrix that `hodiff.sparse` makes of $J$, by SciPy's SuperLU), or a function
+            "sparse" (factors of the sparse matrix that `hodiff.sparse` makes of $J$: by CHOLMOD where scikit-sparse is
+            installed and $J$ symmetric and positive definite, else by SciPy's SuperLU), or a function
             `(matvec, rhs) -> x` of trees like `x`. "auto" is "dense" up to 1024 unknowns, else "gmres", or "minres"
             where `symmetric`.
         symmetric: Whether $J$ is symmetric.

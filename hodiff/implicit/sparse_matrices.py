@@ -1,4 +1,4 @@
-"""Sparse Jacobians of residuals, and solutions with their LU factors."""
+"""Sparse Jacobians of residuals, and solutions with their factors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff import sparse
+from hodiff.common import cholmod
 from hodiff.common.trees import PyTree, describe
 from hodiff.errors import InputError
 from hodiff.implicit.ravel import Ravel
@@ -77,12 +78,32 @@ def matrix_in_words_of(caller: str, matrix: Callable[..., Any], *args: Any) -> A
 def solve_by_factors(matrix: Any, rhs: Tensor) -> tuple[Tensor, str]:
     """The solutions for rows of right-hand sides, and what is wrong with the matrix, if anything."""
     matrix = matrix.astype(np.float64)
+    if not np.isfinite(matrix.data).all():
+        return torch.full_like(rhs, torch.nan), "the Jacobian is not finite"
+    by_factors = _by_cholmod(matrix, rhs)
+    return _by_superlu(matrix, rhs) if by_factors is None else (by_factors, "")
+
+
+def _by_cholmod(matrix: Any, rhs: Tensor) -> Tensor | None:
+    """The solutions where scikit-sparse is there and the matrix symmetric and well positive definite."""
+    diagonal = matrix.diagonal()
+    if cholmod.library() is None or not (diagonal > 0).all() or (matrix != matrix.T).nnz:
+        return None
+    # Whatever the units of unknowns, the diagonal is one.
+    scale = 1 / np.sqrt(diagonal)
+    scaled = scipy.sparse.diags_array(scale) @ matrix @ scipy.sparse.diags_array(scale)
+    factors = cholmod.cholesky(scipy.sparse.csc_array(scaled))
+    if factors is None or not factors.pivots.min() > len(scale) * torch.finfo(rhs.dtype).eps * factors.pivots.max():
+        return None
+    sides = rhs.detach().to("cpu", torch.float64).numpy().T * scale[:, None]
+    return torch.from_numpy((factors.solve(np.asfortranarray(sides)) * scale[:, None]).T.copy()).to(rhs)
+
+
+def _by_superlu(matrix: Any, rhs: Tensor) -> tuple[Tensor, str]:
     # Equations may have any units: only what is singular after scaling them is singular.
     rows = np.asarray(abs(matrix).max(axis=1).todense()).ravel()
     rows = np.where(rows > 0, rows, 1.0)
     scaled = scipy.sparse.csc_array(scipy.sparse.diags_array(1 / rows) @ matrix)
-    if not np.isfinite(scaled.data).all():
-        return torch.full_like(rhs, torch.nan), "the Jacobian is not finite"
     try:
         factors = scipy.sparse.linalg.splu(scaled)
     except RuntimeError:

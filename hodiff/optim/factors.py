@@ -1,4 +1,4 @@
-"""Hessians with a multiple of the identity added, factorised: dense ones by Cholesky's method, sparse ones by SuperLU.
+"""Hessians with a multiple of the identity added, factorised: dense ones by torch, sparse ones by CHOLMOD or SuperLU.
 
 Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., section 3.4.
 """
@@ -11,6 +11,8 @@ import numpy as np
 import scipy
 import torch
 from torch import Tensor
+
+from hodiff.common import cholmod
 
 
 class Shifted(Protocol):
@@ -48,17 +50,26 @@ class SparseMatrix:
 
     def solve(self, shift: float, rhs: Tensor) -> Tensor | None:
         """The solution with H + shift I, or None where that is not positive definite."""
-        matrix = self._matrix
-        if shift:
-            matrix = matrix + shift * scipy.sparse.eye_array(len(rhs), format="csc")
-        try:
-            # Pivots on the diagonal, unless they are zero, so that by Sylvester's law their signs are the eigenvalues'.
-            factors = scipy.sparse.linalg.splu(
-                matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
-            )
-        except RuntimeError:  # a column without a pivot
-            return None
-        is_positive = np.array_equal(factors.perm_r, factors.perm_c) and bool((factors.U.diagonal() > 0).all())
-        if not is_positive:
-            return None
-        return torch.from_numpy(factors.solve(rhs.cpu().numpy())).to(rhs)
+        by_factors = _by_superlu if cholmod.library() is None else _by_cholmod
+        x = by_factors(self._matrix, shift, rhs.cpu().numpy())
+        return None if x is None else torch.from_numpy(x).to(rhs)
+
+
+def _by_cholmod(matrix: Any, shift: float, rhs: np.ndarray) -> np.ndarray | None:
+    factors = cholmod.cholesky(matrix, shift)
+    return None if factors is None else factors.solve(rhs)
+
+
+def _by_superlu(matrix: Any, shift: float, rhs: np.ndarray) -> np.ndarray | None:
+    if shift:
+        matrix = matrix + shift * scipy.sparse.eye_array(len(rhs), format="csc")
+    try:
+        # Pivots on the diagonal, unless they are zero, so that by Sylvester's law their signs are the eigenvalues'.
+        factors = scipy.sparse.linalg.splu(
+            matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
+        )
+    except RuntimeError:  # a column without a pivot
+        return None
+    is_positive = np.array_equal(factors.perm_r, factors.perm_c) and bool((factors.U.diagonal() > 0).all())
+    solved: np.ndarray = factors.solve(rhs)
+    return solved if is_positive else None

@@ -76,8 +76,9 @@ def minimize(
     | "trust-constr" | products with the Hessian, and with those of the constraints | yes | yes |
 
     With `sparse=True` the Hessian is a sparse matrix, made by `hodiff.sparse.hessian` of a few products at each point,
-    with one coloring for all: "newton" factorises it (SuperLU, on the CPU), "trust-ncg", "trust-krylov" and "newton-cg"
-    multiply with it, and "trust-constr" takes it with sparse Jacobians and Hessians of the constraints.
+    with one coloring for all: "newton" factorises it (on the CPU, by CHOLMOD if scikit-sparse is installed, else by
+    SuperLU), "trust-ncg", "trust-krylov" and "newton-cg" multiply with it, and "trust-constr" takes it with sparse
+    Jacobians and Hessians of the constraints.
 
     With `batched=True` many small problems are solved at once, by "trust-exact", "bfgs" or "l-bfgs-b" of our own. `f`
     is still the function of one problem, and `torch.func.vmap` maps it over the first dimension of all leaves of `x0`;

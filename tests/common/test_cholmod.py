@@ -1,0 +1,155 @@
+"""Solutions by CHOLMOD: by scikit-sparse if it is installed, and by stand-ins for the doors of both of its versions."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy
+import torch
+
+from hodiff.common import cholmod
+from hodiff.implicit.sparse_matrices import solve_by_factors
+from hodiff.optim.factors import SparseMatrix
+
+
+class NotPositiveDefiniteError(Exception):
+    pass
+
+
+def dense_factor(matrix, beta):
+    try:
+        return np.linalg.cholesky(matrix.toarray() + beta * np.eye(matrix.shape[0]))
+    except np.linalg.LinAlgError:
+        raise NotPositiveDefiniteError from None
+
+
+def solved(lower, b):
+    return scipy.linalg.cho_solve((lower, True), b)
+
+
+class Factor4:
+    """What `cholesky` of versions 0.4 returns."""
+
+    def __init__(self, lower):
+        self._lower = lower
+
+    def __call__(self, b):
+        return solved(self._lower, b)
+
+    def D(self):  # noqa: N802
+        return self._lower.diagonal() ** 2
+
+
+class Factor5:
+    """What `cho_factor` of versions 0.5 returns."""
+
+    def __init__(self, lower):
+        self._lower = lower
+
+    def solve(self, b):
+        return solved(self._lower, b)
+
+    def get_factor(self):
+        return scipy.sparse.csc_array(self._lower.T)
+
+
+DOORS = {
+    "0.4": SimpleNamespace(
+        CholmodNotPositiveDefiniteError=NotPositiveDefiniteError,
+        cholesky=lambda A, beta=0.0: Factor4(dense_factor(A, beta)),
+    ),
+    "0.5": SimpleNamespace(
+        CholmodNotPositiveDefiniteError=NotPositiveDefiniteError,
+        cho_factor=lambda A, beta=0.0: Factor5(dense_factor(A, beta)),
+    ),
+}
+
+
+@pytest.fixture(params=["installed", *DOORS])
+def door(request, monkeypatch):
+    if request.param == "installed":
+        return pytest.importorskip("sksparse.cholmod")
+    monkeypatch.setattr(cholmod, "library", lambda: DOORS[request.param])
+    return DOORS[request.param]
+
+
+UNITS = np.logspace(-9, 9, 25)
+
+
+def grid(side):
+    """Laplace's five-point matrix and a little of the identity."""
+    line = scipy.sparse.diags_array([-np.ones(side - 1), 2 * np.ones(side), -np.ones(side - 1)], offsets=[-1, 0, 1])
+    return scipy.sparse.csc_array(scipy.sparse.kronsum(line, line) + 0.01 * scipy.sparse.eye_array(side**2))
+
+
+def test_solutions_and_pivots(door):
+    matrix = grid(7)
+    sides = np.random.default_rng(0).normal(size=(49, 3))
+    for shift in (0.0, 0.5):
+        whole = matrix.toarray() + shift * np.eye(49)
+        factors = cholmod.cholesky(matrix, shift)
+        np.testing.assert_allclose(factors.solve(sides), np.linalg.solve(whole, sides), rtol=1e-10)
+        np.testing.assert_allclose(factors.solve(sides[:, 0]), np.linalg.solve(whole, sides[:, 0]), rtol=1e-10)
+        assert np.log(factors.pivots).sum() == pytest.approx(np.linalg.slogdet(whole)[1])
+
+
+def test_what_is_not_positive_definite_has_none(door):
+    lowest = np.linalg.eigvalsh(grid(4).toarray())[0]
+    assert cholmod.cholesky(grid(4), -0.9 * lowest) is not None
+    assert cholmod.cholesky(grid(4), -1.1 * lowest) is None
+    assert cholmod.cholesky(scipy.sparse.csc_array((3, 3))) is None
+    assert cholmod.cholesky(scipy.sparse.csc_array(np.ones((3, 3))), -1.0) is None
+
+
+def test_newton_directions_are_those_of_superlu(door, monkeypatch):
+    matrix = scipy.sparse.csr_array(grid(5))
+    slope = torch.linspace(-1, 1, 25, dtype=torch.float64)
+    found = [SparseMatrix(matrix).solve(shift, slope) for shift in (0.0, 0.3, -3.0)]
+    monkeypatch.setattr(cholmod, "library", lambda: None)
+    expected = [SparseMatrix(matrix).solve(shift, slope) for shift in (0.0, 0.3, -3.0)]
+    assert found[2] is expected[2] is None
+    torch.testing.assert_close(found[:2], expected[:2])
+
+
+@pytest.mark.parametrize(
+    ("change", "has_factors"),
+    [
+        pytest.param(lambda a: a, [True], id="positive definite"),
+        pytest.param(lambda a: a * np.outer(UNITS, UNITS), [True], id="in other units"),
+        pytest.param(lambda a: a - 3 * np.eye(25), [False], id="indefinite"),
+        pytest.param(np.triu, [], id="not symmetric"),
+    ],
+)
+def test_linear_systems_are_solved_by_either(door, monkeypatch, change, has_factors):
+    matrix = scipy.sparse.csr_array(change(grid(5).toarray()))
+    sides = torch.randn(3, 25, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sides *= torch.from_numpy(matrix.diagonal()).abs().sqrt()
+    made = []
+    cholesky = cholmod.cholesky
+    monkeypatch.setattr(cholmod, "cholesky", lambda *args: made.append(cholesky(*args)) or made[-1])
+    found = solve_by_factors(matrix, sides)
+    monkeypatch.setattr(cholmod, "library", lambda: None)
+    expected = solve_by_factors(matrix, sides)
+    assert found[1] == expected[1] == ""
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-9, atol=0)
+    assert [each is not None for each in made] == has_factors
+
+
+@pytest.mark.parametrize("entry", [np.nan, np.inf])
+def test_a_matrix_that_is_singular_or_not_finite_is_told(door, entry):
+    rhs = torch.ones(1, 25, dtype=torch.float64)
+    broken = grid(5).toarray()
+    broken[0, 1] = broken[1, 0] = entry
+    assert solve_by_factors(scipy.sparse.csr_array(broken), rhs)[1] == "the Jacobian is not finite"
+    _, trouble = solve_by_factors(scipy.sparse.csr_array(np.ones((3, 3))), rhs[:, :3])
+    assert trouble.startswith("the Jacobian is singular")
+
+
+def test_without_scikit_sparse_there_is_no_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sksparse.cholmod", None)
+    cholmod.library.cache_clear()
+    try:
+        assert cholmod.library() is None
+    finally:
+        cholmod.library.cache_clear()
