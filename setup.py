@@ -7,7 +7,7 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 KERNELS = runpy.run_path("kernels/fused_build.py")
-flaw, record_of, write_record = KERNELS["flaw"], KERNELS["record_of"], KERNELS["write_record"]
+flaw, record_of, write_record, flags_of = (KERNELS[name] for name in ("flaw", "record_of", "write_record", "flags_of"))
 
 
 class BuildWithRecord(build_ext):
@@ -18,6 +18,7 @@ class BuildWithRecord(build_ext):
         library = Path(self.get_ext_fullpath(ext.name))
         if flaw(library):
             library.unlink(missing_ok=True)
+        ext.extra_compile_args = flags_of(getattr(self.compiler, "compiler_so_cxx", ()))
         super().build_extension(ext)
         write_record(library)
 
@@ -63,7 +64,6 @@ setup(
             ],
             depends=["kernels/fused_build.py", *(f"kernels/{name}" for name in KERNELS["SOURCES"])],
             language="c++",
-            extra_compile_args=list(KERNELS["FLAGS"]),
             # Without it hodiff computes the same from torch's operators.
             optional=True,
         )

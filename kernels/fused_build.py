@@ -7,7 +7,10 @@ wrongly. So the build writes a record beside it, which is compared with the file
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -34,6 +37,19 @@ FLAGS = (
     "-ffp-contract=fast",
     "-fvisibility=hidden",
 )
+# clang's threads want LLVM's OpenMP: on Linux torch brings GNU's, and Apple's clang has none. Its kernels take one
+# thread.
+OF_CLANG = {"-fopenmp": "-fopenmp-simd"}
+
+
+def flags_of(command: Sequence[str]) -> list[str]:
+    """What a compiler is to be called with, told by the words of its command, of which some may be flags."""
+    compiler = itertools.takewhile(lambda word: not word.startswith("-"), command)
+    try:
+        said = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError:  # there is none, and the build says so
+        said = ""
+    return [OF_CLANG.get(flag, flag) for flag in FLAGS] if "clang" in said else list(FLAGS)
 
 
 def record_of(library: Path) -> Path:
@@ -61,7 +77,7 @@ def flaw(library: Path) -> str | None:
 
 def _sources() -> dict[str, str]:
     present = {name: _digest(_FOLDER / name) for name in SOURCES if (_FOLDER / name).exists()}
-    return present | {"flags": " ".join(FLAGS)}
+    return present | {"flags": " ".join((*FLAGS, *OF_CLANG.values()))}
 
 
 def _digest(path: Path) -> str:

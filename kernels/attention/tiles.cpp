@@ -17,12 +17,18 @@
 // groups, one for each matrix of the mask's gradient (one for each head where nobody wants it), and a task adds those of
 // its group one after another, for a chunk of the rows and, where chunks are too few, a slice of the group.
 
+#ifdef _OPENMP
 #include <omp.h>
+#endif
 
 #include <cstdint>
 #include <cstring>
 
 namespace {
+
+#ifndef _OPENMP
+constexpr int omp_get_thread_num() { return 0; }
+#endif
 
 // Keys that one product takes at a time; rows of a panel are chosen by the caller.
 constexpr long TILE = 64;

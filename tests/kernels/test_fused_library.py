@@ -18,7 +18,7 @@ import torch
 from compilers import compiler_works
 
 from hodiff.kernels import fused, fused_library
-from hodiff.kernels.fused_build import SOURCES, flaw, record_of
+from hodiff.kernels.fused_build import FLAGS, SOURCES, flags_of, flaw, record_of
 from hodiff.kernels.fused_signatures import SIGNATURES
 
 FOLDER = Path(fused_library.__file__).parent
@@ -212,3 +212,31 @@ def test_an_unknown_kernel_raises():
 def test_formulas_have_names():
     assert {"sigmoid"} <= set(fused.formulas())
     assert set(fused.pullbacks())
+
+
+@pytest.mark.parametrize(
+    ("said", "flag"),
+    [
+        ("g++ (Debian 12.2.0-14) 12.2.0", "-fopenmp"),
+        ("Debian clang version 14.0.6", "-fopenmp-simd"),
+        ("Apple clang version 16.0.0 (clang-1600.0.26.6)", "-fopenmp-simd"),
+    ],
+)
+def test_clang_has_no_threads(tmp_path, said, flag):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\necho '{said}'\n")
+    compiler.chmod(0o755)
+    flags = flags_of([str(compiler), "-Wall", "-O2"])
+    assert [each for each in flags if "openmp" in each] == [flag]
+    assert len(flags) == len(FLAGS) == len(flags_of(()))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("clang++"), reason="no clang")
+def test_clang_builds_what_loads(tmp_path):
+    library = tmp_path / "fused.so"
+    sources = [str(FOLDER / name) for name in SOURCES if name.endswith(".cpp")]
+    command = ["clang++", "-shared", "-fPIC", "-w", *flags_of(["clang++"]), *sources, "-o", str(library)]
+    subprocess.run(command, check=True)
+    loaded = ctypes.CDLL(str(library))
+    assert all(hasattr(loaded, name) for name in SIGNATURES)
