@@ -359,8 +359,10 @@ def test_options_are_those_of_the_installed_scipy(method):
     foreign = own.get(method, {"inexact", "subproblem_maxiter"})
     taken = set(list(inspect.signature(function).parameters)[2:]) - passed - foreign - {"subproblem"}
     assert taken <= {*OPTIONS[method], *_documented(method)}
-    if tuple(map(int, scipy.__version__.split(".")[:2])) >= (1, 17):
-        assert set(OPTIONS[method]) <= taken
+    version = tuple(map(int, scipy.__version__.split(".")[:2]))
+    if version >= (1, 17):
+        gone = {"disp", "iprint"} if method == "l-bfgs-b" and version >= (1, 18) else set()
+        assert set(OPTIONS[method]) - gone <= taken
 
 
 @pytest.mark.parametrize("method", ["slsqp", "trust-constr"])

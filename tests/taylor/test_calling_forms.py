@@ -356,6 +356,7 @@ def test_a_compiler_breaks_no_graph_inside_of_f(f):
             torch.compile(transformed, backend="eager")(x)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_operators_of_libraries():
     library = torch.library.Library("hodiff_jet_tests", "DEF")
     library.define("cube(Tensor x) -> Tensor")

@@ -118,10 +118,42 @@ def test_operators_are_torchs_elsewhere():
     torch.testing.assert_close(torch.cond(True, torch.sin, torch.cos, (X,)), X.sin())
 
 
-def test_names_that_were_bound_before_are_refused():
+@pytest.mark.parametrize("moving", [(True, True), (True, False), (False, True)])
+def test_names_that_were_bound_before_are_refused(moving):
     own = operators.scan.__wrapped__
+    state, rows = (lambda x, moves=moves: x if moves else X for moves in moving)
     with pytest.raises(hodiff.RouteError, match=r"bound before hodiff\.taylor was imported"):
-        jet(lambda x: own(step, x[0], x)[0], (X,), ([V],))
+        jet(lambda x: own(step, state(x)[0], rows(x))[0] + 0 * x[0], (X,), ([V],))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_of_so_many_steps(reverse):
+    """As in torch 2.15."""
+
+    def logistic(x, rows):
+        assert rows is None
+        return 3 * x * (1 - x), {"square": x * x}
+
+    def f(x):
+        last, rows = operators.scan(logistic, x, length=3, reverse=reverse)
+        return torch.stack([last, *rows["square"]])
+
+    def by_hand(x):
+        found = []
+        for _ in range(3):
+            found.append(x * x)
+            x = 3 * x * (1 - x)
+        return torch.stack([x, *(found[::-1] if reverse else found)])
+
+    value, (slope,) = jet(f, (X,), ([V],))
+    right = torch.func.jvp(by_hand, (X,), (V,))
+    torch.testing.assert_close((value, slope), right)
+
+
+@pytest.mark.parametrize(("length", "xs", "said"), [(3, X, "expected 4, .* got 3"), (0, None, "at least one step")])
+def test_a_scan_of_other_steps_than_its_rows_is_refused(length, xs, said):
+    with pytest.raises(hodiff.InputError, match=f"scan: length: {said}"):
+        jet(lambda x: operators.scan(step, x[0], xs, length=length)[0], (X,), ([V],))
 
 
 def test_a_loop_whose_rows_differ_is_refused():

@@ -28,18 +28,28 @@ def _extreme(frame: Frame, func: Any, a: Any, b: Any, sign: int) -> Any:
     return chosen(frame, value, weight, a, b)
 
 
+# The first one's share at a tie of fmax and fmin.
+_FIRST = 0.5 if torch.__version__ >= "2.15" else 1.0
+
+
 @rule("fmax")
 def fmax(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The larger one's; the first one's at ties, and where the second is NaN."""
+    """The larger one's; at ties what torch's version says, and where one is NaN the other's."""
     x, y = value_of(frame, a), value_of(frame, b)
-    return chosen(frame, torch.fmax(x, y), ((x >= y) | torch.isnan(y)).to(torch.fmax(x, y).dtype), a, b)
+    return _of_numbers(frame, torch.fmax(x, y), x > y, a, b)
 
 
 @rule("fmin")
 def fmin(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The smaller one's; the first one's at ties, and where the second is NaN."""
+    """The smaller one's; at ties what torch's version says, and where one is NaN the other's."""
     x, y = value_of(frame, a), value_of(frame, b)
-    return chosen(frame, torch.fmin(x, y), ((x <= y) | torch.isnan(y)).to(torch.fmin(x, y).dtype), a, b)
+    return _of_numbers(frame, torch.fmin(x, y), x < y, a, b)
+
+
+def _of_numbers(frame: Frame, value: Any, is_first: Any, a: Any, b: Any) -> Any:
+    x, y = value_of(frame, a), value_of(frame, b)
+    weight = (is_first | torch.isnan(y)).to(value.dtype) + _FIRST * (x == y).to(value.dtype)
+    return chosen(frame, value, weight, a, b)
 
 
 @rule("maximum")

@@ -6,7 +6,11 @@ from hodiff.taylor.transforms.batches import vmap
 from hodiff.taylor.transforms.members import swap_member
 from hodiff.taylor.transforms.pullbacks import grad_and_value, vjp
 from hodiff.taylor.transforms.pushforwards import jvp
-from hodiff.torch_internals.autograd.func_calls import stand_in_front, stand_in_front_of_control_flow
+from hodiff.torch_internals.autograd.func_calls import (
+    look_at_trees_of_scan,
+    stand_in_front,
+    stand_in_front_of_control_flow,
+)
 
 stand_in_front(
     is_running,
@@ -22,3 +26,4 @@ stand_in_front_of_control_flow(
         "map": control_flow.map,
     },
 )
+look_at_trees_of_scan(control_flow.refuse_jets)

@@ -12,7 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hodiff.errors import InputError
-from hodiff.taylor.jets import tensor_of
+from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.running import is_running
 from hodiff.torch_internals.autograd.wrapped_tensors import below_derivatives, is_batched
 
 
@@ -43,16 +44,34 @@ def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried
 
 
 def scan(
-    combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False, **_: Any
+    combine_fn: Callable[..., Any],
+    init: Any,
+    xs: Any = None,
+    *,
+    dim: int = 0,
+    reverse: bool = False,
+    length: int | None = None,
 ) -> tuple[Any, Any]:
-    """A loop along a dimension, which carries a state and stacks what comes out."""
-    if not pytree.tree_leaves(xs):
+    """A loop along a dimension, or of so many steps, which carries a state and stacks what comes out."""
+    has_rows = any(each is not None for each in pytree.tree_leaves(xs))
+    if not has_rows and length is None:
         return init, []
+    steps = _slices(xs, dim, reverse) if has_rows else [None] * (length or 0)
+    if length not in (None, len(steps)):
+        raise InputError(f"jet: scan: length: expected {len(steps)}, the size of xs along dim={dim}, got {length}.")
+    if not steps:
+        raise InputError("jet: scan: length: expected at least one step, got 0.")
     carry, rows = init, []
-    for x in _slices(xs, dim, reverse):
+    for x in steps:
         carry, row = combine_fn(carry, x)
         rows.append(row)
     return carry, _stacked(rows, dim, reverse)
+
+
+def refuse_jets(tree: Any) -> None:
+    """Refuse jets where torch's own operator was called by a name that was bound before."""
+    if is_running() and any(isinstance(each, Jet) for each in pytree.tree_leaves(tree)):
+        raise TypeError("all leaves must be a Tensor")
 
 
 def associative_scan(

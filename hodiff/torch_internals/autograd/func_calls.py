@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -79,6 +79,20 @@ def stand_in_front_of_control_flow(asked: Callable[[], bool], ways: dict[str, Ca
         # Of the same name there may be a module.
         if isinstance(own, FunctionType):
             setattr(place, attribute, _either(own, ways[name], asked))
+
+
+def look_at_trees_of_scan(look: Callable[[Any], None]) -> None:
+    """Have what comes to torch's own `scan` looked at: from 2.15 on, leaves that are no tensors are as none to it."""
+
+    def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+        if not torch.compiler.is_compiling():
+            look(tree)
+        return pytree.tree_flatten(tree, is_leaf)
+
+    watched = ModuleType(pytree.__name__)
+    watched.__dict__.update(vars(pytree) | {"tree_flatten": tree_flatten})
+    # Its module, beside which there is a function of that name.
+    vars(importlib.import_module("torch._higher_order_ops.scan"))["pytree"] = watched
 
 
 def _either(own: Callable[..., Any], way: Callable[..., Any], asked: Callable[[], bool]) -> Callable[..., Any]:

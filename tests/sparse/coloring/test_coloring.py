@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from sparse.coloring import graphs
 
 from hodiff.errors import InputError
 from hodiff.sparse.coloring import Coloring, color
 from hodiff.sparse.coloring.coloring import SIDES
+from tests.sparse.coloring import graphs
 
 
 @pytest.mark.parametrize("method", SIDES)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparse.coloring import definitions, graphs
 
 from hodiff.sparse.coloring import color
 from hodiff.sparse.coloring.orders import ORDERS
+from tests.sparse.coloring import definitions, graphs
 
 FULL_DIAGONAL = {name: each for name, each in graphs.SYMMETRIC.items() if each.diagonal().all()}
 EACH_ORDER = pytest.mark.parametrize("order", [None, *ORDERS])

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from sparse.coloring import definitions, graphs
 
 from hodiff.sparse.coloring import color
 from hodiff.sparse.coloring.bounds import least_acyclic, least_star
 from hodiff.sparse.coloring.patterns import pattern_of
+from tests.sparse.coloring import definitions, graphs
 
 
 @pytest.mark.parametrize("beta", [0, 1, 2, 5])

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from sparse.coloring import graphs
 
 from hodiff.kernels.coloring import greedy
 from hodiff.kernels.fused_library import available
 from hodiff.sparse.coloring import color, interpreted, orders, patterns
 from hodiff.sparse.coloring.coloring import SIDES
 from hodiff.sparse.coloring.orders import ORDERS
+from tests.sparse.coloring import graphs
 
 pytestmark = pytest.mark.skipif(not available(), reason="hodiff was installed without a C++ compiler")
 USERS = ("problems", "orders", "gathers", "substitution")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from sparse.coloring import graphs
 
 from hodiff.errors import InputError
 from hodiff.sparse.coloring import color
+from tests.sparse.coloring import graphs
 
 PATTERN = graphs.random_symmetric(12, 0.2)
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparse.coloring import graphs
 
 from hodiff.errors import InputError
 from hodiff.sparse.coloring import Gather, Substitution, color
 from hodiff.sparse.coloring.coloring import SIDES
 from hodiff.sparse.coloring.orders import ORDERS
+from tests.sparse.coloring import graphs
 
 SYMMETRIC_METHODS = ("star", "acyclic")
 SETTINGS = [(method, order) for method in SIDES for order in (None, *ORDERS)]

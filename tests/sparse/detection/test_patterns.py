@@ -6,13 +6,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sparse.problems import message_passing, point
 from torch import nn
 
 import hodiff
 from hodiff import HodiffWarning, InputError
 from hodiff.sparse import hessian_pattern, jacobian_pattern
 from hodiff.sparse.detection import supports
+from tests.sparse.problems import message_passing, point
 
 D = torch.float64
 

@@ -5,11 +5,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sparse.problems import D, point
 
 import hodiff
 from hodiff import InputError
 from hodiff.sparse import check_pattern, hessian, hessian_pattern, jacobian, jacobian_pattern
+from tests.sparse.problems import D, point
 
 
 def uneven(x, scale):

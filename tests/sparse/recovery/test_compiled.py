@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 import scipy.sparse
 import torch
-from sparse.problems import PROBLEMS, D, point, rosenbrock
 
 import hodiff
 from hodiff import InputError
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.derivatives import compiled_calls
 from hodiff.sparse import color, hessian, hessian_pattern, lagrangian_hessian, value_and_hessian
+from tests.sparse.problems import PROBLEMS, D, point, rosenbrock
 
 
 @pytest.fixture

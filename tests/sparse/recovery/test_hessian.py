@@ -8,13 +8,13 @@ import scipy.sparse
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sparse.problems import PROBLEMS, D, cutoff_energy, pairs_within, point, rosenbrock
 
 import hodiff
 from hodiff import InputError
 from hodiff.derivatives import compiled_calls
 from hodiff.sparse import Coloring, color, hessian, hessian_pattern, lagrangian_hessian, value_and_hessian
 from hodiff.sparse.recovery import coloring as kept
+from tests.sparse.problems import PROBLEMS, D, cutoff_energy, pairs_within, point, rosenbrock
 
 METHODS = ("star", "acyclic")
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from sparse.problems import D, point
 
 import hodiff
 from hodiff import InputError, RouteError
 from hodiff.sparse import color, jacobian, jacobian_pattern
+from tests.sparse.problems import D, point
 
 METHODS = ("auto", "columns", "rows", "bidirectional")
 
