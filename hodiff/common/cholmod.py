@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import scipy
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,22 @@ def cholesky(matrix: Any, shift: float = 0.0) -> Factors | None:
     cholmod = library()
     assert cholmod is not None
     factorize = _by_version_5 if hasattr(cholmod, "cho_factor") else _by_version_4
+    if shift:
+        # Not by CHOLMOD, to which a matrix without entries is none.
+        matrix = matrix + shift * scipy.sparse.eye_array(matrix.shape[0], format="csc")
     try:
-        factors = factorize(cholmod, matrix, shift)
+        factors = factorize(cholmod, matrix)
     except cholmod.CholmodNotPositiveDefiniteError:
         return None
     # Indefinite matrices have factors L D Lᵀ as well.
     return factors if bool((factors.pivots > 0).all()) else None
 
 
-def _by_version_4(cholmod: ModuleType, matrix: Any, shift: float) -> Factors:
-    factor = cholmod.cholesky(matrix, beta=shift)
+def _by_version_4(cholmod: ModuleType, matrix: Any) -> Factors:
+    factor = cholmod.cholesky(matrix)
     return Factors(factor, factor.D())
 
 
-def _by_version_5(cholmod: ModuleType, matrix: Any, shift: float) -> Factors:
-    factor = cholmod.cho_factor(matrix, beta=shift)
+def _by_version_5(cholmod: ModuleType, matrix: Any) -> Factors:
+    factor = cholmod.cho_factor(matrix)
     return Factors(factor.solve, factor.get_factor().diagonal() ** 2)

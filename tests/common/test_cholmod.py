@@ -17,9 +17,9 @@ class NotPositiveDefiniteError(Exception):
     pass
 
 
-def dense_factor(matrix, beta):
+def dense_factor(matrix):
     try:
-        return np.linalg.cholesky(matrix.toarray() + beta * np.eye(matrix.shape[0]))
+        return np.linalg.cholesky(matrix.toarray())
     except np.linalg.LinAlgError:
         raise NotPositiveDefiniteError from None
 
@@ -57,11 +57,11 @@ class Factor5:
 DOORS = {
     "0.4": SimpleNamespace(
         CholmodNotPositiveDefiniteError=NotPositiveDefiniteError,
-        cholesky=lambda A, beta=0.0: Factor4(dense_factor(A, beta)),
+        cholesky=lambda A: Factor4(dense_factor(A)),
     ),
     "0.5": SimpleNamespace(
         CholmodNotPositiveDefiniteError=NotPositiveDefiniteError,
-        cho_factor=lambda A, beta=0.0: Factor5(dense_factor(A, beta)),
+        cho_factor=lambda A: Factor5(dense_factor(A)),
     ),
 }
 

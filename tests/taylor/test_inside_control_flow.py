@@ -150,7 +150,9 @@ def test_a_scan_of_so_many_steps(reverse):
     torch.testing.assert_close((value, slope), right)
 
 
-@pytest.mark.parametrize(("length", "xs", "said"), [(3, X, "expected 4, .* got 3"), (0, None, "at least one step")])
+@pytest.mark.parametrize(
+    ("length", "xs", "said"), [(3, X, "expected 4, .* got 3"), (0, None, "expected at least one step")]
+)
 def test_a_scan_of_other_steps_than_its_rows_is_refused(length, xs, said):
     with pytest.raises(hodiff.InputError, match=f"scan: length: {said}"):
         jet(lambda x: operators.scan(step, x[0], xs, length=length)[0], (X,), ([V],))
