@@ -45,7 +45,7 @@ def cholesky(matrix: Any, shift: float = 0.0) -> Factors | None:
     assert cholmod is not None
     factorize = _by_version_5 if hasattr(cholmod, "cho_factor") else _by_version_4
     if shift:
-        # Not by CHOLMOD, to which a matrix without entries is none.
+        # CHOLMOD's own shift refuses a matrix without entries.
         matrix = matrix + shift * scipy.sparse.eye_array(matrix.shape[0], format="csc")
     try:
         factors = factorize(cholmod, matrix)
