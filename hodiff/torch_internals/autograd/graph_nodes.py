@@ -8,8 +8,7 @@ from typing import Any
 
 # Shape and dtype of each result that the node pulls back from.
 results_of: Callable[[Any], tuple[Any, ...]] = attrgetter("_input_metadata")
-# The frames in which a `torch.autograd.Function` is called, whose local `cls` it is; from 2.15 on `apply` is C++ and has
-# none.
+# The frames in which a `torch.autograd.Function` is called, whose local `cls` it is; in 2.15 `apply` is C++.
 CALLS_OF_FUNCTIONS = {"apply", "_call_custom_function_call"}
 
 
