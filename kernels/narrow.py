@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hodiff.kernels.unit_directions import UnitRows, picked_columns
-from hodiff.torch_internals.interception import EagerDispatchMode
+from hodiff.torch_internals.interception import EagerDispatchMode, run_operator
 from hodiff.torch_internals.operators import has_onednn_products, log_softmax_gradient, onednn_product, softmax_gradient
 
 aten = torch.ops.aten
@@ -103,4 +103,5 @@ class NarrowKernels(EagerDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look the operator up, and run torch's where there is none of ours."""
-        return self._kernels.get(func, func)(*args, **(kwargs or {}))
+        own = self._kernels.get(func)
+        return run_operator(func, args, kwargs) if own is None else own(*args, **(kwargs or {}))

@@ -11,7 +11,7 @@ from torch import Tensor
 from hodiff.common.options import is_int
 from hodiff.common.trees import has_strides
 from hodiff.errors import InputError
-from hodiff.torch_internals.interception import EagerDispatchMode
+from hodiff.torch_internals.interception import EagerDispatchMode, run_operator
 
 # Bytes that the intermediate results of one group of directions may take under chunk_size="auto". On a CPU a group
 # that stays near the last-level cache is faster than a larger one (about two times at 256 MiB on a 32 MiB cache); a
@@ -33,7 +33,7 @@ class ByteCount(EagerDispatchMode):
         self.bytes = self.read = self.operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = run_operator(func, args, kwargs)
         self.operations += 1
         if not func.is_view:
             self.read += sum(_bytes(each) for each in args if isinstance(each, Tensor) and has_strides(each))

@@ -20,7 +20,7 @@ from hodiff.graphs import nodes_of
 from hodiff.plot.backward_graph import BackwardGraph, Box
 from hodiff.plot.graph import RAISES, Drawing, require_dependence
 from hodiff.plot.shared import one_number
-from hodiff.torch_internals.interception import DispatchMode
+from hodiff.torch_internals.interception import DispatchMode, run_operator
 
 # The largest entry of a gradient, up to which it has which colour.
 SIZES = {
@@ -94,7 +94,7 @@ class _Seen(DispatchMode):
         self.results: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = run_operator(func, args, kwargs)
         self.results.append(result)
         return result
 

@@ -72,6 +72,33 @@ MODULES_BELOW = (*MODULES_BETWEEN, "torch._ops", "torch._tensor", "torch.utils._
 MODULES_OF_CONTROL_FLOW = ("torch._higher_order_ops", "hodiff.corrections.programs")
 
 
+# Outside of a mode they stand above what modes see: conjugates and negatives that are written out when they are read.
+_ABOVE_MODES = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
+
+
+def run_operator(operator: Any, args: Any, kwargs: Any = None) -> Any:
+    """Call an operator from within a dispatch mode: what every mode of ours does, in place of the bare call."""
+    # A kernel that is made of operators (`linalg.pinv`) conjugates without writing it out, and under any mode torch
+    # excludes the keys that would do so later: values are wrong, in silence. Only complex numbers are conjugated.
+    if not _has_complex(args):
+        return operator(*args, **(kwargs or {}))
+    excluded = [key for key in _ABOVE_MODES if torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
+    for key in excluded:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    try:
+        return operator(*args, **(kwargs or {}))
+    finally:
+        for key in excluded:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+
+
+def _has_complex(args: Any) -> bool:
+    return any(
+        each.is_complex() if isinstance(each, torch.Tensor) else isinstance(each, list | tuple) and _has_complex(each)
+        for each in args
+    )
+
+
 class EagerDispatchMode(TorchDispatchMode):
     """A dispatch mode that dynamo never meets: each operator is spared the wrapper that keeps dynamo out."""
 

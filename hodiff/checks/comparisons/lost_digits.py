@@ -21,7 +21,7 @@ from hodiff.checks.probes.cause import Cause, modes_of
 from hodiff.checks.probes.numbers_inside import numbers_inside
 from hodiff.checks.report.data import Entry
 from hodiff.common.trees import has_strides
-from hodiff.torch_internals.interception import DispatchMode
+from hodiff.torch_internals.interception import DispatchMode, run_operator
 from hodiff.torch_internals.operators import schema_of
 from hodiff.torch_internals.tensors import is_zero_without_memory
 
@@ -96,7 +96,7 @@ class _Shaken(DispatchMode):
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = run_operator(func, args, kwargs)
         if any(each.alias_info is not None for each in schema_of(func).returns):  # a view, or an argument
             return result
         return tree_map_only(Tensor, self._rounded, result)

@@ -19,7 +19,7 @@ from hodiff.corrections.distances.squares import LENGTHS
 from hodiff.corrections.registry import Correction, correction_of
 from hodiff.derivatives.capture.origin import line_now
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.interception import DispatchMode
+from hodiff.torch_internals.interception import DispatchMode, run_operator
 from hodiff.torch_internals.operators import schema_of
 
 # What computes nothing of its tensors.
@@ -191,7 +191,7 @@ class ChangeListener(DispatchMode):
             self.random[name] = self.random.get(name, 0) + 1
         if any(id(each) in self.held for each in _written(func, args, kwargs)):
             self.changed[name] = self.changed.get(name, 0) + 1
-        return func(*args, **kwargs)
+        return run_operator(func, args, kwargs)
 
     def sentences(self) -> Iterator[str]:
         """The remarks in words."""

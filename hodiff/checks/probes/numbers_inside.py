@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hodiff.common.trees import has_strides
-from hodiff.torch_internals.interception import DispatchMode
+from hodiff.torch_internals.interception import DispatchMode, run_operator
 from hodiff.torch_internals.tensors import is_zero_without_memory
 
 aten = torch.ops.aten
@@ -60,7 +60,7 @@ class NumbersInside(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at what goes in and comes out."""
-        result = func(*args, **(kwargs or {}))
+        result = run_operator(func, args, kwargs)
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         # Counts, and complex numbers, have no such parts.
         real = _is_readable(result) and all(map(_is_readable, given))

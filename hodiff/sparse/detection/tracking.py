@@ -16,7 +16,7 @@ from hodiff.sparse.detection.memory import Memory
 from hodiff.sparse.detection.registry import RULES, Rule
 from hodiff.sparse.detection.rules import elementwise
 from hodiff.sparse.detection.supports import Supports, TooManyError, most_entries
-from hodiff.torch_internals.interception import EagerDispatchMode
+from hodiff.torch_internals.interception import EagerDispatchMode, run_operator
 from hodiff.torch_internals.operators import arguments_of, decomposition_of, plain_name
 from hodiff.torch_internals.tensors import share_storage
 
@@ -49,7 +49,7 @@ class Tracking(EagerDispatchMode):
         kwargs = kwargs or {}
         given = _tensors((args, kwargs))
         if self.paused or not any(map(self.memory.depends, given)):
-            return func(*args, **kwargs)
+            return run_operator(func, args, kwargs)
         name = plain_name(func)
         if not self.at_point and self._steers(name, func, given):
             raise self._refusal(name)
@@ -60,7 +60,7 @@ class Tracking(EagerDispatchMode):
             decomposed = self._decomposed(func, args, kwargs)
             if decomposed is not NotImplemented:
                 return decomposed
-        result = func(*args, **kwargs)
+        result = run_operator(func, args, kwargs)
         if torch.Tag.inplace_view not in func.tags:
             self._record(name, rule, func, args, kwargs, result)
         return result
