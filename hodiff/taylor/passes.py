@@ -25,6 +25,7 @@ from hodiff.taylor.running import frames, under_way
 from hodiff.taylor.series import Coefficient, Frame
 from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
 from hodiff.torch_internals.compilers.graph_breaks import in_one_graph
+from hodiff.torch_internals.compilers.tuples import TuplesAsLists
 from hodiff.torch_internals.interception import functions_offered
 from hodiff.torch_internals.wording import Wording, says
 
@@ -67,7 +68,12 @@ def through(
         )
     try:
         # In a graph what is switched off inside of f is told by that it was on before.
-        with torch.enable_grad() if held else nullcontext(), in_one_graph() if compiling else nullcontext(), mode:
+        with (
+            torch.enable_grad() if held else nullcontext(),
+            in_one_graph() if compiling else nullcontext(),
+            TuplesAsLists() if compiling else nullcontext(),
+            mode,
+        ):
             outputs, spec = flatten(f(*args))
     except (TypeError, ValueError, RuntimeError) as error:
         named = isinstance(error, RouteError) or str(error).startswith("jet: ")

@@ -118,6 +118,22 @@ def test_operators_are_torchs_elsewhere():
     torch.testing.assert_close(torch.cond(True, torch.sin, torch.cos, (X,)), X.sin())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("f", "in_python"),
+    [
+        (lambda x: torch.cat((x, x * x)).prod(), lambda x: torch.cat([x, x * x]).prod()),
+        (lambda x: torch.stack(x.split(1)).prod(), lambda x: x.prod()),
+        (lambda x: operators.scan(step, x[0], x)[1].prod(), lambda x: 2 * x[0] * (x[0] ** 2 + x[1])),
+        (lambda x: operators.map(torch.sin, x).prod(), lambda x: x.sin().prod()),
+    ],
+)
+def test_tuples_and_loops_in_compiled_code(f, in_python):
+    x = X[:2]
+    found = torch.compile(lambda x: hodiff.laplacian(f)(x), backend="eager", fullgraph=True)(x)
+    torch.testing.assert_close(found, torch.func.hessian(in_python)(x).trace())
+
+
 @pytest.mark.parametrize("moving", [(True, True), (True, False), (False, True)])
 def test_names_that_were_bound_before_are_refused(moving):
     own = operators.scan.__wrapped__
