@@ -226,3 +226,18 @@ def test_exported_programs() -> None:
     hessian = torch.autograd.functional.hessian(plain, X)
     for route in hodiff.ROUTES:
         torch.testing.assert_close(hodiff.hvp(program, X, V, route=route), hessian @ V)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="before 2.15 torch wants a step")
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_loops_of_no_steps(route: str) -> None:
+    nothing = torch.zeros(0, dtype=D)
+
+    def f(x: Tensor) -> Any:
+        state, rows = scan(lambda c, a: ({"s": c["s"].sin() + a}, (c["s"] * 2, None)), {"s": x.sin()}, nothing)
+        assert rows[0].shape == (0,)
+        assert rows[1] is None
+        return state["s"] + rows[0].sum() + associative_scan(torch.add, nothing * x, 0, combine_mode="generic").sum()
+
+    x = torch.tensor(0.3, dtype=D)
+    torch.testing.assert_close(hodiff.hvp(f, x, torch.ones_like(x), route=route), -x.sin())

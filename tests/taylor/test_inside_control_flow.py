@@ -167,11 +167,30 @@ def test_a_scan_of_so_many_steps(reverse):
 
 
 @pytest.mark.parametrize(
-    ("length", "xs", "said"), [(3, X, "expected 4, .* got 3"), (0, None, "expected at least one step")]
+    ("length", "xs", "said"),
+    [(3, X, "expected 4, .* got 3"), (True, None, "expected a number .* got True"), (-1, None, ".* got -1")],
 )
 def test_a_scan_of_other_steps_than_its_rows_is_refused(length, xs, said):
     with pytest.raises(hodiff.InputError, match=f"scan: length: {said}"):
         jet(lambda x: operators.scan(step, x[0], xs, length=length)[0], (X,), ([V],))
+
+
+@pytest.mark.parametrize("options", [{"xs": torch.zeros(4, 0, dtype=D), "dim": 1}, {"length": 0}])
+def test_a_scan_of_no_steps(options):
+    """As in torch 2.15, which gives the state, and nothing of the form of what comes out."""
+
+    def f(x):
+        state, rows = operators.scan(lambda c, a: (c * c, {"twice": 2 * c, "none": None}), x.sin(), **options)
+        assert rows["none"] is None
+        assert rows["twice"].shape == ((4, 0) if "xs" in options else (0, 4))
+        return state.sum() + rows["twice"].sum()
+
+    torch.testing.assert_close(hodiff.laplacian(f)(X), -X.sin().sum())
+
+
+def test_an_associative_scan_of_nothing():
+    f = lambda x: operators.associative_scan(torch.add, (x * x)[:0], 0, combine_mode="generic").sum() + x.prod()  # noqa: E731
+    torch.testing.assert_close(hodiff.laplacian(f)(X), torch.zeros((), dtype=D))
 
 
 def test_a_loop_whose_rows_differ_is_refused():

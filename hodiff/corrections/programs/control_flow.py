@@ -71,13 +71,24 @@ def _scan(
     combine_fn: Callable[..., Any], init: Sequence[Tensor], xs: Sequence[Tensor], additional_inputs: Sequence[Any] = ()
 ) -> Any:
     """A loop over the first dimension, which carries a state and stacks what comes out."""
+
+    def advanced(carry: Any, row: Sequence[Tensor]) -> Any:
+        result = combine_fn(*pytree.tree_leaves(carry), *row, *additional_inputs)
+        return result if _is_of_user(combine_fn) else (result[: len(init)], result[len(init) :])
+
     carry: Any = init
     rows = []
     for step in range(xs[0].shape[0]):
-        result = combine_fn(*pytree.tree_leaves(carry), *(each[step] for each in xs), *additional_inputs)
-        carry, row = result if _is_of_user(combine_fn) else (result[: len(init)], result[len(init) :])
+        carry, row = advanced(carry, [each[step] for each in xs])
         rows.append(row)
-    return (carry, _stacked(rows)) if _is_of_user(combine_fn) else (*carry, *_stacked(rows))
+    if rows:
+        stacked = _stacked(rows)
+    else:
+        # Of no steps, as torch 2.15 takes them, one tells the form of what comes out.
+        form, row = advanced(init, [each.new_zeros(each.shape[1:]) for each in xs])
+        carry = pytree.tree_unflatten(list(init), pytree.tree_structure(form))
+        stacked = pytree.tree_map(lambda leaf: None if leaf is None else leaf[:0], _stacked([row]))
+    return (carry, stacked) if _is_of_user(combine_fn) else (*carry, *stacked)
 
 
 def _is_of_user(combine_fn: Any) -> bool:
@@ -95,8 +106,10 @@ def _map(
 
 def _associative_scan(combine_fn: Any, xs: Sequence[Tensor], additional_inputs: Sequence[Any] = ()) -> Any:
     """What comes before, combined with each element in turn."""
-    first = [each[0] for each in xs]
+    first = [each[0] if len(each) else each for each in xs]
     rows = [pytree.tree_unflatten(first, combine_fn.keywords["spec"]) if _is_of_user(combine_fn) else first]
+    if not len(xs[0]):
+        return rows[0]
     for step in range(1, xs[0].shape[0]):
         rows.append(combine_fn(*pytree.tree_leaves(rows[-1]), *(each[step] for each in xs), *additional_inputs))
     return _stacked(rows)

@@ -56,16 +56,23 @@ def scan(
     has_rows = any(each is not None for each in pytree.tree_leaves(xs))
     if not has_rows and length is None:
         return init, []
+    if length is not None and (type(length) is not int or length < 0):
+        raise InputError(f"jet: scan: length: expected a number of steps, got {length!r}.")
     steps = _slices(xs, dim, reverse) if has_rows else [None] * (length or 0)
     if length not in (None, len(steps)):
         raise InputError(f"jet: scan: length: expected {len(steps)}, the size of xs along dim={dim}, got {length}.")
-    if not steps:
-        raise InputError("jet: scan: length: expected at least one step, got 0.")
     carry, rows = init, []
     for x in steps:
         carry, row = combine_fn(carry, x)
         rows.append(row)
-    return carry, _stacked(rows, dim, reverse)
+    if rows:
+        return carry, _stacked(rows, dim, reverse)
+    # Of no steps one tells the form of what comes out.
+    _, row = combine_fn(init, pytree.tree_map(lambda each: _zero_row(each, dim), xs) if has_rows else None)
+    none_of_them = pytree.tree_map(
+        lambda each: None if each is None else each.narrow(dim, 0, 0), _stacked([row], dim, reverse)
+    )
+    return init, none_of_them
 
 
 def refuse_jets(tree: Any) -> None:
@@ -78,7 +85,9 @@ def associative_scan(
     combine_fn: Callable[..., Any], xs: Any, dim: int, reverse: bool = False, *_: Any, **__: Any
 ) -> Any:
     """What comes before, combined with each element in turn."""
-    first, *rest = _slices(xs, dim, reverse)
+    if not (rows := _slices(xs, dim, reverse)):
+        return xs
+    first, *rest = rows
     rows = [first]
     for x in rest:
         rows.append(combine_fn(rows[-1], x))
@@ -87,7 +96,10 @@ def associative_scan(
 
 def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
     """A loop over the first dimension, whose results are stacked."""
-    return _stacked([f(x, *args) for x in _slices(xs, 0, reverse=False)], 0, reverse=False)
+    rows = _slices(xs, 0, reverse=False)
+    if not rows:
+        raise InputError("jet: map: xs: expected at least one row, got none.")
+    return _stacked([f(x, *args) for x in rows], 0, reverse=False)
 
 
 def _varies(pred: Any) -> bool:
@@ -101,9 +113,12 @@ def _varies(pred: Any) -> bool:
 def _slices(xs: Any, dim: int, reverse: bool) -> list[Any]:
     leaves, spec = pytree.tree_flatten(xs)
     rows = [pytree.tree_unflatten(list(row), spec) for row in zip(*(each.unbind(dim) for each in leaves), strict=True)]
-    if not rows:
-        raise InputError("jet: a loop along a dimension: expected at least one element, got none.")
     return rows[::-1] if reverse else rows
+
+
+def _zero_row(x: Any, dim: int) -> Any:
+    """A row as those of x would be."""
+    return x.sum(dim)
 
 
 def _stacked(rows: list[Any], dim: int, reverse: bool) -> Any:
