@@ -7,7 +7,9 @@ and update/downdate", ACM Transactions on Mathematical Software 35(3), 2008.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -47,12 +49,24 @@ def cholesky(matrix: Any, shift: float = 0.0) -> Factors | None:
     if shift:
         # CHOLMOD's own shift refuses a matrix without entries.
         matrix = matrix + shift * scipy.sparse.eye_array(matrix.shape[0], format="csc")
+    # Cheaper than to try, of which version 0.5 prints a line.
+    if not (matrix.diagonal() > 0).all():
+        return None
     try:
-        factors = factorize(cholmod, matrix)
+        with _silent(cholmod):
+            factors = factorize(cholmod, matrix)
     except cholmod.CholmodNotPositiveDefiniteError:
         return None
     # Indefinite matrices have factors L D Lᵀ as well.
     return factors if bool((factors.pivots > 0).all()) else None
+
+
+@contextmanager
+def _silent(cholmod: ModuleType) -> Iterator[None]:
+    """What is nearly singular is judged by its pivots."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cholmod.CholmodWarning)
+        yield
 
 
 def _by_version_4(cholmod: ModuleType, matrix: Any) -> Factors:
@@ -62,4 +76,10 @@ def _by_version_4(cholmod: ModuleType, matrix: Any) -> Factors:
 
 def _by_version_5(cholmod: ModuleType, matrix: Any) -> Factors:
     factor = cholmod.cho_factor(matrix)
-    return Factors(factor.solve, factor.get_factor().diagonal() ** 2)
+
+    def solve(sides: np.ndarray) -> np.ndarray:
+        with _silent(cholmod):
+            solved: np.ndarray = factor.solve(sides)
+        return solved
+
+    return Factors(solve, factor.get_factor().diagonal() ** 2)

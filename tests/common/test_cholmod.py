@@ -1,6 +1,7 @@
 """Solutions by CHOLMOD: by scikit-sparse if it is installed, and by stand-ins for the doors of both of its versions."""
 
 import sys
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,10 @@ from hodiff.optim.factors import SparseMatrix
 
 
 class NotPositiveDefiniteError(Exception):
+    pass
+
+
+class NearlySingularWarning(Warning):
     pass
 
 
@@ -48,6 +53,7 @@ class Factor5:
         self._lower = lower
 
     def solve(self, b):
+        warnings.warn("Matrix is nearly singular", NearlySingularWarning, stacklevel=2)
         return solved(self._lower, b)
 
     def get_factor(self):
@@ -57,10 +63,12 @@ class Factor5:
 DOORS = {
     "0.4": SimpleNamespace(
         CholmodNotPositiveDefiniteError=NotPositiveDefiniteError,
+        CholmodWarning=NearlySingularWarning,
         cholesky=lambda A: Factor4(dense_factor(A)),
     ),
     "0.5": SimpleNamespace(
         CholmodNotPositiveDefiniteError=NotPositiveDefiniteError,
+        CholmodWarning=NearlySingularWarning,
         cho_factor=lambda A: Factor5(dense_factor(A)),
     ),
 }

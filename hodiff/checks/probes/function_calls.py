@@ -144,10 +144,15 @@ class ForwardRun:
         context = self.context if context is None else context
         context.reading = "forward"
         given = [
-            torch.zeros_like(a) if t is None and isinstance(a, Tensor) and self.context.materializes else t
+            torch.zeros_like(a) if t is None and self.context.materializes and _has_tangents(a) else t
             for a, t in zip(self.call.args, tangents, strict=True)
         ]
         return as_tuple(self.call.function.jvp(context, *given))
+
+
+def _has_tangents(argument: Any) -> bool:
+    """Whether torch makes up a tangent for an argument that has none."""
+    return isinstance(argument, Tensor) and (argument.is_floating_point() or argument.is_complex())
 
 
 def as_tuple(result: Any) -> tuple[Any, ...]:

@@ -60,9 +60,9 @@ PROBES: tuple[tuple[Probe, Set[str]], ...] = (
     (frozen_arguments, UNRELIABLE | {"HD203"}),
     # What is computed by the flag of another is lost where that one is off.
     (unneeded_gradients, {"HD203", "HD101"}),
-    (lone_tangents, UNRELIABLE),
     (fixed_dtypes, UNRELIABLE),
     (fixed_devices, set()),
+    (lone_tangents, UNRELIABLE | _ROUNDED),
     (first_order, UNRELIABLE | _ROUNDED),
     (linearity, UNRELIABLE),
     # A wrong formula need not read what the right one would.

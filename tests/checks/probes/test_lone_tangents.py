@@ -62,13 +62,67 @@ class RowForgotten(Affine):
         return torch.zeros_like(x) if x_t is None else Affine.jvp(ctx, x_t, row_t)
 
 
+class ByIterations(Affine):
+    """Its tangent is that of a solver with a tolerance, which ends elsewhere for other right-hand sides."""
+
+    @staticmethod
+    def jvp(ctx, x_t, row_t):
+        tangent = Affine.jvp(ctx, x_t, row_t)
+        return tangent if x_t is not None else tangent * (1 + 1e-9)
+
+
+class OfAnIndex(Function):
+    """x² of some elements; torch gives an index no tangent even where it makes up the others."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, index, row):
+        return x[index] ** 2 * row
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, index, row = ctx.saved_tensors
+        by_x = torch.zeros_like(x).index_add(0, index, 2 * x[index] * row * g) if ctx.needs_input_grad[0] else None
+        return by_x, None, (x[index] ** 2 * g).sum_to_size(row.shape) if ctx.needs_input_grad[2] else None
+
+    @staticmethod
+    def jvp(ctx, x_t, index_t, row_t):
+        assert index_t is None
+        x, index, row = ctx.saved_tensors
+        return 2 * x[index] * x_t[index] * row + x[index] ** 2 * row_t
+
+
+class WrongOfAnIndex(OfAnIndex):
+    @staticmethod
+    def jvp(ctx, x_t, index_t, row_t):
+        tangent = OfAnIndex.jvp(ctx, x_t, index_t, row_t)
+        return tangent if x_t.any() else -tangent
+
+
 def brief(function):
     return check(function, (X, ROW), order=1, scipy=False)
 
 
-def test_a_jvp_that_expands_is_right():
-    report = brief(Affine)
+@pytest.mark.parametrize("function", [Affine, ByIterations])
+def test_a_jvp_that_expands_is_right_and_one_by_iterations(function):
+    report = brief(function)
     assert report.ok, str(report)
+
+
+def test_integers_have_no_tangents():
+    index = torch.tensor([1, 0])
+
+    def verdict(function):
+        return check(lambda x, row: function.apply(x.sin(), index, row), (X, ROW), order=1, scipy=False, vmap=False)
+
+    assert verdict(OfAnIndex).ok
+    assert "HD102" in verdict(WrongOfAnIndex).codes
 
 
 @pytest.mark.parametrize(
