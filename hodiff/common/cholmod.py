@@ -49,7 +49,7 @@ def cholesky(matrix: Any, shift: float = 0.0) -> Factors | None:
     if shift:
         # CHOLMOD's own shift refuses a matrix without entries.
         matrix = matrix + shift * scipy.sparse.eye_array(matrix.shape[0], format="csc")
-    # Cheaper than to try, of which version 0.5 prints a line.
+    # Cheaper than a try, and version 0.5 prints a line for each that fails.
     if not (matrix.diagonal() > 0).all():
         return None
     try:

@@ -77,7 +77,7 @@ _ABOVE_MODES = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
 
 
 def run_operator(operator: Any, args: Any, kwargs: Any = None) -> Any:
-    """Call an operator from within a dispatch mode: what every mode of ours does, in place of the bare call."""
+    """Call an operator from within a dispatch mode that computes, in place of the bare call."""
     # A kernel that is made of operators (`linalg.pinv`) conjugates without writing it out, and under any mode torch
     # excludes the keys that would do so later: values are wrong, in silence. Only complex numbers are conjugated.
     if not _has_complex(args):

@@ -31,6 +31,12 @@ def lone_tangents(call: FunctionCall, generator: torch.Generator) -> list[Cause]
         for i, each in alone.items()
         if isinstance(each, Failure)
     )
+    counted = (
+        f"jvp of {call.name} returns {len(each)} tangents where only {call.argument(i)} has one, and {len(together)} "
+        "where all arguments have"
+        for i, each in alone.items()
+        if not isinstance(each, Failure) and len(each) != len(together)
+    )
     shaped = (
         f"jvp of {call.name} returns shape {tuple(dy.shape)} for an output of shape {tuple(y.shape)} where only "
         f"{call.argument(i)} has a tangent"
@@ -40,7 +46,7 @@ def lone_tangents(call: FunctionCall, generator: torch.Generator) -> list[Cause]
         if isinstance(dy, Tensor) and dy.shape != y.shape
     )
     location = rule_location(call.function, "jvp")
-    if evidence := (*raised, *shaped):
+    if evidence := (*raised, *counted, *shaped):
         return [Cause("HD408", evidence, by_forward, location)]
     total = tuple(_total([each[k] for each in alone.values()], y) for k, y in enumerate(together))
     # A rule may solve by iterations, and is then as exact as they are.

@@ -55,6 +55,13 @@ class BothExpected(Affine):
         return 2 * x * x_t + row_t
 
 
+class OneTooMany(Affine):
+    @staticmethod
+    def jvp(ctx, x_t, row_t):
+        tangent = Affine.jvp(ctx, x_t, row_t)
+        return tangent if x_t is not None and row_t is not None else (tangent, tangent)
+
+
 class RowForgotten(Affine):
     @staticmethod
     def jvp(ctx, x_t, row_t):
@@ -130,6 +137,7 @@ def test_integers_have_no_tangents():
     [
         (RowOfItsOwnShape, "HD408", r"shape (2,) for an output of shape (2, 2) where only row has a tangent"),
         (BothExpected, "HD408", "jvp of BothExpected where only x has a tangent: TypeError"),
+        (OneTooMany, "HD408", "returns 2 tangents where only x has one, and 1"),
         (RowForgotten, "HD102", "one at a time do not add up"),
     ],
 )
