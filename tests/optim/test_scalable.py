@@ -23,6 +23,10 @@ PUBLISHED = (1_000, 2_000, 5_000)
 ALIKE = {name for name in PROBLEMS if name.startswith("dixmaan")} - {"dixmaan b", "dixmaan l"}
 TRIED = {*in_turn(PROBLEMS, SMALL, by=3), *((name, "trust-ncg") for name in PROBLEMS if name not in ALIKE)}
 THOUSANDS_OF_STEPS = {("nondquar", "l-bfgs-b"), ("dixmaan l", "l-bfgs-b")}
+# Errors of one rounding in the derivatives move four steps by more than 1e-7: ill-conditioned Hessians.
+FEW_DIGITS = {"variably dimensioned": 1e-2, "discrete boundary value": 1e-3}
+# From its start of zeros, rounding decides where Lanczos' process ends.
+UNDETERMINED = ("fletchcr", "trust-krylov")
 # More than a hundred milliseconds.
 LONG = {"arwhead", "chained rosenbrock", "discrete boundary value", "extended wood", "fletchcr", "nondquar"}
 
@@ -53,12 +57,13 @@ def test_first_steps_are_those_with_other_derivatives(name, method):
     """Wrong products and Hessians may lead to the minimum as well, by other steps."""
     problem = PROBLEMS[name]
     start = problem.start(problem.size(100))
+    if (name, method) == UNDETERMINED:
+        start = start + 0.1 * torch.randn(start.shape, generator=torch.Generator().manual_seed(0), dtype=D)
     ours = minimize(problem.value, start, method=method, options={"maxiter": 4})
     theirs = by_torch_func.minimize(problem.value, start, method, {"maxiter": 4})
     assert ours.nit == theirs.nit
-    # The Hessian of the last is so ill-conditioned that x is known to few digits.
-    rtol = 1e-2 if name == "variably dimensioned" else 1e-7
-    torch.testing.assert_close(ours.x, torch.from_numpy(theirs.x), rtol=rtol, atol=1e-9)
+    rtol = FEW_DIGITS.get(name, 1e-7)
+    torch.testing.assert_close(ours.x, torch.from_numpy(theirs.x), rtol=rtol, atol=rtol / 100)
 
 
 def cases():
