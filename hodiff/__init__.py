@@ -22,6 +22,12 @@ from hodiff.errors import InputError as InputError
 from hodiff.errors import RouteError as RouteError
 from hodiff.functions import straight_through as straight_through
 
+# At once, as it stands in front of torch's transforms: those must not change while a compiler is reading them.
+from hodiff.taylor import bilaplacian as bilaplacian
+from hodiff.taylor import directional_derivatives as directional_derivatives
+from hodiff.taylor import laplacian as laplacian
+from hodiff.taylor import partial as partial
+
 if _TYPE_CHECKING:
     from hodiff import authoring as authoring
     from hodiff import checks as checks
@@ -34,7 +40,6 @@ if _TYPE_CHECKING:
     from hodiff import optim as optim
     from hodiff import plot as plot
     from hodiff import sparse as sparse
-    from hodiff import taylor as taylor
     from hodiff.authoring import custom_jvp as custom_jvp
     from hodiff.authoring import custom_vjp as custom_vjp
     from hodiff.authoring import elementwise as elementwise
@@ -52,10 +57,6 @@ if _TYPE_CHECKING:
     from hodiff.operators import JacobianOperator as JacobianOperator
     from hodiff.operators import KFACOperator as KFACOperator
     from hodiff.operators import LinearOperator as LinearOperator
-    from hodiff.taylor import bilaplacian as bilaplacian
-    from hodiff.taylor import directional_derivatives as directional_derivatives
-    from hodiff.taylor import laplacian as laplacian
-    from hodiff.taylor import partial as partial
 
 __version__ = "0.1.0"
 
@@ -79,14 +80,10 @@ _LATE = {
     "JacobianOperator": "hodiff.operators",
     "KFACOperator": "hodiff.operators",
     "LinearOperator": "hodiff.operators",
-    "bilaplacian": "hodiff.taylor",
-    "directional_derivatives": "hodiff.taylor",
-    "laplacian": "hodiff.taylor",
-    "partial": "hodiff.taylor",
 }
 _PACKAGES = {
     *("authoring", "checks", "estimators", "functions", "implicit", "meta", "nn", "operators", "optim", "plot"),
-    *("sparse", "taylor"),
+    "sparse",
 }
 
 

@@ -20,12 +20,7 @@ PUBLIC = sorted(
     name for name, value in vars(hodiff).items() if not name.startswith("_") and not isinstance(value, types.ModuleType)
 )
 HEAVY = {"scipy", "matplotlib", "sklearn", "pandas", "IPython", "jax", "hypothesis", "pytest"}
-# Those that are imported on first use are not among the module's variables.
-FUNCTIONS = [
-    *(name for name in PUBLIC if inspect.isfunction(getattr(hodiff, name))),
-    "directional_derivatives",
-    "laplacian",
-]
+FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(hodiff, name))]
 CLASSES = [name for name in PUBLIC if inspect.isclass(getattr(hodiff, name))]
 
 
@@ -42,6 +37,13 @@ def test_import_takes_nothing_heavy_along() -> None:
 
 
 @pytest.mark.slow
+def test_import_takes_no_compiler_along() -> None:
+    """Dynamo takes longer to import than torch."""
+    assert "torch._dynamo" not in modules_after("import torch")
+    assert "torch._dynamo" not in modules_after("import hodiff, hodiff.functions, hodiff.operators")
+
+
+@pytest.mark.slow
 def test_torch_itself_takes_none_of_it_along() -> None:
     """Else the tests around this one would blame the wrong package."""
     assert HEAVY & {name.partition(".")[0] for name in modules_after("import torch")} == set()
@@ -54,6 +56,18 @@ def test_a_product_takes_nothing_heavy_along() -> None:
         "hodiff.hvp(lambda y: (y**3).sum(), x, x); hodiff.hessian_matrix(lambda y: (y**3).sum(), x)"
     )
     assert HEAVY & {name.partition(".")[0] for name in modules_after(statement)} == set()
+
+
+@pytest.mark.slow
+def test_first_used_in_compiled_code() -> None:
+    """What stands in front of torch's transforms is there before a compiler reads them."""
+    statement = (
+        "import torch, hodiff\n"
+        "def slope(x): return torch.func.grad(lambda y: hodiff.laplacian(lambda z: (z**4).sum())(y))(x)\n"
+        "print(torch.compile(slope, backend='eager')(torch.ones(2)).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=True)
+    assert done.stdout == "[24.0, 24.0]\n"
 
 
 @pytest.mark.slow  # what routes print is looked at below

@@ -13,6 +13,8 @@ from torch._functorch.autograd_function import custom_function_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from hodiff.torch_internals.tensors import is_zero_without_memory
+
 active_function_modes: Callable[[], list[TorchFunctionMode]] = overrides._get_current_function_mode_stack
 # What `Function.apply` calls inside transforms of `torch.func`, and modes see: `(function, *inputs)`.
 apply_in_transform: Callable[..., Any] = custom_function_call
@@ -72,15 +74,16 @@ MODULES_BELOW = (*MODULES_BETWEEN, "torch._ops", "torch._tensor", "torch.utils._
 MODULES_OF_CONTROL_FLOW = ("torch._higher_order_ops", "hodiff.corrections.programs")
 
 
-# Outside of a mode they stand above what modes see: conjugates and negatives that are written out when they are read.
-_ABOVE_MODES = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
+# Outside of a mode they stand above what modes see: conjugates, negatives and zeros are written out when they are read.
+_ABOVE_MODES = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor)
 
 
 def run_operator(operator: Any, args: Any, kwargs: Any = None) -> Any:
     """Call an operator from within a dispatch mode that computes, in place of the bare call."""
-    # A kernel that is made of operators (`linalg.pinv`) conjugates without writing it out, and under any mode torch
-    # excludes the keys that would do so later: values are wrong, in silence. Only complex numbers are conjugated.
-    if not _has_complex(args):
+    # Under any mode torch excludes these keys, also for the operators that a kernel is made of: one that conjugates
+    # without writing it out (`linalg.pinv`) has wrong values, in silence, and one that passes on zeros that have no
+    # memory (`mul` by a number, in derivatives of forward mode) reads it, and the process dies.
+    if not _may_be_unwritten(args):
         return operator(*args, **(kwargs or {}))
     excluded = [key for key in _ABOVE_MODES if torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
     for key in excluded:
@@ -92,9 +95,12 @@ def run_operator(operator: Any, args: Any, kwargs: Any = None) -> Any:
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
 
 
-def _has_complex(args: Any) -> bool:
+def _may_be_unwritten(args: Any) -> bool:
+    """Whether some tensor is complex, which kernels may conjugate, or zeros without memory."""
     return any(
-        each.is_complex() if isinstance(each, torch.Tensor) else isinstance(each, list | tuple) and _has_complex(each)
+        each.is_complex() or is_zero_without_memory(each)
+        if isinstance(each, torch.Tensor)
+        else isinstance(each, list | tuple) and _may_be_unwritten(each)
         for each in args
     )
 

@@ -33,6 +33,9 @@ normalized_by_batches: Kernel = torch.ops.aten._native_batch_norm_legit.default
 # What reads the one number of a tensor.
 number: Kernel = torch.ops.aten._local_scalar_dense.default
 
+# What makes zeros that have no memory, as tangents of what does not move.
+zeros_without_memory: Kernel = torch.ops.aten._efficientzerotensor.default
+
 # What public functions call, which a mode that corrects operators has to know.
 native_batch_norm: Kernel = torch._native_batch_norm_legit
 batch_norm_with_update: Kernel = torch.ops.aten._batch_norm_with_update

@@ -16,6 +16,10 @@ class Wording(Enum):
     NO_AUTOGRAD_FORMULA = (r"no autograd formula", "so does one made by torch.library")
     NO_FORWARD_RULE = (r"Trying to use forward AD with", "an operator lacks a rule for forward mode")
     FORWARD_MODE = (r"forward[- ](mode )?AD", "it is forward mode that fails, for whatever reason")
+    NESTED_DUAL_LEVELS = (
+        r"Nested forward mode AD",
+        "forward mode by torch.autograd.forward_ad meets another one, which torch.func alone nests",
+    )
 
     NO_GRAPH = (r"element \d+ of tensors does not require grad", "a gradient is taken where none is recorded")
     NOT_IN_GRAPH = (r"not have been used in the graph", "a gradient is taken by a tensor that the graph does not have")

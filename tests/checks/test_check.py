@@ -57,6 +57,41 @@ def test_right(name):
     assert report.ok, str(report)
 
 
+def test_forward_mode_inside():
+    """Of torch.func, which nests; gradcheck pushes tangents by torch.autograd.forward_ad, which does not."""
+
+    def curvature(x):
+        return torch.func.jvp(torch.func.grad(lambda y: (y**4).sum()), (x,), (torch.ones_like(x),))[1]
+
+    report = check(curvature, (normal(3),))
+    assert report.ok, str(report)
+    skipped = [entry for entry in report.entries if entry.status == "skipped" and "forward_ad" in entry.detail]
+    assert {entry.quantity for entry in skipped} == {"forward", "forward-over-reverse"}
+
+
+def test_forward_mode_inside_of_a_rule_is_no_excuse():
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x**3
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx, cotangent):
+            return 3 * ctx.saved_tensors[0] ** 2 * cotangent
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            return torch.func.jvp(lambda x: x**3, ctx.saved_tensors, (tangent,))[1]
+
+    report = check(Cube.apply, (normal(3),), vmap=False)
+    assert any(entry.status == "fails" and entry.quantity == "forward" for entry in report.entries)
+
+
 def test_torch_operator_that_is_silently_wrong():
     report = check(lambda x: F.layer_norm(x, (3,)), normal(3, 3), correct=False)
     wrong = {entry.route for entry in report.entries if entry.status in {"zero", "wrong"}}

@@ -51,6 +51,17 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
     return graphs
 
 
+def test_forward_mode_inside(compilations: list[fx.GraphModule]) -> None:
+    """Its derivatives are made of zeros without memory, which compiled code would read."""
+
+    def f(x: Tensor) -> Tensor:
+        return torch.func.jvp(torch.func.grad(lambda y: (y**4).sum()), (x,), (torch.ones_like(x),))[1].square().sum()
+
+    x, v = torch.linspace(1, 2, 5, dtype=torch.float64), torch.ones(5, dtype=torch.float64)
+    torch.testing.assert_close(HessianOperator(f, x, compile=True) @ v, 1728 * x**2)
+    assert compilations
+
+
 # Every operator for one model and every model for one operator at once, the other pairs with the slow tests.
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(

@@ -1,4 +1,9 @@
-"""Operators under dispatch modes: complex kernels that are made of operators have the values that they have outside."""
+"""Operators under dispatch modes: of complex numbers, and of zeros without memory, they have the values of outside."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +29,7 @@ class Mended(TorchDispatchMode):
         return run_operator(func, args, kwargs)
 
 
+TESTS = Path(__file__).parents[1]
 A, B = numbers(3, 2), numbers(2, 3)
 
 
@@ -39,6 +45,40 @@ def test_values_are_those_of_numpy(mode):
     with mode():
         found = torch.linalg.pinv(A)
     np.testing.assert_allclose(found.numpy(), np.linalg.pinv(A.numpy()), rtol=1e-12)
+
+
+DERIVATIVE = """
+import torch
+from torch.func import grad, jvp
+from torch_internals.test_run_operator import Bare, Mended
+
+x = torch.tensor([1.0, 2.0], requires_grad=True)
+_, curvature = jvp(grad(lambda y: (y**4).sum()), (x,), (torch.ones(2),))
+with {mode}():
+    print(torch.autograd.grad(curvature.sum(), x)[0].tolist())
+"""
+
+
+def _of_a_process(mode):
+    script = DERIVATIVE.format(mode=mode)
+    return subprocess.run([sys.executable, "-c", script], cwd=TESTS, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_torch_alone_dies_of_zeros_without_memory():
+    assert _of_a_process("Bare").returncode == -signal.SIGSEGV
+
+
+@pytest.mark.slow
+def test_derivatives_of_forward_mode():
+    done = _of_a_process("Mended")
+    assert (done.returncode, done.stdout) == (0, "[24.0, 48.0]\n")
+
+
+def test_zeros_without_memory():
+    with Mended():
+        found = torch.ops.aten.mul.Scalar(torch._efficientzerotensor((3,)), 4.0)
+    assert (1 + found).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_keys_are_as_before_after_an_error():

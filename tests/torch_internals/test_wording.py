@@ -172,6 +172,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: _pushed(_Bare.apply),
         _nested_levels,
     ),
+    Wording.NESTED_DUAL_LEVELS: (_nested_levels,),
     Wording.ONCE_DIFFERENTIABLE: (lambda: _slope(lambda x: _Old.apply(x).square()).sum().backward(),),
     Wording.NO_SETUP_CONTEXT: (lambda: vmap(_Old.apply)(_rows()), lambda: gradient(_Old.apply)(torch.ones(()))),
     Wording.NO_RULE: (lambda: _pushed(_Bare.apply), lambda: _Bare.apply(_x()).sum().backward()),

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 from hodiff.checks.attempts import first_line
 from hodiff.checks.comparisons.batched_gradients import batches_well
@@ -80,7 +80,19 @@ def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int) -> Ite
             old = quantity.startswith("batched") and says(detail, Wording.BATCHING)
             if old and batches_well(problem.function, problem.leaves, k):
                 status, detail = "skipped", f"torch.func.vmap is right where gradcheck says: {detail}"
+            elif says(detail, Wording.NESTED_DUAL_LEVELS) and _pushes_forward_itself(problem):
+                status, detail = "skipped", f"torch.func goes where torch.autograd.forward_ad says: {detail}"
             yield Entry(check.__name__, k, quantity, None, None, status, detail)
+
+
+def _pushes_forward_itself(problem: ScalarProblem) -> bool:
+    """Whether the function has forward mode inside, rather than the rules of what it calls."""
+    with torch.no_grad(), forward_ad.dual_level():
+        try:
+            problem.function(*(leaf.detach().clone() for leaf in problem.leaves))
+        except RuntimeError as error:
+            return says(error, Wording.NESTED_DUAL_LEVELS)
+    return False
 
 
 def _unit(leaf: Tensor) -> Tensor:

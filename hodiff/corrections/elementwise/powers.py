@@ -19,6 +19,7 @@ from hodiff.corrections.registry import register
 from hodiff.corrections.values import result_dtype
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
+from hodiff.rules.any_order import outside_graphs
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.autograd.transforms import in_transform
 
@@ -58,7 +59,7 @@ _LOSES_TRANSFORMS = torch.__version__ < "2.13"
 
 
 # Dynamo would differentiate the forward of the Function, and so by torch's rule: it has to stop here.
-@torch.compiler.disable
+@outside_graphs
 def _in_eager_code(x: Tensor, exponent: Tensor) -> Tensor:
     power: Tensor = PowerTimesLogarithms.call(x, exponent, 0)
     return power

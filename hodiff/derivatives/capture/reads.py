@@ -14,6 +14,7 @@ from hodiff.derivatives.capture.refusals import HiddenTensorError, RandomNumbers
 from hodiff.torch_internals.compilers.tracing import graph_so_far, node_of, outside_of_trace
 from hodiff.torch_internals.interception import EagerDispatchMode
 from hodiff.torch_internals.operators import number as number_of
+from hodiff.torch_internals.operators import zeros_without_memory
 
 T = TypeVar("T")
 
@@ -84,8 +85,12 @@ class Reads(EagerDispatchMode):
         size = int(self.number(repeats.sum())) if output_size is None else output_size
         return aten.repeat_interleave.Tensor(repeats, output_size=size)
 
+    def zeros(self, *args: Any, **options: Any) -> Tensor:
+        """Zeros with memory, in place of those without, which compiled code would read."""
+        return aten.zeros.default(*args, **options)
 
-# What is asked of numbers, and who answers.
+
+# What is asked of numbers, or of memory, and who answers.
 _ANSWERS: dict[Any, Callable[..., Any]] = {
     number_of: Reads.number,
     aten.item.default: Reads.number,  # in inference mode
@@ -95,6 +100,7 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     aten.index.Tensor: Reads.picked,
     aten.masked_select.default: Reads.selected,
     aten.repeat_interleave.Tensor: Reads.repeated,
+    zeros_without_memory: Reads.zeros,
 }
 
 

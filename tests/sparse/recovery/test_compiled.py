@@ -52,6 +52,19 @@ def test_compiled_ones_are_the_dense_ones(name):
     torch.testing.assert_close(found, dense, rtol=1e-12, atol=1e-11 * dense.abs().max().item())
 
 
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_forward_mode_inside(compile):
+    """Its derivatives are made of zeros without memory, which neither modes nor compiled code may read."""
+
+    def f(x):
+        return torch.func.jvp(torch.func.grad(lambda y: (y**4).sum()), (x,), (torch.ones_like(x),))[1].square().sum()
+
+    x = point(5)
+    with silence_torch_warnings():
+        found = hessian(f, compile=compile)(x).to_dense()
+    torch.testing.assert_close(found, torch.diag(1728 * x**2))
+
+
 def test_numbers_that_a_closure_changes_come_with_each_call(uncompiled):
     weights = point(6)
 
