@@ -72,8 +72,10 @@ class LinearJob:
     def run(self, leaves: Tensors) -> tuple[Tensor, ...]:
         """Solve, look at the residual, and tell what is wrong."""
         sides, params = leaves[: self.sides], self.layout.fill(leaves[self.sides :])
+        if not any(each.numel() for each in sides):
+            return tuple(torch.zeros_like(each) for each in sides)
         outer = sides[0].shape[: self.batch]
-        rows = [each.reshape(-1, *each.shape[self.batch :]) for each in sides]
+        rows = [each.reshape(outer.numel(), *each.shape[self.batch :]) for each in sides]
         ravel = Ravel(self.rhs_layout.fill([each[0] for each in rows]))
         rhs = torch.stack([ravel.vector([each[i] for each in rows]) for i in range(len(rows[0]))])
         x = self._solve(ravel, rhs, params)

@@ -316,6 +316,20 @@ def test_systems_of_trees_and_float32(method):
     assert not solve(matrix, torch.zeros(3)).any()
 
 
+@pytest.mark.parametrize("method", ["dense", "cg", "minres", "gmres", "lsmr", "neumann", "sparse"])
+def test_systems_without_unknowns_or_with_empty_parts(method):
+    f = root(
+        lambda x, p: {"a": (x["a"] ** 2 - p) / 2, "b": x["b"]},
+        lambda _, x, p: {"a": p.sqrt(), "b": x["b"]},
+        linear_solver=method,
+    )
+    for p in (P[:2] / 2, P[:0]):
+        x0 = {"a": torch.ones_like(p), "b": P[:0]}
+        for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+            found = jacobian(lambda p, x0=x0: f(x0, p)["a"])(p)
+            torch.testing.assert_close(found, torch.diag(0.5 / p.sqrt()))
+
+
 def test_a_linear_solver_of_ones_own_serves_transposes_and_batches():
     matrix = torch.tensor([[4.0, 1.0], [0.0, 3.0]], dtype=torch.float64)
     seen = []
