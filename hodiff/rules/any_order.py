@@ -88,17 +88,21 @@ def in_dtype(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 def outside_graphs(function: F) -> F:
     """Keep dynamo from tracing a function, as `torch.compiler.disable` does, which takes a second to import."""
-    disabled: Any = None
 
     @functools.wraps(function)
     def outside(*args: Any, **kwargs: Any) -> Any:
-        nonlocal disabled
-        if not is_dynamo_loaded():
-            return function(*args, **kwargs)
-        if disabled is None:
-            disabled = torch.compiler.disable(function)
-        return disabled(*args, **kwargs)
+        return _disabled(function)(*args, **kwargs) if is_dynamo_loaded() else function(*args, **kwargs)
 
     # Keeps dynamo from looking into this wrapper, too.
     hide_from_dynamo(outside)
     return cast(F, outside)
+
+
+def _disabled(function: Any) -> Any:
+    """The function under `torch.compiler.disable`, made once."""
+    # Not kept in the closure of a wrapper: dynamo, where it meets such a frame, takes what one closure holds for what
+    # all do. Nor in a table, which would keep functions alive.
+    known = vars(function)
+    if "outside_graphs" not in known:
+        known["outside_graphs"] = torch.compiler.disable(function)
+    return known["outside_graphs"]

@@ -15,6 +15,7 @@ from hodiff.derivatives.bound_function import at_the_boundary, bind, require_arg
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
+from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.coloring import color
 from hodiff.sparse.detection.patterns import pattern_of_hessian
 from hodiff.sparse.options import METHODS, HessianOptions
@@ -24,6 +25,7 @@ from hodiff.sparse.recovery.products import Hessian
 from hodiff.torch_internals.wording import Wording, says
 
 
+@outside_graphs
 @explains(HessianOptions)
 @shows(HessianOptions)
 def hessian(
@@ -65,9 +67,10 @@ def hessian(
     """
     given = with_defaults(hessian, HessianOptions, options, caller="sparse.hessian")
     evaluate = _evaluation("sparse.hessian", f, argnums, given)
-    return lambda *args, **kwargs: evaluate(args, kwargs)[1]
+    return outside_graphs(lambda *args, **kwargs: evaluate(args, kwargs)[1])
 
 
+@outside_graphs
 @shows(HessianOptions)
 def value_and_hessian(
     f: Callable[..., Any],
@@ -99,6 +102,7 @@ def value_and_hessian(
     given = with_defaults(value_and_hessian, HessianOptions, options, caller="sparse.value_and_hessian")
     evaluate = _evaluation("sparse.value_and_hessian", f, argnums, given)
 
+    @outside_graphs
     def value_and_matrix(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         found, matrix = evaluate(args, kwargs)
         return found.value, matrix
@@ -106,6 +110,7 @@ def value_and_hessian(
     return value_and_matrix
 
 
+@outside_graphs
 @shows(HessianOptions)
 def lagrangian_hessian(
     objective: Callable[..., Any],

@@ -13,6 +13,7 @@ from hodiff.common.options import require_bool, require_callable, require_choice
 from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
 from hodiff.derivatives.route_choice import refused, takes_unrecorded, unavailable
 from hodiff.errors import RouteError
+from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.coloring import Coloring, color
 from hodiff.sparse.coloring.layouts import FORMATS
 from hodiff.sparse.detection.patterns import pattern_of_jacobian
@@ -25,6 +26,7 @@ _METHODS = ("columns", "rows", "bidirectional")
 _FORWARD_COSTS = 2
 
 
+@outside_graphs
 def jacobian(
     f: Callable[..., Any],
     *,
@@ -82,6 +84,7 @@ def jacobian(
         Colorings(caller, pattern, None, partial(color, method=each), _METHODS) for each in ("rows", "columns")
     )
 
+    @outside_graphs
     @at_the_boundary
     def matrix_of_f(*args: Any, **kwargs: Any) -> Any:
         function = bind(caller, f, args, kwargs, argnums, correct=correct)

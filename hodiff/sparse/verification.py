@@ -13,6 +13,7 @@ from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import at_the_boundary, bind
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import HodiffWarning
+from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.coloring import color
 from hodiff.sparse.recovery.coloring import require_shape
 from hodiff.sparse.recovery.products import Hessian, Jacobian
@@ -21,6 +22,7 @@ from hodiff.sparse.recovery.recover import compare, recover, require_whole
 _COLORED = {"hessian": "star", "jacobian": "columns"}
 
 
+@outside_graphs
 @at_the_boundary
 def check_pattern(
     f: Callable[..., Any],

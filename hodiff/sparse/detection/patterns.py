@@ -20,6 +20,7 @@ from hodiff.derivatives.route_choice import refused
 from hodiff.derivatives.steady import draw_of
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.recompute.reachable import named_modules
+from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.detection.escapes import Escapes
 from hodiff.sparse.detection.own_derivatives import following_own_derivatives
 from hodiff.sparse.detection.supports import TooManyError, identity
@@ -28,6 +29,7 @@ from hodiff.torch_internals.operators import without_onednn
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 
+@outside_graphs
 @at_the_boundary
 def hessian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool = False) -> csr_array:
     r"""Where the Hessian of a scalar function can have entries that are not zero.
@@ -84,6 +86,7 @@ def pattern_of_hessian(function: BoundFunction, *, at_point: bool = False) -> cs
     return _sorted(pattern + pattern.T)
 
 
+@outside_graphs
 @at_the_boundary
 def jacobian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool = False) -> csr_array:
     r"""Where the Jacobian of a function can have entries that are not zero.

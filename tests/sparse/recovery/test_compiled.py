@@ -10,7 +10,7 @@ import hodiff
 from hodiff import InputError
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.derivatives import compiled_calls
-from hodiff.sparse import color, hessian, hessian_pattern, lagrangian_hessian, value_and_hessian
+from hodiff.sparse import color, hessian, hessian_pattern, jacobian, lagrangian_hessian, value_and_hessian
 from tests.sparse.problems import PROBLEMS, D, point, rosenbrock
 
 
@@ -132,3 +132,18 @@ def test_wrong_options():
         hessian(rosenbrock, compile="yes")
     with pytest.raises(TypeError, match=r"hessian\(\) got an unexpected keyword argument 'compiled'; .*'compile'"):
         hessian(rosenbrock, compiled=True)
+
+
+IN_COMPILED_CODE = {
+    "hessian": lambda x: hessian(rosenbrock)(x).to_dense() @ x,
+    "value": lambda x: value_and_hessian(rosenbrock)(x)[0] * x,
+    "lagrangian": lambda x: lagrangian_hessian(rosenbrock, lambda x: x[1:] * x[:-1])(x, x[1:]).to_dense() @ x,
+    "jacobian": lambda x: jacobian(lambda x: x[1:] * x[:-1])(x).to_dense() @ x,
+    "pattern": lambda x: torch.from_numpy(hessian_pattern(rosenbrock, x).toarray()) * x,
+}
+
+
+@pytest.mark.parametrize("name", IN_COMPILED_CODE)
+def test_compiled_code_goes_on_around_them(name):
+    f, x = IN_COMPILED_CODE[name], point(6)
+    torch.testing.assert_close(torch.compile(f, backend="eager")(x), f(x))
