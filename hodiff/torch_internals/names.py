@@ -192,6 +192,7 @@ NAMES = (
     "torch.overrides._push_mode",
     "torch.testing._internal.common_methods_invocations.op_db",
     "torch.testing._internal.common_methods_invocations.wrapper_set_seed",
+    "torch.testing._internal.common_utils.extract_test_fn",
     "torch.utils._python_dispatch",
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo",

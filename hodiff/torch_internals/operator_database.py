@@ -12,8 +12,11 @@ import torch
 def operator_database(wrapper: Callable[..., Any]) -> list[Any]:
     """The `OpInfo` entries, with `wrapper` in place of the one by which the database sets a seed around each call."""
     from torch.testing._internal import common_methods_invocations as definitions
+    from torch.testing._internal import common_utils
 
     definitions.wrapper_set_seed = wrapper
+    # Whatever makes samples looks for the unittest that wants them, in the source of everything that is under way.
+    common_utils.extract_test_fn = lambda: None
     return list(definitions.op_db)
 
 

@@ -21,7 +21,7 @@ from hodiff.checks.mutations.regularity import narrow
 from hodiff.checks.mutations.sample import Sample
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
 from hodiff.checks.report.data import Entry
-from hodiff.common.randomness import seeded
+from hodiff.common.randomness import seed_everywhere, seeded
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 
@@ -58,7 +58,7 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
     with torch.no_grad(), seeded(seed):
         values, *again = (attempt(f, *point) for _ in range(_EVALUATIONS))
         # Both start from the same random state, as a sampler is compared with itself.
-        torch.manual_seed(seed)
+        seed_everywhere(seed)
         uncorrected = attempt(sample.function(correct=False), *point) if correct else values
     if isinstance(values, Failure):
         return everywhere(Verdict("raises", None, values.message))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
+from hodiff.common.randomness import seed_everywhere
 from hodiff.corrections import corrected
 from hodiff.corrections.registry import correction_of
 
@@ -68,7 +69,7 @@ class Sample:
                 copy = tensor.clone()  # some operators write into their arguments
                 filled[place] = self.layouts[place].arrange(copy) if place in self.layouts else copy
             if seed is not None:
-                torch.manual_seed(seed)
+                seed_everywhere(seed)
             mode: AbstractContextManager[Any] = corrected() if correct else nullcontext()
             with mode:
                 output = self.call(*tree_unflatten(filled, self.structure))
