@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 
-def operator_database(wrapper: Callable[..., Any]) -> list[Any]:
-    """The `OpInfo` entries, with `wrapper` in place of the one by which the database sets a seed around each call."""
+def operator_database(wrapper: Callable[..., Any], seed_all: Callable[[int], None]) -> list[Any]:
+    """The `OpInfo` entries, with functions in place of those by which the database seeds around calls and samples."""
     from torch.testing._internal import common_methods_invocations as definitions
     from torch.testing._internal import common_utils
+    from torch.testing._internal.opinfo import core
 
     definitions.wrapper_set_seed = wrapper
+    common_utils.set_rng_seed = lambda seed=common_utils.SEED: seed_all(seed)
     # Whatever makes samples looks for the unittest that wants them, in the source of everything that is under way.
-    common_utils.extract_test_fn = lambda: None
+    common_utils.extract_test_fn = core.extract_test_fn = lambda: None
     return list(definitions.op_db)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from hodiff.checks.mutations.sample import Sample, is_buffer
-from hodiff.common.randomness import seeded
+from hodiff.common.randomness import seed_everywhere, seeded
 from hodiff.errors import HodiffError
 from hodiff.torch_internals.operator_database import operator_database, parameter_names
 from hodiff.torch_internals.operators import batch_norm_with_update, native_batch_norm
@@ -62,7 +62,7 @@ def database() -> dict[str, Any]:
     """
     try:
         # The database sets the seed within dropout and the like; the audit wants to see that they are random.
-        entries = operator_database(_as_it_is)
+        entries = operator_database(_as_it_is, _seed_all)
     except Exception as error:  # whatever its many imports raise
         raise HodiffError(
             f"audit: torch {torch.__version__} has no operator database here ({type(error).__name__}: {error}). "
@@ -76,6 +76,13 @@ def name_of(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}".rstrip(".")
 
 
+def _seed_all(seed: int) -> None:
+    """All that the database's generators of samples draw from."""
+    seed_everywhere(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  (the database draws from NumPy's global generator)
+
+
 def _as_it_is(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
 
@@ -84,8 +91,7 @@ def samples(name: str, op: Any, count: int) -> list[Sample]:
     """Some of an operator's samples in float64, chosen at random, the same in every run."""
     seed = zlib.crc32(name.encode())
     with seeded(seed):
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002  (what torch's generators of samples draw from)
+        _seed_all(seed)
         everything = list(itertools.islice(_differentiable(op), _LISTED))
     listed = [sample for sample in everything if sample.size <= _ELEMENTS] or everything
     # The database runs through products of options, of which samples at equal distances would see the same ones.
