@@ -80,16 +80,17 @@ def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int) -> Ite
             old = quantity.startswith("batched") and says(detail, Wording.BATCHING)
             if old and batches_well(problem.function, problem.leaves, k):
                 status, detail = "skipped", f"torch.func.vmap is right where gradcheck says: {detail}"
-            elif says(detail, Wording.NESTED_DUAL_LEVELS) and _pushes_forward_itself(problem):
+            elif says(detail, Wording.NESTED_DUAL_LEVELS) and _pushes_forward_itself(problem, seed):
                 status, detail = "skipped", f"torch.func goes where torch.autograd.forward_ad says: {detail}"
             yield Entry(check.__name__, k, quantity, None, None, status, detail)
 
 
-def _pushes_forward_itself(problem: ScalarProblem) -> bool:
+def _pushes_forward_itself(problem: ScalarProblem, seed: int) -> bool:
     """Whether the function has forward mode inside, rather than the rules of what it calls."""
-    with torch.no_grad(), forward_ad.dual_level():
+    leaves = [leaf.detach().clone() for leaf in problem.leaves]
+    with seeded(seed, leaves), torch.no_grad(), forward_ad.dual_level():
         try:
-            problem.function(*(leaf.detach().clone() for leaf in problem.leaves))
+            problem.function(*leaves)
         except RuntimeError as error:
             return says(error, Wording.NESTED_DUAL_LEVELS)
     return False

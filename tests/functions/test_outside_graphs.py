@@ -1,0 +1,35 @@
+"""Functions that dynamo is kept out of."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from hodiff.rules.any_order import outside_graphs
+
+
+def made(factor):
+    return outside_graphs(lambda x: factor * x)
+
+
+@pytest.mark.parametrize("called_before", [(), (0, 2), (1,)])
+def test_graphs_go_on_around_each(called_before):
+    """Wrappers share their code, and dynamo may compile the frame of one for the others."""
+    functions = [made(factor) for factor in (2.0, 3.0, 5.0)]
+    x = torch.ones(2)
+    for i in called_before:
+        functions[i](x)
+    for function, factor in zip(functions, (2.0, 3.0, 5.0), strict=True):
+        found = torch.compile(lambda x, function=function: 7 * function(x + 1), backend="eager")(x)
+        assert found.tolist() == [14 * factor] * 2
+
+
+def test_nothing_is_kept_alive():
+    torch.compile(made(2.0), backend="eager")(torch.ones(2))
+    factor = torch.ones(3)
+    seen = weakref.ref(factor)
+    made(factor)(factor)
+    del factor
+    gc.collect()
+    assert seen() is None
