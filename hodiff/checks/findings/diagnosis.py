@@ -177,12 +177,19 @@ def _owner(entry: Entry, causes: Sequence[Cause], message: str) -> str:
         return guilty[0] if guilty else message
     if message:
         return message
-    return next((cause.code for cause in causes if _accounts_for(cause, entry)), "")
+    owners = [cause.code for cause in causes if _accounts_for(cause, entry)]
+    owners += [cause.code for cause in causes if _spoils_differences(cause, entry)]
+    return next(iter(owners), "")
 
 
 def _accounts_for(cause: Cause, entry: Entry) -> bool:
     """Whether a comparison follows from a defect; differences of numbers that mean nothing do not settle either."""
     return cause.explains(entry) or (entry.status == "non-smooth" and cause.code in UNRELIABLE)
+
+
+def _spoils_differences(cause: Cause, entry: Entry) -> bool:
+    """Whether a route, right or not, is held against differences of gradients that mean nothing."""
+    return cause.code in UNRELIABLE and entry.order > 1 and entry.quantity == "vs differences"
 
 
 def _first_of(entry: Entry, codes: set[str]) -> str:
@@ -225,7 +232,7 @@ def _unnested(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, 
         and entry.status in {"zero", "wrong", "fails"}
         and len(modes_of(entry)) == 2
         and not messages[id(entry)]
-        and not any(cause.explains(entry) for cause in causes)
+        and not any(cause.explains(entry) or _spoils_differences(cause, entry) for cause in causes)
     ]
     stopped = any(modes_of(entry) == ["reverse", "forward"] and entry.order == 2 for entry in failed)
     if not second or stopped or any(modes_of(entry) != ["forward", "forward"] for entry in second):

@@ -61,6 +61,19 @@ def test_differences_of_numbers_that_mean_nothing_tell_of_no_kink():
     assert {each.code for each in diagnose(rows[1:])} == {"HD901"}
 
 
+def test_differences_of_gradients_that_mean_nothing_convict_no_route():
+    modes = ("reverse-over-reverse", "reverse-over-forward", "forward-over-forward")
+    rows = [entry(route, 2, "vs differences", 0.1, "wrong") for route in modes]
+    cause = Cause("HD308", ("never written",), by_reverse)
+    for some in (rows, rows[2:]):
+        (finding,) = diagnose(some, [cause])
+        assert finding.code == "HD308"
+    # After a defect whose numbers are the same in each call they do, and so does another route.
+    assert {each.code for each in diagnose(rows[2:], [Cause("HD101", ("a factor",), by_reverse)])} == {"HD101", "HD114"}
+    by_routes = [entry("forward-over-forward", 2, "vs routes", 0.1, "wrong")]
+    assert {each.code for each in diagnose(by_routes, [cause])} == {"HD308", "HD114"}
+
+
 def test_errors_come_before_warnings():
     causes = [Cause("HD501", ("waste",), no_entry), Cause("HD304", ("kept",), no_entry)]
     report = Report("f", (), diagnose([], causes))
