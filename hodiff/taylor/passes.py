@@ -116,7 +116,7 @@ def _takes_tensors_alone(error: Exception) -> RouteError:
     return RouteError(
         "jet: a value that moves comes to something that takes tensors alone, such as torch.nn.Parameter, NumPy, "
         "torch.func.linearize, a linear operator or a check of hodiff, a control flow operator whose name was bound "
-        "before hodiff.taylor was imported, or code that asks for the type: expected "
+        "before hodiff was imported, or code that asks for the type: expected "
         "functions and methods of torch and hodiff, and torch.func's transforms; and for gradients inside also "
         f"torch.autograd.grad(..., create_graph=True). It says: {said}"
     )
