@@ -144,7 +144,8 @@ class _GradientProgram(Program):
 
         leaves = inputs[: self.count]
         if only_reverse_mode():
-            value, gradients, rest = _recorded(loss, leaves, None, (), inputs)
+            # A tensor that nobody found makes the gradients carry a graph, which `Checkpoint` refuses.
+            value, gradients, rest = _recorded(loss, leaves, None, (), inputs, captures=True)
         else:
             value, gradients, rest = transformed_gradient(loss, leaves, None, ())
         return value, *gradients, *rest

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.module_state import exchanged_buffers
 from hodiff.common.randomness import is_generator
+from hodiff.recompute.hidden_tensors import hidden_tensor
 from hodiff.recompute.plain_values import PlainValues, changed_since, holds_tensors
 from hodiff.recompute.reachable import places, reachable
 from hodiff.torch_internals.autograd.forward_mode import has_tangent
@@ -22,6 +24,9 @@ from hodiff.torch_internals.autograd.transforms import in_transform, outside_tra
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.modules import RunningNorm, buffers_by_name
 from hodiff.torch_internals.tensors import version_of
+
+# The type of functions under `functools.cache` and `functools.lru_cache`.
+LRU_CACHE = type(cache(len))
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,8 @@ class ClosedOver:
         for value in reachable(*roots):
             if is_generator(value):
                 self.generators.append(value)
+            if isinstance(value, LRU_CACHE):
+                self._refuse_cached(value)
             self._values.keep(value)
             if isinstance(value, nn.Module) and type(value).__module__.startswith("torch."):
                 held = vars(value)
@@ -156,6 +163,16 @@ class ClosedOver:
                 # Cells are kept whatever they hold: a loop may have bound them anew by the time of the next run.
                 if snapshot or content is not held:
                     self._slots.append(Slot(get, set_, content))
+
+    def _refuse_cached(self, function: Any) -> None:
+        """Refuse a memoized function of tensors: later runs would get the tensors of the first one from its cache."""
+        held: list[Tensor] = []
+        for value in reachable(function.__wrapped__):
+            for get, _, _ in places(value):
+                referenced(get(), held, {})
+        for tensor in held:
+            if not is_constant(tensor):
+                raise hidden_tensor(self._name, tensor)
 
     def _is_inner(self, slot: Slot) -> bool:
         """Whether nobody but a module reads what is in a place, or hooks write it anew before each call."""

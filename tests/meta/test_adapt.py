@@ -1,9 +1,11 @@
 """The inner loop: values and derivatives against loops written out, finite differences and each other."""
 
+import functools
 import gc
 import itertools
 import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -441,6 +443,39 @@ def test_once_differentiable_losses_are_refused() -> None:
     adapt(loss, w, None, SGD(0.1), 1, first_order=True)
     with torch.no_grad():
         adapt(loss, w, None, SGD(0.1), 1)
+
+
+class Held:
+    """Keeps a tensor where no search of what a loss closes over looks: on a class."""
+
+    shift = SHIFT
+
+
+CONTEXT: ContextVar[Tensor] = ContextVar("shift")
+
+
+@pytest.mark.parametrize("transformed", [False, True])
+@pytest.mark.parametrize("options", [{"route": "forward-over-reverse"}, {"checkpoint": 2}], ids=str)
+@pytest.mark.parametrize("place", ["class attribute", "context variable", "cache", "cache filled before"])
+def test_tensors_that_recomputing_loses_are_refused(
+    place: str, options: dict[str, Any], transformed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hypergradient(shift: Tensor, **options: Any) -> Tensor:
+        cached = functools.cache(lambda: shift)
+        monkeypatch.setattr(Held, "shift", shift)
+        CONTEXT.set(shift)
+        if place == "cache filled before":
+            cached()
+        read = {"class attribute": lambda: Held.shift, "context variable": CONTEXT.get}.get(place, cached)
+        adapted = adapt(lambda w, _: quartic(w, read()), START, None, SGD(0.05), 3, **options)
+        value = adapted.square().sum()
+        return value if transformed else torch.autograd.grad(value, shift)[0]
+
+    derivative = torch.func.grad(hypergradient) if transformed else hypergradient
+    shift = SHIFT.clone().requires_grad_(not transformed)
+    with pytest.raises(InputError, match="f reaches otherwise; pass it as an argument"):
+        functools.partial(derivative, **options)(shift)
+    assert derivative(shift).abs().max() > 0.01
 
 
 BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
