@@ -44,8 +44,9 @@ def argmin(
             Hessian. "auto" takes "minres" beyond 1024 unknowns.
         tol: As for `root`.
         max_iterations: As for `root`.
-        residual_tol: The norm of the gradient, over $\max(1, \lVert x \rVert)$, above which the solver's result is not
-            stationary; by default $\sqrt\varepsilon$ of the dtype.
+        residual_tol: The norm of the gradient above which the solver's result is no stationary point, over $\max(1,
+            \lVert x \rVert) \, \lVert J \rVert_F / \sqrt n$ (estimated; $J$ is the Hessian, n unknowns); by default
+            $\sqrt\varepsilon$ of the dtype.
         has_aux: As for `root`.
         check: As for `root`.
         throw: As for `root`.

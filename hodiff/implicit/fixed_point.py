@@ -44,8 +44,9 @@ def fixed_point(
         linear_solver: As for `hodiff.implicit.root`, with $J = I - S$.
         tol: As for `root`.
         max_iterations: As for `root`.
-        residual_tol: The norm of $x - s(x, p)$, over $\max(1, \lVert x \rVert)$, above which the solver's result is no
-            fixed point; by default $\sqrt\varepsilon$ of the dtype.
+        residual_tol: The norm of $x - s(x, p)$ above which the solver's result is no fixed point, over $\max(1, \lVert
+            x \rVert) \, \lVert J \rVert_F / \sqrt n$ (estimated; $J = I - \partial_x s$, n unknowns); by default
+            $\sqrt\varepsilon$ of the dtype.
         has_aux: As for `root`.
         check: As for `root`. Switch it off for a series that is cut short on purpose.
         throw: As for `root`.

@@ -30,8 +30,9 @@ def newton(
     A step is taken as soon as $\lVert r \rVert$ falls by the fraction $10^{-4} t$.
 
     Args:
-        tol: Norm of the residual, over $\max(1, \lVert x \rVert)$, to reach; by default $\varepsilon^{2/3}$ of the
-            dtype. It stops earlier where no step makes progress; `hodiff.implicit.root` says whether that is a root.
+        tol: Norm of the residual to reach, over $\max(1, \lVert x \rVert)$ and over the size of $J$ along the step $s$
+            before, $\lVert J s \rVert / \lVert s \rVert$; by default $\varepsilon^{2/3}$ of the dtype. It stops earlier
+            where no step makes progress; `hodiff.implicit.root` says whether that is a root.
         max_iterations: Most steps.
         linear_solver: How systems with $J$ are solved; see `hodiff.implicit.root`.
         symmetric: Whether $J$ is symmetric.
@@ -60,12 +61,13 @@ def newton(
         def at(x: Any) -> Any:
             return ravel.residual(residual(ravel.tree(x), *params), "newton").detach()
 
-        r = at(x)
+        r, scale = at(x), 0.0
         for _ in range(max_iterations):
             norm = r.norm()
-            if not norm > bound * max(1.0, x.norm().item()):
+            if not norm > bound * scale * max(1.0, x.norm().item()):
                 break
             step = ravel.vector(solve(jacobian, options, ravel.tree(r), ravel.tree(x), *params)).detach()
+            scale = (norm / step.norm()).item()
             length = 1.0
             trial = at(x - step)
             while not trial.norm() <= (1 - 1e-4 * length) * norm and length > _SHORTEST:

@@ -46,8 +46,9 @@ def root(
         symmetric: Whether $J$ is symmetric.
         tol: Relative residual that the linear solver is to reach; by default $\varepsilon^{2/3}$ of the dtype.
         max_iterations: Most iterations of the linear solver; by default ten times the unknowns, and 1000 for "neumann".
-        residual_tol: The norm of the residual, over $\max(1, \lVert x \rVert)$, above which the solver's result is no
-            root; by default $\sqrt\varepsilon$ of the dtype.
+        residual_tol: The norm of the residual above which the solver's result is no root, over $\max(1, \lVert x
+            \rVert) \, \lVert J \rVert_F / \sqrt n$ (estimated; $J = \partial_x r$, n unknowns); by default
+            $\sqrt\varepsilon$ of the dtype.
         has_aux: Whether `residual` returns a pair; its second part at the root is then returned, too.
         check: Whether to say when the result is no root, the Jacobian is singular, or the linear solver fails.
         throw: Whether that is an error, a `ConvergenceError`, instead of a `HodiffWarning`.

@@ -101,7 +101,7 @@ def implicit_function(
             refuse_captured_by(caller, given)
         leaves, layout = flatten((x0, params))
         job = SolverJob(
-            caller, solver, given, target, residual, layout, settings.residual_tol, report, torch.is_grad_enabled()
+            caller, solver, given, target, equation, layout, settings.residual_tol, report, torch.is_grad_enabled()
         )
         found = pytree.tree_structure(x0).unflatten(list(call_solver(job, leaves)))
         x = attach(equation, found, params)
@@ -119,7 +119,7 @@ class SolverJob:
     # What the user defined the problem by, and the same without aux.
     given: Callable[..., Any]
     target: Callable[..., Any]
-    residual: Callable[..., PyTree]
+    equation: Equation
     # The structure of (x0, params).
     layout: TreeLayout
     residual_tol: float | None
@@ -138,21 +138,29 @@ class SolverJob:
         x = _solution(self.solver(self.target, x0, *params))
         remedy = "return the solution with the structure, shapes and dtypes of x0"
         found = [each.detach().clone() for each in ravel.require_same(x, f"{self.caller}: solver: result", remedy)]
-        r = evaluate(self.caller, self.residual, self.given, (ravel.spec.unflatten(found), *params), self.refuse)
+        tree = ravel.spec.unflatten(found)
+        r = evaluate(self.caller, self.equation.residual, self.given, (tree, *params), self.refuse)
         remedy = "there must be as many equations as unknowns, in the structure of x0"
         ravel.require_same(r, f"{self.caller}: residual: result", remedy)
-        self._inspect(ravel, found, ravel.vector(r))
+        if self.report.check:
+            self._inspect(ravel, tree, params, ravel.vector(r))
         return tuple(found)
 
-    def _inspect(self, ravel: Ravel, x: list[Tensor], residual: Tensor) -> None:
+    def _inspect(self, ravel: Ravel, x: PyTree, params: tuple[Any, ...], residual: Tensor) -> None:
         norm, size = residual.norm().item(), ravel.vector(x).norm().item()
+        if norm == 0:
+            return
+        # A residual is small beside what the Jacobian makes of a change of x, not beside one: equations have units.
+        cotangent = torch.randn(ravel.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        pullback = self.equation.jacobian.transposed.prepare(x, x, *params)
+        scale = ravel.vector(pullback(ravel.tree((cotangent / cotangent.norm()).to(residual)))).norm().item()
         tol = rounding(ravel.dtype, 0.5) if self.residual_tol is None else self.residual_tol
-        allowed = tol * max(1.0, size)
+        allowed = tol * scale * max(1.0, size)
         if not norm <= allowed:
             self.report(
                 f"the solver's result does not solve the equation: norm of the residual {norm:.1e}, expected at most "
-                f"{allowed:.1e}, residual_tol times max(1, norm of x); derivatives are those of a point that is no "
-                "solution; let the solver go on, or raise residual_tol."
+                f"{allowed:.1e}, residual_tol times max(1, norm of x) times the size of the Jacobian, {scale:.1e}; "
+                "derivatives are those of a point that is no solution; let the solver go on, or raise residual_tol."
             )
 
 

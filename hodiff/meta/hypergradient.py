@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.options import require_callable, require_choice, require_int
+from hodiff.common.options import require_amount, require_callable, require_choice, require_int
 from hodiff.common.ordinary import ordinary
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, describe, flatten_primals, leaf_label, leaf_names
@@ -22,6 +22,7 @@ from hodiff.displays.elements import SHOWN
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.meta.adaptation import adapt
 from hodiff.meta.inverse_products import (
+    CG_STEPS,
     InnerHessian,
     Inverse,
     by_conjugate_gradients,
@@ -36,9 +37,9 @@ from hodiff.meta.sgd import SGD
 
 # The rule, how many iterations or columns by default, and the relative residual that counts as solved.
 INVERSES: dict[str, tuple[Callable[..., Inverse], int, float]] = {
-    "implicit-cg": (by_conjugate_gradients, 100, 1e-6),
+    "implicit-cg": (by_conjugate_gradients, CG_STEPS, 1e-6),
     "neumann": (by_neumann_series, 500, 1e-3),
-    "nystrom": (by_nystrom, 20, 1e-1),
+    "nystrom": (by_nystrom, 20, 1e-6),
 }
 METHODS = ("unroll", *INVERSES)
 # Products that the estimate of the error may take.
@@ -93,7 +94,7 @@ def hypergradient(
     *,
     iterations: int | None = None,
     tolerance: float | None = None,
-    damping: float | None = None,
+    damping: float = 0.0,
     step: float | None = None,
     steps: int = 100,
     optimizer: Optimizer | None = None,
@@ -106,8 +107,8 @@ def hypergradient(
        \theta^*(\phi) = \arg\min_\theta G(\theta, \phi) $$
 
     "implicit-cg" solves by conjugate gradients, "neumann" sums $\alpha \sum_k (I - \alpha \partial_\theta^2 G)^k$,
-    "nystrom" inverts a low-rank approximation from random columns; these need `params` at the minimum. "unroll" starts
-    at `params`, takes steps of an optimizer and differentiates them.
+    "nystrom" preconditions conjugate gradients by a low-rank approximation from random columns; these need `params` at
+    the minimum. "unroll" starts at `params`, takes steps of an optimizer and differentiates them.
 
     Args:
         outer: $F(\theta, \phi)$, a tensor of shape `()`.
@@ -116,9 +117,9 @@ def hypergradient(
         hyper: $\phi$, likewise.
         method: "unroll", "implicit-cg", "neumann" or "nystrom".
         iterations: Most conjugate gradient steps (100), terms of the series (500), or columns (20).
-        tolerance: Relative residual of the linear system that counts as solved: 1e-6, 1e-3 or 0.1; a `HodiffWarning`
-            tells where it is not reached.
-        damping: $\rho$; by default 0, and 0.01 for "nystrom", which needs one.
+        tolerance: Relative residual of the linear system that counts as solved: 1e-6, and 1e-3 for "neumann"; a
+            `HodiffWarning` tells where it is not reached.
+        damping: $\rho$.
         step: $\alpha$ of "neumann"; by default 0.9 over the largest eigenvalue, from 20 products.
         steps: Steps of "unroll".
         optimizer: Functional optimizer of "unroll"; by default `SGD(0.01)`.
@@ -141,16 +142,14 @@ def hypergradient(
         tensor(-0.2500)
 
     Source: J. Lorraine, P. Vicol, D. Duvenaud, "Optimizing millions of hyperparameters by implicit differentiation",
-    2020, eq. 2 and 4; R. Hataya & M. Yamada, "Nyström method for accurate and scalable implicit differentiation", 2023,
-    eq. 6; unrolling: L. Franceschi et al., "Forward and reverse gradient-based hyperparameter optimization", 2017.
+    2020, eq. 2 and 4; R. Hataya & M. Yamada, "Nyström method for accurate and scalable implicit differentiation",
+    2023, eq. 6, which is the preconditioner here; unrolling: L. Franceschi et al., "Forward and reverse gradient-based
+    hyperparameter optimization", 2017.
     """
     require_callable("hypergradient", outer=outer, inner=inner)
     require_choice("hypergradient", "method", method, METHODS)
     require_int("hypergradient", "iterations", iterations, 1, optional=True)
-    if damping is None:
-        damping = 0.01 if method == "nystrom" else 0.0
-    if damping < 0 or (method == "nystrom" and damping == 0):
-        raise InputError(f"hypergradient: damping: expected a number above 0, got {damping!r}.")
+    require_amount("hypergradient", "damping", damping)
     problem = _BilevelProblem(outer, inner, params, hyper)
     if method == "unroll":
         require_int("hypergradient", "steps", steps, 1)

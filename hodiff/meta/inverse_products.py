@@ -11,12 +11,15 @@ from torch import Tensor
 from hodiff.estimators.precision import norms_of
 from hodiff.estimators.systems.conjugate_gradients import conjugate_gradients
 from hodiff.estimators.systems.neumann import neumann_series, safe_step_size
+from hodiff.estimators.systems.preconditioners import NystromPreconditioner
 from hodiff.meta.columns import Columns, Vector
 
 # From a right-hand side to an approximate solution.
 Inverse = Callable[[Sequence[Tensor]], Vector]
 # Power iterations that the largest eigenvalue is estimated by.
 POWER_STEPS = 20
+# Most steps of conjugate gradients, unless they are given.
+CG_STEPS = 100
 
 
 @dataclass(eq=False)
@@ -92,20 +95,30 @@ def by_neumann_series(
 def by_nystrom(
     H: InnerHessian, iterations: int, tolerance: float, step: float | None, generator: torch.Generator | None
 ) -> Inverse:
-    r"""$(\rho I + C W^{-1} C^\top)^{-1}$ by Woodbury's identity, from `iterations` random columns C of the Hessian."""
-    del tolerance, step
+    r"""Conjugate gradients preconditioned by $C W^{-1} C^\top$, from `iterations` random columns C of the Hessian."""
+    del step
     total = sum(leaf.numel() for leaf in H.leaves)
     chosen = torch.randperm(total, generator=generator, device=generator.device if generator else None)
     chosen = chosen[: min(iterations, total)].to(H.leaves[0].device)
     units = H.column(H.leaves).detach().new_zeros(total, len(chosen))
     units[chosen, torch.arange(len(chosen), device=units.device)] = 1
     C = torch.cat([H.times(unit[:, None]) for unit in units.unbind(1)], dim=1) - H.damping * units
-    core = H.damping * C[chosen] + C.T @ C
+    core = C[chosen]
+    values, vectors = torch.linalg.eigh((core + core.T) / 2)
+    # Directions of rounding and of negative curvature stay as they are: a preconditioner is positive definite.
+    kept = values > len(values) * torch.finfo(values.dtype).eps * values.abs().max()
+    if not bool(kept.any()):
+        return by_conjugate_gradients(H, CG_STEPS, tolerance, None, None)
+    directions, singular, _ = torch.linalg.svd(C @ (vectors[:, kept] / values[kept].sqrt()), full_matrices=False)
+    precondition = NystromPreconditioner(singular.square(), directions, H.damping, len(chosen))
 
     def solve(b: Sequence[Tensor]) -> Vector:
         right = H.column(b)
-        inner = torch.linalg.lstsq(core, C.T @ right, driver="gelsd" if core.is_cpu else "gels").solution
-        return H.vector((right - C @ inner) / H.damping)
+        targets = tolerance * norms_of(right)
+        found = conjugate_gradients(
+            lambda column, _: H.times(column), right, targets, CG_STEPS, precondition=precondition
+        )
+        return H.vector(found.solution)
 
     return solve
 

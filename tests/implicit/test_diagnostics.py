@@ -51,6 +51,17 @@ def test_residual_tol_is_what_counts():
     root(lambda x, p: x * x - p, nearly, residual_tol=1e-3)(TWO, TWO)
 
 
+@pytest.mark.parametrize("unit", [1e-30, 1e-10, 1e10, 1e30])
+def test_units_of_the_equations_do_not_count(unit):
+    equation = lambda x, p: unit * (x * x - p)  # noqa: E731
+    torch.testing.assert_close(root(equation, newton(), throw=True)(torch.ones_like(TWO), TWO), TWO.sqrt())
+    for away in (1e-6, 1e-2):
+        with pytest.raises(ConvergenceError, match="does not solve"):
+            root(equation, lambda residual, x0, p, away=away: p.sqrt() + away, throw=True)(TWO, TWO)
+    with pytest.raises(ConvergenceError, match="does not solve"):
+        argmin(lambda x, p: unit * (x - p).square().sum(), nothing, throw=True)(torch.ones_like(TWO), TWO)
+
+
 def test_one_element_of_a_batch_that_fails_is_told():
     f = root(lambda x, p: x * x - p, newton(max_iterations=3))
     ps = torch.tensor([1.0, 1e6], dtype=torch.float64)

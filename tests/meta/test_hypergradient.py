@@ -78,6 +78,25 @@ def test_error_estimates_have_the_size_of_the_error(method: str, options: dict[s
     assert error / 6 < result.error_estimate < 6 * error
 
 
+def test_few_columns_of_many_are_no_error() -> None:
+    features = draw(60, 50, seed=3)
+
+    def ridge(w: Tensor, log_weight: Tensor) -> Tensor:
+        return (features @ w - 1).square().mean() + log_weight.exp() * w.square().sum()
+
+    def sum_of_minimum(log_weight: Tensor) -> Tensor:
+        H = features.T @ features / 60 + log_weight.exp() * torch.eye(50, dtype=torch.float64)
+        return torch.linalg.solve(H, features.mean(0)).sum()
+
+    weight = torch.tensor(-3.0, dtype=torch.float64)
+    H = features.T @ features / 60 + weight.exp() * torch.eye(50, dtype=torch.float64)
+    w = torch.linalg.solve(H, features.mean(0))
+    generator = torch.Generator().manual_seed(0)
+    result = hypergradient(lambda w, _: w.sum(), ridge, w, weight, "nystrom", generator=generator)
+    torch.testing.assert_close(result.value, torch.func.grad(sum_of_minimum)(weight), rtol=1e-5, atol=0)
+    assert result.residual < 1e-6
+
+
 def damped(damping: float) -> Tensor:
     w = minimum(WEIGHTS)
     H = torch.func.hessian(inner)(w, WEIGHTS) + damping * torch.eye(4, dtype=torch.float64)
@@ -139,7 +158,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "method": (lambda: hypergradient(outer, inner, W, WEIGHTS, "guess"), "method: expected one of 'unroll'"),
     "iterations": (lambda: hypergradient(outer, inner, W, WEIGHTS, iterations=0), "iterations"),
     "steps": (lambda: hypergradient(outer, inner, W, WEIGHTS, "unroll", steps=0), "steps"),
-    "damping": (lambda: hypergradient(outer, inner, W, WEIGHTS, "nystrom", damping=0.0), "damping"),
+    "damping": (lambda: hypergradient(outer, inner, W, WEIGHTS, "nystrom", damping=-0.1), "damping"),
     "params": (lambda: hypergradient(outer, inner, 3, WEIGHTS), "params"),
     "hyper": (lambda: hypergradient(outer, inner, W, {"a": torch.tensor(1)}), r"hyper\['a'\]"),
     "vector": (lambda: hypergradient(lambda w, h: w, inner, W, WEIGHTS), r"outer: .*\(4,\) float64"),
