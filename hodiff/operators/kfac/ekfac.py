@@ -67,7 +67,7 @@ class EKFACOperator(KFACOperator):
             weights = 0.0
             for batch, recorded in self._recorded():
                 kept = {source: self._inputs(source, recorded) for source in bases}
-                for found in self._pulled(batch, recorded):
+                for _, found in self._pulled(batch, recorded):
                     for source, g in found.items():
                         one = moments.of_examples(source, bases[source], kept[source], g)
                         values[source].add_(one, alpha=batch.weight)

@@ -24,7 +24,13 @@ from hodiff.operators.kfac.layers import Source, sources_of
 from hodiff.operators.kfac.options import EMPIRICAL, MONTE_CARLO, KroneckerOptions
 from hodiff.operators.linear.constants import require_constant
 from hodiff.operators.linear.spaces import Space
-from hodiff.operators.linearized.likelihoods import counted_rows, divisor, ignored_targets, likelihood_of
+from hodiff.operators.linearized.likelihoods import (
+    counted_rows,
+    divisor,
+    ignored_targets,
+    known_likelihood,
+    likelihood_of,
+)
 from hodiff.operators.linearized.model_loss import known_size, require_declared_reduction, require_parameters
 
 
@@ -50,10 +56,11 @@ class KFACOperator(LayeredOperator):
     Layers: `Linear`; `Conv1d`, `Conv2d` and `Conv3d`, each group of channels with factors of its own; `Embedding`,
     whose A is diagonal and taken as for "expand"; `LayerNorm`, `RMSNorm`, `GroupNorm`, `BatchNorm` (in eval mode) and
     `InstanceNorm`, of which the exact block is taken, or its diagonal. A bias of its own has A = 1. Layers are hooked,
-    so that the model has to be a module that calls them. Of places whose labels the loss ignores, such as padding, only
-    those count in A that other labels' losses hang on. Calls of a layer on one chunk of the examples after the other
-    are one call; others are shares of the same examples. The factors are computed on first use, and stay as they are
-    when parameters change afterwards; `at` makes new ones.
+    so that the model has to be a module that calls them. Places that the loss ignores, such as padding, count in A
+    only where the loss of other places depends on them; a loss that is not one of torch's ignores outputs that none of
+    its columns reaches. Calls of a layer on one chunk of the examples after the other are one call; others are shares
+    of the same examples. The factors are computed on first use, and stay as they are when parameters change
+    afterwards; `at` makes new ones.
 
     Args:
         model: An `nn.Module` of one argument, the inputs, that returns one tensor with examples along its first
@@ -68,7 +75,7 @@ class KFACOperator(LayeredOperator):
 
     Raises:
         InputError: If an argument is not what it should be, a parameter belongs to no layer that is known, or, on first
-            use, is used otherwise than by it.
+            use, is used otherwise than by it, or the model mixes examples.
 
     Example:
         >>> import torch, hodiff
@@ -145,12 +152,18 @@ class KFACOperator(LayeredOperator):
         weights = 0.0
         for batch, recorded in self._recorded():
             ignored = ignored_targets(self.loss, batch.content[1])
+            # What another loss than torch's ignores is seen in its columns.
+            counted = torch.zeros_like(recorded.outputs, dtype=torch.bool)
+            watched = ignored is not None or known_likelihood(self.loss) is None
             reached: dict[Source, Tensor] = {}
-            for found in self._pulled(batch, recorded):
+            for columns, found in self._pulled(batch, recorded):
+                counted |= (columns != 0).any(0)
                 for source, g in found.items():
                     gradients[source].add_(moments.of_gradients(source, g, self.sharing), alpha=batch.weight)
-                    if ignored is not None:
+                    if watched:
                         reached[source] = moments.reached_places(g, reached.get(source))
+            if watched and ignored is None:
+                ignored = moments.ignored_places(counted)
             for source in sources:
                 a = self._inputs(source, recorded)
                 used = moments.used_places(ignored, reached[source]) if ignored is not None else None

@@ -18,6 +18,7 @@ from hodiff.errors import InputError
 from hodiff.operators.data.batches import Batch, Batches
 from hodiff.operators.data.determinism import require_deterministic
 from hodiff.operators.data.point import Point
+from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Block
 from hodiff.operators.kfac.columns import Loss
 from hodiff.operators.kfac.factored import FactoredOperator
@@ -135,12 +136,13 @@ class LayeredOperator(FactoredOperator):
                 self._require_all_uses(recorded)
             yield Batch(batch.index, (inputs, targets), batch.weight), recorded
 
-    def _pulled(self, batch: Batch, recorded: Recorded) -> Iterator[dict[Source, Tensor]]:
-        """Gradients g of all blocks, some columns at once."""
+    def _pulled(self, batch: Batch, recorded: Recorded) -> Iterator[tuple[Tensor, dict[Source, Tensor]]]:
+        """Some columns at once, with their gradients g of all blocks."""
         columns = self._loss.columns(recorded.outputs, batch.content[1], batch.index)
         size = resolve_chunk_size(self.chunk_size, len(columns), recorded.bytes_each, self.device)
         for start, stop in spans(len(columns), size):
-            yield self._gradients(recorded, columns.chunk(start, stop))
+            chunk = columns.chunk(start, stop)
+            yield chunk, self._gradients(recorded, chunk)
 
     def _gradients(self, recorded: Recorded, cotangents: Tensor) -> dict[Source, Tensor]:
         found = recorded.pull(cotangents)
@@ -171,12 +173,14 @@ class LayeredOperator(FactoredOperator):
         return source.per_example or self.sharing == REDUCE
 
     def _require_all_uses(self, recorded: Recorded) -> None:
-        """Refuse parameters that have gradients from elsewhere than their layers' calls."""
+        """Refuse parameters that have gradients from elsewhere than their layers' calls, and examples that mix."""
         generator = torch.Generator().manual_seed(0)
         cotangent = torch.randn(recorded.outputs.shape, generator=generator).to(recorded.outputs)
         expected = [leaf.to(self.dtype) for leaf in recorded.parameter_gradients(cotangent)]
         eps = max(torch.finfo(leaf.dtype).eps for leaf in recorded.leaves)
-        for source, g in self._gradients(recorded, cotangent[None]).items():
+        plain = self._gradients(recorded, cotangent[None])
+        signed = self._gradients(recorded, (_signs(recorded.outputs) * cotangent)[None])
+        for source, g in plain.items():
             a, true = self._inputs(source, recorded), source.layout.gather(expected, 1)
             if not tell_the_gradient(source, a, g, true, eps):
                 raise InputError(
@@ -184,3 +188,19 @@ class LayeredOperator(FactoredOperator):
                     f"alone, got those of {source.layer!r}, whose gradient is another one than its inputs and outputs "
                     f"tell; {REMEDY}."
                 )
+            # Squares of an example's gradients do not know its sign, unless other examples' outputs are in them.
+            B, other = (moments.of_gradients(source, each, self.sharing) for each in (g, signed[source]))
+            if not bool((B - other).norm() <= eps**0.5 * B.norm()):
+                raise InputError(
+                    f"{type(self).__name__}: model: expected rows of the outputs that do not depend on each other, got "
+                    f"a model in which what {source.layer!r} returns for one reaches the outputs of others; return the "
+                    "tokens of a sequence in a dimension of their own, (N, C, T) for cross_entropy, or take "
+                    "GaussNewtonOperator for examples that mix."
+                )
+
+
+def _signs(outputs: Tensor) -> Tensor:
+    """Signs of the rows of outputs, in their shape; the first two rows' differ."""
+    signs = torch.rand(len(outputs), generator=torch.Generator().manual_seed(1)).sub(0.5).sign()
+    signs[1:2] = -signs[:1]
+    return signs.reshape(-1, *[1] * (outputs.dim() - 1)).to(outputs)

@@ -37,6 +37,15 @@ def reached_places(g: Tensor, before: Tensor | None = None) -> Tensor:
     return reached if before is None else reached | before
 
 
+def ignored_places(counted: Tensor) -> Tensor:
+    """Compute which places a loss ignores, (N, ...), from the outputs (N, ...) that count in it."""
+    # A dimension along which all outputs count alike holds the numbers of one place, as classes do.
+    for dim in reversed(range(1, counted.dim())):
+        if bool((counted == counted.narrow(dim, 0, 1)).all()):
+            counted = counted.select(dim, 0)
+    return ~counted
+
+
 def used_places(ignored: Tensor, pulled: Tensor) -> Tensor | None:
     """The places (N, places) that count in the loss, where some do not; None where all do, or none.
 

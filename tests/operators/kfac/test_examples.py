@@ -96,6 +96,50 @@ def test_ignored_positions_that_others_hang_on_count() -> None:
     close(operator.blocks[2].A[0], second.T @ second / 2)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("fisher", ["exact", "empirical"])
+@pytest.mark.parametrize("classes_first", [False, True])
+def test_what_a_loss_of_ones_own_ignores_does_not_count(fisher: str, classes_first: bool) -> None:
+    x, targets = torch.randn(3, 4, 4, dtype=torch.float64), torch.randn(3, 4, 3, dtype=torch.float64)
+    used = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
+
+    def masked(outputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = outputs.mT if classes_first else outputs
+        return ((outputs - targets).pow(4) * used[..., None]).sum()
+
+    def plain(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).pow(4).sum()
+
+    model = Tokens(flat=False) if classes_first else network()
+    options: Any = {"fisher": fisher, "reduction": "sum", "bias": "separate"}
+    found = hodiff.KFACOperator(model, masked, dict(model.named_parameters()), x, targets, **options)
+    inner = model.network if isinstance(model, Tokens) else model
+    alone = hodiff.KFACOperator(inner, plain, dict(inner.named_parameters()), x[used], targets[used], **options)
+    close(found.to_dense(), alone.to_dense())
+
+
+class Centred(nn.Module):
+    """Outputs of each example that depend on the mean of the batch, or of a sequence's tokens."""
+
+    def __init__(self, dim: int, flat: bool):
+        super().__init__()
+        self.network, self.dim, self.flat = network(), dim, flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.network(x)
+        z = z - z.mean(self.dim, keepdim=True)
+        return z.flatten(0, -2) if self.flat else z.movedim(-1, 1)
+
+
+@kinds
+@pytest.mark.parametrize("fisher", ["exact", "empirical", "monte-carlo"])
+def test_models_that_mix_rows_of_outputs_are_refused(kind: Any, fisher: str) -> None:
+    x, y = torch.randn(2, 4, 4, dtype=torch.float64), torch.arange(8).reshape(2, 4) % 3
+    for dim, flat in [(0, False), (1, True)]:
+        with pytest.raises(hodiff.InputError, match="rows of the outputs that do not|the 8 examples along their first"):
+            matrix(kind, Centred(dim, flat), x, y.flatten() if flat else y, fisher=fisher)
+    matrix(kind, Centred(1, flat=False), x, y, fisher=fisher)
+
+
 def test_labels_that_do_not_fit_the_places() -> None:
     pulled = torch.zeros(2, 6, dtype=torch.bool)
     ignored = torch.tensor([[True, True, True, False], [True] * 4])
