@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from hodiff.operators.kfac.layouts import Layout
 from hodiff.operators.linear.base import LinearOperator
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.spaces import Space
+from hodiff.recompute.closed_over import is_constant
 
 CLOSED_FORM = "closed form"
 EXACT, HEURISTIC = "exact", "heuristic"
@@ -60,6 +63,23 @@ class FactoredOperator(LinearOperator):
     def multiply(self, block: Tensor) -> Tensor:
         """Multiply each block's part of the columns."""
         return _by_blocks(self.domain, self.blocks, lambda each, V: each.multiply(V), block)
+
+    def __mul__(self, factor: Any) -> Any:
+        number = _constant(self, factor)
+        return super().__mul__(factor) if number is None else ShiftedFactored(self, number, 0.0)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> Any:
+        return self * (1 / divisor) if _constant(self, divisor) else super().__truediv__(divisor)
+
+    def __neg__(self) -> Any:
+        return self * -1.0
+
+    def damped(self, damping: Any) -> Any:
+        r"""The operator $A + \lambda I$, with the same closed forms."""
+        number = _constant(self, damping)
+        return super().damped(damping) if number is None else ShiftedFactored(self, 1.0, number)
 
     def inverse(self, method: str = EXACT, **options: Any) -> Any:
         r"""The inverse of $A + \lambda I$, in closed form.
@@ -214,6 +234,34 @@ class InverseFactored(FactoredOperator):
         return InverseFactored(conversion.space(self.domain), blocks)
 
 
+class ShiftedFactored(FactoredOperator):
+    r"""The operator $c A + d I$ of a factored operator A, whose blocks are computed when a closed form needs them."""
+
+    def __init__(self, operator: FactoredOperator, factor: float, shift: float):
+        super().__init__(operator.domain)
+        self._operator, self._factor, self._shift = operator, factor, shift
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks: Kronecker products where only a positive factor changes them."""
+        return tuple(self._changed(each) for each in self._operator.blocks)
+
+    def _changed(self, block: Block) -> Block:
+        if isinstance(block, KroneckerBlock) and self._factor >= 0 and self._shift == 0:
+            return KroneckerBlock(block.layout, block.A, self._factor * block.B)
+        eigen = block.eigen
+        return EigenBlock(eigen.layout, eigen.left, eigen.right, self._factor * eigen.values + self._shift)
+
+    def multiply(self, block: Tensor) -> Tensor:
+        """Multiply and shift, without an eigendecomposition."""
+        product = self._factor * self._operator.multiply(block)
+        return product.add_(block, alpha=self._shift) if self._shift else product
+
+    def converted(self, conversion: Conversion) -> ShiftedFactored:
+        """See `LinearOperator.to`."""
+        return ShiftedFactored(self._operator.converted(conversion), self._factor, self._shift)
+
+
 class Eigenvectors(LinearOperator):
     """The orthogonal matrix of eigenvectors, in the order of their eigenvalues."""
 
@@ -231,6 +279,13 @@ class Eigenvectors(LinearOperator):
     def multiply_transposed(self, block: Tensor) -> Tensor:
         """The coefficients."""
         return _by_blocks(self.codomain, self._blocks, lambda each, V: each.to_basis(V), block)[self._order]
+
+
+def _constant(operator: LinearOperator, factor: Any) -> float | None:
+    """The number that a factor is in the operator's precision; None where it is none, or has a derivative."""
+    if isinstance(factor, Tensor) and factor.shape == () and not factor.is_complex() and is_constant(factor):
+        return float(factor.to(operator.dtype))
+    return float(factor) if isinstance(factor, Real) else None
 
 
 def _by_blocks(space: Space, blocks: Sequence[Any], act: Callable[[Any, Tensor], Tensor], columns: Tensor) -> Tensor:

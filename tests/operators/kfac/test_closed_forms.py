@@ -54,6 +54,45 @@ def test_against_the_matrix(kind: Any, options: dict[str, str]) -> None:
     close(pairs.eigenvectors.T @ V, Q.mT @ V)
 
 
+def identity(M: Tensor) -> Tensor:
+    return torch.eye(len(M), dtype=M.dtype)
+
+
+@pytest.mark.parametrize("kind", [hodiff.KFACOperator, hodiff.EKFACOperator])
+@pytest.mark.parametrize(
+    ("change", "number"),
+    [
+        (lambda A: 6 * A, lambda M: 6 * M),
+        (lambda A: A / torch.tensor(4.0), lambda M: M / 4),
+        (lambda A: -A, lambda M: -M),
+        (lambda A: A.damped(0.3), lambda M: M + 0.3 * identity(M)),
+        (lambda A: (2 * A).damped(0.3) / 5, lambda M: (2 * M + 0.3 * identity(M)) / 5),
+        (lambda A: A.inverse(damping=0.1) * 3, lambda M: 3 * torch.linalg.inv(M + 0.1 * identity(M))),
+    ],
+    ids=["multiple", "quotient", "negative", "damped", "several", "inverse"],
+)
+def test_multiples_and_damped_ones_keep_closed_forms(kind: Any, change: Any, number: Any) -> None:
+    A = change(mixed(kind))
+    M = number(mixed(kind).to_dense())
+    close(A.to_dense(), M, 1e-11)
+    for found, expected in (
+        (A.trace(), M.trace()),
+        (A.frobenius_norm(), M.norm()),
+        (A.logdet(damping=2 * float(M.norm())), (M + 2 * M.norm() * identity(M)).logdet()),
+    ):
+        assert (found.products, found.standard_error) == (0, 0.0)
+        assert found.value == pytest.approx(float(expected), rel=1e-10)
+    close(A.eigh().eigenvalues, torch.linalg.eigvalsh(M), 1e-10)
+
+
+def test_a_differentiable_factor_is_differentiated() -> None:
+    A = mixed(hodiff.KFACOperator)
+    v = torch.ones(A.shape[1], dtype=A.dtype)
+    factor = torch.tensor(2.0, dtype=A.dtype, requires_grad=True)
+    (slope,) = torch.autograd.grad(v @ ((factor * A) @ v), factor)
+    assert float(slope) == pytest.approx(float(v @ (A @ v)))
+
+
 def test_the_inverse_is_an_operator_like_it() -> None:
     A = mixed(hodiff.KFACOperator)
     inverse = A.inverse(damping=0.1)

@@ -135,7 +135,9 @@ class Centred(nn.Module):
 def test_models_that_mix_rows_of_outputs_are_refused(kind: Any, fisher: str) -> None:
     x, y = torch.randn(2, 4, 4, dtype=torch.float64), torch.arange(8).reshape(2, 4) % 3
     for dim, flat in [(0, False), (1, True)]:
-        with pytest.raises(hodiff.InputError, match="rows of the outputs that do not|the 8 examples along their first"):
+        with pytest.raises(
+            hodiff.InputError, match=r"rows of the outputs that do not|the 8 examples along their first"
+        ):
             matrix(kind, Centred(dim, flat), x, y.flatten() if flat else y, fisher=fisher)
     matrix(kind, Centred(1, flat=False), x, y, fisher=fisher)
 
