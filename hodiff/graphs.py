@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge
 
 from hodiff.torch_internals.autograd.graph_nodes import (
+    backward_rules,
     function_name,
     function_of,
     is_of_higher_order_operator,
@@ -27,27 +27,57 @@ _ONCE = once_differentiable(lambda ctx: None).__code__
 
 # Operators whose gradient torch takes for a constant, by their nodes; where hodiff has a rule, it has not been asked.
 _CONSTANT_GRADIENTS = {"SparseCooTensorWithDimsAndTensorsBackward0": "torch.sparse_coo_tensor"}
-# The nodes met so far of operators with derivatives: most of any graph, and nothing to look at twice.
-_OPERATORS: set[type] = set()
+# Functions of hodiff that run rules of users, which may be wrong.
+_RUN_RULES_OF_USERS = ("hodiff.authoring.", "hodiff.recompute.")
+# The nodes met so far of operators with derivatives and of hodiff's Functions: nothing to look at twice.
+_TRUSTED: set[type] = set()
 
 
-def inspect_graph(output: Tensor) -> tuple[list[Tensor], str | None]:
-    """The leaves that gradients would accumulate into, and what has a gradient that is a constant, as a sentence."""
+class Inspection(NamedTuple):
+    """What a walk over a graph found.
+
+    Attributes:
+        leaves: The leaves that gradients would accumulate into.
+        once: What has a gradient that is a constant, as a sentence; None if nothing has.
+        functions: The nodes of Functions whose rules may lose the graph of the gradient.
+    """
+
+    leaves: list[Tensor]
+    once: str | None
+    functions: list[Any]
+
+
+def inspect_graph(output: Tensor) -> Inspection:
+    """Walk over the graph of a tensor, and find its leaves and what its second derivatives may fail at."""
     # A Function marked once_differentiable, for one, hands out constants when differentiated under `create_graph`; its
     # second derivative would be zero without a word, so whoever differentiates twice has to look for it.
     leaves = [output] if output.requires_grad and output.grad_fn is None else []
     once: str | None = None
+    functions = []
     for node in nodes_of(output):
-        if type(node) in _OPERATORS:
+        if type(node) in _TRUSTED:
             continue
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             leaves.append(leaf)
-        elif function_of(node) is None and type(node).__name__ not in _CONSTANT_GRADIENTS:
-            _OPERATORS.add(type(node))
-        elif once is None:
+            continue
+        function = function_of(node)
+        if function is None and type(node).__name__ not in _CONSTANT_GRADIENTS:
+            _TRUSTED.add(type(node))
+            continue
+        if once is None:
             once = _constant_gradient(node)
-    return leaves, once
+        if function is not None and once is None:
+            if _is_own(function):
+                _TRUSTED.add(type(node))
+            else:
+                functions.append(node)
+    return Inspection(leaves, once, functions)
+
+
+def _is_own(function: type) -> bool:
+    """Whether a Function is one of hodiff's that run hodiff's rules alone."""
+    return function.__module__.startswith("hodiff.") and not function.__module__.startswith(_RUN_RULES_OF_USERS)
 
 
 def _constant_gradient(node: Any) -> str | None:
@@ -64,7 +94,12 @@ def _constant_gradient(node: Any) -> str | None:
 
 def nodes_of(*outputs: Tensor | GradientEdge) -> Iterator[Any]:
     """Every node of the graph that computed some tensors, or that leads to places in it, once."""
-    stack: list[Any] = [each.grad_fn if isinstance(each, Tensor) else each.node for each in outputs]
+    return nodes_from([each.grad_fn if isinstance(each, Tensor) else each.node for each in outputs])
+
+
+def nodes_from(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Some nodes of a graph and every node that they lead to, once."""
+    stack = list(nodes)
     seen = set()
     while stack:
         node = stack.pop()
@@ -117,17 +152,4 @@ def coarsest_eps(*outputs: Tensor | GradientEdge) -> float:
 
 def is_once_differentiable(function: type) -> bool:
     """Whether the gradient of a Function is marked `once_differentiable`, also one that torch.func made of another."""
-    rules = [getattr(function, name, None) for name in ("backward", "vjp")]
-    if any(getattr(rule, "__code__", None) is _ONCE for rule in rules):
-        return True
-    # Under a torch.func transform the node belongs to a class made for one level, which closes over the user's class.
-    values = [
-        value for rule in rules if inspect.isfunction(rule) for value in inspect.getclosurevars(rule).nonlocals.values()
-    ]
-    return any(
-        isinstance(value, type)
-        and issubclass(value, torch.autograd.Function)
-        and value is not function
-        and is_once_differentiable(value)
-        for value in values
-    )
+    return any(getattr(rule, "__code__", None) is _ONCE for rule in backward_rules(function))

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from hodiff.errors import RouteError
 from hodiff.torch_internals.autograd.recording import run_backward, set_recording
 from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 Linear = Callable[[list[Tensor]], Sequence[Tensor | None]]
 
@@ -25,7 +27,7 @@ def transpose(linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor 
         tangents = [torch.zeros_like(x).requires_grad_() for x in inputs]
         outputs, seeds = [], []
         for output, cotangent in zip(linear(tangents), cotangents, strict=True):
-            if output is not None and cotangent is not None and output.requires_grad:
+            if output is not None and cotangent is not None and _is_recorded(output, linear, inputs):
                 outputs.append(output)
                 seeds.append(cotangent)
         if not outputs:
@@ -38,6 +40,20 @@ def transpose(linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor 
         set_recording(recorded)
 
 
+def _is_recorded(output: Tensor, linear: Linear, inputs: list[Tensor]) -> bool:
+    """Whether a linear map recorded an output; one that is constant must be zero everywhere."""
+    if output.requires_grad or torch.compiler.is_compiling():
+        return True
+    at_ones = linear([torch.ones_like(x) for x in inputs])
+    if any(bool(below_transforms(each).detach().any()) for each in at_ones if each is not None):
+        raise RouteError(
+            "a rule of custom_jvp or custom_vjp records nothing of what it computes (torch.no_grad, .detach(), .data, "
+            "NumPy or a kernel), so that its transpose, the other mode's derivative, would be zero without a word; "
+            "write it with torch operators or other Functions."
+        )
+    return False
+
+
 def _transpose_by_transform(
     linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
@@ -47,7 +63,7 @@ def _transpose_by_transform(
         pairs = [
             (output, cotangent)
             for output, cotangent in zip(linear(list(tangents)), cotangents, strict=True)
-            if output is not None and cotangent is not None
+            if output is not None and cotangent is not None and _is_recorded(output, linear, inputs)
         ]
         # torch.func.vjp refuses a function without outputs.
         pairs = pairs or [(zeros[0].new_zeros(()), zeros[0].new_zeros(()))]

@@ -20,6 +20,7 @@ from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.steady import draw_of, steady
 from hodiff.derivatives.transforms import gradient, pull, push
 from hodiff.graphs import inspect_graph
+from hodiff.recompute.cut_graphs import refuse_cuts_of
 from hodiff.torch_internals.wording import Wording, says
 
 Leaves = tuple[Tensor, ...]
@@ -145,9 +146,10 @@ def guard_reverse(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]
         if not value.requires_grad:
             raise f.independent()
         if not torch.compiler.is_compiling():
-            _, once = inspect_graph(value)
-            if once is not None:
-                raise NotImplementedError(once)
+            inspection = inspect_graph(value)
+            if inspection.once is not None:
+                raise NotImplementedError(inspection.once)
+            refuse_cuts_of(value, inspection.functions, point)
         return value, aux
 
     return checked

@@ -11,6 +11,7 @@ import torch
 
 from hodiff.derivatives.origin import function_at_fault, raised_by_user
 from hodiff.errors import HodiffError, HodiffWarning, InputError, RouteError
+from hodiff.recompute.cut_graphs import UnrecordedGradientError
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.wording import DONATION_OFF, UNAVAILABLE, Wording, says
 
@@ -125,8 +126,13 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
     for name in candidates:
         try:
             result = attempt(name)
+        except UnrecordedGradientError as error:
+            # Nothing is known of the rule for forward mode, by which the other routes go.
+            said[name] = error
+            break
         except Exception as error:
-            if not unavailable(error) and not _unrecorded(error, name):
+            # Where one route is missing, another may lose the derivative on its way.
+            if not unavailable(error) and not _unrecorded(error, name) and not (said and isinstance(error, InputError)):
                 raise
             said[name] = error
             continue

@@ -20,6 +20,7 @@ from hodiff.errors import InputError, RouteError
 from hodiff.graphs import inspect_graph
 from hodiff.meta.optimizer import root
 from hodiff.recompute.checkpoint import CallProgram
+from hodiff.recompute.cut_graphs import UnrecordedGradientError
 from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
@@ -102,7 +103,10 @@ def _recorded(
     # Where nothing that is known asks for a derivative, a graph may be kept for nothing; the walk costs less.
     if captures and not recording.connected:
         recording.inspect(value)
-    gradients = recording.gradients([value])
+    try:
+        gradients = recording.gradients([value])
+    except UnrecordedGradientError as error:
+        raise RouteError(f"adapt: {error}; or use first_order=True.") from error
     if all(each is None for each in gradients):
         raise independent()
     filled = [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves, strict=True)]
@@ -176,7 +180,7 @@ class _GradientProgram(Program):
 
 def _refuse_once_differentiable(value: Tensor) -> None:
     """Refuse a loss whose gradient torch would take for a constant."""
-    _, once = inspect_graph(value)
+    once = inspect_graph(value).once
     if once is not None:
         raise RouteError(
             f"adapt: {once}, so that the meta-gradient through the inner gradient does not exist; use "

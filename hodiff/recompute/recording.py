@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from hodiff.graphs import held_outside, inspect_graph
 from hodiff.recompute.closed_over import is_constant
+from hodiff.recompute.cut_graphs import refusing_cuts
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 
 T = TypeVar("T")
@@ -28,6 +29,9 @@ class Recording(Generic[T]):
         result: What the function returned.
         connected: Whether gradients carry a graph, because something outside may differentiate them.
     """
+
+    # The nodes of Functions that `inspect` found; None before it was asked.
+    _functions: list[Any] | None = None
 
     def __init__(self, f: Callable[[tuple[Tensor, ...]], T], point: Sequence[Tensor], others: Iterable[Tensor] = ()):
         self._outside = torch.is_grad_enabled()
@@ -46,7 +50,8 @@ class Recording(Generic[T]):
 
     def inspect(self, output: Tensor) -> str | None:
         """Say what in the graph has a constant for a gradient, and be connected if it leads to other tensors."""
-        leaves, once = inspect_graph(output)
+        leaves, once, functions = inspect_graph(output)
+        self._functions = [*(self._functions or ()), *functions]
         if self._outside and not self.connected:
             own = set(map(id, self.operands))
             others = [leaf for leaf in leaves if id(leaf) not in own]
@@ -66,9 +71,25 @@ class Recording(Generic[T]):
         if not outputs:
             return (None,) * len(self.operands)
         graph = self.connected if graph is None else graph
+        if graph and self._functions is None:
+            for output in outputs:
+                if (once := self.inspect(output)) is not None:
+                    raise NotImplementedError(f"{once}, so its derivative is not recorded")
+        if graph and self._functions:
+            return self._watched_gradients(outputs, cotangents)
         # Without recording, results of a subclass of Tensor would be cast to it by a view that cuts the graph.
         with torch.set_grad_enabled(graph or torch.is_grad_enabled()):
             return torch.autograd.grad(outputs, self.operands, cotangents, create_graph=graph, allow_unused=True)
+
+    def _watched_gradients(
+        self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients with a graph, refused where a Function loses it."""
+        cotangents = [torch.ones_like(each) for each in outputs] if cotangents is None else cotangents
+        # What is linear in a cotangent shows that it is recorded by leading to it, also where the function is linear.
+        seeds = [each if each.requires_grad else each.detach().requires_grad_() for each in cotangents]
+        with refusing_cuts(self._functions or (), self.operands), torch.enable_grad():
+            return torch.autograd.grad(outputs, self.operands, seeds, create_graph=True, allow_unused=True)
 
 
 class FoundRecording(Recording[T]):

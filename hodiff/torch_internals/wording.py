@@ -95,6 +95,7 @@ class Wording(Enum):
 UNAVAILABLE = (
     Wording.NOT_IMPLEMENTED,
     Wording.NOT_SUPPORTED,
+    Wording.NO_AUTOGRAD_FORMULA,
     Wording.ONCE_DIFFERENTIABLE,
     Wording.NO_SETUP_CONTEXT,
     Wording.NO_RULE,

@@ -50,7 +50,7 @@ def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor]) -> None:
     if not _will_be_differentiated():
         return
     for output in _tensors(outputs):
-        _, once = inspect_graph(output)
+        once = inspect_graph(output).once
         if once is not None:
             raise RouteError(
                 f"{once}: a second derivative would be wrong without a word. Write the backward of a Function with "

@@ -110,7 +110,7 @@ class JacobianOperator(Portable, LinearOperator):
     def _columns(self, block: Tensor, source: Space, target: Space, one: Any, many: Any) -> Tensor:
         k = block.shape[1]
         self._point.require_unchanged("JacobianOperator")
-        with torch.no_grad():
+        with torch.no_grad(), refused("JacobianOperator"):
             if k == 1:
                 return target.join([p[None] for p in one([v[0] for v in source.split(block)])], 1)
             size = resolve_chunk_size(self.chunk_size, max(k, 1), self._model.bytes_each, self.device)

@@ -60,14 +60,14 @@ class RecordedModel:
             once = recording.inspect(leaf)
             if once is not None:
                 raise NotImplementedError(f"{once}, so its transpose is not recorded")
-        self._cotangents = tuple(torch.zeros_like(leaf, requires_grad=True) for leaf in self._outputs)
+        self._cotangents = tuple(torch.ones_like(leaf, requires_grad=True) for leaf in self._outputs)
         pulled = recording.gradients(self._outputs, self._cotangents, graph=True)
         # The outputs may hang on tensors that the model closes over, and not on the point.
         if all(each is None for each in pulled):
             raise function.independent()
         live = {i: each for i, each in enumerate(pulled) if each is not None and each.requires_grad}
         self._live = list(live)
-        # Their numbers are zero and as many as the parameters.
+        # Their numbers are of no use and as many as the parameters.
         self._pulled = [get_gradient_edge(each) for each in live.values()]
         self.outputs: Leaves = tuple(leaf.detach() for leaf in self._outputs)
         self.bytes_each = 2 * cotangent_bytes(*self._pulled)

@@ -134,7 +134,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
 
     def backward(self, loss: Tensor) -> None:
         """See `StochasticOptimizer`; here nobody needs the graph of a loss afterwards, which is spent on curvature."""
-        leaves, _ = inspect_graph(loss)
+        leaves = inspect_graph(loss).leaves
         parameters = self._reached(leaves)
         # Other leaves get their gradients from torch.
         if self.second_order and len(parameters) == len(set(map(id, leaves))):

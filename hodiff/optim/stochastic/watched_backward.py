@@ -98,6 +98,6 @@ def _show(tensors: Any) -> None:
     loss = losses[0].reshape(()) if losses[0].dim() else losses[0]
     for each in losses[1:]:
         loss = loss + each.reshape(())
-    leaves, _ = inspect_graph(loss)
+    leaves = inspect_graph(loss).leaves
     for observer in [each for each in _waiting if each.awaits(leaves)]:
         observer.see(loss, leaves)

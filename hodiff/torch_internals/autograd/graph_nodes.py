@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import os
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
+
+from torch._ops import OpOverload
+from torch.autograd import Function
 
 # Shape and dtype of each result that the node pulls back from.
 results_of: Callable[[Any], tuple[Any, ...]] = attrgetter("_input_metadata")
@@ -21,6 +26,44 @@ def function_name(node: Any) -> str:
     """The name of the `torch.autograd.Function` that made a node, under transforms, too."""
     name: str = node.name().removesuffix("Backward").removesuffix("Generated")
     return name
+
+
+def backward_rules(function: type) -> Iterator[Any]:
+    """The rules of a Function for reverse mode, and those that the rules of one that torch made close over."""
+    for rule in (getattr(function, name, None) for name in ("backward", "vjp")):
+        if rule is None or rule in (Function.backward, Function.vjp):
+            continue
+        yield rule
+        # Under a torch.func transform the node belongs to a class made for one level, which closes over the user's
+        # class, and that of an operator of torch.library over its formula.
+        for value in inspect.getclosurevars(rule).nonlocals.values() if inspect.isfunction(rule) else ():
+            if isinstance(value, type) and issubclass(value, Function) and value is not function:
+                yield from backward_rules(value)
+            elif (formula := getattr(value, "_backward_fn", None)) is not None:
+                yield formula
+
+
+def operators_of(function: type) -> Iterator[str]:
+    """The operator of torch.library that a Function was made for, by name."""
+    for rule in (function.backward, getattr(function, "vjp", None)):  # type: ignore[attr-defined]
+        for value in inspect.getclosurevars(rule).nonlocals.values() if inspect.isfunction(rule) else ():
+            if isinstance(value, OpOverload):
+                yield value.name().removesuffix(".default")
+
+
+def described_backward(node: Any) -> str:
+    """The name of the backward that a Function's node runs, and where it is written."""
+    name = next(operators_of(function_of(node)), function_name(node))
+    call = getattr(node, "call", None)  # of hodiff.custom_vjp and its like
+    owner = getattr(call, "owner", None)
+    rules = [
+        getattr(owner, "backward", None),
+        getattr(owner, "rule", None),
+        *list(backward_rules(function_of(node)))[::-1],
+    ]
+    code = next((inspect.unwrap(rule).__code__ for rule in rules if hasattr(rule, "__code__")), None)
+    place = "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    return f"{getattr(call, 'name', name)}.backward{place}"
 
 
 def is_of_higher_order_operator(function: type) -> bool:

@@ -81,7 +81,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         numbered = self._numbered
         with torch.no_grad():
             seen = SeenLayers(self.caller, loss, found, numbered)
-            leaves, _ = inspect_graph(loss)
+            leaves = inspect_graph(loss).leaves
             wanted = set(map(id, parameters))
             seen.require_all([leaf for leaf in leaves if id(leaf) in wanted])
             if any("refreshes" not in self.state[p] for p in parameters):

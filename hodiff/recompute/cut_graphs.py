@@ -1,0 +1,150 @@
+"""Custom Functions whose backward loses the graph of the gradient, found while a gradient is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from hodiff.graphs import nodes_from
+from hodiff.torch_internals.autograd.graph_nodes import backward_rules, described_backward, function_name, function_of
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
+from hodiff.torch_internals.wording import Wording, says
+
+# What users call in place of Functions of other libraries that compute their gradient outside of the graph.
+_INSTEAD = {
+    "OdeintAdjointMethod": "call torchdiffeq.odeint in place of odeint_adjoint",
+    "CheckpointFunction": "call hodiff.functions.checkpoint",
+}
+_REMEDY = (
+    "write it with torch operators or other Functions of ctx.saved_tensors, or take hodiff.custom_vjp; for a solver "
+    "hodiff.implicit, for a recomputation hodiff.functions.checkpoint; where no second derivative is meant, mark it "
+    "once_differentiable"
+)
+
+
+class UnrecordedGradientError(NotImplementedError):
+    """The backward of a Function computes outside of the graph, so that further derivatives would be zero."""
+
+
+@contextmanager
+def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[None]:
+    """Raise if one of some Functions' nodes, run inside with cotangents that are recorded, loses them.
+
+    A gradient is linear in its cotangent. Where the cotangent requires a gradient and what backward returns does not,
+    and is not zero, the graph is cut, whatever the function is.
+
+    Args:
+        nodes: The nodes of a graph that belong to Functions.
+        operands: What the gradient is taken by; gradients of anything else are of no interest.
+
+    Raises:
+        UnrecordedGradientError: If a backward loses its cotangent.
+        RuntimeError: What torch raises otherwise.
+    """
+    lost: list[tuple[Any, list[Any]]] = []
+    handles = [node.register_hook(partial(_note, node, lost)) for node in nodes]
+    try:
+        yield
+    except RuntimeError as error:
+        # An array of NumPy can be made of a constant alone.
+        guilty = _running(nodes, error) if says(error, Wording.NO_NUMBERS) else None
+        if guilty is None:
+            raise
+        raise UnrecordedGradientError(_told(guilty)) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    for node, parents in lost:
+        if _lead_to(parents, operands):
+            raise UnrecordedGradientError(_told(node))
+
+
+def _note(node: Any, lost: list[tuple[Any, list[Any]]], gradients: Sequence[Any], cotangents: Sequence[Any]) -> None:
+    if not any(each is not None and each.requires_grad for each in cotangents):
+        return
+    unrecorded = [i for i, each in enumerate(gradients) if each is not None and not each.requires_grad]
+    if not unrecorded:
+        return
+    recorded = any(each is not None and each.requires_grad for each in gradients)
+    cut = [i for i in unrecorded if _is_nonzero(gradients[i])]
+    # Zeros may be those of the cotangent; and a gradient beside others may be a constant that the Function adds, as
+    # those of auxiliary losses do.
+    if (recorded and cut) or not cut:
+        cut = unrecorded if _is_cut_at_ones(node, cotangents, varies=recorded) else []
+    if cut:
+        lost.append((node, [node.next_functions[i][0] for i in cut]))
+
+
+def _is_cut_at_ones(node: Any, cotangents: Sequence[Any], *, varies: bool) -> bool:
+    """Whether the backward of a node loses a cotangent of ones, and with `varies` depends on it."""
+
+    def unrecorded(scale: float) -> list[Tensor]:
+        full = [None if each is None else torch.full_like(each, scale, requires_grad=True) for each in cotangents]
+        found = node.apply(*full)
+        tensors = [each for each in (found if isinstance(found, tuple) else (found,)) if isinstance(each, Tensor)]
+        return [each for each in tensors if not each.requires_grad]
+
+    with torch.enable_grad():
+        at_ones = unrecorded(1.0)
+        if varies:
+            return any(_is_nonzero(b - a) for a, b in zip(at_ones, unrecorded(2.0), strict=True))
+        return any(map(_is_nonzero, at_ones))
+
+
+def _is_nonzero(tensor: Tensor) -> bool:
+    numbers = below_transforms(tensor).detach()
+    return bool((numbers.coalesce().values() if numbers.layout is torch.sparse_coo else numbers).any())
+
+
+def _lead_to(nodes: Iterable[Any], operands: Sequence[Tensor]) -> bool:
+    ends = {get_gradient_edge(each).node for each in operands}
+    return not ends.isdisjoint(nodes_from(node for node in nodes if node is not None))
+
+
+def refuse_cuts_of(value: Tensor, nodes: Sequence[Any], operands: Sequence[Tensor]) -> None:
+    """Take a gradient inside of a transform to see whether a Function loses its graph; see `refusing_cuts`.
+
+    Args:
+        value: The scalar that the gradient is of.
+        nodes: Nodes of Functions in its graph; where there are none, nothing is computed.
+        operands: What the transform differentiates by.
+
+    Raises:
+        UnrecordedGradientError: If a backward loses its cotangent.
+    """
+    if not nodes:
+        return
+    # Leaves cannot be made inside of a transform; this one is a part of the graph by a branch that is not taken.
+    ones = torch.ones_like(value)
+    seed = torch.where(ones > 0, ones, value)
+    with refusing_cuts(nodes, operands):
+        torch.autograd.grad(value, operands, seed, create_graph=True, allow_unused=True)
+
+
+def _running(nodes: Sequence[Any], error: BaseException) -> Any:
+    """The node whose rule raised an exception."""
+    codes = {
+        code: node
+        for node in nodes
+        for rule in backward_rules(function_of(node))
+        if (code := getattr(rule, "__code__", None))
+    }
+    step, found = error.__traceback__, None
+    while step is not None:
+        found = codes.get(step.tb_frame.f_code, found)
+        step = step.tb_next
+    return found
+
+
+def _told(node: Any) -> str:
+    name = function_name(node)
+    return (
+        f"{described_backward(node)} records nothing of what it computes (torch.no_grad, .detach(), .data, NumPy or a "
+        f"kernel), so that its own derivative would be zero without a word; {_INSTEAD.get(name, _REMEDY)}"
+    )

@@ -1,0 +1,352 @@
+"""Functions whose backward loses the graph: an error in place of zeros, and zeros where they are right."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hodiff
+from hodiff import RouteError
+
+X = torch.tensor([0.5, -1.2], dtype=torch.float64)
+V = torch.ones_like(X)
+ZERO = torch.zeros_like(X)
+
+
+class SavedSquare(torch.autograd.Function):
+    """The square, by a backward that each subclass writes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+
+class WithoutGrad(SavedSquare):
+    @staticmethod
+    def backward(ctx, g):
+        with torch.no_grad():
+            return 2 * g * ctx.saved_tensors[0]
+
+
+class ByData(SavedSquare):
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g.data * ctx.saved_tensors[0].data
+
+
+class ByDetach(SavedSquare):
+    @staticmethod
+    def backward(ctx, g):
+        return (2 * g * ctx.saved_tensors[0]).detach()
+
+
+class ByNumPy(SavedSquare):
+    @staticmethod
+    def backward(ctx, g):
+        return torch.from_numpy(2 * g.numpy() * ctx.saved_tensors[0].detach().numpy())
+
+
+class ByKernel(SavedSquare):
+    @staticmethod
+    def backward(ctx, g):
+        return torch.from_numpy(2 * g.detach().numpy() * ctx.saved_tensors[0].detach().numpy())
+
+
+class IgnoresCotangent(torch.autograd.Function):
+    """As losses do that compute their gradient in forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.gradient = 2 * x
+        return (x * x).sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.gradient
+
+
+class TransformedSquare(torch.autograd.Function):
+    """A cut backward that torch.func takes, beside a right jvp."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        with torch.no_grad():
+            return 2 * g * ctx.saved_tensors[0]
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 2 * ctx.saved_tensors[0] * t
+
+
+CUT = (WithoutGrad, ByData, ByDetach, ByNumPy, ByKernel, IgnoresCotangent, TransformedSquare)
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
+    "hvp": lambda f: hodiff.hvp(f, X, V),
+    "hessian": lambda f: hodiff.hessian(f)(X),
+    "hessian_matrix": lambda f: hodiff.hessian_matrix(f, X),
+    "hessian_diagonal": lambda f: hodiff.hessian_diagonal(f)(X),
+    "value_grad_hvp": lambda f: hodiff.value_grad_hvp(f, X, V),
+    "grad_and_hvp": lambda f: hodiff.grad_and_hvp(f, X, V),
+    "hvp_function": lambda f: hodiff.hvp_function(f)(X, V),
+    "HessianOperator": lambda f: hodiff.HessianOperator(f, X) @ V,
+    "to_dense": lambda f: hodiff.HessianOperator(f, X).to_dense(),
+    "sparse.hessian": lambda f: hodiff.sparse.hessian(f)(X),
+    "minimize": lambda f: hodiff.optim.minimize(f, X, method="trust-ncg"),
+}
+
+
+@pytest.mark.parametrize("function", CUT)
+def test_a_cut_backward_is_refused_by_name_file_and_remedy(function: Any) -> None:
+    for f in (lambda x: function.apply(x).sum(), lambda x: function.apply(x).pow(2).sum() + x.pow(4).sum()):
+        with pytest.raises(
+            RouteError, match=rf"{function.__name__}\.backward \(test_cut_graphs\.py:\d+\).*write it with"
+        ):
+            hodiff.hvp(f, X, V)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_every_second_derivative_refuses_it(transform: Any) -> None:
+    with pytest.raises(RouteError, match=r"WithoutGrad\.backward"):
+        transform(lambda x: WithoutGrad.apply(x).pow(2).sum())
+
+
+def test_products_of_models_refuse_it() -> None:
+    # The tangent of a model is the derivative of its pullback.
+    with pytest.raises(RouteError, match=r"WithoutGrad\.backward"):
+        hodiff.JacobianOperator(WithoutGrad.apply, X) @ V
+    operator = hodiff.GaussNewtonOperator(
+        lambda p, scale: WithoutGrad.apply(p * scale), torch.nn.functional.mse_loss, X, data=[(V, V)]
+    )
+    with pytest.raises(RouteError, match=r"WithoutGrad\.backward"):
+        operator @ V
+
+
+@pytest.mark.parametrize("route", ["auto", "reverse-over-reverse", "forward-over-reverse"])
+def test_inside_of_transforms(route: str) -> None:
+    def product(x: Tensor) -> Tensor:
+        return hodiff.hvp(lambda x: TransformedSquare.apply(x).sum(), x, V, route=route)
+
+    with pytest.raises(RouteError, match=r"TransformedSquare\.backward"):
+        product(X)
+    with pytest.raises(RouteError, match=r"TransformedSquare\.backward"):
+        torch.func.vmap(product)(X[None])
+
+
+def test_the_route_by_a_right_jvp_is_left() -> None:
+    product = hodiff.hvp(lambda x: TransformedSquare.apply(x).sum(), X, V, route="reverse-over-forward")
+    torch.testing.assert_close(product, 2 * V)
+
+
+def test_where_the_gradient_is_zero() -> None:
+    # The cotangent is zero at a minimum, and shows nothing.
+    with pytest.raises(RouteError, match=r"WithoutGrad\.backward"):
+        hodiff.hvp(lambda x: (WithoutGrad.apply(x) - X.square()).square().sum(), X, V)
+
+
+def test_inside_of_a_checkpoint() -> None:
+    f = lambda x: hodiff.functions.checkpoint(WithoutGrad.apply, x).sum()  # noqa: E731
+    with pytest.raises(RouteError, match=r"WithoutGrad\.backward"):
+        hodiff.hvp(f, X, V)
+    with pytest.raises(RouteError, match=r"WithoutGrad\.backward"):
+        hodiff.JacobianOperator(lambda x: hodiff.functions.checkpoint(WithoutGrad.apply, x), X) @ V
+
+
+def test_inner_loops() -> None:
+    x = X.clone().requires_grad_()
+    with pytest.raises(RouteError, match=r"WithoutGrad\.backward.*first_order"):
+        hodiff.meta.adapt(lambda p, _: WithoutGrad.apply(p).sum(), x, None, hodiff.meta.SGD(0.1), 1)
+
+
+def test_rules_of_custom_vjp_and_custom_jvp() -> None:
+    @hodiff.custom_vjp
+    def square(x):
+        return x * x
+
+    def backward(x, cotangent):
+        with torch.no_grad():
+            return (2 * x * cotangent,)
+
+    square.defvjp(lambda x: (x * x, x), backward)
+
+    @hodiff.custom_jvp
+    def by_tangents(x):
+        return x * x
+
+    @by_tangents.defjvp
+    def rule(primals, tangents):
+        with torch.no_grad():
+            return primals[0] ** 2, 2 * primals[0] * tangents[0]
+
+    with pytest.raises(RouteError, match=r"square\.backward \(test_cut_graphs\.py"):
+        hodiff.hvp(lambda x: square(x).sum(), X, V)
+    with pytest.raises(RouteError, match="records nothing"):
+        hodiff.hvp(lambda x: square(x).sum() + x.pow(2).sum(), X, V, route="forward-over-reverse")
+    with pytest.raises(RouteError, match="records nothing"):
+        torch.func.jvp(square, (X,), (V,))
+    for gradient in (lambda f: torch.func.grad(f)(X), lambda f: hodiff.hvp(f, X, V)):
+        with pytest.raises(RouteError, match="records nothing"):
+            gradient(lambda x: by_tangents(x).sum() + x.pow(2).sum())
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+
+class Matrix(torch.autograd.Function):
+    """Linear, by a constant that it keeps."""
+
+    @staticmethod
+    def forward(ctx, x, a):
+        ctx.save_for_backward(a)
+        return a @ x
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.saved_tensors[0].T @ g, None
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.zeros_like(g)
+
+
+class Rectified(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward((x > 0).to(x))
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0]
+
+
+class WithAuxiliaryLoss(torch.autograd.Function):
+    """The first argument, with a gradient of one for the second in each backward pass, as mixtures of experts do."""
+
+    @staticmethod
+    def forward(ctx, x, loss):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, torch.ones((), dtype=g.dtype)
+
+
+A = torch.tensor([[1.0, 2.0], [0.0, -1.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("f", "expected"),
+    [
+        (lambda x: Tripled.apply(x).sum(), ZERO),
+        (lambda x: Tripled.apply(x).pow(2).sum(), 18 * V),
+        (lambda x: Matrix.apply(x, A).sum(), ZERO),
+        (lambda x: Matrix.apply(x, A).pow(2).sum(), 2 * A.T @ A @ V),
+        (lambda x: Rounded.apply(x).sum(), ZERO),
+        (lambda x: Rounded.apply(x).pow(2).sum(), 2 * V),
+        (lambda x: Sign.apply(x).pow(2).sum() + x.sum(), ZERO),
+        (lambda x: Rectified.apply(x).sum(), ZERO),
+        (lambda x: Rectified.apply(x).pow(2).sum(), torch.tensor([2.0, 0.0], dtype=torch.float64)),
+        (lambda x: (x.relu() * 3).sum(), ZERO),
+        (lambda x: (x * x.detach()).sum(), ZERO),
+        # Of no interest: the gradient does not go through it, or goes past it.
+        (lambda x: (x * WithoutGrad.apply(x.detach().requires_grad_())).sum(), ZERO),
+        (lambda x: (x * WithoutGrad.apply(x).detach()).sum(), ZERO),
+    ],
+)
+def test_what_is_linear_or_detached_on_purpose_is_zero(f: Any, expected: Tensor) -> None:
+    torch.testing.assert_close(hodiff.hvp(f, X, V), expected)
+    torch.testing.assert_close(hodiff.HessianOperator(f, X) @ V, expected)
+    torch.testing.assert_close(hodiff.hessian(f)(X) @ V, expected)
+
+
+def test_a_constant_gradient_beside_a_recorded_one() -> None:
+    product = hodiff.hvp(lambda x: WithAuxiliaryLoss.apply(x, x.pow(3).sum()).pow(2).sum(), X, V)
+    torch.testing.assert_close(product, 2 * V + 6 * X + 3 * X**2)
+
+
+def test_a_closed_over_tensor_is_not_what_is_differentiated() -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x * x * w
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            return 2 * g * x * w, (g * x * x).detach()
+
+    w = torch.tensor([2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(hodiff.hvp(lambda x: Scaled.apply(x, w).sum(), X, V).detach(), 2 * w.detach())
+    with pytest.raises(RouteError, match=r"Scaled\.backward"):
+        hodiff.hvp(lambda w: Scaled.apply(w, w).sum(), w.detach(), V)
+
+
+def test_a_formula_made_of_an_operator_without_one() -> None:
+    slope = torch.library.custom_op(
+        "hodiff_test::slope", lambda x, g: 2 * x * g, mutates_args=(), schema="(Tensor x, Tensor g) -> Tensor"
+    )
+    square = torch.library.custom_op(
+        "hodiff_test::square", lambda x: x * x, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    square.register_autograd(
+        lambda ctx, g: slope(ctx.saved_tensors[0], g),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    with pytest.raises(RouteError, match="no autograd formula"):
+        hodiff.hvp(lambda x: square(x).sum(), X, V)
+    square.register_autograd(
+        lambda ctx, g: (2 * ctx.saved_tensors[0] * g).detach(),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    with pytest.raises(RouteError, match=r"hodiff_test::square\.backward \(test_cut_graphs"):
+        hodiff.hvp(lambda x: square(x).sum(), X, V)
+
+
+def test_adjoints_of_torchdiffeq() -> None:
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+
+    class Field(torch.nn.Module):
+        def forward(self, t, y):
+            return y * y.sin()
+
+    times = torch.tensor([0.0, 0.5], dtype=torch.float64)
+    with pytest.raises(RouteError, match=r"OdeintAdjointMethod.*torchdiffeq\.odeint in place"):
+        hodiff.hvp(lambda x: torchdiffeq.odeint_adjoint(Field(), x, times, method="rk4")[-1].sum(), X, V)
