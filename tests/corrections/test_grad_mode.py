@@ -347,3 +347,39 @@ def test_a_frame_whose_code_cannot_be_hashed():
     torch.testing.assert_close(
         hodiff.hvp(lambda x: (x**2 * rewritten(x)).sum(), X, V, route=hodiff.ROUTES[-1]), 2 * X.exp() * V
     )
+
+
+class Converting(nn.Module):
+    """Converts its own layer in forward, as the router of Switch Transformers does."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.layer = nn.Linear(3, 3).to(dtype)
+
+    def forward(self, x):
+        return torch.tanh(self.layer.to(torch.float64)(x)).sum()
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_a_conversion_that_changes_nothing_is_none(route):
+    torch.manual_seed(0)
+    model = Converting(D)
+    before, plain = model.layer.weight.data_ptr(), nn.Sequential(model.layer, nn.Tanh())
+    p = {name: each.detach() for name, each in model.named_parameters()}
+    by_inputs = hodiff.hvp(model, X, V, route=route)
+    by_weights = hodiff.hvp(lambda p: torch.func.functional_call(model, p, X), p, p, route=route)
+    torch.testing.assert_close(by_inputs, hodiff.hvp(lambda x: plain(x).sum(), X, V))
+    renamed = {name.replace("layer.", "0."): each for name, each in p.items()}
+    expected = hodiff.hvp(lambda p: torch.func.functional_call(plain, p, X).sum(), renamed, renamed)
+    torch.testing.assert_close(by_weights["layer.weight"], expected["0.weight"])
+    # The module still has its own memory, which is no transform's.
+    assert model.layer.weight.data_ptr() == before
+
+
+# Forward-over-forward evaluates the function once before.
+@pytest.mark.parametrize("route", hodiff.ROUTES[1:3])
+def test_a_conversion_inside_of_a_transform_is_refused(route):
+    model = Converting(torch.float32)
+    with pytest.raises(hodiff.RouteError, match=r"Tensor\.data: expected no assignment .* got torch.float64"):
+        hodiff.hvp(model, X, V, route=route)
+    assert model.layer.weight.dtype == torch.float32

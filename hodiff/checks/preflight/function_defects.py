@@ -45,6 +45,14 @@ def custom_functions(outputs: Iterable[Any]) -> Iterator[type[Function]]:
 def function_defects(function: type[Function]) -> Iterator[FunctionDefect]:
     """What a Function lacks, as far as it can be seen from outside."""
     name = function.__name__
+    if function.__module__ == "torch.utils.checkpoint":
+        yield FunctionDefect(
+            name,
+            "torch.utils.checkpoint with use_reentrant=True takes no torch.autograd.grad, and torch.func refuses it",
+            "call it with use_reentrant=False, or take hodiff's transforms, which replace it",
+            missing=ROUTES,
+        )
+        return
     if is_once_differentiable(function):
         yield FunctionDefect(
             name,

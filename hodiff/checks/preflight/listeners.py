@@ -13,12 +13,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
-from hodiff.checks.preflight.operator_routes import RANKS, judge
+from hodiff.checks.preflight.function_defects import FunctionDefect
+from hodiff.checks.preflight.operator_routes import RANKS, RIGHT, UNKNOWN, judge, torch_is_right
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.distances.squares import LENGTHS
 from hodiff.corrections.registry import Correction, correction_of
 from hodiff.derivatives.capture.origin import line_now
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.autograd.graph_nodes import raises_when_run
+from hodiff.torch_internals.autograd.recording import saved_tensor_hooks
 from hodiff.torch_internals.interception import DispatchMode, run_operator
 from hodiff.torch_internals.operators import schema_of
 
@@ -97,7 +100,8 @@ class CallListener(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, why = self.corrections.watch(lambda: func(*args, **(kwargs or {})))
         name = resolve_name(func) or getattr(func, "__name__", str(func))
-        unrecorded = not torch.is_grad_enabled() and _holds_numbers(result)
+        # What hands a tensor on as it is, such as `module.to()`, computes nothing.
+        unrecorded = not torch.is_grad_enabled() and _holds_numbers(result) and not (args and result is args[0])
         if (func in _CUTS or unrecorded) and _differentiable(args):
             self.cuts += 1
         self.hooks += func is Tensor.register_hook
@@ -109,10 +113,12 @@ class CallListener(TorchFunctionMode):
         if not name.endswith(_NO_OPERATIONS) and _differentiable(result):
             use = self.uses.setdefault(name, OperatorUse(name))
             use.calls += 1
-            case = (func, why is not None, why is not None and why.torch_is_right)
+            correction = correction_of(func, args)
+            fine = not self.correct and correction is not None and torch_is_right(func, args, kwargs or {})
+            case = (func, why is not None, fine or (why is not None and why.torch_is_right))
             if case not in self.judged:
-                self.judged[case] = judge(func, name, correction_of(func, args), why, self.correct)
-            routes, remedy = self.judged[case]
+                self.judged[case] = (RIGHT, "") if fine else judge(func, name, correction, why, self.correct)
+            routes, remedy = UNKNOWN if _without_derivative(result) else self.judged[case]
             use.routes = {
                 route: max(use.routes.get(route, "right"), routes[route], key=RANKS.index) for route in ROUTES
             }
@@ -146,6 +152,29 @@ class CallListener(TorchFunctionMode):
             )
 
 
+class HookListener(TorchFunctionMode):
+    """Notes whether hooks pack what backward reads, as those of `torch.utils.checkpoint` do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or saved_tensor_hooks() is not None
+        return func(*args, **(kwargs or {}))
+
+    def defects(self) -> Iterator[FunctionDefect]:
+        """The routes that refuse such hooks."""
+        if self.seen:
+            yield FunctionDefect(
+                "torch.autograd.graph.saved_tensors_hooks",
+                "hooks pack what backward reads, which torch.func.grad and vjp refuse",
+                "take reverse-over-reverse, or leave them out; those of torch.utils.checkpoint are no hindrance to "
+                "hodiff's transforms",
+                missing=ROUTES[1:3],
+            )
+
+
 class _Followed:
     """Tensors that are made of what is differentiated and have no gradient, such as comparisons."""
 
@@ -171,6 +200,12 @@ def _differentiable(result: Any) -> bool:
     return any(isinstance(each, Tensor) and each.requires_grad for each in pytree.tree_leaves(result))
 
 
+def _without_derivative(result: Any) -> bool:
+    """Whether torch has recorded that it knows no derivative."""
+    nodes = (each.grad_fn for each in pytree.tree_leaves(result) if isinstance(each, Tensor))
+    return any(node is not None and raises_when_run(node) for node in nodes)
+
+
 def _holds_numbers(result: Any) -> bool:
     return any(isinstance(each, Tensor) and each.is_floating_point() for each in pytree.tree_leaves(result))
 
@@ -187,7 +222,7 @@ class ChangeListener(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = schema_of(func).name
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and _given(func, args, kwargs, "dropout_p") != 0:
             self.random[name] = self.random.get(name, 0) + 1
         if any(id(each) in self.held for each in _written(func, args, kwargs)):
             self.changed[name] = self.changed.get(name, 0) + 1
@@ -210,6 +245,14 @@ class ChangeListener(DispatchMode):
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
+
+
+def _given(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """The value of an operator's argument; None if it has none of that name."""
+    for i, argument in enumerate(schema_of(func).arguments):
+        if argument.name == name:
+            return args[i] if i < len(args) else kwargs.get(name, argument.default_value)
+    return None
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:

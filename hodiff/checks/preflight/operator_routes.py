@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from hodiff.checks.audit.on_file import audit_on_file
-from hodiff.corrections import Declined
+from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.registry import Correction
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.interception import without_function_modes
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket, function_of_operator
 
 # By what name the database has methods that are called otherwise.
@@ -32,6 +35,26 @@ _FIRST_ORDER_ALONE = {"_standard_gamma"}
 RANKS = ("right", "corrected", "random", "not smooth", "not audited", "non-finite", "timed out", "raises", "wrong")
 GOOD = frozenset({"right", "corrected"})
 BAD = frozenset({"non-finite", "raises", "wrong"})
+# Of what every route has right, and of what has no derivative, as nothing has recorded one.
+RIGHT = dict.fromkeys(ROUTES, "right")
+UNKNOWN = dict.fromkeys(ROUTES, "raises"), "torch knows no derivative of it; detach its argument, or leave it out"
+
+# Which argument tells that statistics are constants, by name and position.
+_STATISTICS = {F.batch_norm: ("training", 5, False), F.instance_norm: ("use_input_stats", 5, True)}
+
+
+def torch_is_right(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether torch alone is right at this call of a function that it has wrong, or not at all, at others."""
+    if func in _STATISTICS:
+        name, position, default = _STATISTICS[func]
+        given = args[position] if len(args) > position else kwargs.get(name, default)
+        return not given and not any(isinstance(each, Tensor) and each.requires_grad for each in args[1:3])
+    if func is F.scaled_dot_product_attention:
+        # Its graph tells which of its kernels torch took; the one made of other operators has all derivatives.
+        with without_function_modes(Corrections):
+            node = func(*args, **kwargs).grad_fn
+        return node is not None and "ScaledDotProduct" not in node.name()
+    return False
 
 
 def judge(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,13 @@ from hodiff.checks.attempts import Failure, attempt, first_line
 from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.preflight.as_html import preflight_html
 from hodiff.checks.preflight.function_defects import FunctionDefect, custom_functions, function_defects
-from hodiff.checks.preflight.listeners import CallListener, ChangeListener, OperatorUse, WatchedCorrections
+from hodiff.checks.preflight.listeners import (
+    CallListener,
+    ChangeListener,
+    HookListener,
+    OperatorUse,
+    WatchedCorrections,
+)
 from hodiff.checks.preflight.operator_routes import BAD, GOOD, RANKS
 from hodiff.checks.subjects.setting import deep_copy, generators_of
 from hodiff.common.randomness import RandomState
@@ -130,23 +137,27 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
     with buffers_put_back(*modules), random.replayed(), torch.enable_grad():
         held |= {id(each) for module in modules for each in (*module.parameters(), *module.buffers())}
         corrections, remarks = WatchedCorrections(), ChangeListener(held)
-        listener = CallListener(correct, corrections)
-        with stored_instead(), remarks, corrections, listener:
+        listener, hooks = CallListener(correct, corrections), HookListener()
+        with stored_instead(), remarks, corrections, hooks, listener:
             outputs = _run(model, inputs, options)
         own = leaves_made_inside(
             pytree.tree_leaves(outputs), lambda: pytree.tree_leaves(_run(model, inputs, options)), known=held
         )
-        # A model may take another way where its inputs need no gradient, as in training.
-        if modules:
-            still, named = pytree.tree_map_only(Tensor, Tensor.detach, (inputs, options))
-            outputs = (outputs, _run(model, still, named))
+        with nullcontext() if correct else hooks:
+            # Torch alone runs checkpoints of its own, which hodiff replaces.
+            outputs = outputs if correct else _run(model, inputs, options)
+            # A model may take another way where its inputs need no gradient, as in training.
+            if modules:
+                still, named = pytree.tree_map_only(Tensor, Tensor.detach, (inputs, options))
+                with stored_instead(), corrections if correct else nullcontext():
+                    outputs = (outputs, _run(model, still, named))
     operators = sorted(listener.uses.values(), key=lambda use: -RANKS.index(use.worst))
     worst = {route: max((use.routes[route] for use in operators), key=RANKS.index, default="right") for route in ROUTES}
     custom = tuple(dict.fromkeys(custom_functions(pytree.tree_leaves(outputs))))
     if custom or listener.hooks:
         worst = {route: max(word, "not audited", key=RANKS.index) for route, word in worst.items()}
     listener.cuts += len(own)
-    found = tuple(defect for function in custom for defect in function_defects(function))
+    found = (*(defect for function in custom for defect in function_defects(function)), *hooks.defects())
     unknown = tuple(f"{each.__name__} is a custom Function, whose rules no audit knows" for each in custom)
     for each in found:
         worst = {

@@ -1,4 +1,4 @@
-"""Rules for what switches derivatives off and on: what is a constant to reverse mode is one to forward mode.
+"""Rules for `Tensor.data` and what switches derivatives off: what is constant to reverse mode is so to forward mode.
 
 Torch has a switch for forward mode, too, which Functions switch on again and views do not ask. So what comes out of any
 call meanwhile is detached besides.
@@ -27,6 +27,8 @@ from hodiff.torch_internals.autograd.transforms import (
     in_transform,
     marks_tensors,
 )
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_wrapped
+from hodiff.torch_internals.tensors import share_storage
 
 # Where a block keeps what it has to restore: the depth, and whether tangents were on.
 _BEFORE = "_hodiff_before"
@@ -109,3 +111,28 @@ def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
             "no gradient. Take that gradient by torch.func.grad, or choose another route."
         )
     return self if leaf is None else leaf
+
+
+@register(
+    Tensor.data.__set__,  # type: ignore[attr-defined]  # as above
+    name="torch.Tensor.data (assigned)",
+    kind="missing",
+    routes=ROUTES[1:],
+    reason="torch.func refuses it, also where `module.to()` assigns what a parameter holds already",
+    reference="torch.nn.Module.to, which changes nothing then",
+)
+def _assign_data(self: Tensor, value: Any) -> Any:
+    if torch.compiler.is_compiling() or not in_transform() or not isinstance(value, Tensor):
+        return UNNEEDED
+    if not (is_wrapped(self) or is_wrapped(value)):
+        return UNNEEDED
+    held, given = below_transforms(self), below_transforms(value)
+    if share_storage(held, given) and held.dtype == given.dtype and held.shape == given.shape:
+        return None
+    # Torch lets a tensor outside of the transform have one of the transform, which is of no use after it.
+    raise RouteError(
+        "Tensor.data: expected no assignment while a transform of torch.func runs, as by `module.to(...)`, got "
+        f"{value.dtype} of shape {tuple(value.shape)} for {self.dtype} of shape {tuple(self.shape)}. Convert the "
+        "module before derivatives are taken, convert its inputs or `module.weight.to(...)` inside, or use the route "
+        "'reverse-over-reverse'."
+    )

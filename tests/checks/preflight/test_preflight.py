@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from custom_functions import Square
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 import hodiff
 from hodiff.corrections.registry import CORRECTIONS
@@ -320,3 +321,72 @@ def test_draws_that_have_a_first_derivative_alone():
     for route in hodiff.ROUTES:  # as it says
         with pytest.raises(hodiff.RouteError):
             hodiff.hvp(lambda a: draws(a).sum(), X + 1, X, route=route)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.layer, self.reentrant = nn.Linear(3, 3), reentrant
+
+    def forward(self, x):
+        return checkpoint(lambda x: torch.tanh(self.layer(x)), self.layer(x), use_reentrant=self.reentrant)
+
+
+def raises_by(f, x, **options):
+    """The routes of the plain function by which a product raises."""
+
+    def fails(route):
+        try:
+            hodiff.hvp(lambda x: f(x).pow(2).sum(), x, torch.ones_like(x), route=route, **options)
+        except (hodiff.RouteError, RuntimeError):
+            return True
+        return False
+
+    return {route for route in hodiff.ROUTES if fails(route)}
+
+
+def in_saved_memory(x):
+    with torch.autograd.graph.save_on_cpu():
+        return x.tanh()
+
+
+QUERIES = torch.linspace(-1, 1, 16).reshape(1, 2, 4, 2)
+NORMALIZED = nn.BatchNorm1d(3).eval()
+CALLS = {
+    "checkpoint": (Checkpointed(False), X),
+    "reentrant checkpoint": (Checkpointed(True), X),
+    "hooks on what is saved": (in_saved_memory, X),
+    "attention by a fused kernel": (lambda q: F.scaled_dot_product_attention(q, q, q), QUERIES),
+    "attention by operators": (
+        lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=torch.zeros(4, 4, requires_grad=True)),
+        QUERIES,
+    ),
+    "batch norm in evaluation": (NORMALIZED, X),
+    "instance norm by running statistics": (
+        lambda x: F.instance_norm(x[None], torch.zeros(2), torch.ones(2), use_input_stats=False),
+        X,
+    ),
+    "draws of what is differentiated": (lambda x: torch.bernoulli(x, p=0.5) * x, X),
+}
+
+
+@pytest.mark.parametrize("correct", [True, False])
+@pytest.mark.parametrize("name", CALLS)
+def test_it_raises_where_it_says_so(name, correct):
+    f, x = CALLS[name]
+    routes = hodiff.preflight(f, x, correct=correct).routes
+    assert {route for route, word in routes.items() if word == "raises"} == raises_by(f, x, correct=correct)
+    assert "wrong" not in routes.values()
+
+
+def test_a_conversion_that_changes_nothing_is_no_cut():
+    class Converting(nn.Linear):
+        def forward(self, x):
+            return nn.Linear.forward(self.to(torch.float32), x)
+
+    report = hodiff.preflight(Converting(3, 3), X)
+    assert (report.cuts, report.remarks) == (0, ())
+
+
+def test_attention_without_dropout_draws_nothing():
+    assert hodiff.preflight(CALLS["attention by a fused kernel"][0], QUERIES, correct=False).remarks == ()
