@@ -21,7 +21,7 @@ from hodiff.corrections.elementwise import (
     sinc,
     tails,
 )
-from hodiff.corrections.indexing import cumulative, embedding, prod, reductions, scatter, splits, strides
+from hodiff.corrections.indexing import cumulative, embedding, overwriting, prod, reductions, scatter, splits, strides
 from hodiff.corrections.layers import (
     attention,
     convolution,
@@ -56,7 +56,7 @@ FAMILIES = {
         *(activations, atan2, foreach, kinks, ldexp, logarithms),
         *(logit, polar, powers, ranges, recorded, sinc, tails),
     ),
-    "indexing": (cumulative, embedding, prod, reductions, scatter, splits, strides),
+    "indexing": (cumulative, embedding, overwriting, prod, reductions, scatter, splits, strides),
     "layers": (attention, sharded_attention, convolution, flex, normalization, pooling, weight_norm),
     "linear algebra": (determinants, eigenvectors, grouped, reflectors, solve, symmetric),
     "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),

@@ -40,6 +40,7 @@ CHANNELS = randn(5, 3, 4)
 SCALE, SHIFT = randn(3), randn(3)
 INDICES, ROWS = torch.tensor([0, 2, 2, 1]), 5 * randn(4, 3)
 PLACES = torch.tensor([[0, 1, 1, 0], [2, 2, 0, 0], [1, 1, 1, 1]])
+TWICE = torch.tensor([0, 2, 2])
 OVERLAPPING = PLACES.expand(5, 3, 4)
 MASK = torch.rand(3, 4, generator=GENERATOR) > 0.5
 MASKED = X * MASK
@@ -128,6 +129,10 @@ CALLS = [
     (torch.scatter, (X, 0, PLACES[:1], Y), {}),
     (torch.Tensor.scatter, (X, 0, PLACES[:1], Y), {}),
     (torch.Tensor.scatter_, (X, 0, PLACES[:1], Y), {}),
+    *((f, (X, 0, TWICE, Y), {}) for f in (torch.index_copy, torch.Tensor.index_copy, torch.Tensor.index_copy_)),
+    *((f, (X, (TWICE,), Y, False), {}) for f in (torch.index_put, torch.Tensor.index_put, torch.Tensor.index_put_)),
+    *((f, (X, PLACES, Y, False), {}) for f in (torch.put, torch.Tensor.put, torch.Tensor.put_)),
+    *((f, (X, 0, TWICE, X[0, 0]), {}) for f in (torch.index_fill, torch.Tensor.index_fill, torch.Tensor.index_fill_)),
     (torch.masked_scatter, (X, MASK, Y), {}),
     (torch.Tensor.masked_scatter, (X, MASK, Y), {}),
     (torch.Tensor.masked_scatter_, (X, MASK, Y), {}),

@@ -1,4 +1,4 @@
-"""Scattering from sources larger than the index and by masks of any shape, by every route."""
+"""Scattering from sources larger than the index, at repeated indices and by masks of any shape, by every route."""
 
 import pytest
 import torch
@@ -23,6 +23,21 @@ def changed_in_place(x, src):
     return y.masked_scatter_(MASK, src**2)
 
 
+def changed_in_place_at_repeated_indices(x, src):
+    y = 2 * x
+    y.scatter_(0, TWICE, src)
+    y.index_copy_(1, torch.tensor([1, 1]), src[:3, :2] ** 2)
+    y.index_copy_(0, torch.tensor(1), src[3:, :2] ** 2)
+    y.index_put_((torch.tensor([0, 0]), torch.tensor([-1, 1])), src[0, :2] ** 3)
+    y = y.sin()
+    y.put_(torch.tensor([3, 3, 0]), src[0])
+    y[[2, 2], 1:] = src[1:3, :1] * y[0, 0].clone()
+    y[..., torch.tensor([[0], [0]]), None, None] = src[0, 1]
+    y[MASK] = src[0]
+    return y.index_fill_(0, torch.tensor([1, 1]), src[2, 2])
+
+
+TWICE = torch.tensor([[0, 2], [0, 2], [1, 1]])
 TARGET, LARGE = randn(3, 2), randn(4, 3)
 CASES = {
     "scatter_add": (lambda x, src: x.scatter_add(0, INDEX, src**2), (TARGET, LARGE)),
@@ -36,6 +51,14 @@ CASES = {
     "masked_scatter": (lambda x, src: x.masked_scatter(MASK, src**2), (TARGET, LARGE)),
     "masked_scatter of a constant": (lambda src: torch.zeros(3, 2, dtype=D).masked_scatter(MASK, src), (randn(5),)),
     "masked_scatter broadcast": (lambda x, src: torch.masked_scatter(x, MASK[:, :1], src**2), (TARGET, randn(2, 2))),
+    "scatter twice": (lambda x, src: x.scatter(0, TWICE, src**2), (TARGET, LARGE)),
+    "index_copy twice": (lambda x, src: x.index_copy(0, TWICE[:, 1], src[:3, :2] ** 2), (TARGET, LARGE)),
+    "index_copy of one": (lambda x, y: x.index_copy(0, TWICE[0, 1], y**2), (randn(3), randn())),
+    "index_put twice": (lambda x, src: x.index_put((TWICE, TWICE // 2), src[:3, :2] ** 2), (TARGET, LARGE)),
+    "index_put of one value": (lambda x, src: x.index_put((TWICE,), src[0, 0] ** 2), (TARGET, LARGE)),
+    "put twice": (lambda x, src: x.put(TWICE, src[:3, :2] ** 2), (TARGET, LARGE)),
+    "index_fill": (lambda src: torch.ones(3, 2, dtype=D).index_fill(1, TWICE[0, :1], src[0] ** 2), (randn(1),)),
+    "in place at repeated indices": (changed_in_place_at_repeated_indices, (TARGET, LARGE)),
     "in place": (changed_in_place, (TARGET, LARGE)),
 }
 
@@ -45,7 +68,7 @@ CASES = {
 def test_every_route(name):
     f, inputs = CASES[name]
     # torch.func.vmap takes no write of a batch into what is none.
-    hodiff.assert_differentiable(hodiff.corrected()(f), inputs, scipy=False, vmap=name != "in place")
+    hodiff.assert_differentiable(hodiff.corrected()(f), inputs, scipy=False, vmap=not name.startswith("in place"))
 
 
 @pytest.mark.slow
@@ -53,11 +76,17 @@ def test_every_route(name):
 def test_third_order_and_compiled(name):
     f, inputs = CASES[name]
     # Dynamo refuses the gradient of a tangent that is constant, what is written in place, and masks.
-    compile = "aot_eager" if name in ("scatter", "scatter_reduce mean") else False
+    compile = "aot_eager" if name in ("scatter", "scatter twice", "scatter_reduce mean") else False
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=3, scipy=False, vmap=False, compile=compile)
 
 
-@pytest.mark.parametrize("name", ["scatter_add", "scatter_reduce mean", "masked_scatter of a constant"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("scatter_add", "scatter_reduce mean", "masked_scatter of a constant"),
+        *(each for each in CASES if "twice" in each or "repeated" in each),
+    ],
+)
 def test_torch_fails_here(name):
     """Else nothing above proves anything."""
     f, inputs = CASES[name]

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
+from hodiff.corrections.indexing.overwriting import REASON, REFERENCE, overwrite, scatter_repeats
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 
 
 def within(index: Tensor, source: Tensor) -> Tensor:
@@ -19,7 +21,7 @@ def within(index: Tensor, source: Tensor) -> Tensor:
     return source[tuple(slice(k) for k in index.shape)]
 
 
-_scattering = partial(
+_adding = partial(
     register,
     kind="missing",
     routes=ROUTES,
@@ -28,23 +30,27 @@ _scattering = partial(
 )
 
 
-def _from_part(function: Callable[..., Tensor]) -> Callable[..., Any]:
+def _from_part(function: Callable[..., Tensor], *, overwrites: bool = False, in_place: bool = False) -> Any:
     """The same function of the part of its source that is scattered."""
 
     def rule(input: Tensor, dim: int, index: Tensor, src: Any = None, **options: Any) -> Any:
-        if not isinstance(src, Tensor) or src.shape == index.shape:
+        if not isinstance(src, Tensor):
             return UNNEEDED
         if src.dim() != index.dim() or any(n < k for n, k in zip(src.shape, index.shape, strict=True)):
-            return INVALID
-        return function(input, dim, index, within(index, src), **options)
+            return INVALID if src.dim() else UNNEEDED
+        differentiated = overwrites and not options and src.dtype == input.dtype and carry_derivatives((src,))
+        if differentiated and scatter_repeats(input, dim, index):
+            return overwrite(input, within(index, src), lambda x, y: function(x, dim, index, y), in_place)
+        return UNNEEDED if src.shape == index.shape else function(input, dim, index, within(index, src), **options)
 
     return rule
 
 
-_scattering(torch.scatter_add, Tensor.scatter_add, name="torch.scatter_add")(_from_part(torch.scatter_add))
-_scattering(torch.scatter, Tensor.scatter, name="torch.scatter")(_from_part(torch.scatter))
-_scattering(Tensor.scatter_add_)(_from_part(Tensor.scatter_add_))
-_scattering(Tensor.scatter_)(_from_part(Tensor.scatter_))
+_adding(torch.scatter_add, Tensor.scatter_add, name="torch.scatter_add")(_from_part(torch.scatter_add))
+_adding(Tensor.scatter_add_)(_from_part(Tensor.scatter_add_))
+_overwriting = partial(register, routes=ROUTES[:3], reason=REASON, reference=REFERENCE)
+_overwriting(torch.scatter, Tensor.scatter, name="torch.scatter")(_from_part(torch.scatter, overwrites=True))
+_overwriting(Tensor.scatter_)(_from_part(Tensor.scatter_, overwrites=True, in_place=True))
 
 
 _by_mask = partial(

@@ -1,0 +1,155 @@
+"""Rules for writes at repeated indices: a value that another one overwrites has no derivative.
+
+PyTorch's backward reads the cotangent at every index: an overwritten value gets the gradient of the one that stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hodiff.corrections.declining import UNNEEDED
+from hodiff.corrections.operators.calls import calls
+from hodiff.corrections.registry import register
+from hodiff.corrections.values import numbers_of
+from hodiff.routes import ROUTES
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives
+from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any
+
+REASON = "a value that is overwritten at a repeated index gets the gradient of the value that stays"
+REFERENCE = "a gather of the values that stay"
+
+
+def overwrite(target: Tensor, values: Tensor, write: Callable[[Tensor, Tensor], Any], in_place: bool = False) -> Tensor:
+    """Compute a write as a gather: each place takes the value that the same write leaves there.
+
+    Args:
+        target: The tensor that is written over.
+        values: The values, of any shape that the write takes.
+        write: Writes values into a tensor, and returns the result unless it is in place.
+        in_place: Whether it changes the tensor.
+
+    Returns:
+        The result, which is the target where the write is in place.
+    """
+    kept = torch.full_like(target, -1, dtype=torch.long)
+    written = write(kept, torch.arange(values.numel(), device=values.device).view(values.shape))
+    kept = kept if in_place else written
+    if not values.numel():
+        return target if in_place else target.clone()
+    result = torch.where(kept >= 0, values.to(target.dtype).flatten()[kept.clamp(min=0)], target)
+    return target.copy_(result) if in_place else result
+
+
+def scatter_repeats(input: Tensor, dim: int, index: Tensor) -> bool:
+    """Whether `scatter` may write twice to some place."""
+    numbers = _numbers(index)
+    if numbers is None:
+        return index.numel() > 1
+    counts = numbers.new_zeros(input.shape, dtype=torch.int32)
+    return bool(counts.scatter_add_(dim, numbers, counts.new_ones(index.shape)).max() > 1)
+
+
+def _numbers(index: Tensor) -> Tensor | None:
+    """The index below all transforms; None where it differs between the examples of a batch, or is not known yet."""
+    return None if torch.compiler.is_compiling() or is_batched_by_any(index) else numbers_of(index)
+
+
+def _repeats(indices: Sequence[Any]) -> bool:
+    """Whether index tensors, one for each dimension, may name some place twice."""
+    tensors = [torch.as_tensor(each) for each in indices]
+    numbers = [each for each in tensors if each.dtype not in (torch.bool, torch.uint8)]
+    if all(each.numel() <= 1 for each in numbers):
+        return False
+    if len(numbers) < len(tensors):
+        return True
+    key: Any = 0
+    for each in map(_numbers, numbers):
+        if each is None or int(each.min()) < 0:
+            return True
+        key = key * (int(each.max()) + 1) + each.long()
+    return bool(torch.bincount(key.flatten()).max() > 1)
+
+
+def _written(
+    function: Any, in_place: bool, target: Tensor, values: Tensor, indices: Sequence[Any], *before: Any
+) -> Any:
+    """Write by a function that takes the target, other arguments and the values; decline where no index repeats."""
+    if values.dtype != target.dtype or not carry_derivatives((values,)) or not _repeats(indices):
+        return UNNEEDED
+    return overwrite(target, values, lambda x, y: function(x, *before, y), in_place)
+
+
+def _enter(function: Any, in_place: bool) -> None:
+    enter = register(
+        *([function] if in_place else [function, getattr(torch, function.__name__)]),
+        name=f"torch.{'Tensor.' if in_place else ''}{function.__name__}",
+        routes=ROUTES[:3],
+        reason=REASON,
+        reference=REFERENCE,
+    )
+
+    def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
+        if not index.dim() and in_transform():
+            # Under vmap, torch takes the dimension of the batch for the one that is indexed.
+            return function(input, dim, index.view(1), source if source.dim() else source.view(1))
+        return _written(function, in_place, input, source, [index], dim, index)
+
+    def index_put(input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Any:
+        present = [each for each in indices if each is not None]
+        return UNNEEDED if accumulate else _written(function, in_place, input, values, present, indices)
+
+    def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Any:
+        return UNNEEDED if accumulate else _written(function, in_place, input, source, [index], index)
+
+    name = function.__name__.removesuffix("_")
+    rule = {"index_copy": index_copy, "index_put": index_put, "put": put}[name]
+    enter(rule)
+    if name == "index_put":
+        calls(function, "_index_put_impl_" if in_place else "_unsafe_index_put")(
+            lambda *args, **kwargs: rule(*args[:4], **kwargs)
+        )
+
+
+for _function in (Tensor.index_copy, Tensor.index_put, Tensor.put):
+    _enter(_function, in_place=False)
+for _function in (Tensor.index_copy_, Tensor.index_put_, Tensor.put_):
+    _enter(_function, in_place=True)
+
+
+def _enter_fill(*functions: Any, in_place: bool) -> None:
+    @register(
+        *functions,
+        name=f"torch.{functions[0].__name__}",
+        routes=ROUTES[1:],
+        reason="under vmap, a batched value in an input that is not batched is wrong",
+        reference="torch.where",
+    )
+    def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() or not input.dim() or not in_transform():
+            return UNNEEDED
+        row = torch.zeros(input.shape[dim], dtype=torch.bool, device=input.device)
+        filled = row.index_fill(0, index, True).view(-1, *(1,) * (input.dim() - 1 - dim % input.dim()))
+        result = torch.where(filled, value.to(input.dtype), input)
+        return input.copy_(result) if in_place else result
+
+
+_enter_fill(torch.index_fill, Tensor.index_fill, in_place=False)
+_enter_fill(Tensor.index_fill_, in_place=True)
+
+
+@register(Tensor.__setitem__, routes=ROUTES[:3], reason=REASON, reference=REFERENCE)
+def _setitem(self: Tensor, key: Any, value: Any) -> Any:
+    if not isinstance(value, Tensor) or not isinstance(self, Tensor):
+        return UNNEEDED
+    parts = key if isinstance(key, tuple) else (key,)
+    indices = [each for each in parts if isinstance(each, (Tensor, list, np.ndarray))]
+    if not indices or not carry_derivatives((value,)) or not _repeats(indices):
+        return UNNEEDED
+    overwrite(self, value, lambda x, y: x.__setitem__(key, y), in_place=True)
+    return None
