@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch.func
+import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
+from hodiff.derivatives.route_choice import unavailable
+from hodiff.recompute.recording import Recording
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.autograd.forward_mode import forward_pass, load_forward_rules
 
 
@@ -23,8 +27,36 @@ def push(f: Callable[..., Any], primals: tuple[PyTree, ...], tangents: tuple[PyT
 
 def pull(f: Callable[..., Any], *primals: PyTree) -> tuple[Any, Callable[[Any], tuple[Any, ...]], PyTree]:
     """Output, pullback and aux: reverse mode."""
-    result: Any = torch.func.vjp(f, *primals, has_aux=True)
+    try:
+        result: Any = torch.func.vjp(f, *primals, has_aux=True)
+    except Exception as error:
+        if not (unavailable(error) and only_reverse_mode()):
+            raise
+        return _recorded_pull(f, primals)
     return result
+
+
+def _recorded_pull(f: Callable[..., Any], primals: tuple[PyTree, ...]) -> Any:
+    """The same by `torch.autograd`, which takes Functions without setup_context and saved-tensor hooks."""
+    leaves, spec = pytree.tree_flatten(primals)
+    recording = Recording(lambda operands: f(*pytree.tree_unflatten(operands, spec)), leaves)
+    output, aux = recording.result
+    # What the function closes over may be differentiated as well.
+    for each in pytree.tree_leaves(output):
+        recording.inspect(each)
+
+    def pullback(cotangents: Any) -> tuple[Any, ...]:
+        pairs = zip(pytree.tree_leaves(output), pytree.tree_leaves(cotangents), strict=True)
+        outputs, seeds = zip(*[(y, u) for y, u in pairs if y.requires_grad], strict=True)
+        graph = recording.connected
+        found = torch.autograd.grad(
+            outputs, recording.operands, seeds, retain_graph=True, create_graph=graph, materialize_grads=True
+        )
+        result: tuple[Any, ...] = pytree.tree_unflatten(found, spec)
+        return result
+
+    detached = output if recording.connected else pytree.tree_map(Tensor.detach, output)
+    return detached, pullback, aux
 
 
 def gradient(f: Callable[..., Any]) -> Callable[..., Any]:

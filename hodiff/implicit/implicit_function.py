@@ -15,6 +15,7 @@ from hodiff.authoring.custom_rule import CustomRule
 from hodiff.authoring.rule_trees import TreeLayout, differentiable, flatten
 from hodiff.authoring.verification import require_linear
 from hodiff.common.trees import PyTree
+from hodiff.derivatives.transforms import pull
 from hodiff.implicit.linear_maps import Pair
 from hodiff.implicit.linear_systems import LinearJob, LinearOptions
 from hodiff.implicit.solver_call import Tensors, call_solver
@@ -77,7 +78,7 @@ class ImplicitCall(RuleCall):
             return self._pullback(at, leaves, moving, u)
 
         # Reverse mode twice, the route that torch gets right most often.
-        transposed: Any = torch.func.vjp(pulled, pytree.tree_map(torch.zeros_like, x))[1]
+        _, transposed, _ = pull(lambda u: (pulled(u), ()), pytree.tree_map(torch.zeros_like, x))
         (change,) = transposed(tuple(tangents[i] for i in moving))
         rhs = pytree.tree_map(torch.neg, change)
         return pytree.tree_leaves(solve(equation.jacobian, equation.options, rhs, *equation.parameters(x, params)))
@@ -108,9 +109,8 @@ class ImplicitCall(RuleCall):
 
     @staticmethod
     def _pullback(at: Callable[..., PyTree], leaves: Tensors, moving: Sequence[int], cotangent: PyTree) -> Any:
-        pullback: Any = torch.func.vjp(lambda *some: at(_replaced(leaves, moving, some)), *(leaves[i] for i in moving))[
-            1
-        ]
+        some = [leaves[i] for i in moving]
+        _, pullback, _ = pull(lambda *some: (at(_replaced(leaves, moving, some)), ()), *some)
         return pullback(cotangent)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
+from hodiff.derivatives.transforms import pull
 from hodiff.implicit.sparse_matrices import sparse_jacobian_of
 
 Map = Callable[[PyTree], PyTree]
@@ -65,13 +66,13 @@ def jacobian_of(residual: Callable[..., PyTree], symmetric: bool) -> Pair:
     """The pair of `residual(x, *params)`'s Jacobian in `x`; its parameters are `(x, *params)`."""
     # Both maps are made of reverse passes, the route that exists and is right most often.
 
-    def pull(u: PyTree, x: PyTree, *params: Any) -> PyTree:
+    def pulled(u: PyTree, x: PyTree, *params: Any) -> PyTree:
         return _pull(lambda x: residual(x, *params), x, u)
 
     def push(v: PyTree, x: PyTree, *params: Any) -> PyTree:
         # A pullback is linear in its cotangent; the transpose of the transpose is the Jacobian.
         zeros = pytree.tree_map(torch.zeros_like, v)
-        return _pull(lambda u: pull(u, x, *params), zeros, v)
+        return _pull(lambda u: pulled(u, x, *params), zeros, v)
 
     def prepare_pull(_like: PyTree, x: PyTree, *params: Any) -> Map:
         return _recorded_pullback(lambda x: residual(x, *params), x)
@@ -85,12 +86,12 @@ def jacobian_of(residual: Callable[..., PyTree], symmetric: bool) -> Pair:
     def matrix(_like: PyTree, x: PyTree, *params: Any) -> Any:
         return jacobian(x, *params)
 
-    transposed = Linear(pull, prepare_pull, lambda *args: matrix(*args).T)
+    transposed = Linear(pulled, prepare_pull, lambda *args: matrix(*args).T)
     return Pair(transposed if symmetric else Linear(push, prepare_push, matrix), transposed)
 
 
 def _pull(f: Map, x: PyTree, cotangent: PyTree) -> PyTree:
-    pullback: Any = torch.func.vjp(f, x)[1]
+    _, pullback, _ = pull(lambda x: (f(x), ()), x)
     return pullback(cotangent)[0]
 
 

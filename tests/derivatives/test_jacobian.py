@@ -12,6 +12,7 @@ from derivatives.oracles import assert_same_structure, flat_function, reference
 from torch import Tensor
 from torch.func import grad, jacrev
 
+import hodiff
 from hodiff import InputError, RouteError, jacobian
 from hodiff.derivatives.bound_function import bind
 from hodiff.derivatives.jacobian import _Linearized
@@ -212,3 +213,43 @@ def test_auto_weighs_directions_against_calls() -> None:
     )
     # As many inputs as outputs.
     assert not takes_forward(lambda x: A.mT @ (A @ x), torch.ones(300, dtype=torch.float64))
+
+
+class OldCube(torch.autograd.Function):
+    """A Function of the form that torch.func refuses, as those of torchdiffeq are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * cotangent
+
+
+def test_functions_without_setup_context() -> None:
+    x, scale = draw(3), torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+
+    def f(x: Tensor) -> Tensor:
+        return scale * OldCube.apply(x).cumsum(0)
+
+    lower = torch.ones(3, 3, dtype=torch.float64).tril()
+    J = jacobian(f)(x)
+    torch.testing.assert_close(J, 2 * lower * (3 * x**2))
+    torch.testing.assert_close(torch.autograd.grad(J.sum(), scale)[0], J.sum() / 2)
+    leaf = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(jacobian(f, mode="reverse")(leaf).sum(), leaf)
+    torch.testing.assert_close(slope, 2 * lower.sum(0) * 6 * x)
+    with torch.no_grad():
+        torch.testing.assert_close(jacobian(f)(x), 2 * lower * (3 * x**2))
+        found = hodiff.optim.least_squares(lambda y: OldCube.apply(y) - x**3, x + 0.1).x
+        torch.testing.assert_close(found, x, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            hodiff.sparse.jacobian(OldCube.apply)(x).to_dense(), torch.diag(3 * x**2), rtol=1e-12, atol=0
+        )
+    cube_root = hodiff.implicit.root(lambda y, p: OldCube.apply(y) - p, hodiff.implicit.newton())
+    p = (x**3).requires_grad_()
+    (slope,) = torch.autograd.grad(cube_root(x + 0.1, p).sum(), p, create_graph=True)
+    torch.testing.assert_close(slope, 1 / (3 * x**2))
+    torch.testing.assert_close(torch.autograd.grad(slope.sum(), p)[0], -2 / (9 * x**5))
