@@ -19,7 +19,7 @@ from hodiff.common.trees import PyTree, describe, flatten_primals, leaf_label, l
 from hodiff.corrections import corrected
 from hodiff.displays import element, facts, number, numbers, page, table
 from hodiff.displays.elements import SHOWN
-from hodiff.errors import HodiffWarning, InputError
+from hodiff.errors import HodiffWarning, InputError, RouteError
 from hodiff.meta.adaptation import adapt
 from hodiff.meta.inverse_products import (
     CG_STEPS,
@@ -34,6 +34,7 @@ from hodiff.meta.inverse_products import (
 from hodiff.meta.nonfinite import NonFiniteError
 from hodiff.meta.optimizer import Optimizer
 from hodiff.meta.sgd import SGD
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 # The rule, how many iterations or columns by default, and the relative residual that counts as solved.
 INVERSES: dict[str, tuple[Callable[..., Inverse], int, float]] = {
@@ -131,6 +132,7 @@ def hypergradient(
     Raises:
         InputError: If an argument is not what it should be, the inner loss does not depend on the parameters, or the
             outer loss depends neither on them nor on the hyperparameters, or on the latter by no path.
+        RouteError: Inside of a `torch.func` transform, which would lose the derivative of the result.
         NonFiniteError: If the inner loop of "unroll" or the result is not finite.
 
     Example:
@@ -150,6 +152,11 @@ def hypergradient(
     require_choice("hypergradient", "method", method, METHODS)
     require_int("hypergradient", "iterations", iterations, 1, optional=True)
     require_amount("hypergradient", "damping", damping)
+    if in_transform():
+        raise RouteError(
+            "hypergradient: returns numbers without a graph, whose derivatives a torch.func transform would lose; call "
+            "it outside of transforms, and differentiate hodiff.implicit.argmin instead."
+        )
     problem = _BilevelProblem(outer, inner, params, hyper)
     if method == "unroll":
         require_int("hypergradient", "steps", steps, 1)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils import _pytree as pytree
 from typing_extensions import Unpack
 
 from hodiff.common.chunks import spans
 from hodiff.common.keyword_options import shows, with_defaults
+from hodiff.common.module_state import buffers_unwrapped
 from hodiff.common.options import require_callable, require_int
 from hodiff.common.parametrizations import at_another_point
+from hodiff.common.randomness import drawn_seed, seeded
 from hodiff.common.trees import describe
 from hodiff.corrections import corrected
 from hodiff.derivatives.bound_function import leave_inference_mode
@@ -27,6 +32,7 @@ from hodiff.meta.options import LearnerOptions
 from hodiff.meta.sgd import SGD
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.threads import one_thread_at_a_time
+from hodiff.torch_internals.wording import Wording, says
 
 Parameters = dict[str, Tensor]
 # Inputs and targets, each with the tasks in front.
@@ -70,9 +76,15 @@ class MetaLearner(nn.Module):
         self.inner_optimizer = SGD(lr) if optimizer is None else optimizer
         self.batch_norm, self.chunk_size = given.pop("batch_norm"), given.pop("chunk_size")
         if given["clip"] is not None:
-            given["clip"] = vmap(partial(_clip, given["clip"]))
+            given["clip"] = partial(_clip_each, given["clip"])
         # The others are those of `adapt`.
         self.options = given
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call with the generator's random numbers, in inner loops and in the losses of queries."""
+        generator = self.options["generator"]
+        with nullcontext() if generator is None else seeded(drawn_seed(generator), list(self.parameters())):
+            return super().__call__(*args, **kwargs)
 
     @leave_inference_mode
     def adapt(self, support: Batch, steps: int | None = None) -> Parameters:
@@ -113,6 +125,8 @@ class MetaLearner(nn.Module):
         buffers = {**stacked(moving_statistics(self.module, self.batch_norm), tasks), **(constants or {})}
         steps = self.steps if steps is None else steps
         optimizer = self.make_optimizer()
+        # Not to the tasks in front: a tensor with as many numbers as tasks would be a rate for each.
+        optimizer.require_fit(self.adapted_parameters())
         total = self.make_inner_loss(start)
         return adapt(total, start, support, optimizer, steps, buffers=buffers, history=True, **self.options)
 
@@ -149,9 +163,23 @@ class MetaLearner(nn.Module):
             # Both change the module for the time of the call.
             with one_thread_at_a_time(), frozen_norms(self.module, self.batch_norm):
                 prediction = functional_call(self.module, {**params, **moving, **counters}, (batch[0],))
-            return self.loss(prediction, batch[1]), moving
+            value = self.loss(prediction, batch[1])
+            if not (isinstance(value, Tensor) and value.shape == () and value.is_floating_point()):
+                raise InputError(
+                    f"{type(self).__name__}: loss: expected a function that returns a real tensor of shape () for one "
+                    f"task, got {describe(value)}; reduce it with .sum() or .mean()."
+                )
+            return value, moving
 
-        losses, moving = vmap(one, randomness="different")(params, batch, moving)
+        with buffers_unwrapped(self.module.modules()):
+            try:
+                losses, moving = vmap(one, randomness="different")(params, batch, moving)
+            except RuntimeError as error:
+                if not says(error, Wording.BATCHING):
+                    raise
+                # A module that torch cannot batch, such as spectral norm in training, takes one task after the other.
+                found = [one(*pytree.tree_map(itemgetter(i), (params, batch, moving))) for i in range(len(batch[0]))]
+                losses, moving = pytree.tree_map(lambda *each: torch.stack(each), *found)
         return losses, {**moving, **counters}
 
     def query_losses(self, support: Batch, query: Batch, kept: list[Parameters] | None = None) -> Tensor:
@@ -211,5 +239,6 @@ class MetaLearner(nn.Module):
         return task[:parts]
 
 
-def _clip(norm: Any, tree: Parameters) -> Parameters:
-    return dict(zip(tree, clipped(list(tree.values()), norm), strict=True))
+def _clip_each(norm: Any, tree: Parameters) -> Parameters:
+    """Clip the gradients of each task by themselves, tasks in front."""
+    return vmap(lambda tree: dict(zip(tree, clipped(list(tree.values()), norm), strict=True)))(tree)

@@ -157,6 +157,15 @@ class ANIL(MAML):
             if not names:
                 raise InputError(f"ANIL: head: expected a name with trainable parameters, got {each!r}.")
         self.names = [name for name in self.names if any(name in names for names in found.values())]
+        adapted = {id(each) for each in self.adapted_parameters().values()}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            inside = any(not head or f"{name}.".startswith(f"{head}.") for head in heads)
+            if parameter.requires_grad and inside != (id(parameter) in adapted):
+                raise InputError(
+                    f"ANIL: head: expected parameters that no other part of the module shares, got {heads} with "
+                    f"{name!r}, which is tied to one {'outside' if inside else 'inside'} of it; untie it, or name both "
+                    "in head."
+                )
 
 
 @explains(LearnerOptions)

@@ -82,6 +82,7 @@ class Optimizer:
             InputError: If a leaf of `params` is no such tensor.
         """
         leaves, spec = flatten_primals(params, type(self).__name__, "params")
+        self.require_fit(params)
         rules = self._leafwise(len(leaves), spec, params)
         slots = tuple(rule.slots(leaf.detach()) for rule, leaf in zip(rules, leaves, strict=True))
         return OptimizerState((0,) * len(leaves), slots)
@@ -122,6 +123,18 @@ class Optimizer:
             new_slots.append(slots)
         return pytree.tree_unflatten(new_leaves, spec), OptimizerState(tuple(new_steps), tuple(new_slots))
 
+    def require_fit(self, params: PyTree) -> None:
+        """Refuse settings that do not broadcast to the parameters."""
+        leaves, spec = pytree.tree_flatten(params)
+        for rule, leaf, name in zip(self._leafwise(len(leaves), spec, params), leaves, leaf_names(params), strict=True):
+            for key, value in rule.settings():
+                if isinstance(value, Tensor) and not _broadcasts(value.shape, leaf.shape):
+                    raise InputError(
+                        f"{type(self).__name__}: {key}: expected a number or a tensor that broadcasts to "
+                        f"params{name}, {describe(leaf)}, got {describe(value)}; for rates of each parameter pass a "
+                        "pytree with the structure of params."
+                    )
+
     def _applied(self, rule: Any, grad: Tensor, slots: Slots, leaf: Tensor, step: int) -> tuple[Tensor, Slots]:
         """The rule, after a look at shapes that would broadcast without an error."""
         name = type(self).__name__
@@ -155,7 +168,7 @@ class Optimizer:
 
     def _leafwise(self, count: int, spec: pytree.TreeSpec, params: PyTree) -> list[Any]:
         """For each leaf, an optimizer whose settings are those of that leaf."""
-        if all(map(_is_single, self._flat())):
+        if all(_is_single(value) for _, value in self.settings()):
             return [self] * count
         columns: dict[str, list[Any]] = {}
         for key in (each.name for each in fields(self)):
@@ -170,9 +183,10 @@ class Optimizer:
             rules.append(rule)
         return rules
 
-    def _flat(self) -> list[Setting]:
-        values = [(each.name in self.pairs, getattr(self, each.name)) for each in fields(self)]
-        return [one for pair, value in values for one in (value if pair else [value])]
+    def settings(self) -> list[tuple[str, Setting]]:
+        """Names and values of all settings, pairs taken apart."""
+        values = [(each.name, getattr(self, each.name)) for each in fields(self)]
+        return [(key, one) for key, value in values for one in (value if key in self.pairs else [value])]
 
     def _spread(self, key: str, value: Setting, count: int, spec: pytree.TreeSpec, params: PyTree) -> list[Any]:
         if _is_single(value):
@@ -188,6 +202,11 @@ class Optimizer:
 
 def _is_single(value: Any) -> bool:
     return isinstance(value, (int, float, Tensor))
+
+
+def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    trailing = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(size in (1, wanted) for size, wanted in trailing)
 
 
 def _require_numbers(name: str, key: str, value: Any, limit: float | None = None) -> None:

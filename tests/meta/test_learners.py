@@ -5,6 +5,7 @@ import gc
 import inspect
 import itertools
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -466,6 +467,62 @@ def only_inner() -> Callable[[Tensor, Tensor], Tensor]:
     return lambda p, y: mse(p if next(calls) == 0 else p.detach(), y)
 
 
+class Scaled(nn.Module):
+    """A module with a parameter of no dimensions, and a buffer that it assigns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+        self.register_buffer("last", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.mean()
+        return self.scale * x.sum(-1, keepdim=True)
+
+
+class TiedHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.head.weight = self.body.weight
+
+
+def test_buffers_that_a_module_assigns_are_no_batches_afterwards() -> None:
+    module = Scaled()
+    MAML(module, mse, 0.1)(tasks()).backward()
+    assert torch.equal(module.last, torch.zeros((), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", [MAML, IMAML, Reptile])
+def test_a_generator_draws_for_the_query_too(kind: type[MetaLearner]) -> None:
+    module = nn.Sequential(nn.Linear(2, 6), nn.Dropout(0.4), nn.Linear(6, 1)).double()
+
+    def losses() -> list[Tensor]:
+        options: dict[str, Any] = {"strength": 1e3} if kind is IMAML else {}
+        learner = kind(module, mse, 1e-4, generator=torch.Generator().manual_seed(3), **options)
+        return [learner(tasks()).detach() for _ in range(2)]
+
+    first, second = losses()
+    torch.manual_seed(17)
+    state = torch.get_rng_state()
+    assert losses() == [first, second]
+    assert first != second
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_learners_with_clipping_are_pickled() -> None:
+    learner = MAML(network(), mse, 0.1, clip=0.5)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(learner))(tasks()), learner(tasks()))
+
+
+def test_modules_that_torch_cannot_batch() -> None:
+    """Spectral norm writes its vectors with out=, for which torch has no batching rule."""
+
+    torch.manual_seed(0)
+    module = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 1).double())
+    assert_same_step(MAML(module, mse, 0.1, 2), tasks(), reference(module, tasks()))
+
+
 BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "module": (lambda: MAML(3, mse), InputError, "MAML: module: expected an nn.Module"),
     "loss": (lambda: MAML(network(), 3), InputError, "MAML: loss"),
@@ -486,6 +543,18 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "cg steps": (lambda: IMAML(network(), mse, cg_steps=0), InputError, "IMAML: cg_steps"),
     "cg tolerance": (lambda: IMAML(network(), mse, cg_tolerance="1"), InputError, "IMAML: cg_tolerance"),
     "independent": (lambda: MAML(network(), no_gradient)(tasks()), InputError, "depends on the parameters"),
+    "vector loss": (
+        lambda: MAML(network(), lambda a, b: (a - b) ** 2)(tasks()),
+        InputError,
+        r"MAML: loss: .*shape \(\)",
+    ),
+    "rate of a shape": (lambda: MAML(network(), mse, torch.ones(7))(tasks()), InputError, r"SGD: lr: .*params\['0"),
+    "rate for each task": (lambda: MAML(Scaled(), mse, torch.ones(3))(tasks()), InputError, r"SGD: lr: .*scale"),
+    "a tied head": (
+        lambda: ANIL(TiedHead(), mse, head="head"),
+        InputError,
+        "ANIL: head: .*'head.weight', which is tied",
+    ),
     "unreached": (lambda: MAML(network(), only_inner())(tasks()), InputError, "query loss that depends"),
     "nan": (lambda: MAML(network(), mse, 1e200, 3)(tasks()), NonFiniteError, r"step \d of 3: .*params\['"),
 }

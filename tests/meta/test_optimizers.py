@@ -276,7 +276,7 @@ def sgd_state() -> tuple[Tensor, meta.OptimizerState, Tensor]:
         (lambda: meta.Adam().update(1, None, torch.ones(2)), r"Adam: state"),
         (lambda: meta.Adam().update({"a": torch.ones(2)}, None, torch.ones(2)), r"Adam: grads"),
         (lambda: sgd_step(grad=torch.ones(1)), r"SGD: grads: expected \(2,\) float32 .* got \(1,\) float32"),
-        (lambda: sgd_step(lr=torch.ones(3, 1)), r"SGD: settings: .*\(3, 2\)"),
+        (lambda: sgd_step(lr=torch.ones(3, 1)), r"SGD: lr: .*broadcasts to params, \(2,\)"),
         (lambda: meta.Adam().update(*sgd_state()), r"Adam: state: .*exp_avg"),
         (lambda: meta.from_torch(torch.optim.LBFGS([torch.ones(1)])), r"from_torch: optimizer: .*LBFGS"),
         (lambda: meta.from_torch(torch.optim.SGD([torch.ones(1)]), {"a": torch.ones(1)}), r"from_torch: params\['a'\]"),
