@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,9 +45,8 @@ GRADIENTS: dict[str, Callable[..., Gradient]] = {
 }
 
 
-@dataclass(eq=False)
-class Adaptation:
-    """What an inner loop leaves behind.
+class Adaptation(NamedTuple):
+    """Result of an inner loop: `params, state, buffers, losses = adapt(..., history=True)`.
 
     Attributes:
         params: The adapted parameters.

@@ -30,7 +30,6 @@ from hodiff.torch_internals.wording import Wording, says
 @shows(HessianOptions)
 def hessian(
     f: Callable[..., Any],
-    *,
     argnums: int | tuple[int, ...] = 0,
     **options: Unpack[HessianOptions],
 ) -> Callable[..., Any]:
@@ -74,7 +73,6 @@ def hessian(
 @shows(HessianOptions)
 def value_and_hessian(
     f: Callable[..., Any],
-    *,
     argnums: int | tuple[int, ...] = 0,
     **options: Unpack[HessianOptions],
 ) -> Callable[..., tuple[Tensor, Any]]:

@@ -29,8 +29,8 @@ _FORWARD_COSTS = 2
 @outside_graphs
 def jacobian(
     f: Callable[..., Any],
-    *,
     argnums: int | tuple[int, ...] = 0,
+    *,
     pattern: Any = None,
     coloring: Coloring | None = None,
     method: str = "auto",

@@ -561,3 +561,11 @@ def test_one_of_a_thousand_steps_is_flat_in_memory_when_nothing_is_recorded() ->
         adapt(loss, START, SHIFT, SGD(0.01), 1000, check_finite=False)
     # The losses of the steps are what grows: one number a step.
     assert seen[-1] - seen[0] <= 750
+
+
+def test_an_adaptation_unpacks() -> None:
+    found = adapt(quartic, START, SHIFT, Adam(0.05), 2, history=True)
+    params, state, buffers, losses = found
+    assert torch.equal(params, adapt(quartic, START, SHIFT, Adam(0.05), 2))
+    assert (state.steps, buffers, losses.shape) == ((2,), (), (2,))
+    assert params is found.params

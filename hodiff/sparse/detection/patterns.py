@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hodiff.common.module_state import untouched
 from hodiff.common.options import require_bool
-from hodiff.common.trees import PyTree, tensors_in
+from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bind
 from hodiff.derivatives.route_choice import refused
 from hodiff.derivatives.steady import draw_of
@@ -25,6 +25,7 @@ from hodiff.sparse.detection.escapes import Escapes
 from hodiff.sparse.detection.own_derivatives import following_own_derivatives
 from hodiff.sparse.detection.supports import TooManyError, identity
 from hodiff.sparse.detection.tracking import Tracking
+from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.operators import without_onednn
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
@@ -76,7 +77,7 @@ def hessian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool
 
 def pattern_of_hessian(function: BoundFunction, *, at_point: bool = False) -> csr_array:
     """`hessian_pattern` of a bound function."""
-    leaves = [leaf.detach().clone().requires_grad_() for leaf in function.leaves]
+    leaves = [_recorded_copy(function, leaf) for leaf in function.leaves]
     with refused(function.caller), _tracking(function, leaves, at_point) as mode, torch.enable_grad():
         value = function.scalar(leaves)[0]
         if not value.requires_grad:
@@ -123,8 +124,8 @@ def jacobian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: boo
 
 def pattern_of_jacobian(function: BoundFunction, *, at_point: bool = False) -> csr_array:
     """`jacobian_pattern` of a bound function."""
-    # Where nothing is recorded, Functions run without their derivatives; into a leaf nobody might write.
-    leaves = [_recorded_copy(leaf) for leaf in function.leaves]
+    with torch.enable_grad():  # into a leaf nobody might write
+        leaves = [_recorded_copy(function, leaf).clone() for leaf in function.leaves]
     with refused(function.caller), _tracking(function, leaves, at_point) as mode, torch.enable_grad():
         results = tensors_in(function(leaves)[0])
         if not results:
@@ -133,9 +134,14 @@ def pattern_of_jacobian(function: BoundFunction, *, at_point: bool = False) -> c
     return _sorted(pattern)
 
 
-def _recorded_copy(leaf: Tensor) -> Tensor:
-    with torch.enable_grad():
-        return leaf.detach().requires_grad_().clone()
+def _recorded_copy(function: BoundFunction, leaf: Tensor) -> Tensor:
+    """A leaf of autograd with the same values: where nothing is recorded, Functions run without their derivatives."""
+    if in_transform():
+        raise InputError(
+            f"{function.caller}: x: expected a tensor outside of torch.func transforms, got {describe(leaf)} inside of "
+            "one, where operators cannot be followed; find the pattern before, at a tensor of the same shape."
+        )
+    return leaf.detach().clone().requires_grad_()
 
 
 @contextmanager

@@ -92,9 +92,10 @@ class Colorings:
             require_whole(self._caller, "pattern", self._given, off)
             return self._given, values
         if not is_plain:  # what was found before may be of other constants, and nothing would show it
+            kind = "jacobian" if "jacobian" in self._caller else "hessian"
             raise InputError(
                 f"{self._caller}: coloring: expected one inside of transforms of torch.func, where no pattern can be "
-                f"found, got None; make it outside: hodiff.sparse.color(hodiff.sparse.hessian_pattern(f, x))."
+                f"found, got None; make it outside: hodiff.sparse.color(hodiff.sparse.{kind}_pattern(f, x))."
             )
         key = (_shapes(args), shape)
         known = self._found.get(key)

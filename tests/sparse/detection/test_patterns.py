@@ -222,6 +222,12 @@ def test_wrong_input():
         hessian_pattern(torch.sin, x)
     with pytest.raises(InputError, match="jacobian_pattern: f must be callable"):
         jacobian_pattern(x, x)
+    with pytest.raises(InputError, match=r"hessian_pattern: x: expected a tensor outside of torch.func transforms"):
+        torch.func.vmap(lambda x: hessian_pattern(torch.sum, x))(torch.ones(2, 3))
+    with pytest.raises(InputError, match=r"jacobian_pattern: x: expected a tensor outside of torch.func transforms"):
+        torch.func.grad(lambda x: jacobian_pattern(torch.sum, x))(torch.ones(3))
+    with pytest.raises(InputError, match=r"write hodiff.sparse.jacobian\(f\)\(x\)"):
+        hodiff.sparse.jacobian(torch.sin, torch.ones(3))
     with pytest.raises(InputError, match="at_point"):
         hessian_pattern(rosenbrock, x, at_point=1)
     with pytest.raises(InputError, match="does not depend"):
