@@ -31,7 +31,7 @@ from hodiff.corrections.layers import (
     sharded_attention,
     weight_norm,
 )
-from hodiff.corrections.linalg import determinants, eigenvectors, grouped, reflectors, solve, symmetric
+from hodiff.corrections.linalg import determinants, eigenvectors, exponential, grouped, reflectors, solve, symmetric
 from hodiff.corrections.losses import class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms
 from hodiff.corrections.mode import Corrections as Corrections
 from hodiff.corrections.mode import corrected as corrected
@@ -58,7 +58,7 @@ FAMILIES = {
     ),
     "indexing": (cumulative, embedding, overwriting, prod, reductions, scatter, splits, strides),
     "layers": (attention, sharded_attention, convolution, flex, normalization, pooling, weight_norm),
-    "linear algebra": (determinants, eigenvectors, grouped, reflectors, solve, symmetric),
+    "linear algebra": (determinants, eigenvectors, exponential, grouped, reflectors, solve, symmetric),
     "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),
     "operators of captured graphs": (renamed, decomposed, gradients),
     "programs": (control_flow, nested_calls, scripts),

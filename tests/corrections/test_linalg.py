@@ -100,6 +100,9 @@ CASES = {
         lambda a, tau, b: torch.ormqr(a, tau, b, left=False, transpose=True),
         (randn(3, 2), randn(2), randn(2, 3)),
     ),
+    "matrix_exp": (torch.matrix_exp, (SQUARE,)),
+    "matrix_exp of many": (lambda a: LINALG.matrix_exp(a / 2), (BATCH,)),
+    "matrix_exp complex": (lambda a, b: torch.matrix_exp(joined(a, b)), (A, B)),
     "eigh": (lambda a: unsigned(eigh(a + a.mT)[1]), (DISTINCT,)),
     "eigh values": (lambda a: eigh(a + a.mT, UPLO="U")[0], (DISTINCT,)),
     "eigvalsh": (lambda a: LINALG.eigvalsh(a + a.mT, UPLO="U"), (DISTINCT,)),
@@ -229,6 +232,28 @@ def test_perturbation_theory(route):
         torch.testing.assert_close(own, -((change[i] / gaps[i]) ** 2).sum(), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("single", [False, True], ids=["float64", "float32"])
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_derivatives_of_exponentials_at_every_scale(route, single):
+    """A loss scale and vectors of any size leave the digits: the exponential by its series, in float64."""
+    eps = torch.finfo(torch.float32 if single else D).eps
+    weights, v = randn(3, 3), randn(3, 3)
+
+    def series(a):
+        total = term = torch.eye(3, dtype=D)
+        for k in range(1, 60):
+            term = term @ a / k
+            total = total + term
+        return (total * weights).sum()
+
+    expected = hodiff.hvp(series, SQUARE, v)
+    a, direction, w = (each.to(torch.float32 if single else D) for each in (SQUARE, v, weights))
+    for scale, size in ((2.0**16, 1.0), (1e20, 1.0), (1e-20, 1.0), (1.0, 1e15), (1.0, 1e-15)):
+        got = hodiff.hvp(lambda a: scale * (a.matrix_exp() * w).sum(), a, direction * size, route=route)
+        error = ((got.double() / scale / size - expected).norm() / expected.norm()).item()
+        assert error < 20 * eps, (scale, size)
+
+
 def same_value(f, **tolerance):
     """The value with corrections is torch's, and of its type."""
     expected = f()
@@ -274,6 +299,7 @@ def test_values_and_types(dtype):
         lambda: torch.ormqr(a[..., :3] / 4, b[..., 0, :], b, transpose=True),
         lambda: a[..., :3].ormqr(b[..., 0, :], b.mT, left=False),
         lambda: LINALG.eigh(spd, UPLO="U"),
+        lambda: torch.matrix_exp(input=a),
         lambda: LINALG.eig(a),
     ):
         same_value(f, **tolerance)
@@ -303,6 +329,15 @@ def test_losses_of_phases_are_refused(f):
         f(matrix)[1].imag.sum().backward()
 
 
+def test_phases_at_large_gradients_are_not_refused_for_their_rounding():
+    matrix = torch.complex(A, B).requires_grad_()
+    with hodiff.corrected():
+        vectors = LINALG.eig(matrix)[1]
+        (gradient,) = torch.autograd.grad(vectors.abs().square().mul(B).sum(), matrix, retain_graph=True)
+        (scaled,) = torch.autograd.grad(vectors.abs().square().mul(B).sum() * 1e20, matrix)
+    torch.testing.assert_close(scaled / 1e20, gradient)
+
+
 BAD = {
     "solve a singular one": lambda a: LINALG.solve(torch.zeros_like(a), a),
     "solve_ex a singular one": lambda a: LINALG.solve_ex(torch.zeros_like(a), a, check_errors=True),
@@ -317,6 +352,7 @@ BAD = {
     "cholesky_solve": lambda a: torch.cholesky_solve(a[:1], a),
     "cholesky_solve dtypes": lambda a: torch.cholesky_solve(a, a.float()),
     "eigh": lambda a: LINALG.eigh(a, "X"),
+    "matrix_exp": lambda a: torch.matrix_exp(a[:1]),
     "cholesky": lambda a: torch.cholesky(-a @ a.mT),
 }
 

@@ -245,3 +245,25 @@ def test_a_layer_along_a_line(route):
 
     torch.testing.assert_close(product(t), second, rtol=1e-12, atol=0)
     torch.testing.assert_close(torch.func.grad(product)(t), third, rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["float64", "float32"])
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_group_norm_of_small_vectors(route, single):
+    """A product is linear in its vector, also where that is far smaller than the input."""
+    generator = torch.Generator().manual_seed(0)
+    x, v, y = (torch.randn(2, 6, 3, generator=generator, dtype=torch.float64) for _ in range(3))
+
+    def by_parts(x):
+        groups = x.reshape(2, 3, -1)
+        centred = groups - groups.mean(-1, keepdim=True)
+        return ((centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()).reshape(x.shape) ** 2 * y).sum()
+
+    expected = hodiff.hvp(by_parts, x, v)
+    dtype = torch.float32 if single else torch.float64
+    for size in (1e-6, 1e-20):
+        got = hodiff.hvp(
+            lambda x: (F.group_norm(x, 3) ** 2 * y.to(dtype)).sum(), x.to(dtype), (v * size).to(dtype), route=route
+        )
+        error = ((got.double() / size - expected).norm() / expected.norm()).item()
+        assert error < 10 * torch.finfo(dtype).eps, size
