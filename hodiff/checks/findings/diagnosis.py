@@ -47,6 +47,7 @@ class CodePattern:
 # What torch itself says is missing; the special ones come first.
 MESSAGES: tuple[CodePattern, ...] = (
     CodePattern("HD107", detail=pattern_of(Wording.ONCE_DIFFERENTIABLE)),
+    CodePattern("HD412", detail=pattern_of(Wording.NO_SETUP_CONTEXT, Wording.NO_JVP), fact="operator"),
     CodePattern("HD405", detail=pattern_of(Wording.NO_SETUP_CONTEXT), fact="custom"),
     CodePattern("HD406", detail=pattern_of(Wording.NO_SETUP_CONTEXT), fact="plain"),
     CodePattern("HD106", detail=pattern_of(Wording.NO_NUMBERS)),
@@ -83,7 +84,7 @@ _IN_FUNCTION = {
     ),
 }
 # Of these the cause says as much as torch's words.
-_SAID_BY_CAUSE = {"HD401", "HD405"}
+_SAID_BY_CAUSE = {"HD401", "HD405", "HD412"}
 # A defect that another one makes plain, and that its remedy covers.
 _COVERED = {"HD401": "HD405"}
 
@@ -128,7 +129,8 @@ def diagnose(
     Args:
         entries: All comparisons.
         causes: What probes saw.
-        facts: ``"custom"`` or ``"plain"``, whether custom Functions take part; ``"batching"`` if one has a vmap.
+        facts: ``"custom"``, ``"operator"`` or ``"plain"``, whether custom Functions or operators of torch.library take
+            part; ``"batching"`` if one has a vmap.
         settled: The orders at which differences know the derivative, so that one that is not finite is wrong.
         location: Where the function is, for defects that have no place of their own.
 

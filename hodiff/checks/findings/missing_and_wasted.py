@@ -84,6 +84,14 @@ MISSING = (
         "the function calls torch.autograd.grad itself, which finds no graph where forward mode alone differentiates.",
         "Nothing, if the reverse routes are enough; else take that gradient by `torch.func.grad`.",
     ),
+    Defect(
+        "HD412",
+        "error",
+        "an operator of torch.library has no forward mode",
+        "its tangent is zero, in silence, and torch.func refuses its rule for reverse mode.",
+        "Call it by `hodiff.authoring.from_custom_op(op)`, which gives it all routes by the same rule, or take the "
+        "route reverse-over-reverse.",
+    ),
 )
 
 WASTE = (

@@ -66,6 +66,8 @@ def _name_of(f: Any) -> str:
 
 def _facts(f: Any, calls: list[FunctionCall]) -> frozenset[str]:
     """What decides between codes, where comparisons alone do not."""
-    functions = [call.function for call in calls] + ([f] if isinstance(f, type) else [])
+    functions = [call.function for call in calls if not call.of_operator] + ([f] if isinstance(f, type) else [])
+    operators = any(call.of_operator for call in calls)
     batching = any(function.vmap is not torch.autograd.Function.vmap for function in functions)
-    return frozenset({"custom" if functions else "plain", *(["batching"] if batching else [])})
+    kinds = ["custom"] * bool(functions) + ["operator"] * operators
+    return frozenset({*(kinds or ["plain"]), *(["batching"] if batching else [])})

@@ -25,6 +25,7 @@ from hodiff.checks.subjects.module_calls import ModuleCall
 from hodiff.checks.subjects.subject import Subject, subject_of_loss, tensors_of
 from hodiff.checks.subjects.torch_functions import Culprit, culprits, custom_classes
 from hodiff.corrections.registry import CORRECTIONS
+from hodiff.torch_internals.custom_operators import loses_tangents
 from hodiff.torch_internals.wording import Wording, says
 
 # The code of a failed comparison that nothing else explains; the first status that occurs decides.
@@ -66,7 +67,7 @@ class Inquiry:
         )
         culprits_inside = [] if told else list(self._culprits(guilty))
         if culprits_inside:
-            return tuple(self._of_culprit(guilty, culprit) for culprit in culprits_inside)
+            return tuple(finding for culprit in culprits_inside for finding in self._of_culprit(guilty, culprit))
         return self._alone(guilty, self.subject_for(guilty.call), guilty.call.label, guilty.call.location)
 
     def _alone(self, guilty: Guilty, subject: Subject, label: str, location: str) -> tuple[Finding, ...]:
@@ -103,7 +104,10 @@ class Inquiry:
         with self.mode():
             return check_function(subject.function, subject.inputs, switches)
 
-    def _of_culprit(self, guilty: Guilty, culprit: Culprit) -> Finding:
+    def _of_culprit(self, guilty: Guilty, culprit: Culprit) -> tuple[Finding, ...]:
+        if loses_tangents(culprit.function):
+            # Its rule is the user's, and can be looked at.
+            return self._alone(guilty, culprit.subject, f"{guilty.call.label}, {culprit.name}", culprit.location)
         cut = culprit.function in _CUTS
         code = CODES["HD104" if cut else "HD112" if statuses(culprit.failed) <= {"non-finite"} else "HD406"]
         remedy = _LEAVE_OUT if cut else code.remedy
@@ -111,7 +115,7 @@ class Inquiry:
             remedy = (
                 "Take derivatives within hodiff.corrected(), or by hodiff's own transforms: `with hodiff.corrected():`."
             )
-        return Finding(
+        finding = Finding(
             route=routes_of(culprit.failed),
             order=min(entry.order for entry in culprit.failed),
             kind=culprit.failed[0].status,
@@ -125,6 +129,7 @@ class Inquiry:
             evidence=(*_evidence(guilty), f"torch function {culprit.name}", *numbers(culprit.failed)),
             location=culprit.location or guilty.call.location,
         )
+        return (finding,)
 
 
 def unsteady_finding(call: ModuleCall, reason: str) -> Finding:

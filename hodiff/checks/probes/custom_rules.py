@@ -1,4 +1,4 @@
-"""Rules of `custom_jvp` and `custom_vjp` that are not the derivative of their function: HD117."""
+"""Rules of `custom_jvp` and `custom_vjp` that are not the derivative of their function, HD117; operators, HD412."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from torch.utils._pytree import tree_leaves
 
 from hodiff.authoring.custom_rule import CustomRule
 from hodiff.checks.attempts import attempt
-from hodiff.checks.probes.cause import Cause, of_derivatives
-from hodiff.checks.probes.function_calls import LeavesFunction
+from hodiff.checks.probes.cause import Cause, by_forward, of_derivatives
+from hodiff.checks.probes.function_calls import FunctionCall, LeavesFunction
 from hodiff.checks.source_lines import class_location
 from hodiff.graphs import nodes_of
+
+
+def operators_without_forward_mode(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
+    """Name an operator of torch.library, which has reverse mode alone, whatever its rule."""
+    del generator
+    evidence = (f"{call.name} is an operator of torch.library, with the rule of its register_autograd alone",)
+    return [Cause("HD412", evidence, by_forward, needs_symptom=True)] if call.of_operator else []
 
 
 def custom_rules(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cause]:

@@ -16,6 +16,7 @@ from torch.autograd import Function
 from hodiff.checks.probes.context import StandInContext
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.autograd.graph_nodes import function_of
+from hodiff.torch_internals.custom_operators import OperatorRule, call_by_position, rule_in, signature_of, with_defaults
 
 # Takes the floating leaves of a point, returns the floating outputs.
 LeavesFunction = Callable[..., tuple[Tensor, ...]]
@@ -30,12 +31,14 @@ class FunctionCall:
         args: Its arguments; no tensor among them requires grad.
         moving: Which of them are differentiated.
         truth: The same function for float64, if there is one because the Function itself has too few digits.
+        of_operator: Whether it stands for an operator of torch.library and the rule of its `register_autograd`.
     """
 
     function: type[Function]
     args: tuple[Any, ...]
     moving: tuple[bool, ...]
     truth: Callable[..., Any] | None = None
+    of_operator: bool = False
 
     @property
     def name(self) -> str:
@@ -178,7 +181,9 @@ def function_calls(function: LeavesFunction, leaves: tuple[Tensor, ...], own: An
     for output in outputs:
         for node in nodes_of(output):
             cls = function_of(node)
-            if cls is None or cls in found or (cls.__module__.startswith(("torch.", "hodiff.")) and cls is not own):
+            if cls is None or cls in found:
+                continue
+            if cls.__module__.startswith(("torch.", "hodiff.")) and cls is not own and rule_in(cls) is None:
                 continue
             found.append(cls)
     calls: dict[type[Function], FunctionCall] = {}
@@ -205,8 +210,29 @@ def _recorded(functions: list[type[Function]], calls: dict[type[Function], Funct
                 cls.forward = forward  # type: ignore[method-assign]
 
 
+def _stand_in(rule: OperatorRule) -> type[Function]:
+    """A Function of an operator of torch.library and its rule, which lie below what torch made of them."""
+
+    def forward(*args: Any) -> Any:
+        return call_by_position(rule.operator, args)
+
+    forward.__signature__ = signature_of(rule.operator)  # type: ignore[attr-defined]  # for the names of arguments
+
+    @wraps(rule.given_context or rule.setup_context)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        rule.setup_context(ctx, inputs, output)
+
+    @wraps(rule.given)
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        return rule.backward(ctx, cotangents)
+
+    rules = {"forward": forward, "setup_context": setup_context, "backward": backward}
+    name = rule.operator.name().replace("::", ".")
+    return type(name, (Function,), {each: staticmethod(one) for each, one in rules.items()})
+
+
 def _recording(cls: type[Function], calls: dict[type[Function], FunctionCall]) -> Callable[..., Any]:
-    forward = cls.forward
+    forward, rule = cls.forward, rule_in(cls)
     takes_context = cls.setup_context is Function.setup_context
 
     @wraps(forward)
@@ -215,7 +241,13 @@ def _recording(cls: type[Function], calls: dict[type[Function], FunctionCall]) -
         if cls not in calls:
             needs = args[0].needs_input_grad if takes_context else tuple(_moves(a) for a in given)
             held = tuple(a.detach().clone() if isinstance(a, Tensor) else a for a in given)
-            calls[cls] = FunctionCall(cls, held, tuple(needs))
+            if rule is None:
+                calls[cls] = FunctionCall(cls, held, tuple(needs))
+            else:
+                # Last comes what torch keeps of the call.
+                held = with_defaults(rule.operator, held[:-1])
+                moving = tuple(i < len(needs) - 1 and needs[i] for i in range(len(held)))
+                calls[cls] = FunctionCall(_stand_in(rule), held, moving, of_operator=True)
         return forward(*args)
 
     return recording

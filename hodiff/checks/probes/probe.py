@@ -13,7 +13,7 @@ from torch import Tensor
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.probes.cause import UNRELIABLE, Cause
-from hodiff.checks.probes.custom_rules import custom_rules
+from hodiff.checks.probes.custom_rules import custom_rules, operators_without_forward_mode
 from hodiff.checks.probes.domain_edges import domain_edges, large_arguments
 from hodiff.checks.probes.empty_tensors import empty_tensors
 from hodiff.checks.probes.first_order import first_order, first_order_beside
@@ -71,6 +71,7 @@ PROBES: tuple[tuple[Probe, Set[str]], ...] = (
     (forward_slopes, UNRELIABLE | _ROUNDED),
     (narrow_factors, UNRELIABLE | _ROUNDED | _FORMULA),
     (first_order_beside, UNRELIABLE | _ROUNDED | _FORMULA | {"HD102"}),
+    (operators_without_forward_mode, set()),
 )
 
 

@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.report.data import Entry
 from hodiff.checks.subjects.module_calls import ModuleCall
-from hodiff.checks.subjects.subject import failures, is_free, raises, subject_of_function, tensors_of
+from hodiff.checks.subjects.subject import Subject, failures, is_free, raises, subject_of_function, tensors_of
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.autograd.graph_nodes import function_of
 from hodiff.torch_internals.interception import MODULES_BETWEEN
 
 # Frames of these are not where a function was called from.
-_MACHINERY = (*MODULES_BETWEEN, "hodiff.", "contextlib", "torch.utils.")
+_MACHINERY = (*MODULES_BETWEEN, "hodiff.", "contextlib", "torch.utils.", "torch._ops", "torch._library")
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,14 @@ class Culprit:
         function: The function.
         failed: The comparisons that failed.
         location: The line that called it, as `file.py:123`.
+        subject: The call, as a function of what is differentiated.
     """
 
     name: str
     function: Callable[..., Any]
     failed: tuple[Entry, ...]
     location: str
+    subject: Subject
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def culprits(
         if failed:
             found.add(use.function)
             name = resolve_name(use.function) or getattr(use.function, "__name__", str(use.function))
-            yield Culprit(name, use.function, failed, use.location)
+            yield Culprit(name, use.function, failed, use.location, subject)
 
 
 def custom_classes(call: ModuleCall, *, inputs: bool = True) -> tuple[type, ...]:

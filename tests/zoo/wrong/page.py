@@ -33,6 +33,7 @@ NAMES = {
     "HD408": "backward_raises",
     "HD410": "gate",
     "HD411": "inner_gradient",
+    "HD412": "operator_with_a_rule",
     "HD501": "both_gradients",
     "HD502": "unread_output",
     "HD901": "step",

@@ -1,0 +1,130 @@
+"""`from_custom_op`: an operator of `torch.library` with all derivatives that follow from its `register_autograd`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.authoring.custom_vjp import custom_vjp
+from hodiff.errors import InputError
+from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
+from hodiff.torch_internals.custom_operators import (
+    OperatorRule,
+    call_by_position,
+    is_mutable,
+    loses_tangents,
+    operator_of,
+    rule_of,
+    signature_of,
+)
+
+
+class _Context(SimpleNamespace):
+    """What `ctx` is to the rules: all that is set on it is a residual."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        self.saved_tensors = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Rules that take None take zeros as well."""
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """No gradient comes in for what has none."""
+
+
+def from_custom_op(op: Any) -> Callable[..., Any]:
+    r"""Give a custom operator of `torch.library` every derivative, by the rule of its `register_autograd`.
+
+    An operator of `torch.library` has reverse mode alone: its tangent is zero under `torch.func.jvp`, with no error,
+    and `torch.func.grad` refuses it. The function that is returned computes the same, and is differentiated by the same
+    rule $P(x)$ for cotangents: forward mode is its transpose, $\dot y = P(x)^T \dot x$, and higher derivatives are
+    those of $x \mapsto P(x)$, to any order. `torch.func.vmap` takes the operator's `register_vmap`, where torch cannot
+    do without, and `torch.compile` its `register_fake`.
+
+    Args:
+        op: An operator by `torch.library.custom_op`, or one of `torch.ops`, with `register_autograd`. Its rule is made
+            of torch operators, or of others that have derivatives.
+
+    Returns:
+        The function, with the arguments of the operator.
+
+    Raises:
+        InputError: If `op` is no such operator, has no rule, or changes its arguments.
+
+    Example:
+        >>> import torch, hodiff
+        >>> from torch import Tensor
+        >>> @torch.library.custom_op("docs::cube", mutates_args=())
+        ... def cube(x: Tensor) -> Tensor:
+        ...     return x**3
+        >>> cube.register_autograd(
+        ...     lambda ctx, g: 3 * g * ctx.saved_tensors[0] ** 2,
+        ...     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+        ... )
+        >>> x, v = torch.tensor([1.0, 2.0]), torch.ones(2)
+        >>> torch.func.jvp(cube, (x,), (v,))[1]  # zero, in silence
+        tensor([0., 0.])
+        >>> torch.func.jvp(hodiff.authoring.from_custom_op(cube), (x,), (v,))[1]
+        tensor([ 3., 12.])
+    """
+    operator = operator_of(op)
+    if operator is None or loses_tangents(operator) is False:
+        raise InputError(
+            f"from_custom_op: op: expected an operator of torch.library, got {op!r:.60}. Define it by "
+            "torch.library.custom_op and register_autograd, or write hodiff.custom_vjp."
+        )
+    name = operator.name().replace("::", ".")
+    if is_mutable(operator):
+        raise InputError(
+            f"from_custom_op: op: expected an operator that leaves its arguments alone, got {name}, which changes "
+            "some. Register one with mutates_args=() that returns new tensors."
+        )
+
+    def run(*args: Any) -> Any:
+        return call_by_position(operator, args)
+
+    run.__name__ = name
+    run.__signature__ = signature_of(operator)  # type: ignore[attr-defined]
+    function = custom_vjp(run)
+
+    rule = _FoundRule(operator, name)
+
+    def forward(*args: Any) -> Any:
+        # Where something is differentiated, what is saved of the output depends on the arguments.
+        output, context = function(*args), _Context(needs_input_grad=(True,) * len(args), saved_tensors=())
+        rule(args).setup_context(context, args, output)
+        return output, vars(context)
+
+    def backward(residuals: Any, cotangent: Any) -> Any:
+        cotangents = cotangent if isinstance(cotangent, tuple) else (cotangent,)
+        return rule().backward(_Context(**residuals), cotangents)
+
+    function.defvjp(forward, backward)
+    return function
+
+
+class _FoundRule:
+    """The rule of an operator, which may be found by a call alone."""
+
+    def __init__(self, operator: Any, name: str):
+        self.operator, self.name = operator, name
+        self.rule = rule_of(operator)
+
+    def __call__(self, args: Any = ()) -> OperatorRule:
+        """The rule."""
+        if self.rule is None:
+            with outside_transforms() if in_transform() else nullcontext():
+                below = pytree.tree_map_only(Tensor, below_transforms, args)
+                self.rule = rule_of(self.operator, below)
+        if self.rule is None:
+            raise InputError(
+                f"from_custom_op: op: expected an operator with a rule for cotangents, got {self.name}, which has "
+                f"none. Call torch.library.register_autograd({self.operator.name()!r}, backward, setup_context=...)."
+            )
+        return self.rule
