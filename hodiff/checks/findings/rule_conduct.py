@@ -100,4 +100,12 @@ SURROUNDINGS = (
         "the result changes with the memory layout of equal inputs or incoming gradients.",
         "Read through torch operators, or begin with `x = x.contiguous()`.",
     ),
+    Defect(
+        "HD310",
+        "error",
+        "a result of an earlier call is kept",
+        "a module computes something of its parameters or inputs once and keeps it, so that neither later calls nor "
+        "derivatives follow them.",
+        "Compute it in each call, or forget it before: `self.cache = None`.",
+    ),
 )

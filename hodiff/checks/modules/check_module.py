@@ -19,7 +19,7 @@ from hodiff.checks.findings.diagnosis import diagnose
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.conclusion import title
 from hodiff.checks.functions.switches import Switches
-from hodiff.checks.modules.faults import Inquiry, unsteady_finding
+from hodiff.checks.modules.faults import Inquiry, stale_finding, unsteady_finding
 from hodiff.checks.modules.first_call import first_call
 from hodiff.checks.modules.notes import notes_of, what_moves
 from hodiff.checks.modules.search import Search
@@ -118,6 +118,8 @@ def check_module(
         heading = title(type(module).__name__, _shapes(args), correct=correct)
         if called.unsteady is not None and not is_repeatable(root):
             return Report(heading, (), (unsteady_finding(called.unsteady, called.reason),))
+        if called.stale is not None:
+            return Report(heading, (), (stale_finding(called.stale),))
         _require_scalar(loss, root)
         aside = () if wrt != "both" else tuple(set(custom_classes(root, inputs=False)) - set(custom_classes(root)))
         # The way that training takes is the one to check.

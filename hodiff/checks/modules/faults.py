@@ -134,20 +134,33 @@ class Inquiry:
 
 def unsteady_finding(call: ModuleCall, reason: str) -> Finding:
     """Say which module makes two calls with the same inputs differ, and by what."""
-    code = CODES["HD903"]
     seen = attempt(preflight, lambda *args: call.module(*args, **call.kwargs), *call.args)
     # A check has no other seed to be called with.
     seen = () if isinstance(seen, Failure) else seen.remarks
     remarks = tuple(each.replace(ONE_DRAW, "") for each in seen)
-    remedy = code.remedy
-    if not remarks:
-        remedy = "Call `module.eval()`, or make it without a state: `BatchNorm1d(n, track_running_stats=False)`."
+    finding = _seen("HD903", call, reason, *remarks)
+    if remarks:
+        return finding
+    remedy = "Call `module.eval()`, or make it without a state: `BatchNorm1d(n, track_running_stats=False)`."
+    return replace(finding, remedy=remedy)
+
+
+def stale_finding(call: ModuleCall) -> Finding:
+    """Say which module keeps what it computed of numbers that have changed since."""
+    return _seen(
+        "HD310", call, "its second call, with other parameters and inputs, gives another output than a first one"
+    )
+
+
+def _seen(name: str, call: ModuleCall, reason: str, *remarks: str) -> Finding:
+    """A finding that no comparison shows."""
+    code = CODES[name]
     return Finding(
         route="f",
         order=0,
         kind="seen",
         message=reason,
-        remedy=remedy,
+        remedy=code.remedy,
         code=code.code,
         severity=code.severity,
         title=code.title,

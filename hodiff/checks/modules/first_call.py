@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hodiff.checks.attempts import first_line
+from hodiff.checks.attempts import Failure, attempt, first_line
 from hodiff.checks.subjects.double_precision import InDouble, is_low
-from hodiff.checks.subjects.module_calls import CallFailed, ModuleCall, unsteady_call
+from hodiff.checks.subjects.module_calls import CallFailed, ModuleCall, stale_call, unsteady_call
 from hodiff.checks.subjects.setting import deep_copy
 from hodiff.errors import InputError
+from hodiff.torch_internals.modules import attributes_of
 
 
 @dataclass(frozen=True)
@@ -25,25 +26,31 @@ class Called:
         args: What it was called with, in the precision that it runs in.
         unsteady: The submodule that gave something else in a second call; None if all gave the same.
         reason: Why.
+        stale: The submodule that keeps what it computed of its parameters or inputs; None if all follow them.
     """
 
     root: ModuleCall
     args: tuple[Any, ...]
     unsteady: ModuleCall | None
     reason: str
+    stale: ModuleCall | None = None
 
 
 def first_call(module: nn.Module, inputs: tuple[Any, ...]) -> Called:
     """Call a module in float64 throughout; else in float64 where it does not choose; else as it is."""
     failed: list[CallFailed] = []
     for in_double, throughout in ((True, True), (True, False), (False, False)):
-        own = _copy_of(module)
-        if in_double:
-            _make_double(own)
+        own, fresh = (_copy_of(module, in_double=in_double) for _ in range(2))
         args = tree_map_only(Tensor, _in_double if in_double else _detached, inputs)
         try:
-            root, unsteady, reason = unsteady_call(own, args, InDouble() if throughout else None)
-            return Called(root, args, unsteady, reason)
+            precision = InDouble() if throughout else None
+            root, unsteady, reason = unsteady_call(own, args, precision)
+            stale: Any = None
+            # Of a module that counts its calls, say, the note is enough.
+            if unsteady is None:
+                # Where it may not be called at other numbers, nothing is known.
+                stale = _with_results(module, root) or attempt(stale_call, own, fresh, args, precision)
+            return Called(root, args, unsteady, reason, None if isinstance(stale, Failure) else stale)
         except CallFailed as failure:
             failed.append(failure)
     first = failed[0]
@@ -53,14 +60,27 @@ def first_call(module: nn.Module, inputs: tuple[Any, ...]) -> Called:
     ) from first.error
 
 
-def _copy_of(module: nn.Module) -> nn.Module:
+def _with_results(module: nn.Module, root: ModuleCall) -> ModuleCall | None:
+    """The call of a submodule that holds a tensor with a graph, which an earlier call has computed."""
+    names = {
+        name
+        for name, part in module.named_modules()
+        if any(isinstance(each, Tensor) and each.grad_fn is not None for each in tree_leaves(attributes_of(part)))
+    }
+    return next((call for call in root.post_order() if call.name in names), None)
+
+
+def _copy_of(module: nn.Module, *, in_double: bool) -> nn.Module:
     try:
-        return deep_copy(module)
+        copy = deep_copy(module)
     except Exception as error:
         raise InputError(
             f"check: f: expected a module that can be copied, but copy.deepcopy raised "
             f"{first_line(error)}. Call lazy modules once before, and take what cannot be copied from its attributes."
         ) from error
+    if in_double:
+        _make_double(copy)
+    return copy
 
 
 def _detached(tensor: Tensor) -> Tensor:

@@ -13,13 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hodiff.checks.subjects.double_precision import InDouble
 from hodiff.checks.subjects.setting import Setting
 from hodiff.common.complex_numbers import equal_with_nan
+from hodiff.common.module_state import attributes_put_back, untouched_buffers
 from hodiff.common.trees import has_strides
 from hodiff.torch_internals.autograd.transforms import in_transform
+
+# By how much parameters and inputs move, relative, to see whether outputs follow; and what counts as the same output.
+_MOVE = 1e-2
+_STALE = 1e-6
 
 
 @dataclass(eq=False)
@@ -196,11 +201,53 @@ def unsteady_call(
     return first, None, ""
 
 
-def same(one: Any, two: Any) -> bool:
-    """Whether two outputs hold equal numbers."""
+def stale_call(
+    called: nn.Module, fresh: nn.Module, args: tuple[Any, ...], precision: InDouble | None = None
+) -> ModuleCall | None:
+    """Look for a module that keeps what it computed of its parameters or inputs, and does not follow them.
+
+    Args:
+        called: A copy that was called with the arguments. It is as it was afterwards.
+        fresh: Another copy, in the state before the first call.
+        args: The arguments.
+        precision: The mode in which they are called, if any.
+
+    Returns:
+        The innermost call whose output is another than that of the fresh copy, both with parameters and arguments that
+        have changed; None if there is none.
+    """
+    args = tree_map_only(Tensor, _moved, args)
+    records: list[ModuleCall] = []
+    for module in (called, fresh):
+        numbers = [each for each in module.parameters() if each.is_floating_point() or each.is_complex()]
+        before = [each.detach().clone() for each in numbers]
+        with torch.random.fork_rng(), attributes_put_back(list(module.modules())), untouched_buffers(module.modules()):
+            torch.manual_seed(0)
+            try:
+                with torch.no_grad():
+                    for each in numbers:
+                        each.copy_(_moved(each) + _MOVE)  # zeros move, too
+                records.append(record_calls(module, args, precision))
+            finally:
+                with torch.no_grad():
+                    for each, value in zip(numbers, before, strict=True):
+                        each.copy_(value)
+    for one, two in zip(*(each.post_order() for each in records), strict=False):
+        if same((one.args, one.kwargs), (two.args, two.kwargs)) and not same(one.output, two.output, _STALE):
+            return one
+    return None
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    return tensor * (1 - _MOVE) if tensor.is_floating_point() or tensor.is_complex() else tensor
+
+
+def same(one: Any, two: Any, tolerance: float = 0.0) -> bool:
+    """Whether two outputs hold equal numbers, to a relative tolerance."""
     pairs = zip(tree_leaves(one), tree_leaves(two), strict=False)
     return all(
-        a.shape == b.shape and equal_with_nan(a, b)
+        a.shape == b.shape
+        and (equal_with_nan(a, b) or (tolerance > 0 and torch.allclose(a, b, rtol=tolerance, equal_nan=True)))
         for a, b in pairs
         if isinstance(a, Tensor) and isinstance(b, Tensor) and has_strides(a) and has_strides(b) and not a.is_nested
     )

@@ -1,6 +1,7 @@
 """Which submodule, and what in it, `check_module` finds at fault."""
 
 import copy
+import functools
 import random
 
 import numpy as np
@@ -761,3 +762,49 @@ def test_backward_hooks_of_modules_are_noted():
     report = hodiff.check(model, X)
     assert not report.ok
     assert any("backward hooks change gradients" in note and "modules 1;" in note for note in report.notes)
+
+
+class Keeping(nn.Module):
+    """Computes something once, in one of the ways that there are."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.weight, self.way, self.kept = nn.Parameter(torch.eye(3) + 0.1), way, {}
+
+    @functools.lru_cache  # noqa: B019 (as users do)
+    def cached(self):
+        return self.weight.exp()
+
+    def forward(self, x):
+        if self.way == "lru_cache":
+            return x.tanh() @ self.cached()
+        key = len(x) if self.way == "sizes" else "value"
+        values = {
+            "result": self.weight.exp,
+            "constant": self.weight.detach().exp,
+            "of inputs": lambda: x.mean() * self.weight,
+            "sizes": lambda: torch.ones(len(x), 3, dtype=x.dtype),
+        }
+        if key not in self.kept:
+            self.kept[key] = values[self.way]()
+        return x.tanh() @ (self.weight if self.way == "sizes" else self.kept[key])
+
+
+@pytest.mark.parametrize("way", ["result", "constant", "of inputs", "lru_cache"])
+def test_what_is_kept_of_an_earlier_call_is_an_error(way):
+    model = nn.Sequential(nn.Linear(3, 3), Keeping(way))
+    (finding,) = hodiff.check(model, torch.ones(2, 3)).findings
+    assert (finding.code, finding.evidence[0]) == ("HD310", "submodule 1 (Keeping)")
+    assert model[1].kept == {}
+
+
+def test_what_an_earlier_call_has_left_is_seen():
+    model = Keeping("result")
+    model(torch.ones(2, 3))
+    assert hodiff.check(model, torch.ones(2, 3)).codes == ("HD310",)
+
+
+def test_tables_by_size_may_be_kept():
+    model = Keeping("sizes")
+    model(torch.ones(2, 3))
+    assert hodiff.check(model, torch.ones(2, 3)).codes == ()

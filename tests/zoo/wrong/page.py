@@ -26,6 +26,7 @@ NAMES = {
     "HD305": "noise_in_backward",
     "HD306": "float_in_backward",
     "HD307": "host_buffer",
+    "HD310": "kept_result",
     "HD401": "no_tangent",
     "HD403": "no_batching",
     "HD405": "context_in_forward",
