@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,8 @@ from hodiff.optim.stochastic.base import Group, StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure
 from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.own_states import require_dtypes
+from hodiff.optim.stochastic.pending_curvature import Estimates, PendingCurvature
 from hodiff.optim.stochastic.watched_backward import Observer, wait
-
-# By parameter; a dict of tensors would compare them. An estimate adds to others, and is divided by numbers.
-Estimates = list[tuple[Tensor, Any]]
 
 
 class CurvatureOptimizer(StochasticOptimizer, Observer):
@@ -37,7 +35,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
     def __init__(self, params: Any, defaults: Group, generator: torch.Generator | None):
         require_generator(self.caller, "generator", generator)
         self._generator = torch.Generator().manual_seed(0) if generator is None else generator
-        self._pending: dict[int, tuple[Tensor, Any]] = {}
+        self._pending = PendingCurvature(self.second_order)
         self._aside: set[int] = set()
         super().__init__(params, {**defaults, "taken": 0, "refresh_at": 0})
         self._wait()
@@ -73,16 +71,19 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         """
         self.require_dtypes()
         loss = None if closure is None else self._evaluated(closure)
-        self._forget_without_gradients(_has_none)
-        if getattr(self, "found_inf", None) is not None and not self._unscale():
+        overflow: Tensor | None = getattr(self, "found_inf", None)
+        if overflow is not None and bool(overflow):
+            self._pending.clear()
             return loss
         for group in self.param_groups:
             # Refuses sparse ones before anything has changed.
             list(self.gradients(group))
-        waiting = set(map(id, self._due()))
+        waiting = self._due()
+        estimates = self._estimates_for(waiting, scaled=overflow is not None)
         for group in self.param_groups:
-            self._refresh(group)
-        self._aside = {id(p) for group in self.param_groups for p in self._newcomers(group, waiting)}
+            self._take(group, estimates)
+        known = set(map(id, waiting))
+        self._aside = {id(p) for group in self.param_groups for p in self._newcomers(group, known)}
         try:
             self._descend()
         finally:
@@ -112,7 +113,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
     def require_dtypes(self) -> None:
         """See `StochasticOptimizer`; curvature that waits for the step is a state, too."""
         super().require_dtypes()
-        waiting = {p: {"curvature": getattr(h, "gradients", h)} for p, h in self._pending.values()}
+        waiting = {p: {"curvature": getattr(h, "gradients", h)} for p, h in self._pending}
         require_dtypes(self.caller, waiting, self.dtype_of_state)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -130,45 +131,48 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
 
     def see(self, loss: Tensor, leaves: Sequence[Tensor]) -> None:
         """See `Observer`."""
-        self._remember(loss, self._reached(leaves), last=False)
+        self._remember(loss, leaves, last=False)
+
+    def passed(self) -> None:
+        """See `Observer`."""
+        self._pending.passed()
 
     def backward(self, loss: Tensor) -> None:
         """See `StochasticOptimizer`; here nobody needs the graph of a loss afterwards, which is spent on curvature."""
         leaves = inspect_graph(loss).leaves
-        parameters = self._reached(leaves)
         # Other leaves get their gradients from torch.
-        if self.second_order and len(parameters) == len(set(map(id, leaves))):
-            self._remember(loss, parameters, last=True)
+        if self.second_order and len(self._reached(leaves)) == len(set(map(id, leaves))):
+            self._remember(loss, leaves, last=True)
         else:
             super().backward(loss)
 
     def _wait(self) -> None:
         """Be shown losses, or no longer."""
-        wait(self, bool(self._due()))
+        due = self._due()
+        self._pending.watch(due)
+        wait(self, bool(due))
 
     def _reached(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """Those of the leaves that wait for curvature."""
         reached = set(map(id, leaves))
         return [p for p in self._due() if id(p) in reached]
 
-    def _remember(self, loss: Tensor, parameters: Sequence[Tensor], *, last: bool) -> None:
-        """Add the curvature of a loss to what the step will take, and if its graph was spent on it, set gradients."""
+    def _remember(self, loss: Tensor, leaves: Sequence[Tensor], *, last: bool) -> None:
+        """Announce the curvature of a loss to its backward pass, and if its graph was spent on it, set gradients."""
         if not bool(loss.isfinite()):
             # Scripts leave such a batch out; the next one has curvature.
             return
-        self._forget_without_gradients(_has_none_or_zeros)
-        estimates, gradients = self._estimated(loss, parameters, last)
-        for parameter, estimate in estimates:
-            _, before = self._pending.get(id(parameter), (parameter, None))
-            self._pending[id(parameter)] = parameter, estimate if before is None else before + estimate
+        estimates, gradients = self._estimated(loss, self._reached(leaves), last)
+        self._pending.announce(self._written_by(leaves, estimates))
         if gradients:
             # Not by setting `grad`: hooks run as they do in any backward pass.
             torch.autograd.backward([p for p, _ in gradients], [g for _, g in gradients])
+            self._pending.passed()
 
-    def _forget_without_gradients(self, is_without: Callable[[Tensor], bool]) -> None:
-        """Forget the curvature of backward passes whose gradients somebody else forgot, as by `model.zero_grad()`."""
-        if all(is_without(parameter) for parameter, _ in self._pending.values()):
-            self._pending.clear()
+    def _written_by(self, leaves: Sequence[Tensor], estimates: Estimates) -> Estimates:
+        """The estimates of parameters whose gradients a backward pass writes."""
+        written = set(map(id, leaves))
+        return [(p, h) for p, h in estimates if id(p) in written]
 
     def state_dict(self) -> dict[str, Any]:
         """As in `torch.optim.Optimizer.state_dict`, with the state of the generator.
@@ -200,7 +204,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._pending, self._aside = {}, set()
+        self._pending, self._aside = PendingCurvature(self.second_order), set()
         self._wait()
 
     def _due(self) -> list[Tensor]:
@@ -227,7 +231,6 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         return (pair for pair in super().gradients(group) if id(pair[0]) not in self._aside)
 
     def _evaluated(self, closure: Closure) -> Tensor:
-        self._pending.clear()
         if not (self.second_order and self._due()):
             return self.evaluated(closure)
         with Corrections(lean=True):
@@ -252,9 +255,6 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         with explained(self.caller), torch.no_grad():
             return self._estimate(loss, parameters, last)
 
-    def _refresh(self, group: Group) -> None:
-        self._take(group, {key: estimate for key, (_, estimate) in self._pending.items()})
-
     def _take(self, group: Group, estimates: dict[int, Any]) -> None:
         """Take the estimates of a group's parameters into their states."""
         own = [p for p in group["params"] if id(p) in estimates]
@@ -265,24 +265,27 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             if group["update_every"] is not None:
                 state["refresh_at"] = group["refresh_at"] = group["taken"] + group["update_every"]
 
-    def _unscale(self) -> bool:
-        """Divide by the factor of a GradScaler; False where a gradient has overflowed and the step is left out."""
-        scale: Tensor | None = getattr(self, "grad_scale", None)
-        if self.found_inf.item():  # type: ignore[attr-defined]
-            self._pending.clear()
-            return False
-        if scale is None and self._pending:
-            raise InputError(
-                f"{self.caller}: step: expected gradients scaled as the curvature is, got ones that `scaler.unscale_` "
-                "has divided already; leave it to scaler.step(optimizer), or take curvature by update_curvature(loss)."
-            )
+    def _estimates_for(self, waiting: Sequence[Tensor], *, scaled: bool) -> dict[int, Any]:
+        """The curvature of the loss whose gradients are in `grad`, without the factor of a GradScaler."""
+        scale: Tensor | None = getattr(self, "grad_scale", None) if scaled else None
+        # Where `scaler.unscale_` came first, nobody tells its factor but the gradients.
+        estimates = self._pending.settled(strict=scaled and scale is None)
+        for parameter in waiting:
+            if parameter.grad is not None and id(parameter) not in estimates and bool(parameter.grad.any()):
+                raise InputError(
+                    f"{self.caller}: step: expected gradients of losses that the optimizer saw on their way to "
+                    "loss.backward(), as this step takes their curvature, got another one of "
+                    f"{describe(parameter)}, such as one of autograd.grad, of backward(gradient=...), from before a "
+                    "step or of a loss that was no number; call optimizer.zero_grad() and loss.backward(), take "
+                    "step(closure), or call update_curvature(loss) before step."
+                )
         if scale is not None:
             for group in self.param_groups:
                 for parameter, _ in self.gradients(group):
                     assert parameter.grad is not None
                     parameter.grad.div_(scale)
-            self._pending = {key: (p, h / scale) for key, (p, h) in self._pending.items()}
-        return True
+            estimates = {key: h * (1 / scale) for key, h in estimates.items()}
+        return estimates
 
     def _require_scalar(self, loss: Any) -> None:
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point() or not loss.requires_grad:
@@ -298,14 +301,6 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
                 f"{describe(parameter)}; call loss.backward() after the optimizer is made, step(closure), or "
                 "update_curvature(loss) before backward."
             )
-
-
-def _has_none(parameter: Tensor) -> bool:
-    return parameter.grad is None
-
-
-def _has_none_or_zeros(parameter: Tensor) -> bool:
-    return parameter.grad is None or not bool(parameter.grad.any())
 
 
 def _is_distributed() -> bool:

@@ -13,9 +13,9 @@ from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.stochastic.base import Group
-from hodiff.optim.stochastic.curvature import Estimates
 from hodiff.optim.stochastic.diagonal import DiagonalOptimizer, HutchinsonOptimizer
 from hodiff.optim.stochastic.drawn_labels import in_a_loss, of_logits
+from hodiff.optim.stochastic.pending_curvature import Estimates
 from hodiff.optim.stochastic.settings import settings_in
 from hodiff.optim.stochastic.together import zeros_of_each
 from hodiff.torch_internals import many_tensors as many

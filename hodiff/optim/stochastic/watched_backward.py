@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from hodiff.graphs import inspect_graph
 from hodiff.optim.stochastic.corrected_calls import CorrectedCalls
@@ -32,7 +33,11 @@ class Observer:
 
     @abstractmethod
     def see(self, loss: Tensor, leaves: Sequence[Tensor]) -> None:
-        """Look at a loss, whose graph stays."""
+        """Look at a loss, whose graph stays, before its backward pass adds to the gradients of these leaves."""
+
+    @abstractmethod
+    def passed(self) -> None:
+        """The backward pass of the loss has ended."""
 
 
 _waiting: WeakSet[Observer] = WeakSet()
@@ -70,9 +75,13 @@ def _stand_in() -> None:
         grad_variables: Any = None,
         inputs: Any = None,
     ) -> None:
-        if grad_tensors is None and grad_variables is None:
-            _show(tensors)
-        own(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+        # A given gradient comes from a loss that is not in the graph; who waits finds that nobody saw the pass.
+        shown = _show(tensors, inputs) if grad_tensors is None and grad_variables is None else []
+        try:
+            own(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+        finally:
+            for observer in shown:
+                observer.passed()
 
     torch.autograd.backward = backward
 
@@ -86,18 +95,24 @@ def _step_aside() -> None:
         _torchs_own = None
 
 
-def _show(tensors: Any) -> None:
+def _show(tensors: Any, inputs: Any) -> list[Observer]:
     """Show a loss to those who wait for it."""
     if not _waiting:
         # Who waited is gone.
         _step_aside()
-        return
+        return []
     losses = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
     if not all(isinstance(each, Tensor) and each.numel() == 1 and each.requires_grad for each in losses):
-        return
+        return []
     loss = losses[0].reshape(()) if losses[0].dim() else losses[0]
     for each in losses[1:]:
         loss = loss + each.reshape(())
     leaves = inspect_graph(loss).leaves
-    for observer in [each for each in _waiting if each.awaits(leaves)]:
+    if inputs is not None:
+        given = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+        asked = {id(getattr(each.node, "variable", None) if isinstance(each, GradientEdge) else each) for each in given}
+        leaves = [leaf for leaf in leaves if id(leaf) in asked]
+    shown = [each for each in _waiting if each.awaits(leaves)]
+    for observer in shown:
         observer.see(loss, leaves)
+    return shown

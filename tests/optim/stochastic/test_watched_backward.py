@@ -79,6 +79,7 @@ def test_torchs_function_is_back_when_nobody_waits():
     optimizer = SophiaH([w], update_every=2)
     for due in (True, False, True, False):
         assert (torch.autograd.backward is not TORCHS) == due
+        optimizer.zero_grad()
         (w**2).sum().backward()
         optimizer.step()
     assert torch.autograd.backward is not TORCHS
@@ -169,7 +170,7 @@ def test_without_a_backward_pass_there_is_no_curvature():
     w = torch.ones(2, requires_grad=True)
     optimizer = SophiaH([w])
     w.grad = torch.ones(2)
-    with pytest.raises(hodiff.InputError, match="expected curvature for each parameter"):
+    with pytest.raises(hodiff.InputError, match="expected gradients of losses that the optimizer saw"):
         optimizer.step()
     optimizer.update_curvature((w**2).sum())
     optimizer.step()
@@ -328,16 +329,6 @@ def test_scaled_losses(case):
     (scaler.scale(problem.loss(problem.batches[0])) * float("inf")).backward()
     scaler.step(optimizer)
     assert same(problem.numbers(), other.numbers())
-    if not case.watches:
-        return
-    # Whoever divides gradients before does not divide the curvature.
-    scaler.update()
-    optimizer = case(problem.model.parameters())
-    optimizer.zero_grad()
-    scaler.scale(problem.loss(problem.batches[0])).backward()
-    scaler.unscale_(optimizer)
-    with pytest.raises(hodiff.InputError, match="unscale_"):
-        scaler.step(optimizer)
 
 
 def test_several_processes_are_refused(monkeypatch):
@@ -441,7 +432,7 @@ def test_curvature_goes_with_forgotten_gradients(name):
         nn.functional.cross_entropy(model(50 * data[1][0]), data[1][1]).backward()
         forget(model, optimizer)
         nn.functional.cross_entropy(model(data[0][0]), data[0][1]).backward()
-        pending = [h for _, h in optimizer._pending.values()]
+        pending = [h for _, h in optimizer._pending]
         assert all(one.count == 8 for one in pending if hasattr(one, "count"))
         assert all(float(one.abs().max()) < 5 for one in pending if isinstance(one, torch.Tensor))
 

@@ -15,10 +15,11 @@ from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.layouts import Layout, Piece
 from hodiff.operators.kfac.options import EXPAND, REDUCE
 from hodiff.optim.stochastic.base import Group
-from hodiff.optim.stochastic.curvature import CurvatureOptimizer, Estimates
+from hodiff.optim.stochastic.curvature import CurvatureOptimizer
 from hodiff.optim.stochastic.kfac.columns import FISHERS, columns_of, find_any
 from hodiff.optim.stochastic.kfac.layer_calls import LayerObserver, wait_for_layers
 from hodiff.optim.stochastic.kfac.seen_layers import SeenLayers, Sums
+from hodiff.optim.stochastic.pending_curvature import Estimates
 from hodiff.optim.stochastic.precise_states import precise, restore
 from hodiff.optim.stochastic.refreshes import is_due
 
@@ -40,6 +41,8 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         require_choice(self.caller, "sharing", sharing, (EXPAND, REDUCE))
         self._fisher, self._sharing = fisher, sharing
         self._listened: set[int] = set()
+        # How the graph used each parameter when its uses were looked at.
+        self._uses: dict[int, Any] = {}
         super().__init__(params, defaults, generator)
 
     @abstractmethod
@@ -70,6 +73,10 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_fisher": self._fisher, "_sharing": self._sharing}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._uses = {}
+        super().__setstate__(state)
+
     def _wait(self) -> None:
         super()._wait()
         by_hand = [p for g in self.param_groups if g["update_every"] is None for p in g["params"]]
@@ -84,15 +91,26 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             leaves = inspect_graph(loss).leaves
             wanted = set(map(id, parameters))
             seen.require_all([leaf for leaf in leaves if id(leaf) in wanted])
-            if any("refreshes" not in self.state[p] for p in parameters):
+            uses = seen.uses(loss)
+            # To look once more costs two gradients, which a graph that is made alike does not need.
+            if any(self._uses.get(id(p)) != uses[id(p)] for p in parameters):
                 seen.require_all_uses(self._fisher, torch.Generator().manual_seed(0))
+                self._uses |= uses
             columns = columns_of(found, loss, self._fisher, self._generator)
-            estimates: Estimates = []
+            estimates: list[tuple[Tensor, Any]] = []
             for sums in seen.sums(columns, self._fisher, self._sharing, self.keeps_vectors):
                 first, *others = (numbered[piece.index] for piece in sums.source.layout.pieces)
                 # The curvature of others in the block is with the first.
                 estimates += [(first, sums), *((p, 0.0) for p in others)]
         return estimates, []
+
+    def _written_by(self, leaves: Sequence[Tensor], estimates: Estimates) -> Estimates:
+        # The factors of a block are those of all its parameters.
+        written, whole, numbered = set(map(id, leaves)), set(), self._numbered
+        for sums in (each for _, each in estimates if isinstance(each, Sums)):
+            block = {id(numbered[piece.index]) for piece in sums.source.layout.pieces}
+            whole |= block if block <= written else set()
+        return [(p, h) for p, h in estimates if id(p) in whole]
 
     def _absorb(self, parameter: Tensor, group: Group, curvature: Sums | float) -> None:
         if not isinstance(curvature, Sums):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.trees import describe
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
-from hodiff.graphs import coarsest_eps
+from hodiff.graphs import coarsest_eps, nodes_of
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.calls import Call, layers_on_chunks
 from hodiff.operators.kfac.columns import Columns
@@ -55,10 +56,10 @@ class Sums:
         gradients, vectors = self.gradients + other.gradients, self.vectors + other.vectors
         return Sums(self.source, inputs, self.count + other.count, gradients, vectors)
 
-    def __truediv__(self, scale: Tensor) -> Sums:
-        root = scale.sqrt()
-        vectors = tuple((a, g / root.to(g)) for a, g in self.vectors)
-        return replace(self, gradients=self.gradients / scale.to(self.gradients), vectors=vectors)
+    def __mul__(self, factor: float | Tensor) -> Sums:
+        root = factor**0.5
+        vectors = tuple((a, g * root) for a, g in self.vectors)
+        return replace(self, gradients=self.gradients * factor, vectors=vectors)
 
 
 class SeenLayers:
@@ -118,6 +119,22 @@ class SeenLayers:
             used = None if ignored is None else moments.used_places(ignored, reached[source])
             A, count = moments.of_inputs(source, a, sharing, used)
             yield replace(totals[source], inputs=A, count=count)
+
+    def uses(self, loss: Tensor) -> dict[int, Any]:
+        """What a graph does with each parameter, as far as its form tells: operators, and calls of the layer."""
+        consumers: dict[Any, list[Any]] = {}
+        for node in nodes_of(loss):
+            for parent, _ in node.next_functions:
+                consumers.setdefault(parent, []).append(node)
+        calls = dict.fromkeys(self._owned, 0)
+        for source, module in self.sources:
+            calls |= {piece.index: len(self.calls[module]) for piece in source.layout.pieces}
+        leaves = {id(node.variable): node for node in consumers if hasattr(node, "variable")}
+        return {
+            id(p): (calls.get(i), _operators(leaves[id(p)], consumers))
+            for i, p in enumerate(self._parameters)
+            if id(p) in leaves
+        }
 
     def require_all_uses(self, fisher: str, generator: torch.Generator) -> None:
         """Refuse parameters that have gradients from elsewhere than their layers' calls."""
@@ -189,3 +206,14 @@ class SeenLayers:
 
     def _dtype(self, source: Source) -> torch.dtype:
         return precise(self._parameters[source.layout.pieces[0].index]).dtype
+
+
+def _operators(node: Any, consumers: dict[Any, list[Any]]) -> tuple[Any, ...]:
+    """What is made of a result, through views and changes of dtype, which several operators may share."""
+    return tuple(
+        (user.name(), _operators(user, consumers))
+        if sum(each is not None for each, _ in user.next_functions) == 1
+        # Of two operands it is another thing.
+        else user.name()
+        for user in consumers.get(node, ())
+    )
