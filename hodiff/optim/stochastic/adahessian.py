@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -79,6 +80,11 @@ class AdaHessian(HutchinsonOptimizer):
     ):
         require_choice(self.caller, "probes", probes, PROBES)
         super().__init__(params, settings_in(locals()), probes, generator)
+
+    @property
+    def _squares_from(self) -> float:
+        # Smaller ones are nothing beside eps.
+        return min(g["eps"] ** (1 / g["hessian_power"]) if g["hessian_power"] else math.inf for g in self.param_groups)
 
     def _absorb(self, parameter: Tensor, group: Group, curvature: Tensor) -> None:
         if group["spatial_averaging"] and parameter.dim() > 2:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.optim.stochastic.closures import Closure, detached, require_loss
+from hodiff.optim.stochastic.magnitudes import require_finite
 from hodiff.optim.stochastic.own_states import require_dtypes, require_own_state
 from hodiff.optim.stochastic.settings import require_settings
 
@@ -65,6 +66,11 @@ class StochasticOptimizer(Optimizer):
                         "sparse=False to the embedding."
                     )
                 yield parameter, -parameter.grad if group.get("maximize") else parameter.grad
+
+    def require_finite_gradients(self) -> None:
+        """Refuse gradients with NaN or infinity, which would stay in states."""
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        require_finite(self.caller, "gradients", gradients)
 
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
         """In which dtype the state of a parameter is kept."""

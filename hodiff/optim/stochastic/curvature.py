@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from hodiff.graphs import inspect_graph
 from hodiff.optim.stochastic.base import Group, StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure
 from hodiff.optim.stochastic.found_graphs import explained
+from hodiff.optim.stochastic.magnitudes import require_finite
 from hodiff.optim.stochastic.own_states import require_dtypes
 from hodiff.optim.stochastic.pending_curvature import Estimates, PendingCurvature
 from hodiff.optim.stochastic.watched_backward import Observer, wait
@@ -65,8 +66,8 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             The loss, or None without a closure.
 
         Raises:
-            InputError: If the closure returns no loss, gradients are sparse, or a parameter has a gradient and no
-                curvature yet.
+            InputError: If the closure returns no loss, gradients are sparse or not finite, or a parameter that is due
+                for curvature has the gradient of a loss that the optimizer did not see.
             RouteError: If torch does not implement a second derivative.
         """
         self.require_dtypes()
@@ -80,6 +81,8 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             list(self.gradients(group))
         waiting = self._due()
         estimates = self._estimates_for(waiting, scaled=overflow is not None)
+        self.require_finite_gradients()
+        self._require_finite(estimates.values())
         for group in self.param_groups:
             self._take(group, estimates)
         known = set(map(id, waiting))
@@ -240,6 +243,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         parameters = self.parameters()
         estimates, _ = self._estimated(given, parameters, False)
         own = {id(p): h for p, h in estimates}
+        self._require_finite(own.values())
         with torch.no_grad():
             for group in self.param_groups:
                 self._take(group, own)
@@ -254,6 +258,19 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             )
         with explained(self.caller), torch.no_grad():
             return self._estimate(loss, parameters, last)
+
+    def _require_finite(self, estimates: Iterable[Any]) -> None:
+        numbers = [each for estimate in estimates for each in self._numbers_of(estimate)]
+        require_finite(self.caller, "curvature", numbers, self._squares_from)
+
+    @property
+    def _squares_from(self) -> float | None:
+        """From which size on the state has to hold squares of curvatures; None where it holds none."""
+        return None
+
+    def _numbers_of(self, estimate: Any) -> list[Tensor]:
+        """What has to be finite in an estimate."""
+        return [estimate]
 
     def _take(self, group: Group, estimates: dict[int, Any]) -> None:
         """Take the estimates of a group's parameters into their states."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # What keeps a step from dividing by zero.
-_LEAST = 1e-8
+LEAST = 1e-8
 
 
 def _sgd(state: dict[str, Any], beta: float, gradient: Tensor, mean: Tensor) -> Tensor:
@@ -18,12 +18,12 @@ def _sgd(state: dict[str, Any], beta: float, gradient: Tensor, mean: Tensor) -> 
 
 def _adagrad(state: dict[str, Any], beta: float, gradient: Tensor, mean: Tensor) -> Tensor:
     squares = _squares(state, gradient).addcmul_(gradient, gradient)
-    return mean / squares.sqrt().add_(_LEAST)
+    return mean / squares.sqrt().add_(LEAST)
 
 
 def _adam(state: dict[str, Any], beta: float, gradient: Tensor, mean: Tensor) -> Tensor:
     squares = _squares(state, gradient).mul_(beta).addcmul_(gradient, gradient, value=1 - beta)
-    return mean / (squares / (1 - beta ** state["step"])).sqrt_().add_(_LEAST)
+    return mean / (squares / (1 - beta ** state["step"])).sqrt_().add_(LEAST)
 
 
 def _squares(state: dict[str, Any], like: Tensor) -> Tensor:

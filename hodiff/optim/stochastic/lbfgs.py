@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from typing import Any
 
 import torch
@@ -11,7 +10,9 @@ from torch import Tensor
 
 from hodiff.optim.stochastic.base import Group, StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure, require_closure
+from hodiff.optim.stochastic.magnitudes import real_of, require_finite, require_norms
 from hodiff.optim.stochastic.settings import STRONG_WOLFE, require_settings, settings_in
+from hodiff.torch_internals.optimizer_steps import unhooked_step
 
 
 class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
@@ -80,10 +81,21 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
         require_closure(self.caller, closure)
         self.require_dtypes()
         assert closure is not None
-        # Torch wraps the step of each class that is in use, and its wrapper would run the hooks a second time.
-        step = inspect.unwrap(torch.optim.LBFGS.step)
+        first = True
+
+        def evaluate() -> Tensor:
+            nonlocal first
+            loss = self.evaluated(closure)
+            if first:
+                # A line search may look at points where there is no number, but does not begin there.
+                gradients = [p.grad for p in self.parameters() if p.grad is not None]
+                require_finite(self.caller, "losses", [loss])
+                require_norms(self.caller, [(real_of(g), self.param_groups[0]["tolerance_grad"]) for g in gradients])
+                first = False
+            return loss
+
         with torch.no_grad():
-            return step(self, lambda: self.evaluated(closure))
+            return unhooked_step(torch.optim.LBFGS)(self, evaluate)
 
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
         """See `StochasticOptimizer`; the state is that of all parameters, one after another."""

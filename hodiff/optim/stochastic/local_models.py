@@ -17,6 +17,7 @@ from hodiff.errors import InputError
 from hodiff.operators.linear.spaces import Space
 from hodiff.optim.stochastic.closures import require_loss
 from hodiff.optim.stochastic.found_graphs import gradient_of, model_of
+from hodiff.optim.stochastic.magnitudes import require_finite
 
 
 class LocalModel:
@@ -43,6 +44,10 @@ class LocalModel:
     @abstractmethod
     def product(self, v: Tensor) -> Tensor:
         """The curvature times a vector."""
+
+    def require_finite(self) -> None:
+        """Refuse a loss or a gradient with NaN or infinity."""
+        require_finite(self.caller, "losses and gradients", [self.loss, self.gradient])
 
     def vector(self, leaves: Sequence[Tensor]) -> Tensor:
         """Leaves, one after another."""
@@ -83,8 +88,15 @@ class GaussNewtonModel(LocalModel):
         pushed = self._curvature.product(self._model.push(self.leaves(v)), keep=True)
         return self.vector(self._model.pull(pushed))
 
-    def squared_gradients(self, draws: int, generator: torch.Generator) -> Tensor:
-        """The mean of examples' squared gradients of a mean loss, from gradients with random signs of the examples."""
+    def squared_gradients(self, draws: int, generator: torch.Generator, least: float) -> tuple[Tensor, float]:
+        """The mean of examples' squared gradients of a mean loss, from gradients with random signs of the examples.
+
+        Returns:
+            The squares in a unit, as they may be out of range, and the unit, no smaller than `least`.
+
+        Raises:
+            InputError: If outputs do not have examples along their first dimension.
+        """
         # Of two examples the signs make the product zero in the mean.
         examples = {len(u) if u.dim() else 0 for u in self._curvature.gradient}
         if len(examples) != 1 or 0 in examples:
@@ -93,12 +105,14 @@ class GaussNewtonModel(LocalModel):
                 f"of lengths {sorted(examples)}; pass preconditioner=None."
             )
         (count,) = examples
-        total = torch.zeros_like(self.gradient)
+        total, unit = torch.zeros_like(self.gradient), 0.0
         for _ in range(draws):
             signs = torch.randint(0, 2, (count,), generator=generator) * 2 - 1
             signed = [signs.to(u).reshape(-1, *[1] * (u.dim() - 1)) * u for u in self._curvature.gradient]
-            total += self.vector(self._model.pull(signed)).square()
-        return total * (count / draws)
+            found = self.vector(self._model.pull(signed))
+            unit = unit or max(least, float(found.abs().max()) if found.numel() else 0.0) or 1.0
+            total += (found / unit).square()
+        return total * (count / draws), unit
 
 
 CURVATURES: Mapping[str, type[LocalModel]] = {"hessian": HessianModel, "gauss-newton": GaussNewtonModel}

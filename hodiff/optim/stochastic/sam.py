@@ -13,8 +13,10 @@ from torch.optim import Optimizer
 from hodiff.errors import InputError
 from hodiff.optim.stochastic.base import StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure, require_closure
+from hodiff.optim.stochastic.magnitudes import real_of
 from hodiff.optim.stochastic.together import together
 from hodiff.torch_internals import many_tensors as many
+from hodiff.torch_internals.optimizer_steps import step_with_own_hooks
 
 
 class SAM(StochasticOptimizer):
@@ -84,7 +86,7 @@ class SAM(StochasticOptimizer):
             The loss before the step.
 
         Raises:
-            InputError: If there is no closure, it returns no loss, or gradients are sparse.
+            InputError: If there is no closure, it returns no loss, or gradients are sparse or not finite.
         """
         require_closure(self.caller, closure)
         assert closure is not None
@@ -92,14 +94,16 @@ class SAM(StochasticOptimizer):
             # Others may keep states in any dtype.
             self.require_dtypes()
         loss = self.evaluated(closure)
+        self.require_finite_gradients()
         places = self._climb()
         try:
             self.evaluated(closure)
         finally:
             for parameter, place in places:
                 parameter.copy_(place)
+        self.require_finite_gradients()
         self._share()
-        self.base.step()
+        step_with_own_hooks(self.base)
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -129,12 +133,13 @@ class SAM(StochasticOptimizer):
         places = [(p, p.clone()) for _, parameters, *_ in steep for p in parameters]
         if not steep:
             return places
-        norms = [norm for *_, scaled in steep for norm in many.norm(scaled)]
-        # Sixteen bits would lose most of a sum of squares; and of zero gradients there is no direction.
-        norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float64) for n in norms]))
-        norm = norm.clamp_min(torch.finfo(torch.float64).tiny)
-        for group, parameters, ascents, _ in steep:
-            many.add_(parameters, many.mul(ascents, group["rho"] / norm))
+        # Squares may be out of the range of the dtype, whose sum sixteen bits would lose most of.
+        wide = torch.float32 if steep[0][1][0].device.type == "mps" else torch.float64
+        norms = [norm for *_, scaled in steep for norm in many.norm([real_of(each) for each in scaled], dtype=wide)]
+        norm = float(torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms])))
+        # Of zero gradients there is no direction.
+        for group, parameters, ascents, _ in steep if norm else []:
+            many.add_(parameters, many.mul(many.div(ascents, norm), group["rho"]))
         return places
 
 

@@ -112,6 +112,10 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             whole |= block if block <= written else set()
         return [(p, h) for p, h in estimates if id(p) in whole]
 
+    def _numbers_of(self, estimate: Sums | float) -> list[Tensor]:
+        parts = [estimate.inputs, estimate.gradients] if isinstance(estimate, Sums) else []
+        return [each for each in parts if each is not None]
+
     def _absorb(self, parameter: Tensor, group: Group, curvature: Sums | float) -> None:
         if not isinstance(curvature, Sums):
             return

@@ -11,6 +11,7 @@ from torch import Tensor
 from hodiff.optim.stochastic.base import Group, StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure
 from hodiff.optim.stochastic.kronecker.dimensions import second_moment, working_shape
+from hodiff.optim.stochastic.magnitudes import require_norms
 from hodiff.optim.stochastic.precise_states import precise, restore
 
 State = dict[str, Any]
@@ -22,6 +23,10 @@ class KroneckerOptimizer(StochasticOptimizer):
     @abstractmethod
     def _direction(self, state: State, group: Group, gradient: Tensor) -> Tensor | None:
         """Where to go against; None for nowhere."""
+
+    @abstractmethod
+    def _least(self, group: Group) -> float:
+        """Gradients of a smaller norm make no step, so that their squares may vanish."""
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
@@ -35,14 +40,15 @@ class KroneckerOptimizer(StochasticOptimizer):
             The loss, or None without a closure.
 
         Raises:
-            InputError: If the closure returns no loss, gradients are sparse, or sums of their squares not finite.
+            InputError: If the closure returns no loss, gradients are sparse or not finite, or their squares out of the
+                range of the state's dtype.
         """
         self.require_dtypes()
         loss = None if closure is None else self.evaluated(closure)
-        for group in self.param_groups:
-            for parameter, gradient in self.gradients(group):
-                if parameter.numel():
-                    self._move(parameter, group, gradient)
+        found = [(p, group, g) for group in self.param_groups for p, g in self.gradients(group) if p.numel()]
+        require_norms(self.caller, [(precise(g), self._least(group)) for _, group, g in found])
+        for parameter, group, gradient in found:
+            self._move(parameter, group, gradient)
         return loss
 
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:

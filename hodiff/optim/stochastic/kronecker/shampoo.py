@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hodiff.optim.stochastic.base import Group
-from hodiff.optim.stochastic.grafting import GRAFTS
+from hodiff.optim.stochastic.grafting import GRAFTS, LEAST
 from hodiff.optim.stochastic.kronecker.base import KroneckerOptimizer, State
 from hodiff.optim.stochastic.kronecker.dimensions import multiplied
 from hodiff.optim.stochastic.kronecker.spectra import inverse_root
@@ -87,6 +87,9 @@ class Shampoo(KroneckerOptimizer):
         maximize: bool = False,
     ):
         super().__init__(params, settings_in(locals()))
+
+    def _least(self, group: Group) -> float:
+        return LEAST if group["grafting"] in {"adam", "adagrad"} else 0.0
 
     def _direction(self, state: State, group: Group, gradient: Tensor) -> Tensor:
         (beta1, beta2), limit = group["betas"], group["max_preconditioner_size"]

@@ -86,6 +86,9 @@ class SOAP(KroneckerOptimizer):
     ):
         super().__init__(params, settings_in(locals()))
 
+    def _least(self, group: Group) -> float:
+        return float(group["eps"])
+
     def _direction(self, state: State, group: Group, gradient: Tensor) -> Tensor | None:
         beta1, beta2 = group["betas"]
         if not state:

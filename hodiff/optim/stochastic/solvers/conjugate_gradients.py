@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from hodiff.optim.stochastic.magnitudes import norm_of
 
 
 @dataclass(frozen=True)
@@ -42,21 +45,26 @@ def iterates(
     Yields:
         The iterates, the start first.
     """
-    x = torch.zeros_like(b) if start is None else start.clone()
-    residual = b.clone() if start is None else b - product(x)
+    residual = b.clone() if start is None else b - product(start)
+    # Squares of large and small numbers are out of the range of the dtype; a power of two rounds nothing.
+    largest = float(torch.stack([b.abs().max(), residual.abs().max()]).max()) if b.numel() else 0.0
+    scale = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest and math.isfinite(largest) else 1.0
+    b, residual = b / scale, residual / scale
+    x = torch.zeros_like(b) if start is None else start / scale
     scaled = residual if preconditioner is None else residual / preconditioner
     direction, squared, count = scaled.clone(), float(residual @ scaled), 0
     while True:
-        norm = squared**0.5 if preconditioner is None else float(torch.linalg.vector_norm(residual))
-        yield Iterate(count, x, norm, -0.5 * float(x @ (b + residual)))
+        norm = squared**0.5 if preconditioner is None else norm_of(residual)
+        value = -0.5 * float(x @ (b + residual)) * scale * scale
+        yield Iterate(count, x * scale, norm * scale, value)
         if not squared:
             return
         multiplied = product(direction)
         curvature = float(direction @ multiplied)
-        length = norm if preconditioner is None else float(torch.linalg.vector_norm(direction))
+        length = norm if preconditioner is None else norm_of(direction)
         # Rounding makes a curvature of zero a tiny one of either sign.
-        if curvature <= torch.finfo(b.dtype).eps * float(torch.linalg.vector_norm(multiplied)) * length:
-            yield Iterate(count, x, norm, -0.5 * float(x @ (b + residual)), descent=direction)
+        if curvature <= torch.finfo(b.dtype).eps * norm_of(multiplied) * length:
+            yield Iterate(count, x * scale, norm * scale, value, descent=direction * scale)
             return
         step = squared / curvature
         x = x + step * direction

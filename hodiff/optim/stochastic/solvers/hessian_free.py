@@ -14,6 +14,7 @@ from hodiff.common.randomness import RandomState
 from hodiff.optim.stochastic.closures import Closure, require_closure
 from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.local_models import GaussNewtonModel, LocalModel, put_gradients
+from hodiff.optim.stochastic.magnitudes import norm_of, require_finite
 from hodiff.optim.stochastic.settings import settings_in
 from hodiff.optim.stochastic.solvers.conjugate_gradients import Iterate, iterates
 from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
@@ -129,6 +130,7 @@ class HessianFree(SolverOptimizer):
         draw = RandomState(self.parameters())
         returned = self.returned(closure)
         model = self.model(returned, self.reached(returned))
+        model.require_finite()
         put_gradients(model.parameters, model.leaves(model.gradient))
         self._search(model, NearbyValues(self, model.parameters, model.loss, closure, draw))
         return model.loss
@@ -148,6 +150,7 @@ class HessianFree(SolverOptimizer):
         accepted = bool(gain < 0)
         if accepted:
             self.add(model.leaves(best.x), model.parameters)
+        require_finite(self.caller, "solutions of the Gauss-Newton equations", [kept[-1].x])
         for parameter, leaf in zip(model.parameters, model.leaves(kept[-1].x), strict=True):
             self.state[parameter]["solution"] = leaf.clone()
         self.last = HessianFreeStep(count, values.count, ratio, damping, accepted)
@@ -162,7 +165,7 @@ class HessianFree(SolverOptimizer):
         """Conjugate gradients: how many steps, and the iterates that backtracking may return to, the last one last."""
         parts = [self.state[p].get("solution") for p in model.parameters]
         warm = None if any(part is None for part in parts) else self.setting("warm_start") * model.vector(parts)
-        enough = self.setting("cg_tolerance") * float(torch.linalg.vector_norm(right))
+        enough = self.setting("cg_tolerance") * norm_of(right)
         values: list[float] = []
         kept: list[Iterate] = []
         mark = 1.0
@@ -181,8 +184,9 @@ class HessianFree(SolverOptimizer):
             return None
         assert isinstance(model, GaussNewtonModel)
         # The same signs in each step: batches change, and there is no state to store.
-        diagonal = model.squared_gradients(_DRAWS, torch.Generator().manual_seed(0))
-        damped = diagonal + self.setting("weight_decay") + self.setting("damping")
+        shift = self.setting("weight_decay") + self.setting("damping")
+        diagonal, unit = model.squared_gradients(_DRAWS, torch.Generator().manual_seed(0), shift**0.5)
+        damped = diagonal + shift / unit**2
         # Nothing is told by what is zero beside the largest.
         largest = damped.max() if damped.numel() else torch.zeros(())
         return damped.clamp_min(torch.finfo(damped.dtype).eps * float(largest)) ** _POWER if largest > 0 else None

@@ -16,6 +16,7 @@ from hodiff.optim.stochastic.base import Group
 from hodiff.optim.stochastic.closures import Closure, require_closure
 from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.local_models import LocalModel, put_gradients
+from hodiff.optim.stochastic.magnitudes import norm_of, require_finite
 from hodiff.optim.stochastic.settings import BACKTRACKING
 from hodiff.optim.stochastic.solvers.conjugate_gradients import iterates
 from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
@@ -58,8 +59,12 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
         draw = RandomState(self.parameters())
         models = self._models(self.returned(closure))
         parameters = [p for model in models for p in model.parameters]
+        for model in models:
+            model.require_finite()
         put_gradients(parameters, [g for model in models for g in model.leaves(model.gradient)])
-        steps = [leaf for model in models for leaf in model.leaves(self._solution(model))]
+        solutions = [self._solution(model) for model in models]
+        require_finite(self.caller, "solutions of Newton's equations", solutions)
+        steps = [leaf for model, found in zip(models, solutions, strict=True) for leaf in model.leaves(found)]
         if self.setting("line_search_fn") is None:
             self.add(steps, parameters)
         else:
@@ -71,7 +76,7 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
         decay, damping = self.setting("weight_decay"), self.setting("damping")
         place = model.vector([p.detach() for p in model.parameters])
         right = -(sign * model.gradient + decay * place)
-        enough = self.setting("cg_tolerance") * float(torch.linalg.vector_norm(right))
+        enough = self.setting("cg_tolerance") * norm_of(right)
 
         def product(v: Tensor) -> Tensor:
             return sign * model.product(v) + (decay + damping) * v

@@ -1,0 +1,77 @@
+"""Numbers that a step can take: finite, and of squares that are in range where a step takes squares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hodiff.common.trees import describe
+from hodiff.errors import InputError
+
+_REMEDY = "nothing has changed; call zero_grad() and leave this batch out, or multiply the loss by a number"
+
+
+def require_finite(caller: str, what: str, tensors: Sequence[Tensor], squares_from: float | None = None) -> None:
+    """Refuse NaN, infinity, and numbers of at least some size whose squares overflow or vanish."""
+    for tensor, largest in zip(tensors, _largest(tensors), strict=True):
+        if not math.isfinite(largest):
+            raise InputError(
+                f"{caller}: step: expected finite {what}, got NaN or infinity in one of {describe(tensor)}; {_REMEDY}."
+            )
+        if squares_from is not None and largest > squares_from and not _has_square(tensor, largest):
+            raise _out_of_range(caller, what, tensor, largest)
+
+
+def require_norms(caller: str, pairs: Sequence[tuple[Tensor, float]]) -> None:
+    """Refuse gradients whose summed squares overflow, or vanish where gradients above a `least` norm make a step."""
+    norms = _floats([torch.linalg.vector_norm(gradient) for gradient, _ in pairs])
+    require_finite(caller, "gradients", [g for (g, _), n in zip(pairs, norms, strict=True) if not math.isfinite(n)])
+    for (gradient, least), norm in zip(pairs, norms, strict=True):
+        if not _has_square(gradient, norm):
+            # A norm of numbers without squares is no number, either.
+            (largest,) = _largest([gradient])
+            if largest > least:
+                raise _out_of_range(caller, "gradients", gradient, largest)
+
+
+def norm_of(vector: Tensor) -> float:
+    """The Euclidean norm, whose squares may be out of the range of the dtype."""
+    wide = torch.float32 if vector.device.type == "mps" else torch.float64
+    return float(torch.linalg.vector_norm(vector, dtype=wide))
+
+
+def real_of(tensor: Tensor) -> Tensor:
+    """A tensor with the parts of complex numbers as numbers of their own."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _has_square(tensor: Tensor, size: float) -> bool:
+    # Averages begin at a small share of a square.
+    return 2**20 * torch.finfo(tensor.dtype).tiny <= size * size <= torch.finfo(tensor.dtype).max
+
+
+def _out_of_range(caller: str, what: str, tensor: Tensor, size: float) -> InputError:
+    return InputError(
+        f"{caller}: step: expected {what} whose squares are in the range of {tensor.dtype}, got {describe(tensor)} of "
+        f"size {size:.0e}; {_REMEDY}."
+    )
+
+
+def _largest(tensors: Sequence[Tensor]) -> list[float]:
+    """The largest magnitude in each tensor; NaN where there is one."""
+    # The norm of infinite order takes many times as long.
+    found = _floats([torch.stack(torch.aminmax(real_of(t))).abs().amax() for t in tensors if t.numel()])
+    following = iter(found)
+    return [next(following) if t.numel() else 0.0 for t in tensors]
+
+
+def _floats(numbers: Sequence[Tensor]) -> list[float]:
+    """Numbers on any devices, in one transfer."""
+    if not numbers:
+        return []
+    wide = torch.float32 if numbers[0].device.type == "mps" else torch.float64
+    listed: list[float] = torch.stack([n.to(numbers[0].device, wide) for n in numbers]).tolist()
+    return listed
