@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from optim.stochastic.table import TABLE, Problem, same
 from torch import nn
 
 import hodiff
@@ -407,3 +408,30 @@ def test_places_that_the_loss_joins_with_the_examples():
     nn.functional.cross_entropy(model(x).transpose(1, 2), labels).backward()
     optimizer.step()
     assert all(each.isfinite().all() for each in model.parameters())
+
+
+@pytest.mark.parametrize("make", [KFAC, EKFAC])
+def test_momentum_keeps_the_steps_that_were_taken(make):
+    """After steps at a small rate, which `kl_clip` does not shorten, one at a large rate is as the first."""
+    moves = []
+    for warm_up in (1, 5):
+        problem = Problem()
+        optimizer = make(problem.model.parameters(), lr=1e-7, kl_clip=1e-3)
+        problem.run(TABLE["KFAC"], optimizer, problem.batches[:1] * warm_up)
+        optimizer.param_groups[0]["lr"] = 0.5
+        before = problem.numbers()
+        problem.run(TABLE["KFAC"], optimizer, problem.batches[:1])
+        moves.append([a - b for a, b in zip(problem.numbers(), before, strict=True)])
+    torch.testing.assert_close(*moves, rtol=1e-3, atol=1e-5)
+
+
+def test_momentum_of_earlier_versions():
+    ours, theirs = Problem(), Problem()
+    for problem in (ours, theirs):
+        optimizer = KFAC(problem.model.parameters(), lr=0.25)
+        problem.run(TABLE["KFAC"], optimizer, problem.batches[:3])
+        if problem is theirs:
+            for state in optimizer.state.values():
+                state["momentum_buffer"] = state.pop("last_step") / 0.25
+        problem.run(TABLE["KFAC"], optimizer, problem.batches[3:])
+    assert same(ours.numbers(), theirs.numbers())

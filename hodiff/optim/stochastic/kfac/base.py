@@ -177,14 +177,18 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         return directions
 
     def _move(self, parameter: Tensor, group: Group, direction: Tensor) -> None:
-        state = self.state[parameter]
+        state, step = self.state[parameter], direction * group["lr"]
         if group["momentum"]:
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(direction)
-            direction = state["momentum_buffer"].mul_(group["momentum"]).add_(direction)
+            # Steps, not directions: a schedule that raises the rate would make unclipped steps of clipped ones.
+            if "momentum_buffer" in state:
+                # Earlier versions kept directions.
+                state["last_step"] = state.pop("momentum_buffer") * group["lr"]
+            if "last_step" not in state:
+                state["last_step"] = torch.zeros_like(step)
+            step = state["last_step"].mul_(group["momentum"]).add_(step)
         if group["weight_decay"]:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.sub_((direction * group["lr"]).to(parameter.dtype))
+        parameter.sub_(step.to(parameter.dtype))
 
 
 def _clipped(group: Group, steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor | float:

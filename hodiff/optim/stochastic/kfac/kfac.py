@@ -26,7 +26,7 @@ class KFAC(KroneckerFactoredOptimizer):
     $$ D = \big(B + \tfrac{\sqrt\mu}{\pi} I\big)^{-1} \nabla_W f \,\big(A + \pi \sqrt\mu I\big)^{-1}, \qquad
        \pi^2 = \frac{\operatorname{tr} A / q}{\operatorname{tr} B / p} $$
 
-    $$ M \leftarrow \alpha M + \nu D, \qquad W \leftarrow (1 - \gamma \lambda) W - \gamma M, \qquad
+    $$ M \leftarrow \alpha M + \gamma \nu D, \qquad W \leftarrow (1 - \gamma \lambda) W - M, \qquad
        \nu = \min\Big(1, \sqrt{\frac{\kappa}{\gamma^2 \sum \langle D, \nabla f \rangle}}\Big) $$
 
     where weight and bias of a layer are one matrix, whose a ends in 1. Averages begin as means. The factors are those
@@ -46,8 +46,8 @@ class KFAC(KroneckerFactoredOptimizer):
         damping: $\mu$; it takes effect with the next inverses.
         weight_decay: $\lambda$, decoupled.
         factor_decay: $\beta$.
-        kl_clip: $\kappa$, for each group, in units of the loss; None for $\nu = 1$. It bounds D, of which momentum
-            makes a longer M; for long training by small batches a smaller one, such as 3e-5, was better.
+        kl_clip: $\kappa$, for each group, in units of the loss; None for $\nu = 1$. It bounds what each gradient adds
+            to M, at the rate of its step; for long training by small batches a smaller one, such as 3e-5, was better.
         update_every: Take new curvature every so many steps; None for `update_curvature` only, for which layers note
             their inputs in every step.
         refresh_every: Take new inverses with each so many-th curvature, and with the first, second, fourth, eighth ...
