@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,7 +16,7 @@ from tqdm.auto import tqdm
 from hodiff.common.options import require_bool, require_callable, require_number
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import leave_inference_mode
-from hodiff.errors import InputError
+from hodiff.errors import HodiffWarning, InputError
 from hodiff.operators.linear.constants import require_constant
 from hodiff.optim.batched.arguments import InDims
 from hodiff.optim.batched.methods import minimize_all
@@ -35,6 +37,9 @@ DIFFERENTIABLE = (
     "a minimiser takes them as constants. Pass them as parameters of hodiff.implicit.argmin(f, hodiff.optim.minimize), "
     "through whose minimum transforms see."
 )
+
+# Seconds after which a run without a progress bar says what an iteration takes.
+SLOW = 60.0
 
 
 @outside_graphs
@@ -179,7 +184,7 @@ def minimize(
         require_options_of_scipy(name, options or {})
     objective = Objective("minimize", f, x0, args, curved=takes.curvature == "products", sparse=sparse)
     with tqdm(unit=" iterations", disable=not progress) as bar:
-        iterations = _Iterations(objective, callback, bar)
+        iterations = _Iterations(objective, callback, bar, name)
         if takes.solver is None:
             run = partial(
                 scipy.optimize.minimize,
@@ -196,7 +201,7 @@ def minimize(
                 takes.solver, objective, options_of(takes.options, name, options or {}, tol), iterations.after
             )
         found = _run(run, objective, iterations)
-    describe_end(found)
+    describe_end(found, objective)
     if "status" not in found:
         # SciPy minimises nothing where bounds leave nothing to move, and says less than elsewhere.
         found.update(status=0, nit=0, jac=objective.gradient(found.x))
@@ -249,9 +254,11 @@ def _run(
 class _Iterations:
     """The callback of methods: shows progress, and calls the user's."""
 
-    def __init__(self, objective: Objective, callback: Callable[..., Any] | None, bar: Any):
-        self._objective, self._callback, self._bar = objective, callback, bar
+    def __init__(self, objective: Objective, callback: Callable[..., Any] | None, bar: Any, method: str):
+        self._objective, self._callback, self._bar, self._method = objective, callback, bar, method
         self.count = 0
+        self._start = time.monotonic()
+        self._silent = bar.disable
 
     def __call__(self, x: np.ndarray, state: Any = None) -> None:
         gradient = None if self._bar.disable else self._objective.gradient(x)
@@ -264,6 +271,20 @@ class _Iterations:
 
     def _tell(self, x: Any, value: Callable[[Any], float], gradient: np.ndarray | None) -> None:
         self.count += 1
+        seconds = time.monotonic() - self._start
+        if self._silent and seconds > SLOW:
+            self._silent = False
+            counts = self._objective.counts
+            curved = METHODS[self._method].curvature
+            cheaper = "; 'l-bfgs-b' takes one gradient an iteration, and more iterations" if curved else ""
+            warnings.warn(
+                f"minimize: {self.count} iterations of {self._method!r} took {seconds:.0f} s: {counts.gradients} "
+                f"gradients, {counts.products} products with the Hessian and {counts.hessians} Hessians, "
+                f"{seconds / self.count:.2g} s an iteration{cheaper}. progress=True shows how far it is, and "
+                "options={'maxiter': ...} bounds it.",
+                HodiffWarning,
+                stacklevel=2,
+            )
         if gradient is not None:
             slope = np.linalg.norm(gradient)
             self._bar.set_postfix(value=f"{value(x):.6g}", gradient=f"{slope:.2g}", refresh=False)

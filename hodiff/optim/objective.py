@@ -71,7 +71,9 @@ class Objective:
         self.counts.products += 1
         if self._sparse is not None:
             return np.asarray(self.hessian(x) @ v)
-        return self._seen(self._at(x).product(self.variables.leaves(v)))
+        # Exact, and of a size at which float32 neither overflows nor vanishes: solvers multiply with gradients.
+        unit = float(np.ldexp(1.0, np.frexp(np.abs(v).max())[1]))
+        return unit * self._seen(self._at(x).product(self.variables.leaves(v / unit)))
 
     def _seen(self, leaves: Leaves) -> np.ndarray:
         flat = self.variables.flat(leaves)

@@ -73,7 +73,9 @@ class Point:
     def times(self, v: Tensor) -> Tensor:
         """The Hessian times a vector, both float64."""
         self._counts.products += 1
-        return self._variables.join(self.product(self._variables.split(v)))
+        # As in `Objective.product`.
+        unit = torch.exp2(torch.frexp(v.abs().max()).exponent.to(v.dtype))
+        return unit * self._variables.join(self.product(self._variables.split(v / unit)))
 
     def release(self) -> None:
         """Let the graphs go; the value, and a gradient that was asked for, stay."""

@@ -11,12 +11,16 @@ import scipy
 from hodiff.optim.objective import Objective
 
 
-def describe_end(found: scipy.optimize.OptimizeResult) -> None:
-    """Say where the end is none: a method that meets NaN may call it success."""
+def describe_end(found: scipy.optimize.OptimizeResult, objective: Objective) -> None:
+    """Report failure on non-finite values, which some methods call success, and where nothing was to be done."""
     finite = math.isfinite(found.fun) and bool(np.isfinite(found.x).all())
     if not finite:
         found.success = False
         found.message = f"The value at x is {found.fun}, where no step leads on. {found.message}"
+        return
+    slope = next((each for each in (found.get("grad"), found.get("jac")) if isinstance(each, np.ndarray)), None)
+    if slope is not None and np.array_equal(found.x, objective.variables.start):
+        found.message = f"x is x0, where the gradient has norm {np.linalg.norm(slope):.1e}. {found.message}"
 
 
 def in_own_structure(found: scipy.optimize.OptimizeResult, objective: Objective) -> scipy.optimize.OptimizeResult:

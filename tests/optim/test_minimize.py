@@ -11,6 +11,7 @@ import scipy.optimize as so
 import torch
 
 import hodiff
+from hodiff import HodiffWarning
 from hodiff.optim import minimize
 from hodiff.optim.methods import METHODS
 from hodiff.optim.scipy_options import OPTIONS, _documented
@@ -406,3 +407,33 @@ def test_errors_name_the_argument(options, words):
 def test_no_problems_at_all():
     with pytest.raises(hodiff.InputError, match="x0: expected at least one problem"):
         minimize(lambda x: x.square().sum(), torch.zeros(0, 4, dtype=D), batched=True)
+
+
+@pytest.mark.parametrize("method", [None, "newton-cg", "trust-krylov", "trust-constr", "newton-krylov", "l-bfgs-b"])
+@pytest.mark.parametrize("unit", [1e20, 1e30])
+def test_large_values_in_float32(method, unit):
+    """Products of the Hessian with the gradient itself would overflow."""
+
+    def f(x):
+        return unit * ((x[0] - 1) ** 2 + 10 * (x[1] - x[0] ** 2) ** 2)
+
+    found = minimize(f, torch.tensor([-1.2, 1.0]), method=method)
+    torch.testing.assert_close(found.x, torch.ones(2), rtol=1e-2, atol=1e-2)
+
+
+def test_a_start_that_is_the_end_says_so():
+    found = minimize(lambda x: 1e-20 * x.square().sum(), torch.ones(2), method="bfgs")
+    assert found.success
+    assert found.message.startswith("x is x0, where the gradient has norm 2.8e-20.")
+
+
+def test_slow_functions_are_told_what_an_iteration_takes(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("hodiff.optim.minimize"), "SLOW", 0.0)
+    start = torch.zeros(2, dtype=torch.float64)
+    with pytest.warns(
+        HodiffWarning, match=r"1 iterations of 'trust-ncg' took .* products with the Hessian.*'l-bfgs-b'"
+    ) as told:
+        minimize(rosenbrock, start)
+    assert len(told) == 1
+    with pytest.warns(HodiffWarning, match=r"iterations of 'l-bfgs-b' took .* s an iteration. progress=True"):
+        minimize(rosenbrock, start, method="l-bfgs-b")
