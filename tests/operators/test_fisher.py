@@ -1,5 +1,6 @@
 """Fisher matrices: exact, drawn, and empirical."""
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -164,13 +165,35 @@ def test_empirical_fisher_is_the_gradients_second_moment(name: str, reduction: s
         leaves = {key: value.clone().requires_grad_() for key, value in p.x.items()}
         rows.append(ravel(list(torch.autograd.grad(f(leaves, example), list(leaves.values())))))
     G = torch.stack(rows)
-    expected = G.T @ G / (len(rows) if reduction == "mean" else 1)
+    # The numbers of a row that the mean is taken over as well.
+    numbers = p.targets[0].numel() if p.targets.is_floating_point() else 1
+    expected = G.T @ G * (numbers / len(rows) if reduction == "mean" else 1)
     loss = partial(p.loss.function, reduction=reduction)
     for arguments, options in (((p.inputs, p.targets), {}), ((), {"data": p.batches(2)})):
         A = EmpiricalFisherOperator(p.model, loss, p.x, *arguments, reduction=reduction, **options)
         close(A.to_dense(), expected)
         v = torch.randn(A.shape[0]).double()
         close(A @ v, expected @ v)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.binary_cross_entropy_with_logits], ids=["squares", "bits"])
+def test_empirical_fisher_has_the_scale_of_the_fisher_matrix(loss: Any) -> None:
+    """Its mean over targets that the model draws is that matrix: bits are enumerated, Gaussian noise by two points."""
+    w, inputs = torch.randn(3, 2).double(), torch.randn(4, 3).double()
+    model = lambda w, x: x @ w  # noqa: E731
+    z = model(w, inputs)
+    total = torch.zeros(6, 6).double()
+    for bits in itertools.product([0.0, 1.0], repeat=2):
+        # Moments of the noise are those of two points, and no more of them counts; all examples draw alike.
+        y = torch.tensor(bits).double().expand(4, 2)
+        if loss is F.mse_loss:
+            targets, chances = z + (2 * y - 1) * 0.5**0.5, torch.full((4,), 0.25).double()
+        else:
+            targets, chances = y, (y * z.sigmoid() + (1 - y) * (-z).sigmoid()).prod(1)
+        for i in range(4):
+            one = EmpiricalFisherOperator(model, loss, w, inputs[i : i + 1], targets[i : i + 1])
+            total += chances[i] * one.to_dense() / 4
+    close(total, FisherOperator(model, loss, w, inputs, z.detach().sigmoid()).to_dense())
 
 
 def test_empirical_fisher_of_sequences_and_several_outputs() -> None:
@@ -232,10 +255,10 @@ def test_empirical_fisher_counts_sequences_that_are_ignored_in_part() -> None:
     rows = []
     for i in range(2):
         leaf = w.clone().requires_grad_()
-        share = 2 / 3 * F.cross_entropy(model(leaf, inputs[i : i + 1]), targets[i : i + 1], reduction="sum")
+        share = F.cross_entropy(model(leaf, inputs[i : i + 1]), targets[i : i + 1], reduction="sum")
         rows.append(torch.autograd.grad(share, leaf)[0].flatten())
     G = torch.stack(rows)
-    close(EmpiricalFisherOperator(model, F.cross_entropy, w, inputs, targets).to_dense(), G.T @ G / 2)
+    close(EmpiricalFisherOperator(model, F.cross_entropy, w, inputs, targets).to_dense(), G.T @ G / 3)
 
 
 def test_bad_arguments() -> None:

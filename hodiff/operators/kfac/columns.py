@@ -22,7 +22,7 @@ from hodiff.operators.kfac.options import EMPIRICAL, EXACT, MONTE_CARLO
 from hodiff.operators.linearized.fisher import gradients_of_loss
 from hodiff.operators.linearized.likelihoods import (
     Likelihood,
-    counted_examples,
+    counted_factors,
     has_classes,
     known_likelihood,
     likelihood_of,
@@ -217,8 +217,8 @@ def _drawn(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:
 def _given(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:
     (found,) = gradients_of_loss(loss.bound(outputs, targets))
     vectors = torch.zeros_like(outputs) if found is None else found
-    examples = counted_examples(loss.function, targets, len(outputs)) if loss.mean else 1
-    return Given(vectors[None] * float(examples) ** 0.5)
+    factors = counted_factors(loss.function, outputs, targets) if loss.mean else 1.0
+    return Given(vectors[None] * factors**0.5)
 
 
 COLUMNS: dict[str, Callable[[Loss, Tensor, Any, int], Columns]] = {

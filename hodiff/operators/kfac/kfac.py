@@ -25,7 +25,6 @@ from hodiff.operators.kfac.options import EMPIRICAL, MONTE_CARLO, KroneckerOptio
 from hodiff.operators.linear.constants import require_constant
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.likelihoods import (
-    counted_rows,
     divisor,
     ignored_targets,
     known_likelihood,
@@ -134,7 +133,7 @@ class KFACOperator(LayeredOperator):
         self._loss = _loss_of(caller, loss, given)
         self.args = batch_of(args)
         self.batches = Batches(caller, data, reduction, given["batch_size"], given["progress"])
-        self.batches.known_size = partial(known_size, counted_rows if self.fisher == EMPIRICAL else divisor, loss)
+        self.batches.known_size = partial(known_size, partial(divisor, weighted=self.fisher != EMPIRICAL), loss)
         self.relocate(leaves, self.domain)
 
     @leave_inference_mode

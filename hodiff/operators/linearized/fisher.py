@@ -24,8 +24,8 @@ from hodiff.operators.linearized.gauss_newton import GaussNewtonOperator
 from hodiff.operators.linearized.kept_linearizations import Leaves
 from hodiff.operators.linearized.likelihoods import (
     Likelihood,
-    counted_examples,
-    counted_rows,
+    counted_factors,
+    divisor,
     likelihood_of,
     require_normalized,
     require_rows,
@@ -148,18 +148,19 @@ class FisherOperator(GaussNewtonOperator):
 class EmpiricalFisherOperator(ModelLossOperator):
     r"""The second moment of the examples' gradients, known by its products.
 
-    $$ A = \frac1N \sum_{i=1}^{N} \nabla_x \ell_i(x)\, \nabla_x \ell_i(x)^\top, \qquad
-       \frac1N \sum_{i=1}^{N} \ell_i = \ell $$
+    $$ A = \frac1M \sum_{i=1}^{N} g_i g_i^\top, \qquad g_i = \nabla_x \sum_{j} \ell_{ij}(x), \qquad
+       \frac1M \sum_{i,j} \ell_{ij} = \ell $$
 
     for reduction "mean", without both divisions for "sum". There is one term for each index along the first dimension
     of the outputs, whose loss must not depend on other examples (no batch norm in training mode). It uses the observed
     targets, and is in general no approximation of the Fisher matrix away from a good fit.
 
-    The terms $\ell_i$ are the examples' shares of the loss as given, of which it is the mean. With class weights
-    $w$, `cross_entropy` divides by their sum, so that $\ell_i = N w_{y_i} \mathrm{nll}_i / \sum_j w_{y_j}$. Examples
-    all of whose targets `cross_entropy` or `nll_loss` ignores, or weights by 0, change nothing, and N does not count
-    them: this is known of the functions and modules of torch and of `functools.partial` with keywords; around a loss
-    of your own that masks examples, pass reduction="sum". Over `data` batches are weighted by these N.
+    M counts the factors of the likelihood over which the loss takes its mean, as in `FisherOperator`, on whose scale
+    this is: classes or tokens, or numbers of the outputs for `mse_loss` and `binary_cross_entropy`. Targets that
+    `cross_entropy` or `nll_loss` ignores, or weights by 0, are no factors. This is known of the functions and modules
+    of torch and of `functools.partial` with keywords; of any other loss M is the number of examples N, so that around
+    one that masks examples, pass reduction="sum". With class weights $w$, `cross_entropy` divides by their sum, so
+    that $\ell_i = M w_{y_i} \mathrm{nll}_i / \sum_j w_{y_j}$. Over `data` batches are weighted by these M.
 
     Args:
         model: As in `hodiff.GaussNewtonOperator`; examples along the first dimension of every output.
@@ -183,7 +184,7 @@ class EmpiricalFisherOperator(ModelLossOperator):
     descent", NeurIPS 2019, eq. 3.
     """
 
-    _divisor = staticmethod(counted_rows)
+    _divisor = staticmethod(partial(divisor, weighted=False))
 
     def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
         gradients = gradients_of_loss(self._bound_loss(outputs, targets))
@@ -200,7 +201,7 @@ class EmpiricalFisherOperator(ModelLossOperator):
             torch.zeros_like(z)[None] if g is None else g[None] for g, z in zip(gradients, leaves, strict=True)
         )
         mean = self.batches.reduction == "mean"
-        return OuterProducts(filled, counted_examples(self.loss, targets, leaves[0].shape[0]) if mean else 1)
+        return OuterProducts(filled, counted_factors(self.loss, leaves[0], targets) if mean else 1)
 
 
 class _Information:

@@ -169,8 +169,8 @@ def require_normalized(caller: str, likelihood: Likelihood, outputs: Tensor) -> 
             )
 
 
-def divisor(loss: Any, targets: Any) -> float | None:
-    """By what a loss of torch divides for its mean, up to a constant: the number of targets, or their weights."""
+def divisor(loss: Any, targets: Any, *, weighted: bool = True) -> float | None:
+    """What a loss of torch divides by for its mean, up to a constant: how many targets count, or their weights."""
     key, given = _options_of(loss)
     if _look_up(loss)[0] is None or not isinstance(targets, Tensor):
         return None
@@ -179,19 +179,18 @@ def divisor(loss: Any, targets: Any) -> float | None:
     counted = targets != given.get("ignore_index", -100)
     weight = given.get("weight")
     if isinstance(weight, Tensor):
-        return float((weight[targets.where(counted, 0)] * counted).sum())
+        weights = weight[targets.where(counted, 0)] * counted
+        return float(weights.sum() if weighted else weights.count_nonzero())
     return float(counted.sum())
 
 
-def counted_examples(loss: Any, targets: Any, rows: int) -> Tensor | int:
-    """How many of the outputs' rows a loss takes a mean over: all but those that it ignores or weights by 0."""
-    ignored = ignored_targets(loss, targets)
-    if ignored is None:
-        return rows
-    counted, weight = ~ignored, _options_of(loss)[1].get("weight")
-    if isinstance(weight, Tensor):
-        counted = counted & (weight[targets.where(counted, 0)] != 0)
-    return counted.unsqueeze(-1).flatten(1).any(1).sum()
+def counted_factors(loss: Any, outputs: Tensor, targets: Any) -> float:
+    """How many factors a loss takes its mean over: targets that count; for one that is not torch's, rows of outputs."""
+    likelihood = known_likelihood(loss)
+    if likelihood is None:
+        return float(len(outputs))
+    counted = None if ignored_targets(loss, targets) is None else divisor(loss, targets, weighted=False)
+    return float(likelihood.factors(outputs)) if counted is None else counted
 
 
 def ignored_targets(loss: Any, targets: Any) -> Tensor | None:
@@ -200,14 +199,6 @@ def ignored_targets(loss: Any, targets: Any) -> Tensor | None:
     if not any(key is each for each in IGNORING) or not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
     return targets == given.get("ignore_index", -100)
-
-
-def counted_rows(loss: Any, targets: Any) -> float | None:
-    """How many rows of the targets a loss that ignores some counts; None for any other."""
-    ignoring = any(_options_of(loss)[0] is each for each in IGNORING)
-    if not ignoring or not isinstance(targets, Tensor) or targets.dim() == 0:
-        return None
-    return float(counted_examples(loss, targets, targets.shape[0]))
 
 
 def share_of_factors(likelihood: Likelihood, outputs: Tensor, targets: Any, mean: bool) -> Tensor | float:
