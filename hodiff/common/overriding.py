@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from hodiff.torch_internals.tensors import stands_for_tensor as stands_for_tensor
+
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def stands_for_tensor(value: Any) -> bool:
-    """Whether a value is no tensor, and answers torch's functions in the place of one."""
-    return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__")
 
 
 # What becomes of a call of a function whose functions may close over what stands for a tensor: the result, or
 # NotImplemented for nothing. Filled by rooms above.
 CLOSURE_WATCHERS: list[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = []
+
+
+# Contexts in which no value that stands for a tensor may come to a function of torch. Filled by rooms above.
+TENSORS_ALONE: list[Callable[[], AbstractContextManager[Any]]] = []
+
+
+def tensors_alone() -> AbstractContextManager[Any]:
+    """The context of code that would take what stands for a tensor for a constant."""
+    if torch.compiler.is_compiling():
+        return nullcontext()
+    for made in TENSORS_ALONE:
+        return made()
+    return nullcontext()
 
 
 def offered_in_trees(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hodiff.errors import InputError
+from hodiff.torch_internals.tensors import stands_for_tensor
 
 PyTree = Any
 
@@ -27,7 +28,7 @@ _STRIDED = (torch.strided, torch.jagged)
 
 def describe(leaf: object) -> str:
     """A leaf in a few words: shape and dtype of a tensor, type and value of anything else."""
-    if isinstance(leaf, Tensor):
+    if isinstance(leaf, Tensor) and not stands_for_tensor(leaf):
         device = "" if leaf.device.type == "cpu" else f" on {leaf.device}"
         layout = "" if has_strides(leaf) else f" {str(leaf.layout).removeprefix('torch.')}"
         return f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}{layout}{device}"
@@ -78,14 +79,16 @@ def flatten_primals(
     if not leaves:
         raise InputError(f"{caller}: {argument} holds no tensor: expected a tensor or a pytree of tensors.")
     for index, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor) and has_strides(leaf) and (leaf.is_floating_point() or _joins(leaf, complex_too)):
+        # Jets stand for tensors, and come to functions that take them before they come here.
+        plain = type(leaf) is Tensor or (isinstance(leaf, Tensor) and not stands_for_tensor(leaf))
+        if plain and has_strides(leaf) and (leaf.is_floating_point() or _joins(leaf, complex_too)):
             continue
         where = f"{argument}{leaf_names(tree)[index]}"
-        if isinstance(leaf, Tensor) and not has_strides(leaf):
+        if plain and not has_strides(leaf):
             remedy = "pass its values, and make the sparse tensor of them inside the function"
-        elif isinstance(leaf, Tensor) and leaf.is_complex():
+        elif plain and leaf.is_complex():
             remedy = "split it with torch.view_as_real and join it again inside the function"
-        elif isinstance(leaf, Tensor):
+        elif plain:
             remedy = "convert it with .to(torch.float64), or pass it as a constant argument"
         else:
             remedy = next(words for kind, words in REMEDIES.items() if isinstance(leaf, kind))

@@ -45,8 +45,8 @@ def ask_subclasses(
     mode: TorchFunctionMode, correction: Correction | None, func: Any, types: Sequence[type], args: Any, kwargs: Any
 ) -> Any:
     """What the subclasses make of a call, in torch's order, with a mode in force for the functions that they call."""
-    if not all(issubclass(each, Tensor) for each in types):
-        return func(*args, **kwargs)  # a stand-in for a tensor, such as what torch.fx traces by
+    if any(not issubclass(each, Tensor) or getattr(each, "is_stand_in", False) for each in types):
+        return func(*args, **kwargs)  # a stand-in for a tensor, such as what torch.fx traces by, or a jet
     if func in _RULES and not torch.compiler.is_compiling():
         for rule in _RULES[func]:
             result = rule(*args, **kwargs)

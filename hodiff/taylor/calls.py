@@ -6,20 +6,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
 from hodiff.corrections.autograd.grad_mode import SWITCH_WATCHERS
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
-from hodiff.taylor.jets import _HANDLERS, Jet
-from hodiff.taylor.registry import RULES, Entry, entry_of
-from hodiff.taylor.running import JetMet, at_the_moment, is_constant_here, must_not_be_met, switch
+from hodiff.taylor.jets import _HANDLERS, Jet, is_plain_tensor, new_jet, tensor_of
+from hodiff.taylor.registry import RULES, Entry, entry_of, functions_named
+from hodiff.taylor.running import JetMet, at_the_moment, is_constant_here, is_running, must_not_be_met, switch
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
 from hodiff.taylor.substitution import call, value_of
 from hodiff.taylor.views import assign, watched
 from hodiff.torch_internals.autograd.forward_mode import inside_of_function
 from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.autograd.wrapped_tensors import without_ended_wrappers
 from hodiff.torch_internals.interception import apply_in_transform, in_function_modes, without_function_modes
 
 # In place they give a tensor another shape, which its views would not have.
@@ -32,17 +35,50 @@ class FunctionMet(BaseException):
     """An operator is called in the forward of a Function, whose own rule has been passed by."""
 
 
+class Accumulators(TorchFunctionMode):
+    """Make jets of the constants that a function makes, so that values which move can be written to them."""
+
+    def __init__(self, frame: Frame):
+        super().__init__()
+        self.frame = frame
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """A floating-point constant as a jet."""
+        made = func(*args, **(kwargs or {}))
+        if func not in _FACTORIES or not is_plain_tensor(made):
+            return made
+        if not (made.is_floating_point() or made.is_complex()):
+            return made
+        return new_jet(self.frame, [made, *[None] * self.frame.order])
+
+
+_FACTORIES = frozenset(
+    function
+    for name in ("zeros", "ones", "empty", "full", "clone")
+    for each in (name, f"{name}_like", f"new_{name}")
+    for function in functions_named(each)
+)
+
+
 def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the rule of a function, of the deepest call that jets belong to; jets of others are constants to it."""
     jets = [*jets_in(args), *jets_in(kwargs)] if kwargs else [*jets_in(args)]
     frame = jets[0].frame
     for jet in jets:
         if jet.frame.ended:
-            raise of_an_earlier_call()
+            return _of_an_ended_pass(func, args, kwargs)
         if jet.frame.depth > frame.depth:
             frame = jet.frame
     if frame.moment is not None:
         return _at_the_moment(func, args, kwargs)
+    if frame.accumulates:
+        # What rules make are constants.
+        with without_function_modes(Accumulators):
+            return _handled(frame, jets, func, args, kwargs)
+    return _handled(frame, jets, func, args, kwargs)
+
+
+def _handled(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not torch.compiler.is_compiling() and must_not_be_met(frame):
         raise JetMet(frame)
     if is_constant_here(frame) and func is not torch.Tensor.requires_grad_:
@@ -85,7 +121,7 @@ def _constant(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     call(func, (value, *value_of(frame, args[1:])), value_of(frame, kwargs))
     if value.shape != target.value.shape:
         raise InputError(f"jet: {name} changes the shape of a value that moves: expected a new tensor.")
-    return assign(target, Jet(frame, [value, *target.coefficients[1:]]))
+    return assign(target, new_jet(frame, [value, *target.coefficients[1:]]))
 
 
 def _writes(name: str) -> bool:
@@ -93,6 +129,18 @@ def _writes(name: str) -> bool:
 
 
 _WRITERS = frozenset({"__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"})
+
+
+def _of_an_ended_pass(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call with a value that was kept: outside of all passes it is a constant, such as a loss that is logged."""
+    if is_running():
+        raise of_an_earlier_call()
+    return call(func, *pytree.tree_map_only(Jet, _constant_value, (args, kwargs)))
+
+
+def _constant_value(jet: Any) -> Any:
+    value = tensor_of(jet)
+    return without_ended_wrappers(value) if isinstance(value, torch.Tensor) else value
 
 
 def of_an_earlier_call() -> InputError:
@@ -111,6 +159,10 @@ def _follow(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwa
     entry = entry_of(func)
     if entry is None or getattr(func, "__name__", "") in _OTHER_SHAPES:
         return _without_rule(frame, func, args, kwargs)
+    if entry.name in _LIKE_ANOTHER and len(args) > 1:
+        args = (args[0], *value_of(frame, args[1:]))
+        if not (isinstance(args[0], Jet) and args[0].frame is frame):
+            return call(func, args, value_of(frame, kwargs))
     if not entry.analytic and any(jet.is_complex() for jet in jets):
         return _without_rule(frame, func, args, kwargs)
     if kwargs and entry.parameters:
@@ -122,6 +174,9 @@ def _follow(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwa
         return assign(args[0], result)
     return result if entry.name in _IN_OWN_MEMORY else watched(entry.name, result, func, args, kwargs)
 
+
+# Functions that ask their second argument for its dtype, device or shape alone.
+_LIKE_ANOTHER = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
 
 # Of functions that are called often, those whose result is never in the memory of an argument.
 _IN_OWN_MEMORY = frozenset({
@@ -159,6 +214,10 @@ def _without_rule(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[s
     """By nested forward mode; what writes in place, by the function that does not."""
     name = str(getattr(func, "__name__", ""))
     if not name.endswith("_") or name.endswith("__"):
+        jets = [jet for jet in jets_in((args, kwargs)) if jet.frame is frame]
+        takes_functions = any(map(callable, (*args, *kwargs.values())))
+        if not takes_functions and all(each is None for jet in jets for each in jet.in_slots()[1:]):
+            return call(func, value_of(frame, args), value_of(frame, kwargs))
         return unknown(frame, func, args, kwargs)
     plain = getattr(torch.Tensor, name[:-1], None)
     if plain is None or name in _OTHER_SHAPES:

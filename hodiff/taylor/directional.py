@@ -21,7 +21,7 @@ from hodiff.derivatives.directional import nested_directional_derivatives
 from hodiff.derivatives.origin import raised_by_user
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import LostTangentsError
-from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.jets import Jet, new_jet, tensor_of
 from hodiff.taylor.passes import framed, through
 from hodiff.taylor.series import HIGHEST, Coefficient
 
@@ -115,7 +115,7 @@ def _by_series(
 
     with framed(order, correct=correct) as frame:
         rest: list[Coefficient] = [None] * (order - 1)
-        jets = [Jet(frame, [leaf, v, *rest][: order + 1]) for leaf, v in zip(leaves, directions, strict=True)]
+        jets = [new_jet(frame, [leaf, v, *rest][: order + 1]) for leaf, v in zip(leaves, directions, strict=True)]
         found, structure = through(frame, function, (unflatten(jets, spec),))
     return tuple(unflatten([_derivative(each, k) for each in found], structure) for k in range(order + 1))
 

@@ -10,7 +10,7 @@ from typing import Any
 from hodiff.common.options import require_callable
 from hodiff.common.trees import unflatten
 from hodiff.derivatives.bound_function import leave_inference_mode
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import new_jet
 from hodiff.taylor.passes import framed, primal_leaves, through
 from hodiff.torch_internals.function_names import function_name
 
@@ -57,6 +57,6 @@ def explain(f: Callable[..., Any], *primals: Any) -> Explanation:
         curves = []
         for i, primal in enumerate(primals):
             leaves, spec = primal_leaves(primal, "explain", f"primals[{i}]")
-            curves.append(unflatten([Jet(frame, [leaf, leaf]) for leaf in leaves], spec))
+            curves.append(unflatten([new_jet(frame, [leaf, leaf]) for leaf in leaves], spec))
         through(frame, f, curves)
     return Explanation(dict(seen))

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.randomness import RandomState, is_generator
 from hodiff.derivatives.transforms import pull, push
 from hodiff.errors import InputError, RouteError
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Coefficient, Frame, filled, plus
 from hodiff.taylor.substitution import Batched, along_directions, call, one_after_another
@@ -57,6 +57,8 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
                 f"jet: {func} is an operator of a library, which torch's forward mode takes for a constant: expected a "
                 "rule by hodiff.taylor.register, or a torch.autograd.Function with setup_context around it."
             )
+        if not any(map(_can_move, outputs)):
+            raise _NothingMoves
         described[:] = [[_MOVES if _can_move(each) else each for each in outputs], out_spec]
         return tuple(each for each in outputs if _can_move(each))
 
@@ -69,14 +71,22 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             # Jets that the function closes over are no arguments of a vmap, so direction by direction.
             state.rewind()
             series = _series(frame, tensors, jets, state, one_by_one=True)
+        except _NothingMoves:
+            state.rewind()
+            with moment(frame, lambda jet: jet.value):
+                return at_the_moment(call(func, at_the_moment(args), at_the_moment(kwargs)))
         if any(isinstance(each, Tensor) and is_wrapped(each) for each in described[0]):
             # Of a transform that has ended, such as an index that was found in a batch of directions.
             state.rewind()
             with moment(frame, lambda jet: jet.value):
                 tensors([jet.value for jet in jets])
     moving = iter(series)
-    outputs = [Jet(frame, next(moving)) if each is _MOVES else each for each in described[0]]
+    outputs = [new_jet(frame, next(moving)) if each is _MOVES else each for each in described[0]]
     return pytree.tree_unflatten(outputs, described[1])
+
+
+class _NothingMoves(BaseException):
+    """What a function returns are no numbers that can move, such as a name or a bool."""
 
 
 def _versions(values: Sequence[Any]) -> list[int]:

@@ -12,7 +12,7 @@ from hodiff.common.options import require_bools, require_callable
 from hodiff.common.trees import PyTree, flatten, flatten_tangents, unflatten
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
-from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.jets import new_jet, tensor_of
 from hodiff.taylor.passes import framed, primal_leaves, through
 from hodiff.taylor.series import HIGHEST, Coefficient, Frame
 
@@ -123,7 +123,7 @@ def _curve(frame: Frame, i: int, primal: PyTree, terms: Sequence[PyTree], normal
         scale = 1 if normalized else float(math.factorial(k))
         for column, each in zip(columns, given, strict=True):
             column.append(each if scale == 1 else each / scale)
-    return unflatten([Jet(frame, column) for column in columns], spec)
+    return unflatten([new_jet(frame, column) for column in columns], spec)
 
 
 def _derivative(coefficients: Sequence[Coefficient], k: int, scale: float) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -13,6 +14,7 @@ from hodiff.errors import InputError
 from hodiff.taylor.series import Coefficient, Coefficients, Frame
 from hodiff.torch_internals.autograd.transforms import at_level, in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import level_of
+from hodiff.torch_internals.tensors import without_memory
 
 # Set by `calls`, which knows the rules, and rules know jets.
 _HANDLERS: list[Callable[..., Any]] = []
@@ -21,7 +23,8 @@ _HANDLERS: list[Callable[..., Any]] = []
 class Jet:
     """A truncated power series in the place of a tensor.
 
-    It is no tensor: what would pass a tensor by torch's functions, and so lose its derivatives, fails on a jet.
+    `new_jet` makes a `TensorJet`, which Python and torch take for a tensor. Inside of a compiler, which traces no
+    construction of subclasses of Tensor, it makes this class, which is no tensor to `isinstance`.
 
     Args:
         frame: What all series of the call have in common.
@@ -29,7 +32,6 @@ class Jet:
         support: Which directions the slots of coefficients are, where they do not hold all of them in order.
     """
 
-    __slots__ = ("_seen", "_whole", "base", "exact", "frame", "held", "support", "taken", "version")
     # NumPy leaves operators to it.
     __array_ufunc__ = None
 
@@ -65,7 +67,7 @@ class Jet:
         if base is not None and self.taken is not None:
             held = base.in_slots()
             if base.version != self._seen:
-                again = self.taken(Jet(self.frame, held, base.support))
+                again = self.taken(new_jet(self.frame, held, base.support))
                 self.held, self.support, self._whole = again.in_slots(), again.support, None
                 self._seen = base.version
                 self.version += 1
@@ -96,12 +98,6 @@ class Jet:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        if name in ("data", "grad"):
-            raise InputError(f"jet: .{name} of a value that moves is not known: x.detach() is its value as a constant.")
-        if name in ("H", "mH"):
-            return _HANDLERS[0](Tensor.adjoint, (self,), {})
-        if name in _AS_THE_VALUE:
-            return getattr(self.value, name)
         found = getattr(Tensor, name, None)
         if found is None:
             raise AttributeError(f"a jet has no attribute {name!r}, nor has a tensor")
@@ -127,6 +123,13 @@ class Jet:
         return bool(self.value.is_floating_point())
 
     @property
+    def H(self) -> Any:  # noqa: N802
+        """As of a tensor."""
+        return _HANDLERS[0](Tensor.adjoint, (self,), {})
+
+    mH = H  # noqa: N815
+
+    @property
     def T(self) -> Any:  # noqa: N802
         """As of a tensor."""
         this: Any = self
@@ -140,17 +143,18 @@ class Jet:
 
     # What Python asks of the type, not of the value
     def __repr__(self) -> str:
+        if self.frame.ended:
+            return repr(self.value)
         along = "" if self.frame.directions is None else f", {self.frame.directions} directions"
         return f"Jet(order {self.frame.order}{along}, value {self.value!r})"
 
     def __format__(self, specification: str) -> str:
         return format(self.value, specification)
 
-    def __deepcopy__(self, memo: Any) -> Jet:
-        return Jet(self.frame, [each.clone() if isinstance(each, Tensor) else each for each in self.coefficients])
-
-    def __reduce__(self) -> Any:
-        raise self._no_number("pickling")
+    def __deepcopy__(self, memo: Any) -> Any:
+        if self.frame.ended:
+            return copy.deepcopy(self.value, memo)
+        return new_jet(self.frame, [each.clone() if isinstance(each, Tensor) else each for each in self.coefficients])
 
     def __len__(self) -> int:
         if self.value.ndim == 0:
@@ -170,24 +174,6 @@ class Jet:
     def __hash__(self) -> int:
         return id(self)
 
-    def __float__(self) -> float:
-        raise self._no_number("float()")
-
-    def __int__(self) -> int:
-        raise self._no_number("int()")
-
-    def __complex__(self) -> complex:
-        raise self._no_number("complex()")
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise self._no_number("NumPy")
-
-    def _no_number(self, who: str) -> InputError:
-        return InputError(
-            f"jet: {who} would lose the derivatives of a value that moves: expected torch's functions, or x.detach() "
-            "for a constant."
-        )
-
 
 def level_of_all(coefficients: Sequence[Coefficient]) -> int:
     """The level of the transform that wrapped the last of some coefficients; 0 where none did."""
@@ -195,18 +181,16 @@ def level_of_all(coefficients: Sequence[Coefficient]) -> int:
     return max(0, *levels)
 
 
+def is_plain_tensor(x: Any) -> bool:
+    """Whether it is a tensor and no jet."""
+    return isinstance(x, Tensor) and not isinstance(x, Jet)
+
+
 def tensor_of(x: Any) -> Any:
     """The tensor below all jets."""
     while isinstance(x, Jet):
         x = x.value
     return x
-
-
-# What the value alone decides.
-_AS_THE_VALUE = frozenset({
-    *("shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_sparse", "is_quantized", "is_nested", "is_meta"),
-    *("itemsize", "nbytes", "is_mps", "is_cpu", "is_leaf", "is_mkldnn"),
-})
 
 
 class _Method:
@@ -227,6 +211,8 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     **{"neg": torch.neg, "pos": torch.positive, "abs": torch.abs, "invert": torch.bitwise_not},
     **{"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge},
     **{"getitem": Tensor.__getitem__, "setitem": Tensor.__setitem__},
+    **{"float": Tensor.__float__, "int": Tensor.__int__, "complex": Tensor.__complex__, "index": Tensor.__index__},
+    **{"array": Tensor.__array__, "reduce_ex": Tensor.__reduce_ex__},
 }
 _REFLECTED = ("add", "sub", "mul", "truediv", "pow", "matmul", "floordiv", "mod")
 _IN_PLACE = {
@@ -256,3 +242,61 @@ for _name, _function in (*_OPERATORS.items(), *_IN_PLACE.items()):
     setattr(Jet, f"__{_name}__", _operator(_function))
 for _name in _REFLECTED:
     setattr(Jet, f"__r{_name}__", _reflected(_OPERATORS[_name]))
+
+
+# What the value alone decides.
+_AS_THE_VALUE = (
+    *("shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_sparse", "is_quantized", "is_nested", "is_meta"),
+    *("itemsize", "nbytes", "is_mps", "is_cpu", "is_leaf", "is_mkldnn", "_version"),
+)
+
+
+def _of_value(name: str) -> property:
+    def get(self: Jet) -> Any:
+        return getattr(self.value, name)
+
+    return property(get)
+
+
+def _refused(name: str) -> property:
+    def refuse(self: Jet, *_: Any) -> Any:
+        if self.frame.ended and not _:
+            return getattr(self.value, name)
+        raise InputError(f"jet: .{name} of a value that moves is not known: x.detach() is its value as a constant.")
+
+    return property(refuse, refuse)
+
+
+for _name in _AS_THE_VALUE:
+    setattr(Jet, _name, _of_value(_name))
+for _name in ("data", "grad"):
+    setattr(Jet, _name, _refused(_name))
+
+
+class TensorJet(Jet, Tensor):
+    """A jet that is a tensor to `isinstance`, `match`, dispatch by type, and methods called as `torch.Tensor.sin(x)`.
+
+    The tensor below has no memory: torch's functions reach `__torch_function__`, and what passes it by is refused.
+    """
+
+    # To corrections: it brings rules for all functions.
+    is_stand_in = True
+
+    def __new__(cls, frame: Any, coefficients: Any, *_: Any) -> TensorJet:
+        """Make the tensor below, of dtype and device of the value."""
+        return without_memory(cls, coefficients[0])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise InputError(
+            f"jet: {func} is called where the derivatives of a value that moves would be lost, as by torch.tensor(x), "
+            "a C++ extension or within DisableTorchFunctionSubclass: expected functions and methods of torch, "
+            "torch.stack of values, or x.detach() for a constant."
+        )
+
+
+def new_jet(frame: Frame, coefficients: Coefficients, support: Any = None) -> Jet:
+    """A jet, as a tensor where that can be."""
+    if torch.compiler.is_compiling():
+        return Jet(frame, coefficients, support)
+    return TensorJet(frame, coefficients, support)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, is_plain_tensor
 from hodiff.taylor.series import Coefficient, Coefficients
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
@@ -83,7 +83,7 @@ def _begins_as(new: Sequence[Coefficient], old: Sequence[Coefficient]) -> bool:
 
 def _equal_constants(new: Any, old: Any) -> bool:
     """Whether tensors that are not the same object are the same small constant."""
-    if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
+    if not (is_plain_tensor(new) and is_plain_tensor(old)):
         return False
     if new.shape != old.shape or new.dtype != old.dtype or new.requires_grad != old.requires_grad:
         return False

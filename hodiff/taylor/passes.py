@@ -19,11 +19,14 @@ from hodiff.taylor import calls
 from hodiff.taylor import closures as closures
 from hodiff.taylor import rules as rules
 from hodiff.taylor import transforms as transforms
-from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.jets import Jet, is_plain_tensor, tensor_of
+from hodiff.taylor.plain_values import compare, comparison_due
 from hodiff.taylor.registry import keep_methods
-from hodiff.taylor.running import frames, under_way
+from hodiff.taylor.running import JetMet, frames, under_way
 from hodiff.taylor.series import Coefficient, Frame
+from hodiff.taylor.views import ConstantWritten
 from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
+from hodiff.torch_internals.compilers.dynamo import answer_as_tensors, at_trace_time
 from hodiff.torch_internals.compilers.graph_breaks import in_one_graph
 from hodiff.torch_internals.compilers.tuples import TuplesAsLists
 from hodiff.torch_internals.interception import functions_offered
@@ -55,10 +58,11 @@ def through(
     frame: Frame, f: Callable[..., Any], args: Sequence[Any], *, slots: bool = False
 ) -> tuple[list[list[Coefficient]], Any]:
     """The coefficients of each leaf of f's output, and its structure; with `slots` not all directions need be there."""
-    mode = nullcontext() if frame.mode is None else frame.mode
     compiling = torch.compiler.is_compiling()
+    due = comparison_due(frame, f, args)
     state = RandomState(
-        each for jet in calls.jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor)
+        (each for jet in calls.jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor)),
+        foreign=due is not None,
     )
     held = compiling and not torch.is_grad_enabled()
     if held and len(frames()) > 1:
@@ -67,24 +71,12 @@ def through(
             "expected the inner one outside of the block."
         )
     try:
-        # In a graph what is switched off inside of f is told by that it was on before.
-        with (
-            torch.enable_grad() if held else nullcontext(),
-            in_one_graph() if compiling else nullcontext(),
-            TuplesAsLists() if compiling else nullcontext(),
-            mode,
-        ):
-            outputs, spec = flatten(f(*args))
+        outputs, spec = _outputs(frame, f, args, state, held=held)
     except (TypeError, ValueError, RuntimeError) as error:
         named = isinstance(error, RouteError) or str(error).startswith("jet: ")
         if not named and _TENSORS_ALONE.search(str(error)):
             raise _takes_tensors_alone(error) from error
         raise
-    except calls.FunctionMet:
-        # Operators in the forward of a Function would go by their own derivatives, not by the Function's. Once more,
-        # where Functions show themselves.
-        state.rewind()
-        outputs, spec = _with_functions(f, args, mode)
     found: list[list[Coefficient]] = []
     for each in outputs:
         if isinstance(each, Jet) and each.frame.ended:
@@ -92,9 +84,62 @@ def through(
         moves = isinstance(each, Jet) and each.frame is frame
         constant = each if isinstance(each, (Tensor, Jet)) else _number(each)
         parts = (each.in_slots() if slots else each.coefficients) if moves else (constant, *[None] * frame.order)
-        parts = [unwrap_if_ended(part) if isinstance(part, Tensor) else part for part in parts]
+        parts = [unwrap_if_ended(part) if is_plain_tensor(part) else part for part in parts]
         found.append([part.detach() if held and isinstance(part, Tensor) else part for part in parts])
+    if due is not None and not frame.has_own_rules:
+        compare(due, frame, f, args, ([each[0] for each in found], spec), state)
     return found, spec
+
+
+@at_trace_time
+def _jets_as_tensors() -> None:
+    answer_as_tensors(Jet)
+
+
+def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: RandomState, *, held: bool) -> Any:
+    """The leaves of what f returns, and their structure; once more where the first run says that it needs it."""
+    compiling = torch.compiler.is_compiling()
+    if compiling:
+        _jets_as_tensors()
+    offered = False
+    while True:
+        try:
+            # In a graph what is switched off inside of f is told by that it was on before.
+            with (
+                torch.enable_grad() if held else nullcontext(),
+                in_one_graph() if compiling else nullcontext(),
+                TuplesAsLists() if compiling else nullcontext(),
+                functions_offered() if offered else nullcontext(),
+                nullcontext() if frame.mode is None else frame.mode,
+                calls.Accumulators(frame) if frame.accumulates else nullcontext(),
+            ):
+                return flatten(f(*args))
+        except calls.FunctionMet:
+            # Operators in the forward of a Function would go by their own derivatives, not by the Function's. Once
+            # more, where Functions show themselves.
+            if offered:
+                raise RouteError(
+                    "jet: the forward of a Function closes over a value that moves: expected it among the arguments, "
+                    "as its derivative would be lost."
+                ) from None
+            offered = True
+        except ConstantWritten as met:
+            # The constants that f makes for itself, such as zeros to add to, become jets.
+            if met.frame.depth != frame.depth or frame.accumulates:
+                raise
+            frame.accumulates = True
+        except JetMet as met:
+            if met.frame.depth != frame.depth:
+                raise
+            raise _takes_tensors_alone(TypeError("a product with a linear operator meets a value that moves")) from None
+        except RuntimeError as error:
+            if offered and says(error, Wording.NO_SETUP_CONTEXT):
+                raise RouteError(
+                    "jet: a Function whose forward takes ctx shows itself to nobody: expected one with setup_context, "
+                    f"and with jvp or a rule of it by hodiff.taylor.register. torch says: {error}"
+                ) from error
+            raise
+        state.rewind()
 
 
 def _number(each: Any) -> Tensor:
@@ -108,7 +153,7 @@ def _number(each: Any) -> Tensor:
 
 
 # What names a jet, and what torch's control flow operators say of one.
-_TENSORS_ALONE = re.compile(r"\bJet\b|a value that moves|leaves must be a Tensor|Mapped xs can only consist of tensors")
+_TENSORS_ALONE = re.compile(r"Jet\b|a value that moves|leaves must be a Tensor|Mapped xs can only consist of tensors")
 
 
 def _takes_tensors_alone(error: Exception) -> RouteError:
@@ -120,24 +165,6 @@ def _takes_tensors_alone(error: Exception) -> RouteError:
         "functions and methods of torch and hodiff, and torch.func's transforms; and for gradients inside also "
         f"torch.autograd.grad(..., create_graph=True). It says: {said}"
     )
-
-
-def _with_functions(f: Callable[..., Any], args: Sequence[Any], mode: Any) -> Any:
-    try:
-        with functions_offered(), mode:
-            return flatten(f(*args))
-    except calls.FunctionMet:
-        raise RouteError(
-            "jet: the forward of a Function closes over a value that moves: expected it among the arguments, as its "
-            "derivative would be lost."
-        ) from None
-    except RuntimeError as error:
-        if says(error, Wording.NO_SETUP_CONTEXT):
-            raise RouteError(
-                "jet: a Function whose forward takes ctx shows itself to nobody: expected one with setup_context, and "
-                f"with jvp or a rule of it by hodiff.taylor.register. torch says: {error}"
-            ) from error
-        raise
 
 
 def primal_leaves(tree: PyTree, caller: str, argument: str) -> tuple[list[Any], Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hodiff.errors import InputError
+from hodiff.taylor.running import frames
 from hodiff.torch_internals.operators import built_in_functions
 
 # Takes the frame, the torch function that was called, and its arguments, of which some are jets or hold jets.
@@ -174,9 +175,13 @@ def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
         )
 
     def entered(own: Rule) -> Rule:
+        def follow(frame: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+            for each in frames():
+                each.has_own_rules = True
+            return own(*args, **kwargs)
+
         for function in functions:
-            name = str(getattr(function, "__name__", function))
-            RULES[function] = Entry(name, lambda frame, func, *args, **kwargs: own(*args, **kwargs), analytic=True)
+            RULES[function] = Entry(str(getattr(function, "__name__", function)), follow, analytic=True)
         return own
 
     return entered

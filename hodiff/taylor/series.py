@@ -59,6 +59,10 @@ class Frame:
         self.sparse = sparse
         self.memory = memory
         self.ended = False
+        # Whether rules of the user's own took part, whose value may be another than the function's.
+        self.has_own_rules = False
+        # Whether constants that the function makes for itself are jets, as it writes to one.
+        self.accumulates = False
         # Where on its curve a jet is evaluated, while a function runs that knows no series.
         self.moment: Callable[[Any], Any] | None = None
 

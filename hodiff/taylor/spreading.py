@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, new_jet
 
 # What a leaf was made of: a kind, what belongs to it, and the same of its parts.
 Shape = tuple[str, Any, tuple[Any, ...]]
@@ -35,7 +35,7 @@ def gathered(shape: Shape, tensors: Iterator[Any], put: Callable[[Any, int], Any
     """The inverse; `put` is told of each tensor how many axes of directions it has."""
     kind, what, parts = shape
     if kind == "jet":
-        return Jet(what, [None if each is None else gathered(each, tensors, put) for each in parts])
+        return new_jet(what, [None if each is None else gathered(each, tensors, put) for each in parts])
     if kind == "list":
         return what([gathered(each, tensors, put) for each in parts])
     if kind == "constant":

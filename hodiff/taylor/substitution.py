@@ -75,6 +75,12 @@ def along_directions(
         given, named = _exchanged((args, kwargs), iter(tensors))
         return call(function, given, named)
 
+    def apply_to_tensors(*tensors: Any) -> Any:
+        result = apply(*tensors)
+        if type(result) is not Tensor and any(isinstance(each, Jet) for each in pytree.tree_leaves(result)):
+            raise RuntimeError("a vmap takes no jets of functions that close over them")
+        return result
+
     tensors = [each.tensor for each in found]
     if not any(each.axis for each in found):
         return apply(*tensors)
@@ -82,7 +88,7 @@ def along_directions(
     if any(isinstance(each, Jet) for each in tensors):
         return _over_jets(apply, tensors, axes)
     try:
-        return plain_vmap(apply, axes, 0, randomness)(*tensors)
+        return plain_vmap(apply_to_tensors, axes, 0, randomness)(*tensors)
     except RuntimeError:
         # For want of a batching rule, as a rule; an error of the function itself comes again.
         return one_after_another(apply, found)

@@ -9,7 +9,8 @@ import torch
 
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, tensor_of
-from hodiff.taylor.series import Coefficient, filled
+from hodiff.taylor.running import frames
+from hodiff.taylor.series import Coefficient, Frame, filled
 from hodiff.taylor.substitution import call
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
@@ -104,13 +105,25 @@ def picks(index: Any) -> bool:
     return any(isinstance(each, (torch.Tensor, list)) for each in parts)
 
 
+class ConstantWritten(BaseException):
+    """A function writes a value that moves to a constant tensor, which it may have made for itself."""
+
+    def __init__(self, frame: Frame):
+        super().__init__()
+        self.frame = frame
+
+
 def assign(target: Any, result: Any) -> Any:
     """Write a result to a jet, in place."""
     if not isinstance(target, Jet):
+        if isinstance(result, Jet) and not torch.compiler.is_compiling():
+            frame = frames()[result.frame.depth - 1]
+            if not frame.accumulates:
+                raise ConstantWritten(frame)
         raise InputError(
-            f"jet: cannot write a value that moves to a constant tensor {tuple(target.shape)}: make that one by "
-            "torch.zeros_like(x) or torch.clone(x) of a value that moves, or put the parts together by torch.stack or "
-            "torch.cat."
+            f"jet: cannot write a value that moves to a constant tensor {tuple(target.shape)} from outside of "
+            "f, such as a buffer: make that one by torch.zeros_like(x) or torch.clone(x) of a value that moves, or "
+            "put the parts together by torch.stack or torch.cat."
         )
     frame, value = target.frame, target.value
     if isinstance(result, Jet) and result.frame is frame and result.support is not None and target.base is None:

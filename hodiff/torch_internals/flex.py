@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.attention import flex_attention as room
 from torch.overrides import handle_torch_function
 
 from hodiff.torch_internals.interception import active_function_modes
+from hodiff.torch_internals.tensors import stands_for_tensor
 
 # The operator that torch's function calls once it has looked at its arguments; modes do see it.
 flex_operator = torch.ops.higher_order.flex_attention
@@ -44,7 +44,7 @@ def _offer() -> None:
         if torch.compiler.is_compiling():
             return own(*args, **kwargs)
         for each in (*args, *kwargs.values()):
-            if not isinstance(each, Tensor) and hasattr(type(each), "__torch_function__"):
+            if stands_for_tensor(each):
                 return each.__torch_function__(public, (type(each),), args, kwargs)
         if _in_modes() and any(isinstance(mode, tuple(_takers)) for mode in active_function_modes()):
             return handle_torch_function(public, (), *args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.multiprocessing import reductions
@@ -15,6 +16,22 @@ base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")
 is_view: Callable[[Tensor], bool] = Tensor._is_view
 # The zeros that forward mode hands over have a shape and no memory.
 is_zero_without_memory: Callable[[Tensor], bool] = Tensor._is_zerotensor
+
+
+T = TypeVar("T", bound=Tensor)
+
+
+def stands_for_tensor(value: Any) -> bool:
+    """Whether a value is an object of hodiff or torch.fx that answers torch's functions in the place of a tensor."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        return getattr(kind, "is_stand_in", False)
+    return hasattr(kind, "__torch_function__")
+
+
+def without_memory(subclass: type[T], like: Tensor) -> T:
+    """A tensor of a subclass with `__torch_dispatch__`, which has no elements, and which no transform wraps."""
+    return Tensor._make_wrapper_subclass(subclass, (0,), dtype=like.dtype, device=like.device)  # type: ignore[return-value]
 
 
 # A storage as the key of a table: it does not keep the memory, and no other storage takes its place.

@@ -8,7 +8,7 @@ from mpmath_series import D
 import hodiff
 from hodiff.derivatives.transforms import push
 from hodiff.taylor import jet
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import new_jet
 from hodiff.taylor.passes import framed, through
 
 
@@ -41,7 +41,7 @@ def assert_all(f, right, x, terms, **tolerance):
     torch.testing.assert_close(hodiff.laplacian(f)(x), laplacian(right, x), **tolerance)
     directions = torch.stack([terms[0], 2 * terms[-1] - terms[0]])
     with framed(2, 2) as frame:
-        ((_, first, second),), _ = through(frame, f, (Jet(frame, [x, directions, None]),))
+        ((_, first, second),), _ = through(frame, f, (new_jet(frame, [x, directions, None]),))
     for i, direction in enumerate(directions):
         _, slope, curvature = along_a_curve(right, x, [direction, torch.zeros_like(x)])
         # Coefficients that are None are zero.

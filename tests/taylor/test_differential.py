@@ -9,6 +9,7 @@ from torch.nn import functional
 import hodiff
 from hodiff.taylor import derivative_tensor, divergence, hessian_diagonal
 from hodiff.taylor.differential.cubature import fourth_powers
+from hodiff.taylor.jets import Jet
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -206,7 +207,8 @@ def test_corrections_can_be_switched_off(correct):
     seen = []
 
     def f(x):
-        seen.append(x.frame.mode is not None)
+        if isinstance(x, Jet):
+            seen.append(x.frame.mode is not None)
         return x * x
 
     x = randn(2)

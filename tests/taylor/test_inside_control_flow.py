@@ -318,6 +318,5 @@ def test_a_buffer_is_not_written_with_what_moves():
 
 
 def test_lists_of_values_are_refused_with_the_remedy():
-    for f in (lambda x: torch.tensor([x[0], x[1]]), torch.as_tensor):
-        with pytest.raises((TypeError, hodiff.HodiffError), match=r"torch\.stack"):
-            jet(f, (X,), ([V],))
+    with pytest.raises((TypeError, hodiff.HodiffError), match=r"torch\.stack"):
+        jet(lambda x: torch.tensor([x[0], x[1]]), (X,), ([V],))

@@ -12,6 +12,7 @@ from torch import nn
 
 import hodiff
 from hodiff.taylor import ode_coefficients, odeint_taylor
+from hodiff.taylor.jets import Jet
 from hodiff.taylor.memory import Memory
 
 TIGHT = {"rtol": 1e-13, "atol": 1e-14}
@@ -174,7 +175,8 @@ def test_statistics_and_other_times():
         return -f(t, y)
 
     found = odeint_taylor(counted, number(1.0), t, full_output=True, rtol=1e-10, atol=1e-12)
-    assert found.evaluations == len(calls)
+    # And one of plain tensors, with which the first pass is compared.
+    assert found.evaluations == len(calls) - 1
     assert found.steps == len(found.orders) == len(found.step_sizes)
     assert sum(found.step_sizes) == pytest.approx(4)
     # By the smaller of 1 - log(rtol) / 2 and 1 - log(atol) / 2, as the solution falls below atol / rtol.
@@ -308,7 +310,8 @@ def test_a_pass_that_is_another_one_remembers_nothing():
     calls = []
 
     def f(t, y):
-        calls.append(0)
+        if isinstance(y, Jet):
+            calls.append(0)
         z = y * torch.tensor(float(len(calls) > 3) + 1, dtype=D)
         return z * z
 

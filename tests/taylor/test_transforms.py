@@ -328,18 +328,36 @@ def test_numbers_are_not_taken_out():
         torch.nn.Parameter,
         lambda x: torch.func.linearize(torch.sin, x)[0],
         lambda x: hodiff.HessianOperator(cubic, x) @ X,
+        lambda x: torch.func.linearize(lambda a: a * x, X)[0],
         lambda x: hodiff.HessianOperator(lambda a: cubic(a * x), X) @ X,
+        lambda x: hodiff.HessianOperator(cubic, X) @ x,
+        lambda x: hodiff.JacobianOperator(torch.sin, x) @ X,
+        lambda x: hodiff.JacobianOperator(lambda a: a * x, X) @ X,
+        lambda x: torch.autograd.functional.jacobian(torch.sin, x, create_graph=True),
+        lambda x: torch.autograd.functional.hvp(lambda a: cubic(a * x), X, X)[1],
     ],
-    ids=["a parameter", "linearize", "an operator", "an operator, closed over"],
+    ids=[
+        "parameter",
+        "linearize",
+        "operator",
+        "linearize, closed over",
+        "operator, closed over",
+        "vector",
+        "Jacobian",
+        "Jacobian, closed over",
+        "functional",
+        "functional, closed over",
+    ],
 )
 def test_what_takes_tensors_alone_is_named(f):
     with pytest.raises(hodiff.RouteError, match="a value that moves comes to something that takes tensors alone"):
         jet(f, (X,), ([V],))
 
 
-def test_a_constant_is_not_written_to():
+def test_a_constant_from_outside_is_not_written_to():
+    out = torch.zeros(3, dtype=D)
+
     def f(x):
-        out = torch.zeros(3, dtype=D)
         out[0] = x[0]
         return out
 

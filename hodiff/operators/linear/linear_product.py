@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.overriding import tensors_alone
 from hodiff.operators.linear.constants import require_constants_held
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.autograd.legacy_batching import any_legacy_batched, with_batches, without_batches
@@ -47,6 +48,11 @@ class LinearProduct(torch.autograd.Function):
 
 def multiply(operator: Any, block: Tensor) -> Tensor:
     """The product of an operator with a block (n, k), which keeps its derivative in the block."""
+    with tensors_alone():
+        return _multiply(operator, block)
+
+
+def _multiply(operator: Any, block: Tensor) -> Tensor:
     if operator.composed:
         product: Tensor = operator.multiply(block)
         return product

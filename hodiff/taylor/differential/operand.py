@@ -16,7 +16,7 @@ from hodiff.common.options import require_bools, require_callable, require_int
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import describe, unflatten
 from hodiff.errors import InputError
-from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.jets import Jet, new_jet, tensor_of
 from hodiff.taylor.passes import framed, primal_leaves, through
 from hodiff.taylor.series import Coefficient, Frame
 from hodiff.taylor.sparsity import support
@@ -119,7 +119,7 @@ class Operand:
         start = 0
         for leaf, shape, size in zip(self.leaves, self.shapes, self.sizes, strict=True):
             index = np.arange(start, start + size).reshape(1, *[1] * self.batched, *shape)
-            yield Jet(frame, [leaf, torch.ones_like(leaf).unsqueeze(0), None], support(index, self.size))
+            yield new_jet(frame, [leaf, torch.ones_like(leaf).unsqueeze(0), None], support(index, self.size))
             start += size
 
     def passes(self, directions: Iterable[Directions], order: int, *, collapsed: bool = False) -> Iterator[Pass]:
@@ -135,7 +135,7 @@ class Operand:
                 group = [each.new_zeros((1, *each.shape[1:])) for each in group]
             with framed(order, len(group[0]), collapsed=collapsed, correct=self.correct) as frame:
                 jets = [
-                    Jet(frame, [leaf, each, *[None] * (order - 1)])
+                    new_jet(frame, [leaf, each, *[None] * (order - 1)])
                     for leaf, each in zip(self.leaves, group, strict=True)
                 ]
                 given = list(self.args)

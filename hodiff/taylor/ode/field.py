@@ -13,7 +13,7 @@ from hodiff.common.options import require_callable, require_int
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, describe, leaf_names, unflatten
 from hodiff.errors import InputError
-from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.jets import Jet, new_jet, tensor_of
 from hodiff.taylor.memory import Memory
 from hodiff.taylor.passes import framed, primal_leaves, through
 from hodiff.taylor.series import Coefficient, RecallRefused
@@ -48,10 +48,10 @@ class Field:
         if memory is not None:
             memory.begin()
         with framed(order, correct=self.correct, memory=memory) as frame:
-            time = Jet(frame, [t, torch.ones_like(tensor_of(t)), *[None] * order][: order + 1])
+            time = new_jet(frame, [t, torch.ones_like(tensor_of(t)), *[None] * order][: order + 1])
             # Of coefficients that depend on each other a gradient inside is to see each alone.
             given = y if memory is not None else [[_apart(each) for each in column] for column in y]
-            curves = [Jet(frame, column[: order + 1]) for column in given]
+            curves = [new_jet(frame, column[: order + 1]) for column in given]
             found, spec = through(frame, self.f, (time, unflatten(curves, self.spec), *self.args))
         self._require_like_state(y, [column[0] for column in found], spec)
         return found

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hodiff.taylor.elementwise import Derivatives, Power, System
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import new_jet
 from hodiff.taylor.registry import analytic_rule, enter
 from hodiff.taylor.rules.elementary import ELEMENTARY, LOGIT, power
 from hodiff.taylor.series import Coefficient, Frame, plus, product, quotient, times
@@ -47,7 +47,7 @@ def widened(frame: Frame, coefficients: Sequence[Coefficient]) -> Any:
         for k, each in enumerate(coefficients)
         if k
     ]
-    return Jet(frame, [value, *rest])
+    return new_jet(frame, [value, *rest])
 
 
 def _in_shape(each: Any, value: Any, shape: tuple[int, ...]) -> Any:

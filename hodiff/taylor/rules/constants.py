@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hodiff.errors import InputError
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.registry import analytic_rule, enter
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import call, value_of
@@ -39,7 +39,7 @@ for _name in ("sign", "sgn"):
 @analytic_rule("zeros_like", "empty_like", "new_zeros", "new_empty", "new_full", "new_ones")
 def made_like(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
     """A constant that values which move can be written to."""
-    return Jet(frame, [plain(frame, func, *args, **kwargs), *[None] * frame.order])
+    return new_jet(frame, [plain(frame, func, *args, **kwargs), *[None] * frame.order])
 
 
 @analytic_rule("copy")
@@ -60,16 +60,40 @@ def filled_with(frame: Frame, func: Any, x: Any, value: Any, **kwargs: Any) -> A
     made: Any = torch.full_like(value_of(frame, x), 0, **kwargs)
     if isinstance(value, (Jet, torch.Tensor)):
         return made + value
-    return Jet(frame, [torch.full_like(made, value), *[None] * frame.order])
+    return new_jet(frame, [torch.full_like(made, value), *[None] * frame.order])
 
 
-@analytic_rule("item", "tolist", "numpy", "__array__", "__dlpack__", "cpu_numpy")
+@analytic_rule(
+    "item",
+    "tolist",
+    "numpy",
+    "__array__",
+    "__dlpack__",
+    "cpu_numpy",
+    "__float__",
+    "__int__",
+    "__complex__",
+    "__index__",
+    "__reduce_ex__",
+)
 def no_number(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse."""
+    name = getattr(func, "__name__", func)
     raise InputError(
-        f"jet: {getattr(func, '__name__', func)} would lose the derivatives of a value that moves: expected torch's "
+        f"jet: {_NAMES.get(name, name)} would lose the derivatives of a value that moves: expected torch's "
         "functions, or x.detach() for a constant."
     )
+
+
+# Python's names of what is asked.
+_NAMES = {
+    "__float__": "float()",
+    "__int__": "int()",
+    "__complex__": "complex()",
+    "__index__": "an index",
+    "__array__": "NumPy",
+    "__reduce_ex__": "pickling",
+}
 
 
 @analytic_rule("setitem")

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import is_plain_tensor, new_jet
 from hodiff.taylor.registry import analytic_rule, enter
 from hodiff.taylor.series import Coefficient, Frame, plus
 from hodiff.taylor.substitution import Batched, along_directions, moves, value_of
@@ -35,7 +35,7 @@ def bilinear(frame: Frame, func: Any, a: Any, b: Any, *args: Any, **kwargs: Any)
             else:
                 inner = plus(inner, each)
         parts.append(plus(ends, frame.summed(k, inner)))
-    return Jet(frame, parts)
+    return new_jet(frame, parts)
 
 
 BILINEAR = "bmm mm mv dot vdot inner outer kron linalg.cross cross linalg.vecdot tensordot"
@@ -52,7 +52,7 @@ def matmul(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
             "jet: @ between a constant tensor and a value that moves cannot be told from its reverse in torch.compile: "
             "write torch.matmul(a, b)."
         )
-    if moves(frame, a) and not moves(frame, b) and isinstance(b, torch.Tensor) and b.ndim == 2:
+    if moves(frame, a) and not moves(frame, b) and is_plain_tensor(b) and b.ndim == 2:
         return rows_together(frame, a, b, lambda rows: rows @ b, lambda value: value @ b)
     return bilinear(frame, torch.matmul, a, b)
 
@@ -75,7 +75,7 @@ def linear(frame: Frame, func: Any, x: Any, weight: Any, bias: Any = None) -> An
             lambda value: functional.linear(value, weight, value_of(frame, bias)),
         )
         if moves(frame, bias):
-            return Jet(frame, [result.value, *(result + (bias - bias.value)).coefficients[1:]])
+            return new_jet(frame, [result.value, *(result + (bias - bias.value)).coefficients[1:]])
         return result
     product = matmul(frame, torch.matmul, x, weight.mT if weight.ndim > 1 else weight)
     return product if bias is None else product + bias
@@ -97,7 +97,7 @@ def rows_together(frame: Frame, x: Any, constants: Any, function: Any, value_fun
     for k, each in enumerate(x.coefficients):
         if k < max(known, 1) or each is None:
             continue
-        if not isinstance(each, torch.Tensor) or width == 0 or each.numel() > FEW_ROWS * width:
+        if not is_plain_tensor(each) or width == 0 or each.numel() > FEW_ROWS * width:
             parts[k] = function(each)
         else:
             few.append((k, each.reshape(-1, width)))
@@ -106,7 +106,7 @@ def rows_together(frame: Frame, x: Any, constants: Any, function: Any, value_fun
         found = function(rows[0] if len(rows) == 1 else torch.cat(rows))
         for (k, _), part in zip(few, found.split([len(each) for each in rows]), strict=True):
             parts[k] = part.reshape(frame.shape(k, first.shape))
-    return Jet(frame, parts)
+    return new_jet(frame, parts)
 
 
 def _convolution(frame: Frame, func: Any, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +137,7 @@ def einsum(frame: Frame, func: Any, equation: Any, *operands: Any) -> Any:
             else along_directions(lambda a: torch.einsum(equation, a), (Batched(each, frame.has_axis(k)),), {})
             for k, each in enumerate(x.coefficients)
         ]
-        return Jet(frame, parts)
+        return new_jet(frame, parts)
     if len(operands) == 2:
         return bilinear(frame, lambda a, b: torch.einsum(equation, a, b), *operands)
     return _by_pairs(equation, operands)

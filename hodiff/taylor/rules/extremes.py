@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import new_jet
 from hodiff.taylor.registry import rule
 from hodiff.taylor.rules.arithmetic import aligned, widened
 from hodiff.taylor.series import Frame, plus, times
@@ -72,4 +72,4 @@ def amax(frame: Frame, func: Any, x: Any, dim: Any = (), keepdim: bool = False, 
     dims = tuple(range(x.value.ndim)) if dim in ((), []) else dim
     weight = among / among.sum(dims, keepdim=True) if x.value.ndim else among
     moved = (x * weight).sum(dims, keepdim=keepdim) if x.value.ndim else x * weight
-    return Jet(frame, [func(x.value, dim, keepdim), *moved.coefficients[1:]])
+    return new_jet(frame, [func(x.value, dim, keepdim), *moved.coefficients[1:]])

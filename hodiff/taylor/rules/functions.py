@@ -11,7 +11,7 @@ from torch.nn import functional
 from hodiff import functions
 from hodiff.functions import StraightThrough, checkpoint, checkpoint_sequential
 from hodiff.taylor.fallback import unknown
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import new_jet
 from hodiff.taylor.registry import RULES, Entry
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import moves, value_of
@@ -21,7 +21,7 @@ def straight_through(frame: Frame, func: Any, smooth: Any, value: Any) -> Any:
     """The derivatives of one, the value of another."""
     if not moves(frame, smooth):
         return value_of(frame, value)
-    return Jet(frame, [value_of(frame, value), *smooth.coefficients[1:]])
+    return new_jet(frame, [value_of(frame, value), *smooth.coefficients[1:]])
 
 
 def _plain_call(frame: Frame, func: Any, f: Any, *args: Any, **kwargs: Any) -> Any:

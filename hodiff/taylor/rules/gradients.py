@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hodiff.errors import InputError
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.registry import RULES, Entry, analytic_rule
 from hodiff.taylor.series import Frame, filled
 from hodiff.taylor.substitution import moves
@@ -23,7 +23,7 @@ def requires_grad_(frame: Frame, func: Any, x: Any, requires_grad: bool = True) 
     if not requires_grad:
         return x
     frame.recall_nothing()
-    return Jet(frame, [_leaf(filled(frame, x.coefficients, k, x.value)) for k in range(frame.order + 1)])
+    return new_jet(frame, [_leaf(filled(frame, x.coefficients, k, x.value)) for k in range(frame.order + 1)])
 
 
 def _leaf(x: Any) -> Any:
@@ -122,7 +122,7 @@ def grad(
             )
         value = parts[0] if parts[0] is not None else torch.zeros_like(x.value if isinstance(x, Jet) else x)
         missing = all(part is None for part in parts) and not materialize_grads
-        found.append(None if missing else Jet(frame, [value, *parts[1:]]))
+        found.append(None if missing else new_jet(frame, [value, *parts[1:]]))
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.registry import Rule, analytic_rule, enter
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import along_directions, call, moves, part_of, value_of
@@ -85,6 +85,8 @@ def linear_rule(parameters: Sequence[str]) -> Rule:
         parts = frame.recalled(func, (), (args, kwargs))
         if not parts:
             parts.append(call(func, value_of(frame, args), value_of(frame, kwargs)))
+        if isinstance(parts[0], str):  # the name of a type
+            return parts[0]
         for k in range(len(parts), frame.order + 1):
             if not any(each.coefficients[k] is not None for each in jets_of(frame, (args, kwargs))):
                 parts.append(None)
@@ -113,7 +115,7 @@ def assembled(frame: Frame, parts: Sequence[Any]) -> Any:
             assembled(frame, [None if part is None else part[i] for part in parts]) for i in range(len(parts[0]))
         )
         return type(parts[0])(several) if type(parts[0]) in (list, tuple) else type(parts[0])(list(several))
-    return Jet(frame, parts)
+    return new_jet(frame, parts)
 
 
 for _name in LINEAR.split():

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import new_jet
 from hodiff.taylor.registry import rule
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import Batched, along_directions, call
@@ -15,7 +15,7 @@ from hodiff.taylor.substitution import Batched, along_directions, call
 
 def picked(frame: Frame, x: Any, function: Any) -> Any:
     """Each coefficient through a function that picks elements."""
-    return Jet(
+    return new_jet(
         frame,
         [
             None if each is None else along_directions(function, (Batched(each, frame.has_axis(k)),), {})

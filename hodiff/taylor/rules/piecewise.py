@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from hodiff.taylor.elementwise import Derivatives
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import new_jet
 from hodiff.taylor.registry import rule
 from hodiff.taylor.rules.arithmetic import aligned, of_one, series_of, widened
 from hodiff.taylor.series import Frame, times
@@ -131,7 +131,7 @@ def remainder(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> A
     rounding = "floor" if getattr(func, "__name__", "").startswith("rem") else "trunc"
     multiple = torch.div(x, y, rounding_mode=rounding)
     found = a - multiple * b
-    return Jet(frame, [func(x, y), *found.coefficients[1:]])
+    return new_jet(frame, [func(x, y), *found.coefficients[1:]])
 
 
 @rule("copysign")

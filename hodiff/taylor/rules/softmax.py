@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import new_jet
 from hodiff.taylor.registry import rule
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import value_of
@@ -63,7 +63,7 @@ def logaddexp(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> A
     below: Any = torch.where(first, b - a, a - b)
     # Two equal infinities count as equal numbers.
     apart: Any = torch.where((x == y) & torch.isinf(x), 0.0, below.value)
-    moved: Any = Jet(frame, [apart, *below.coefficients[1:]])
+    moved: Any = new_jet(frame, [apart, *below.coefficients[1:]])
     return torch.where(first, a, b) - functional.logsigmoid(-moved)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.series import minus, plus, times
 from hodiff.taylor.sparsity.factors import Factor, Total
 from hodiff.taylor.sparsity.levels import times_constant
@@ -45,13 +45,15 @@ def over(function: Callable[[Any], Any], waiting: Quotient) -> Any:
     n0, n1, n2 = waiting.numerator.in_slots()
     s0, s1, s2 = waiting.denominator.in_slots()
     inverse = 1 / s0
-    scaled = Jet(waiting.frame, [n0 * inverse, *(times(each, inverse) for each in (n1, n2))], waiting.numerator.support)
+    scaled = new_jet(
+        waiting.frame, [n0 * inverse, *(times(each, inverse) for each in (n1, n2))], waiting.numerator.support
+    )
     found = function(scaled)
     value, first, second = found.coefficients
     rate = s1 * inverse
     first = torch.addcmul(first, value, rate, value=-1)
     second = minus(second, (first * rate).sum(0))
-    return Jet(waiting.frame, [value, first, second if s2 is None else minus(second, value * (s2 * inverse))])
+    return new_jet(waiting.frame, [value, first, second if s2 is None else minus(second, value * (s2 * inverse))])
 
 
 def _of_rank(jet: Any, rank: int) -> Any:
@@ -72,6 +74,6 @@ def product(a: Jet, b: Jet) -> Any:
         total = Total()
         by_row.add_to(total)
         by_column.add_to(total)
-        return Jet(frame, [value, total.held, second])
-    first: Any = Jet(frame, [value, by_row.levelled(), second], by_row.level[0])
-    return first + Jet(frame, [torch.zeros_like(value), by_column.levelled(), None], by_column.level[0])
+        return new_jet(frame, [value, total.held, second])
+    first: Any = new_jet(frame, [value, by_row.levelled(), second], by_row.level[0])
+    return first + new_jet(frame, [torch.zeros_like(value), by_column.levelled(), None], by_column.level[0])

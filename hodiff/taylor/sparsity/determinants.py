@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import new_jet
 from hodiff.taylor.sparsity.meetings import pairs_of
 from hodiff.taylor.sparsity.reductions import summed
 from hodiff.taylor.sparsity.slots import Call
@@ -33,7 +33,7 @@ def slogdet(call: Call) -> Any:
     W = A1 @ inverse
     # The trace is the sum over rows of a jet of their entries.
     diagonal = torch.diagonal(W, dim1=-2, dim2=-1)
-    rows = Jet(A.frame, [torch.zeros_like(diagonal[0]), diagonal, None], _of_rows(A.support))
+    rows = new_jet(A.frame, [torch.zeros_like(diagonal[0]), diagonal, None], _of_rows(A.support))
     trace = summed(rows, (rows.value.ndim - 1,), keepdim=False)
     first = trace.in_slots()[1]
     second = None if A2 is None else (A2 * inverse.mT).sum((-2, -1))
@@ -50,7 +50,7 @@ def slogdet(call: Call) -> Any:
     left, right, _, left_row, right_row = pairs.tensors(A0.device)
     squares = (entries(left, right_row) * entries(right, left_row)).sum(0)
     second = -squares / 2 if second is None else second - squares / 2
-    log = Jet(A.frame, [found.logabsdet, first, second], trace.support)
+    log = new_jet(A.frame, [found.logabsdet, first, second], trace.support)
     return type(found)([found.sign, log])
 
 

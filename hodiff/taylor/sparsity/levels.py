@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, is_plain_tensor, new_jet
 from hodiff.taylor.sparsity.factors import Factor, Total
 from hodiff.taylor.sparsity.slots import Call, placed
 from hodiff.taylor.sparsity.supports import levelled
@@ -28,7 +28,7 @@ def linear(call: Call) -> Any:
     """A layer whose weights are constant."""
     args, kwargs = call.arguments
     x, weight = args[0] if args else None, args[1] if len(args) > 1 else kwargs.get("weight")
-    if not (isinstance(x, Jet) and isinstance(weight, torch.Tensor) and weight.ndim == 2 and x.value.ndim > 1):
+    if not (isinstance(x, Jet) and is_plain_tensor(weight) and weight.ndim == 2 and x.value.ndim > 1):
         return NotImplemented
     bias = args[2] if len(args) > 2 else kwargs.get("bias")
     return _mixed(call, x, weight.mT, -1, lambda value: functional.linear(value, weight, bias))
@@ -67,4 +67,4 @@ def _mixed(call: Call, jet: Jet, other: Any, axis: int, function: Callable[[Any]
     total = Total()
     factor = Factor(first, jet.support, other.reshape(*[1] * (value.ndim - other.ndim), *other.shape), axis)
     factor.add_to(total)
-    return Jet(call.frame, [function(value), total.held, None if second is None else factor.times(second)])
+    return new_jet(call.frame, [function(value), total.held, None if second is None else factor.times(second)])

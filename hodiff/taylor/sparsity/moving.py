@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity.remembering import MEMORY, size_of
 from hodiff.taylor.sparsity.slots import Call, moves
@@ -121,7 +121,7 @@ def _outward(frame: Frame, inner: Frame, part: Any, own: Support | None) -> Any:
     """A result with its support; one without elements has no derivatives."""
     if not isinstance(part, Jet) or part.frame is not inner:
         return part
-    return Jet(frame, [part.value, *[None] * frame.order] if own is None else part.coefficients, own)
+    return new_jet(frame, [part.value, *[None] * frame.order] if own is None else part.coefficients, own)
 
 
 def _widened(jet: Jet, inner: Frame, slots: int) -> Jet:
@@ -131,7 +131,7 @@ def _widened(jet: Jet, inner: Frame, slots: int) -> Jet:
         if each is not None and jet.frame.has_axis(k) and len(each) < slots:
             each = torch.cat((each, each.new_zeros((slots - len(each), *each.shape[1:]))))
         parts.append(each)
-    return Jet(inner, parts)
+    return new_jet(inner, parts)
 
 
 def _supports(call: Call, key: Any, slots: int) -> list[Support | None]:
@@ -164,7 +164,7 @@ def _indices(jet: Jet, inner: Frame, slots: int) -> Jet:
     if moves(jet):
         table[: jet.support.slots] = jet.support.index + 1
     device = jet.value.device
-    return Jet(
+    return new_jet(
         inner,
         [torch.zeros(shape, dtype=torch.float64, device=device), torch.as_tensor(table, device=device)],
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.rules.elementary import ELEMENTARY
 from hodiff.taylor.series import plus, times
 from hodiff.taylor.sparsity.slots import Call, moves, together
@@ -110,7 +110,7 @@ def added(call: Call) -> Any:
         first = slotted.support.all_places.onto(whole.in_slots()[1].clone(), slotted.in_slots()[1])
     (a0, _, a2), (b0, _, b2) = a.in_slots(), b.in_slots()
     value, second = a0 + b0, plus(a2, b2)
-    return Jet(call.frame, [value, first, None if second is None else second.expand(value.shape)], common)
+    return new_jet(call.frame, [value, first, None if second is None else second.expand(value.shape)], common)
 
 
 def _expanded(coefficient: Any, rank: int, shape: torch.Size) -> Any:
@@ -133,7 +133,7 @@ def multiplied(call: Call) -> Any:
     second = plus(times(a0, b2), times(a2, b0))
     target = slotted.support.all_places
     met = a1.gather(0, target.full(b1.shape, b1.device))
-    return Jet(call.frame, [a0 * b0, first, plus(second, (met * b1).sum(0))])
+    return new_jet(call.frame, [a0 * b0, first, plus(second, (met * b1).sum(0))])
 
 
 def _mixed(call: Call) -> tuple[Jet, Jet] | None:

@@ -6,30 +6,31 @@ matrices, as those of attention do, the division comes after the product, and th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from hodiff.taylor.jets import Jet, level_of_all
-from hodiff.taylor.series import Coefficient
+from hodiff.taylor.jets import Jet, TensorJet, level_of_all
+from hodiff.taylor.series import Coefficient, Frame
 from hodiff.taylor.sparsity.slots import Call, moves
 from hodiff.torch_internals.autograd.transforms import at_level, in_transform
 
 
-class Quotient(Jet):
+class Quotient(TensorJet):
     """A jet in slots over one that has all directions and is broadcast to it; divided when somebody asks.
 
     Args:
+        frame: The division's.
+        value: Its coefficient 0 alone.
         call: The division.
         numerator: What is divided.
         denominator: By what.
     """
 
-    __slots__ = ("call", "denominator", "numerator", "recorded")
-
-    def __init__(self, call: Call, numerator: Jet, denominator: Jet):
-        super().__init__(call.frame, [numerator.value / denominator.value])
+    def __init__(self, frame: Frame, value: Sequence[Coefficient], call: Call, numerator: Jet, denominator: Jet):
+        super().__init__(frame, value)
         self.call = call
         self.numerator = numerator
         self.denominator = denominator
@@ -71,4 +72,4 @@ def quotient(call: Call) -> Any:
     if a.support is None or b.support is not None or a.value.ndim != b.value.ndim:
         return NotImplemented
     broadcast = a.value.ndim > 1 and 1 in (b.value.shape[-1], b.value.shape[-2]) and b.value.numel() < a.value.numel()
-    return Quotient(call, a, b) if broadcast else NotImplemented
+    return Quotient(call.frame, [a.value / b.value], call, a, b) if broadcast else NotImplemented

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.registry import Entry
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity.supports import Places, Support, support, united
@@ -76,7 +76,7 @@ def outward(frame: Frame, inner: Frame, result: Any, given: Support) -> Any:
     if isinstance(result, Jet) and result.frame is inner:
         rank = result.value.ndim
         own = given if given.ndim == rank else support(given.aligned(rank), given.directions)
-        return Jet(frame, result.coefficients, own)
+        return new_jet(frame, result.coefficients, own)
     if isinstance(result, (list, tuple)):
         return type(result)([outward(frame, inner, each, given) for each in result])
     return result
@@ -86,7 +86,7 @@ def placed(jet: Jet, inner: Frame, places: Places | None) -> Jet:
     """A jet whose slots go to places, in a frame where those are all directions."""
     held, frame = jet.in_slots(), jet.frame
     if places is None or places.stay:
-        return Jet(inner, held)
+        return new_jet(inner, held)
     value, shape = held[0], tuple(held[0].shape)
     if not places.same_everywhere:
         # Where the slots of an element differ by what it is broadcast to, it stands there more than once.
@@ -100,7 +100,7 @@ def placed(jet: Jet, inner: Frame, places: Places | None) -> Jet:
             found.append(places(own.expand(len(each), *shape)))
         else:
             found.append(each.expand(shape))
-    return Jet(inner, found)
+    return new_jet(inner, found)
 
 
 def mapped_jet(jet: Jet, given: Support | None, function: Callable[[Any], Any], slots: Callable[[Any], Any]) -> Jet:
@@ -109,7 +109,7 @@ def mapped_jet(jet: Jet, given: Support | None, function: Callable[[Any], Any], 
         None if each is None else slots(each) if jet.frame.has_axis(k) else function(each)
         for k, each in enumerate(jet.in_slots())
     ]
-    return Jet(jet.frame, parts, given)
+    return new_jet(jet.frame, parts, given)
 
 
 def together(call: Call) -> tuple[Frame, list[Jet], Support] | None:
@@ -118,7 +118,7 @@ def together(call: Call) -> tuple[Frame, list[Jet], Support] | None:
     supports = list(dict.fromkeys(jet.support for jet in call.jets if moves(jet)))
     if len(supports) == 1 and supports[0].ndim == rank:
         inner = call.inner_frame(supports[0].slots)
-        return inner, [Jet(inner, jet.in_slots()) for jet in call.jets], supports[0]
+        return inner, [new_jet(inner, jet.in_slots()) for jet in call.jets], supports[0]
     found = united(tuple(supports), rank)
     if found is None:
         return None

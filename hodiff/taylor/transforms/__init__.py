@@ -7,6 +7,7 @@ from hodiff.taylor.transforms.members import swap_member
 from hodiff.taylor.transforms.pullbacks import grad_and_value, vjp
 from hodiff.taylor.transforms.pushforwards import jvp
 from hodiff.torch_internals.autograd.func_calls import (
+    look_at_arguments_of_functional,
     look_at_trees_of_scan,
     stand_in_front,
     stand_in_front_of_control_flow,
@@ -24,6 +25,8 @@ stand_in_front_of_control_flow(
         "scan": control_flow.scan,
         "associative_scan": control_flow.associative_scan,
         "map": control_flow.map,
+        "linearize": control_flow.linearize,
     },
 )
+look_at_arguments_of_functional(control_flow.refuse_jets)
 look_at_trees_of_scan(control_flow.refuse_jets)

@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, tensor_of
-from hodiff.taylor.running import is_running
+from hodiff.taylor.running import is_running, knowing_no_jets
+from hodiff.torch_internals.autograd.func_calls import linearize_of
 from hodiff.torch_internals.autograd.wrapped_tensors import below_derivatives, is_batched
 
 
@@ -76,9 +77,16 @@ def scan(
 
 
 def refuse_jets(tree: Any) -> None:
-    """Refuse jets where torch's own operator was called by a name that was bound before."""
+    """Refuse jets where torch would take them for constants, such as in operators by names that were bound before."""
     if is_running() and any(isinstance(each, Jet) for each in pytree.tree_leaves(tree)):
         raise TypeError("all leaves must be a Tensor")
+
+
+def linearize(function: Callable[..., Any], *primals: Any) -> Any:
+    """`torch.func.linearize` of tensors alone: its trace would keep the values of jets as constants."""
+    refuse_jets(primals)
+    with knowing_no_jets():
+        return linearize_of(function, *primals)
 
 
 def associative_scan(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.randomness import RandomState
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Coefficient, Frame, filled
 from hodiff.taylor.transforms.pushforwards import coefficients, flat_outputs
@@ -111,7 +111,7 @@ def _through(function: Any, leaves: list[Any], frames: list[Frame]) -> tuple[lis
     noted: list[Any] = []
 
     def on_parts(given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        jets = [Jet(frame, given[i : i + width]) for i in range(0, len(given), width)]
+        jets = [new_jet(frame, given[i : i + width]) for i in range(0, len(given), width)]
         outputs, aux = function(jets)
         shown: list[Any] = []
         noted[:] = [_parted(frame, outputs, shown), None]
@@ -162,7 +162,7 @@ def _parted(frame: Frame, values: Sequence[Any], shown: list[Any]) -> list[list[
 def _joined(frame: Frame, places: Any, values: Sequence[Any]) -> list[Any]:
     """The inverse."""
     return [
-        Jet(frame, found) if any(each is not None for each in found[1:]) else found[0]
+        new_jet(frame, found) if any(each is not None for each in found[1:]) else found[0]
         for found in ([None if place is None else values[place] for place in own] for own in places)
     ]
 
@@ -197,7 +197,7 @@ def _pulled(
         if rows is not None:
             terms[0] = terms[0][0]
             terms[order] = torch.stack([row[start] for row in rows])
-        results.append(Jet(frame, terms))
+        results.append(new_jet(frame, terms))
     return results
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._functorch import apis, eager_transforms
+from torch.autograd import functional
 from torch.nn.utils import _named_member_accessor as members
 from torch.utils import _pytree as pytree
 
@@ -18,6 +19,7 @@ vjp_of: Callable[..., Any] = eager_transforms._vjp_with_argnums
 jvp_of: Callable[..., Any] = eager_transforms._jvp_with_argnums
 grad_and_value_of: Callable[..., Any] = eager_transforms.grad_and_value_impl
 vmap_of: Callable[..., Any] = apis.vmap_impl
+linearize_of: Callable[..., Any] = eager_transforms.linearize
 swap_member: Callable[..., Any] = members.swap_tensor
 # The arguments that `argnums` name, or the one alone; and all arguments with those replaced.
 sliced: Callable[..., Any] = eager_transforms._slice_argnums
@@ -35,7 +37,7 @@ _PLACES = {
 }
 
 
-# torch's control flow operators, wherever they are found by name: operator, module, attribute.
+# What traces functions, by all names that torch has for it: operator, module, attribute.
 _CONTROL_FLOW = (
     ("cond", "torch", "cond"),
     ("cond", "torch._higher_order_ops", "cond"),
@@ -49,6 +51,8 @@ _CONTROL_FLOW = (
     ("associative_scan", "torch._higher_order_ops.associative_scan", "associative_scan"),
     ("map", "torch._higher_order_ops", "map"),
     ("map", "torch._higher_order_ops.map", "map"),
+    ("linearize", "torch.func", "linearize"),
+    ("linearize", "torch._functorch.eager_transforms", "linearize"),
 )
 
 
@@ -93,6 +97,18 @@ def look_at_trees_of_scan(look: Callable[[Any], None]) -> None:
     watched.__dict__.update(vars(pytree) | {"tree_flatten": tree_flatten})
     # Its module, beside which there is a function of that name.
     vars(importlib.import_module("torch._higher_order_ops.scan"))["pytree"] = watched
+
+
+def look_at_arguments_of_functional(look: Callable[[Any], None]) -> None:
+    """Have arguments and outputs looked at of `torch.autograd.functional`, which detaches them or calls them zeros."""
+    own = functional._as_tuple
+
+    @functools.wraps(own)
+    def as_tuple(inp: Any, *names: Any) -> Any:
+        look(inp)
+        return own(inp, *names)
+
+    functional._as_tuple = as_tuple
 
 
 def _either(own: Callable[..., Any], way: Callable[..., Any], asked: Callable[[], bool]) -> Callable[..., Any]:

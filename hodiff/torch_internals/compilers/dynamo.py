@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,3 +46,46 @@ def show_to_modes(functions: Iterable[Callable[..., Any]]) -> None:
     from torch._dynamo.variables.torch import get_overridable_functions
 
     get_overridable_functions().update(functions)
+
+
+def answer_as_tensors(kind: type) -> None:
+    """Let objects of a class be tensors to `isinstance`, `type`, `match` and `torch.is_tensor` while dynamo traces."""
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.builtin import BuiltinVariable
+    from torch._dynamo.variables.constant import ConstantVariable
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+    builtins: Any = BuiltinVariable
+    if hasattr(builtins.call_isinstance, "__wrapped__"):
+        return
+
+    def is_of_kind(arg: Any) -> bool:
+        return isinstance(arg, UserDefinedObjectVariable) and issubclass(arg.python_type(), kind)
+
+    # What of torch and hodiff asks for the type wants the class that answers torch's functions.
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+    of_builtins, type_of_builtins = builtins.call_isinstance, builtins.call_type
+
+    @functools.wraps(of_builtins)
+    def call_isinstance(self: Any, tx: Any, arg: Any, isinstance_type_var: Any) -> Any:
+        if is_of_kind(arg) and issubclass(torch.Tensor, isinstance_type_var.as_python_constant()):
+            return ConstantVariable.create(True)
+        return of_builtins(self, tx, arg, isinstance_type_var)
+
+    @functools.wraps(type_of_builtins)
+    def call_type(self: Any, tx: Any, obj: Any) -> Any:
+        asked_elsewhere = not tx.f_code.co_filename.startswith(own)
+        if asked_elsewhere and is_of_kind(obj):
+            return VariableTracker.build(tx, torch.Tensor)
+        return type_of_builtins(self, tx, obj)
+
+    handlers: Any = TorchInGraphFunctionVariable._get_handlers()
+    is_tensor = handlers[torch.is_tensor]
+
+    def call_is_tensor(self: Any, tx: Any, arg: Any) -> Any:
+        return ConstantVariable.create(True) if is_of_kind(arg) else is_tensor(self, tx, arg)
+
+    builtins.call_isinstance, builtins.call_type = call_isinstance, call_type
+    handlers[torch.is_tensor] = call_is_tensor
+    builtins.call_function_handler_cache.clear()

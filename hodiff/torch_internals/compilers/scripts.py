@@ -11,6 +11,7 @@ from torch.overrides import handle_torch_function
 
 from hodiff.torch_internals.compilers.dynamo import hide_from_dynamo
 from hodiff.torch_internals.interception import active_function_modes
+from hodiff.torch_internals.tensors import stands_for_tensor
 
 Kernel = Callable[..., Any]
 
@@ -24,7 +25,7 @@ _takers: list[type] = []
 def call_script(script: Any, *args: Any, **kwargs: Any) -> Any:
     """Call compiled or traced code, once what stands for a tensor, or the modes that want to see it, have."""
     for each in (*args, *kwargs.values()):
-        if _stands_for_tensor(each):
+        if stands_for_tensor(each):
             return each.__torch_function__(call_script, (type(each),), (script, *args), kwargs)
     if _in_modes() and any(isinstance(mode, tuple(_takers)) for mode in active_function_modes()):
         return handle_torch_function(call_script, (), script, *args, **kwargs)
@@ -47,13 +48,9 @@ def offer_scripts_to(mode: type) -> None:
 
 
 def _offered(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if _in_modes() or any(map(_stands_for_tensor, (*args, *kwargs.values()))):
+    if _in_modes() or any(map(stands_for_tensor, (*args, *kwargs.values()))):
         return call_script(self, *args, **kwargs)
     return _CALLS[type(self)](self, *args, **kwargs)
-
-
-def _stands_for_tensor(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) and hasattr(type(value), "__torch_function__")
 
 
 def operands_of(script: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from hodiff.errors import InputError
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.registry import enter
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import value_of
@@ -117,7 +117,7 @@ def _gaussian_nll(frame: Frame, input: Any, target: Any, var: Any, full: bool, e
     bounded: Any = torch.where(value_of(frame, var) < eps, torch.full((), eps, dtype=var.dtype), var)
     # torch takes the derivative as if the bound were not there.
     if isinstance(var, Jet):
-        bounded = Jet(frame, [value_of(frame, bounded), *var.coefficients[1:]])
+        bounded = new_jet(frame, [value_of(frame, bounded), *var.coefficients[1:]])
     error = input - target
     losses = (torch.log(bounded) + error * error / bounded) / 2
     return losses + math.log(2 * math.pi) / 2 if full else losses

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hodiff.errors import InputError
-from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.jets import new_jet, tensor_of
 from hodiff.taylor.registry import rule
 from hodiff.taylor.rules.matrices.equations import between, mapped
 from hodiff.taylor.series import Coefficient, Frame, minus, times
@@ -19,7 +19,7 @@ from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 def logdet(frame: Frame, func: Any, A: Any) -> Any:
     """That of slogdet, NaN where the determinant is negative."""
     _, found = torch.linalg.slogdet(A)
-    return Jet(frame, [torch.logdet(A.value), *found.coefficients[1:]])
+    return new_jet(frame, [torch.logdet(A.value), *found.coefficients[1:]])
 
 
 @rule("slogdet", "linalg.slogdet")
@@ -47,7 +47,7 @@ def slogdet(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
             B.append(minus(times(k, over[k]), between(frame, torch.matmul, [*B, None], over, k)))
             total = mapped(frame, k, trace, B[k])
         v.append(None if total is None else total / k)
-    return type(found)([found.sign, Jet(frame, v)])
+    return type(found)([found.sign, new_jet(frame, v)])
 
 
 @rule("det", "linalg.det")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import new_jet
 from hodiff.taylor.registry import rule
 from hodiff.taylor.rules.matrices.equations import between, mapped
 from hodiff.taylor.series import Coefficient, Frame, minus, plus
@@ -32,7 +32,7 @@ def cholesky(frame: Frame, func: Any, A: Any, upper: bool = False, *, out: None 
     for k in range(1, frame.order + 1):
         known = between(frame, lambda x, y: x @ y.mH, [*L, None], [*L, None], k)
         L.append(mapped(frame, k, factored, minus(a[k], known)))
-    found = Jet(frame, L)
+    found = new_jet(frame, L)
     return found.mT if upper else found
 
 
@@ -62,8 +62,8 @@ def eigh(frame: Frame, func: Any, A: Any, UPLO: str = "L", *, out: None = None) 
         off = mapped(frame, k, lambda each: inverse_gaps * each, rhs)
         own = mapped(frame, k, lambda each: torch.diag_embed(-each / 2), norm)
         C.append(plus(off, own))
-    eigenvalues = Jet(frame, lam)
+    eigenvalues = new_jet(frame, lam)
     if getattr(func, "__name__", "").endswith("eigvalsh"):
         return eigenvalues
     V = [vectors, *(mapped(frame, k, lambda each: vectors @ each, C[k]) for k in range(1, frame.order + 1))]
-    return type(found)([eigenvalues, Jet(frame, V)])
+    return type(found)([eigenvalues, new_jet(frame, V)])

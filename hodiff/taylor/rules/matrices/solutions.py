@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import new_jet
 from hodiff.taylor.registry import rule
 from hodiff.taylor.rules.matrices.equations import between, mapped, series_of
 from hodiff.taylor.series import Coefficient, Frame, minus, plus
@@ -21,7 +21,7 @@ def inv(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
     for k in range(1, frame.order + 1):
         known = plus(mapped(frame, k, lambda each: each @ V[0], a[k]), between(frame, torch.matmul, a, [*V, None], k))
         V.append(mapped(frame, k, lambda each: -(V[0] @ each), known))
-    return Jet(frame, V)
+    return new_jet(frame, V)
 
 
 @rule("linalg.inv_ex", analytic=True)
@@ -61,7 +61,7 @@ def solve(frame: Frame, func: Any, A: Any, B: Any, *, left: bool = True, out: No
             mapped(frame, k, lambda each: applied(each, X[0]), a[k]), between(frame, applied, a, [*X, None], k)
         )
         X.append(mapped(frame, k, solved, minus(b[k], known)))
-    return Jet(frame, X)
+    return new_jet(frame, X)
 
 
 @rule("linalg.solve_triangular", analytic=True)
@@ -96,4 +96,4 @@ def solve_triangular(
             mapped(frame, k, lambda each: applied(each, X[0]), a[k]), between(frame, applied, a, [*X, None], k)
         )
         X.append(mapped(frame, k, solved, minus(b[k], known)))
-    return Jet(frame, X)
+    return new_jet(frame, X)

@@ -1,0 +1,252 @@
+"""A jet answers as the tensor that it stands for, and code that asks in other ways is found by its value."""
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+from mpmath_series import D
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import hodiff
+from hodiff.taylor.jets import Jet
+
+X = torch.tensor([0.3, -0.8], dtype=D)
+EYE = torch.eye(2, dtype=D)
+
+
+@functools.singledispatch
+def by_type(x):
+    return x
+
+
+@by_type.register(torch.Tensor)
+def _(x):
+    return x.sin()
+
+
+def by_match(x):
+    match x:
+        case torch.Tensor():
+            return x.sin()
+    return x
+
+
+SINES = {
+    "isinstance": lambda x: x.sin() if isinstance(x, torch.Tensor) else x,
+    "isinstance of several": lambda x: x.sin() if isinstance(x, (int, torch.Tensor)) else x,
+    "is_tensor": lambda x: x.sin() if torch.is_tensor(x) else x,
+    "issubclass": lambda x: x.sin() if issubclass(type(x), torch.Tensor) else x,
+    "match": by_match,
+    "singledispatch": by_type,
+    "tree_map_only": lambda x: pytree.tree_map_only(torch.Tensor, torch.sin, [x])[0],
+    "a method of the class": lambda x: torch.Tensor.sin(x),
+    "as_tensor": lambda x: torch.as_tensor(x).sin(),
+    "as_tensor of a dtype": lambda x: torch.as_tensor(x, dtype=D).sin(),
+    "asarray": lambda x: torch.asarray(x, requires_grad=False).sin(),
+    "type()": lambda x: x.sin() if x.type() == "torch.DoubleTensor" else x,
+    "grad_fn": lambda x: x.sin() if x.grad_fn is None else x,
+    "membership": lambda x: x.sin() if 0.3 in x else x,
+}
+
+
+def truth(x):
+    """The Laplacian of Σ sin³ x."""
+    return (6 * x.sin() * x.cos() ** 2 - 3 * x.sin() ** 3).sum()
+
+
+@pytest.mark.parametrize("name", SINES)
+@pytest.mark.parametrize("sparse", [True, False])
+def test_branches_by_type(name, sparse):
+    found = hodiff.laplacian(lambda x: SINES[name](x).pow(3).sum(), sparse=sparse)(X)
+    torch.testing.assert_close(found, truth(X))
+
+
+@pytest.mark.parametrize("name", SINES)
+def test_branches_by_type_along_a_line(name):
+    found = [hodiff.directional_derivatives(lambda x: SINES[name](x).pow(3).sum(), X, v, order=2) for v in EYE]
+    torch.testing.assert_close(found[0][2] + found[1][2], truth(X))
+    torch.testing.assert_close(found[0][0], X.sin().pow(3).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["isinstance", "is_tensor", "type is", "match", "as_tensor"])
+def test_branches_in_compiled_code(name):
+    sine = SINES.get(name) or (lambda x: x.sin() if type(x) is torch.Tensor else x)
+    torch._dynamo.reset()
+    run = torch.compile(hodiff.laplacian(lambda x: sine(x).pow(3).sum()), backend="eager", fullgraph=True)
+    torch.testing.assert_close(run(X), truth(X))
+
+
+class ByType(nn.Module):
+    """Asks for the very type, which no stand-in has."""
+
+    def forward(self, x):
+        return (x.sin() if type(x) is torch.Tensor else x).pow(3).sum()
+
+
+@pytest.mark.parametrize("operator", [hodiff.laplacian, hodiff.bilaplacian, hodiff.taylor.hessian_diagonal])
+@pytest.mark.parametrize("correct", [True, False])
+def test_another_value_than_that_of_tensors_is_refused(operator, correct):
+    for f in (ByType(), lambda x: ByType()(x), functools.partial(lambda y, x: y * ByType()(x), 2.0)):
+        for _ in range(2):
+            with pytest.raises(hodiff.RouteError, match="expected the same value in Taylor mode as of plain tensors"):
+                operator(f, correct=correct)(X)
+
+
+def test_another_value_in_transforms():
+    with pytest.raises(hodiff.RouteError, match="expected the same value in Taylor mode"):
+        torch.func.grad(hodiff.laplacian(ByType()))(X)
+
+
+def test_nested_forward_mode_takes_what_asks_for_the_type():
+    found = [hodiff.directional_derivatives(ByType(), X, v, order=2)[2] for v in EYE]
+    torch.testing.assert_close(found[0] + found[1], truth(X))
+
+
+def test_the_value_is_compared_once():
+    calls = []
+
+    def f(x):
+        calls.append(isinstance(x, Jet))
+        return x.square().sum()
+
+    for _ in range(3):
+        hodiff.laplacian(f)(X)
+    hodiff.laplacian(f)(torch.ones(3, dtype=D))
+    assert calls == [True, False, True, True, True, False]
+
+
+def test_comparing_leaves_modules_and_random_numbers_as_they_were():
+    norm = nn.BatchNorm1d(2, dtype=D)
+    torch.manual_seed(0)
+    hodiff.laplacian(lambda x: nn.functional.dropout(norm(x)).pow(2).sum())(torch.stack([X, 2 * X]))
+    assert norm.num_batches_tracked == 1
+    after = torch.rand(())
+    torch.manual_seed(0)
+    torch.bernoulli(torch.full((2, 2), 0.5, dtype=D))
+    assert after == torch.rand(())
+
+
+def test_values_that_differ_but_for_rounding_and_chance():
+    a = torch.tensor([0.1, 0.2, 0.3], dtype=D)
+    # Nothing but rounding is left of the value.
+    f = lambda x: (x * a).sum() - 0.1 * x[0] - 0.2 * x[1] - 0.3 * x[2]  # noqa: E731
+    hodiff.laplacian(lambda x: torch.softmax(x, 0).sum() - 1 + f(x))(torch.tensor([0.7, 1 / 3, 11.0], dtype=D))
+    drawn = iter(range(100))
+    hodiff.laplacian(lambda x: next(drawn) * x.sum())(X)
+
+
+def test_a_constant_mask_of_another_dtype():
+    """`mask.to(p)`, which asks its argument for the dtype."""
+    numbers = torch.tensor([1, 8])
+    p = torch.tensor([[0.3, -0.8], [1.2, 0.4]], dtype=D)
+    f = lambda p: (p * (numbers == 8).to(p)[:, None]).square().sum()  # noqa: E731
+    for operator, expected in ((hodiff.laplacian, 4.0), (hodiff.bilaplacian, 0.0)):
+        assert operator(f)(p) == expected
+
+
+# Accumulators
+
+
+def scattered(x):
+    out = torch.zeros(2, dtype=x.dtype)
+    out.scatter_add_(0, torch.tensor([0, 0]), x**2)
+    return out.square().sum()
+
+
+def assigned(x):
+    out = torch.empty(2, dtype=x.dtype)
+    out[0], out[1] = x.prod(), x.sum() ** 2
+    return out.square().sum()
+
+
+def added_by_index(x):
+    return torch.zeros(3, dtype=D).index_add_(0, torch.tensor([2, 2]), x**2).square().sum()
+
+
+def reduced(x):
+    base = torch.full((2,), 0.5, dtype=D)
+    base.clone().mul_(2)
+    copied = base.clone()
+    copied += x**2
+    return copied.pow(2).sum()
+
+
+ACCUMULATORS = {"scatter_add_": scattered, "setitem": assigned, "index_add_": added_by_index, "+=": reduced}
+
+
+@pytest.mark.parametrize("name", ACCUMULATORS)
+def test_constants_of_the_function_take_what_moves(name):
+    f = ACCUMULATORS[name]
+    expected = hodiff.hessian_matrix(f, X).trace()
+    for sparse in (True, False):
+        torch.testing.assert_close(hodiff.laplacian(f, sparse=sparse)(X), expected)
+    torch.testing.assert_close(hodiff.laplacian(f, correct=False)(X), expected)
+    both = torch.stack([X, -2 * X])
+    torch.testing.assert_close(
+        torch.func.vmap(hodiff.laplacian(f))(both), torch.stack([hodiff.laplacian(f)(each) for each in both])
+    )
+    # Jets of jets.
+    truth = hodiff.taylor.derivative_tensor(f, 4)(X)
+    torch.testing.assert_close(hodiff.laplacian(hodiff.laplacian(f))(X), torch.einsum("iijj", truth))
+
+
+# Values that are kept
+
+
+class Keeping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2, dtype=D)
+        self.register_buffer("mean", torch.zeros(2, dtype=D))
+        self.log = []
+
+    def forward(self, x):
+        self.last = self.mean = self.layer(x).tanh()
+        self.log.append(self.last.sum())
+        return self.last.square().sum()
+
+
+def test_values_that_a_module_keeps_are_constants_after_the_pass():
+    model = Keeping()
+    hodiff.laplacian(model)(X)
+    kept, expected = model.last, model.layer(X).detach().tanh()
+    for found in (kept + 0, kept.detach(), torch.as_tensor(kept.numpy(force=True)), model.state_dict()["mean"]):
+        assert type(found) is torch.Tensor
+        torch.testing.assert_close(found.detach(), expected)
+    assert float(model.log[0].detach()) == pytest.approx(float(expected.sum()))
+    assert repr(kept) == repr(kept.detach()).replace(")", ", grad_fn=<TanhBackward0>)")
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(kept.detach())))
+    torch.testing.assert_close(copied, expected)
+    model.float()
+    assert type(model.mean) is torch.Tensor
+
+
+def test_values_that_are_kept_are_refused_in_another_pass():
+    kept = []
+
+    def f(x):
+        kept.append(x.sin())
+        return kept[0].sum()
+
+    hodiff.laplacian(f)(X)
+    with pytest.raises(hodiff.InputError, match="in an earlier call was kept"):
+        hodiff.laplacian(f)(X)
+
+
+def test_what_would_lose_derivatives_is_refused():
+    for f in (
+        lambda x: torch.as_tensor(x, dtype=torch.float32),
+        lambda x: x.as_subclass(torch.Tensor),
+        lambda x: torch.nested.nested_tensor([x, x]).to_padded_tensor(0.0),
+        lambda x: torch.sparse_coo_tensor(torch.tensor([[0, 1]]), x).to_dense(),
+        lambda x: torch.Tensor(x),
+    ):
+        with pytest.raises(hodiff.InputError, match="where the derivatives of a value that moves would be lost"):
+            hodiff.laplacian(f)(X)
+    for f, words in ((lambda x: x * range(3)[x[0]], "an index"), (lambda x: pickle.dumps(x), "pickling")):
+        with pytest.raises(hodiff.InputError, match=f"jet: {words} would lose the derivatives"):
+            hodiff.laplacian(f)(X)
