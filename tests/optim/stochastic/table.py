@@ -90,6 +90,15 @@ TABLE = {
         apart=False,
         systems=4,
     ),
+    "LayerwiseGaussNewton, adaptive": Case(
+        ho.LayerwiseGaussNewton,
+        {"cg_iterations": 20},
+        loop=False,
+        backward=False,
+        pair=True,
+        apart=False,
+        systems=4,
+    ),
     "HessianFree": Case(
         ho.HessianFree, {"cg_iterations": 30}, loop=False, backward=False, pair=True, maximize=False, apart=False
     ),

@@ -361,7 +361,13 @@ def states():
 ALIKE = [
     {"SophiaH", "SophiaG"},
     {"Shampoo", "Shampoo, the paper's"},
-    {"NewtonCG", "NewtonCG, Gauss-Newton", "NewtonCG, line search", "LayerwiseGaussNewton"},
+    {
+        "NewtonCG",
+        "NewtonCG, Gauss-Newton",
+        "NewtonCG, line search",
+        "LayerwiseGaussNewton",
+        "LayerwiseGaussNewton, adaptive",
+    },
     {"HessianFree", "HessianFree, preconditioned"},
 ]
 

@@ -422,7 +422,7 @@ def test_momentum_keeps_the_steps_that_were_taken(make):
         before = problem.numbers()
         problem.run(TABLE["KFAC"], optimizer, problem.batches[:1])
         moves.append([a - b for a, b in zip(problem.numbers(), before, strict=True)])
-    torch.testing.assert_close(*moves, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(*moves, rtol=1e-2, atol=1e-4)
 
 
 def test_momentum_of_earlier_versions():

@@ -18,7 +18,7 @@ from hodiff.optim.stochastic.magnitudes import norm_of, require_finite
 from hodiff.optim.stochastic.settings import settings_in
 from hodiff.optim.stochastic.solvers.conjugate_gradients import Iterate, iterates
 from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
-from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
+from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer, trust_factor
 
 # Iterates that backtracking looks at have numbers that grow by this factor.
 _SPACING = 1.3
@@ -26,8 +26,6 @@ _SPACING = 1.3
 _DRAWS, _POWER = 8, 0.75
 # Progress below this share of the value, for each iteration, ends the iterations.
 _LEAST_PROGRESS = 5e-4
-# Where the ratio of what was gained and what the model promised lies below or above, damping changes by a factor.
-_TRUST = ((0.25, 3 / 2), (0.75, 2 / 3))
 
 
 @dataclass(frozen=True)
@@ -154,8 +152,8 @@ class HessianFree(SolverOptimizer):
         for parameter, leaf in zip(model.parameters, model.leaves(kept[-1].x), strict=True):
             self.state[parameter]["solution"] = leaf.clone()
         self.last = HessianFreeStep(count, values.count, ratio, damping, accepted)
-        (low, more), (high, less) = _TRUST
-        factor = less if ratio > high and accepted else more if not ratio >= low and best.value else 1.0
+        factor = trust_factor(ratio) if best.value else 1.0
+        factor = factor if accepted else max(factor, 1.0)
         for group in self.param_groups:
             group["damping"] = damping * factor
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hodiff.optim.stochastic.local_models import LocalModel
 from hodiff.optim.stochastic.settings import settings_in
+from hodiff.optim.stochastic.solvers.solver_settings import trust_factor
 from hodiff.optim.stochastic.solvers.truncated_newton import TruncatedNewtonOptimizer
 
 
@@ -28,7 +29,10 @@ class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
     Args:
         params: Named parameters, parameters, or groups of them with an `lr` of their own; real and floating-point.
         lr: $\gamma$, a number or a tensor of one.
-        damping: $\mu$.
+        damping: $\mu$. None begins at 1 and, with a line search, adapts in `param_groups`: to 3/2 of itself where the
+            whole step gains less than a quarter of what the models of all layers promise, and to 2/3 where it gains
+            more than three quarters. At 0 the equations of a layer that has more parameters than the batch has outputs
+            are singular, and rounding decides where a step leads.
         weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss, for the
             parameters that it uses.
         cg_iterations: The most products in a step of a layer.
@@ -59,7 +63,7 @@ class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
         self,
         params: Any,
         lr: float | Tensor = 1.0,
-        damping: float = 0.0,
+        damping: float | None = None,
         weight_decay: float = 0.0,
         *,
         cg_iterations: int = 100,
@@ -67,7 +71,18 @@ class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
         line_search_fn: str | None = "backtracking",
         maximize: bool = False,
     ):
+        self._adapts = damping is None
+        damping = 1.0 if damping is None else damping
         super().__init__(params, settings_in(locals()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_adapts": self._adapts}
+
+    def _trust(self, gain: float, promised: float) -> None:
+        if promised and self._adapts:
+            factor = trust_factor(gain / promised)
+            for group in self.param_groups:
+                group["damping"] *= factor
 
     def _models(self, returned: Any) -> list[LocalModel]:
         reached = set(map(id, self.reached(returned)))

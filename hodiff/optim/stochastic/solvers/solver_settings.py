@@ -17,6 +17,9 @@ from hodiff.optim.stochastic.closures import Closure
 from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.local_models import GaussNewtonModel, HessianModel, LocalModel, outputs_and_loss
 
+# Where the ratio of what was gained and what the model promised lies below or above, damping changes by a factor.
+_TRUST = ((0.25, 3 / 2), (0.75, 2 / 3))
+
 
 class SolverOptimizer(StochasticOptimizer):
     """One that takes the curvature of all parameters in one matrix."""
@@ -87,3 +90,9 @@ class SolverOptimizer(StochasticOptimizer):
         rates = self.rates()
         for parameter, step in zip(parameters, steps, strict=True):
             parameter.add_(step * rates[id(parameter)])
+
+
+def trust_factor(ratio: float) -> float:
+    """The factor of the damping after a step, by the ratio of what it gained and what the model promised."""
+    (low, more), (high, less) = _TRUST
+    return less if ratio > high else 1.0 if ratio >= low else more

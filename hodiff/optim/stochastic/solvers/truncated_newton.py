@@ -63,15 +63,21 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
             model.require_finite()
         put_gradients(parameters, [g for model in models for g in model.leaves(model.gradient)])
         solutions = [self._solution(model) for model in models]
-        require_finite(self.caller, "solutions of Newton's equations", solutions)
-        steps = [leaf for model, found in zip(models, solutions, strict=True) for leaf in model.leaves(found)]
+        require_finite(self.caller, "solutions of Newton's equations", [found for found, _ in solutions])
+        steps = [leaf for model, (found, _) in zip(models, solutions, strict=True) for leaf in model.leaves(found)]
         if self.setting("line_search_fn") is None:
             self.add(steps, parameters)
         else:
-            self._search(steps, NearbyValues(self, parameters, models[0].loss, closure, draw), parameters)
+            values = NearbyValues(self, parameters, models[0].loss, closure, draw)
+            gain = self._search(steps, values, parameters)
+            self._trust(gain, sum(promised for _, promised in solutions))
         return models[0].loss
 
-    def _solution(self, model: LocalModel) -> Tensor:
+    def _trust(self, gain: float, promised: float) -> None:
+        """Take note of how the value at the whole step changed, and of what the models promised."""
+
+    def _solution(self, model: LocalModel) -> tuple[Tensor, float]:
+        """A step, and the change of the damped model along it."""
         sign = self._sign
         decay, damping = self.setting("weight_decay"), self.setting("damping")
         place = model.vector([p.detach() for p in model.parameters])
@@ -84,13 +90,14 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
         with explained(self.caller):
             for each in iterates(product, right):
                 if each.descent is not None and not each.count:
-                    return each.descent
+                    return each.descent, each.value
                 if each.residual <= enough or each.count >= self.setting("cg_iterations"):
                     break
-        return each.x
+        return each.x, each.value
 
-    def _search(self, steps: Sequence[Tensor], values: NearbyValues, parameters: Sequence[Tensor]) -> None:
-        """Halve the step until it descends by enough; without such a one, stay."""
+    def _search(self, steps: Sequence[Tensor], values: NearbyValues, parameters: Sequence[Tensor]) -> float:
+        """Halve the step until it descends by enough, or stay; how the whole step would have changed the value."""
+        whole = math.nan
         rates, decay = self.rates(), self.setting("weight_decay")
         slope = 0.0
         for parameter, step in zip(parameters, steps, strict=True):
@@ -103,9 +110,11 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
             factor = 0.5**halvings
             shorter = [factor * step for step in steps]
             value = values(shorter)
+            whole = value - values.start if not halvings else whole
             if math.isfinite(value) and value <= values.start + _LEAST_DESCENT * factor * slope + tolerance:
                 self.add(shorter, parameters)
-                return
+                break
+        return whole
 
     @property
     def _sign(self) -> float:
