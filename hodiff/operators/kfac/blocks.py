@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -164,5 +165,21 @@ def spectrum(factor: Tensor) -> tuple[Tensor, Tensor | None]:
     """Eigenvalues (groups, n), none below zero, which a factor has by rounding only, and eigenvectors."""
     if factor.dim() == 2:
         return factor, None
-    values, vectors = torch.linalg.eigh(factor)
+    values, vectors = symmetric_eigen(factor)
     return values.clamp(min=0), vectors
+
+
+def symmetric_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors, also where `torch.linalg.eigh` does not converge on finite numbers."""
+    try:
+        return torch.linalg.eigh(matrix)  # type: ignore[no-any-return]
+    except torch.linalg.LinAlgError:
+        if not bool(matrix.isfinite().all()):
+            raise
+    # On a GPU and in 32 bits another algorithm runs than on the CPU in 64 bits, and NumPy has one of its own.
+    precise = matrix.cpu().double()
+    try:
+        values, vectors = torch.linalg.eigh(precise)
+    except torch.linalg.LinAlgError:
+        values, vectors = map(torch.from_numpy, np.linalg.eigh(precise.numpy()))
+    return values.to(matrix), vectors.to(matrix)

@@ -18,6 +18,7 @@ from hodiff.derivatives.products_by_route import guard_reverse
 from hodiff.derivatives.recorded_gradient import RecordedGradient, pull_batch
 from hodiff.derivatives.transforms import gradient
 from hodiff.errors import InputError
+from hodiff.operators.kfac.blocks import symmetric_eigen
 from hodiff.operators.kfac.options import EMPIRICAL, EXACT, MONTE_CARLO
 from hodiff.operators.linearized.fisher import gradients_of_loss
 from hodiff.operators.linearized.likelihoods import (
@@ -168,7 +169,7 @@ def _roots(caller: str, matrices: Tensor) -> Tensor:
     values, vectors = (
         (precise[..., 0], torch.ones_like(precise))
         if precise.shape[-1] == 1
-        else torch.linalg.eigh((precise + precise.mT) / 2)
+        else symmetric_eigen((precise + precise.mT) / 2)
     )
     scale = values.shape[-1] * values.abs().max() if values.numel() else torch.tensor(0.0)
     if bool((values < -10 * torch.finfo(matrices.dtype).eps * scale).any()):

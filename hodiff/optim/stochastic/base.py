@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from hodiff.optim.stochastic.closures import Closure, detached, require_loss
 from hodiff.optim.stochastic.magnitudes import require_finite
 from hodiff.optim.stochastic.own_states import require_dtypes, require_own_state
 from hodiff.optim.stochastic.settings import require_settings
+from hodiff.torch_internals.tensors import version_of
 
 Group = dict[str, Any]
 
@@ -27,6 +29,8 @@ class StochasticOptimizer(Optimizer):
     # Names that a parameter's state has all of, or none.
     whole_state: ClassVar[frozenset[str]] = frozenset()
     _checked_dtypes: list[torch.dtype] | None = None
+    # Gradients that closures wrote, and their versions.
+    _spent: Mapping[int, tuple[weakref.ref[Tensor], int]] = {}
 
     @property
     def caller(self) -> str:
@@ -91,18 +95,36 @@ class StochasticOptimizer(Optimizer):
         super().__setstate__(state)
         self._checked_dtypes = None
 
-    def evaluated(self, closure: Closure) -> Tensor:
+    def evaluated(self, closure: Closure, *, may_do_nothing: bool = False) -> Any:
         """The loss of a closure, and its gradients in `grad` of the parameters, whether it called backward or not."""
-        # One that calls backward is known by the gradients it leaves.
-        for parameter in self.parameters():
+        # One that calls backward is known by the gradients it leaves. Lightning passes one that does nothing to a step
+        # whose gradients are there already.
+        parameters = self.parameters()
+        given = [p.grad if may_do_nothing and not self._is_spent(p) else None for p in parameters]
+        for parameter in parameters:
             parameter.grad = None
         with torch.enable_grad():
             loss = closure()
-            if any(parameter.grad is not None for parameter in self.parameters()):
-                return detached(loss)
-            require_loss(self.caller, loss)
-            self.backward(loss)
-        return loss.detach()
+            if not any(parameter.grad is not None for parameter in parameters):
+                if loss is None and any(each is not None for each in given):
+                    for parameter, gradient in zip(parameters, given, strict=True):
+                        parameter.grad = gradient
+                    return None
+                require_loss(self.caller, loss)
+                self.backward(loss)
+        self._spent = {id(p): (weakref.ref(p.grad), version_of(p.grad)) for p in parameters if p.grad is not None}
+        return detached(loss)
+
+    def _is_spent(self, parameter: Tensor) -> bool:
+        """Whether the gradient is that of the last closure, which is let go before the next one is evaluated."""
+        reference, version = self._spent.get(id(parameter), (None, 0))
+        gradient = parameter.grad
+        return (
+            reference is not None
+            and gradient is not None
+            and reference() is gradient
+            and version == version_of(gradient)
+        )
 
     def backward(self, loss: Tensor) -> None:
         """Take the gradients of the loss that a closure returned."""

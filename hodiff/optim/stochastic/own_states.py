@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
+from hodiff.optim.stochastic.settings import CHECKS
 
 # Numbers that torch's optimizers keep in a dtype of their own.
 _SCALARS = {"step", "t"}
@@ -34,6 +35,9 @@ def require_own_state(
         missing = [name for name, value in defaults.items() if name not in group and not _is_off(value)]
         if missing:
             raise InputError(f"{expected} one whose groups have no {_listed(missing)}; {remedy}")
+        foreign = [name for name in group if name in CHECKS and name not in defaults]
+        if foreign:
+            raise InputError(f"{expected} one whose groups have {_listed(foreign)}; {remedy}")
     for state in loaded["state"].values():
         missing = [name for name in whole if name not in state] if isinstance(state, dict) else []
         if 0 < len(missing) < len(whole):

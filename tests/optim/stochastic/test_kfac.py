@@ -435,3 +435,22 @@ def test_momentum_of_earlier_versions():
                 state["momentum_buffer"] = state.pop("last_step") / 0.25
         problem.run(TABLE["KFAC"], optimizer, problem.batches[3:])
     assert same(ours.numbers(), theirs.numbers())
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_factors_whose_eigenvectors_do_not_converge(monkeypatch, failures):
+    """As LAPACK's of some finite matrices: in float64, then by NumPy."""
+    plain, other = Problem(), Problem()
+    expected = plain.run(TABLE["EKFAC"], TABLE["EKFAC"](plain.model.parameters()))
+    eigh, calls = torch.linalg.eigh, []
+
+    def failing(matrix, *args):
+        calls.append(matrix)
+        if len(calls) % 3 < failures:
+            raise torch.linalg.LinAlgError("the algorithm failed to converge")
+        return eigh(matrix, *args)
+
+    monkeypatch.setattr(torch.linalg, "eigh", failing)
+    found = other.run(TABLE["EKFAC"], TABLE["EKFAC"](other.model.parameters()))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    assert calls

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
+from hodiff.operators.kfac.blocks import symmetric_eigen
 
 
 def inverse_root(caller: str, moment: Tensor, power: float, damping: float) -> Tensor:
@@ -13,7 +14,7 @@ def inverse_root(caller: str, moment: Tensor, power: float, damping: float) -> T
     _require_finite(caller, moment)
     # A root of small eigenvalues magnifies their rounding.
     precise = moment if moment.device.type == "mps" else moment.double()
-    values, vectors = (precise, None) if moment.dim() == 1 else torch.linalg.eigh(precise)
+    values, vectors = (precise, None) if moment.dim() == 1 else symmetric_eigen(precise)
     largest = values.max()
     # What is zero to rounding was never seen, and has no scale without damping.
     seen = values > len(values) * torch.finfo(moment.dtype).eps * largest
@@ -26,7 +27,7 @@ def eigenvectors(caller: str, moment: Tensor) -> Tensor:
     """Those of a symmetric matrix as columns, of the largest eigenvalue first."""
     _require_finite(caller, moment)
     precise = moment if moment.device.type == "mps" else moment.double()
-    return torch.linalg.eigh(precise).eigenvectors.flip(-1).to(moment.dtype)
+    return symmetric_eigen(precise)[1].flip(-1).to(moment.dtype)
 
 
 def turned(caller: str, moment: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
