@@ -63,6 +63,8 @@ class Corrections(TorchFunctionMode):
             show_private_functions()
         self.lean = lean
         self.many = many
+        # Told of each call, where somebody asks for it.
+        self.watcher: Callable[[Any, Any], None] | None = None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Wrap a function so that it runs in this mode; a generator or a coroutine leaves the mode while it waits."""
@@ -71,6 +73,8 @@ class Corrections(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the rule of a torch function, and torch's own where there is none."""
         kwargs = kwargs or {}
+        if self.watcher is not None:
+            self.watcher(func, args)
         compiling = is_compiling()
         going_forward = not compiling and in_forward_mode()
         if going_forward and makes_constants(func):

@@ -28,7 +28,9 @@ from hodiff.common.trees import (
 )
 from hodiff.corrections import Corrections
 from hodiff.corrections.autograd.checkpoints import uncorrected
+from hodiff.derivatives.own_gradient import Watch, is_asked, warn_once
 from hodiff.errors import InputError
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,8 +64,15 @@ class BoundFunction:
             args[argnum] = unflatten(rest[: spec.num_leaves], spec)
             rest = rest[spec.num_leaves :]
         if self.correct:
-            with mode or Corrections():
+            mode = mode or Corrections()
+            # A transform may see tensors that have no numbers.
+            watch = None if torch.compiler.is_compiling() or in_transform() or is_asked(self.f) else Watch()
+            mode.watcher = watch
+            with mode:
                 result = self.f(*args, **self.kwargs)
+            if watch is not None:
+                mode.watcher = None
+                warn_once(self.caller, self.f, self, self.leaves, result, watch.cut)
         elif torch.compiler.is_compiling():
             result = self.f(*args, **self.kwargs)
         else:

@@ -1,0 +1,176 @@
+"""What users are told once of a function: that its gradient is not its derivative, or that its dtype has few digits."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.common.randomness import RandomState
+from hodiff.derivatives.capture.origin import line_now
+from hodiff.errors import HodiffWarning
+from hodiff.graphs import nodes_of
+from hodiff.torch_internals.autograd.forward_mode import in_forward_mode, tangents_are_on
+from hodiff.torch_internals.autograd.graph_nodes import function_of
+from hodiff.torch_internals.autograd.recording import in_fx_trace
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+
+# A difference by less, relative, is rounding or a kink nearby.
+_CLEAR = 0.02
+# By how much numbers move, relative to the size of their tensor.
+_STEP = 2e-2
+
+# What takes a tensor out of the graph.
+_DATA: Any = Tensor.data
+_CUTS = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.numpy, Tensor.item, Tensor.tolist, _DATA.__get__}
+_CUTS |= {Tensor.__float__, Tensor.__int__}
+# What reads no numbers, or hands them on.
+_READS = {"__get__", "__set__", "size", "dim", "numel", "stride", "requires_grad_", "is_floating_point"}
+
+_asked: set[int] = set()
+
+
+class Watch:
+    """Looks for the first call that takes what is differentiated out of the graph.
+
+    Attributes:
+        cut: The line; empty where there is none.
+    """
+
+    def __init__(self) -> None:
+        self.cut = ""
+
+    def __call__(self, func: Any, args: Any) -> None:
+        """See a call."""
+        # A Function's own calls, in which tangents are off, are none.
+        if self.cut or not tangents_are_on() or not (func in _CUTS or not torch.is_grad_enabled()):
+            return
+        if (func in _CUTS or func.__name__ not in _READS) and any(
+            isinstance(each, Tensor) and each.requires_grad for each in pytree.tree_leaves(args)
+        ):
+            self.cut = line_now()
+
+
+def is_asked(f: Callable[..., Any]) -> bool:
+    """Whether a function of this code, which closes over such modules, was looked at."""
+    return _key(f) in _asked
+
+
+def _key(f: Callable[..., Any]) -> int:
+    cells = getattr(f, "__closure__", None) or ()
+    held = [type(each) for each in map(_contents, cells) if isinstance(each, torch.nn.Module)]
+    return hash((getattr(f, "__code__", type(f)), type(getattr(f, "__self__", None)), *held))
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+def warn_once(
+    caller: str,
+    f: Callable[..., Any],
+    evaluate: Callable[[Sequence[Tensor]], Any],
+    leaves: Sequence[Tensor],
+    result: Any,
+    cut: str,
+) -> None:
+    """Warn of 16-bit numbers, and of a function that left the graph if differences of its values tell another gradient.
+
+    Args:
+        caller: The public function, for the message.
+        f: The user's function.
+        evaluate: Gives its result at other leaves.
+        leaves: The point.
+        result: What it returned.
+        cut: The line where it left the graph, if a `Watch` saw one.
+    """
+    if in_fx_trace() or any(map(is_wrapped, leaves)):
+        return
+    _asked.add(_key(f))
+    for dtype in {leaf.dtype for leaf in leaves if leaf.dtype.itemsize == 2}:
+        digits = round(-math.log10(torch.finfo(dtype).eps))
+        warnings.warn(
+            f"{caller}: numbers of {dtype} have about {digits} digits, and second derivatives fewer: those of models "
+            "are off by 0.5 to 5 %. Where that matters, convert parameters and inputs by .float().",
+            HodiffWarning,
+            stacklevel=2,
+        )
+    if not cut:
+        found = next(_custom_functions(result), None)
+        cut = f"{found.__name__}, a custom Function" if found else ""
+    if not cut or in_forward_mode():
+        return
+    try:
+        with RandomState(leaves).replayed():
+            told = _compare(evaluate, leaves)
+    except Exception:
+        # It may be called in one way alone, or once.
+        return
+    if told is not None:
+        warnings.warn(
+            f"{caller}: the gradient that the function has by autograd is not its derivative: along a random direction "
+            f"it is {told[0]:.3g}, and differences of values give {told[1]:.3g}. What leaves the graph is {cut}. "
+            "Second derivatives are those of that gradient. If this is not meant, differentiate only by parameters "
+            "that require a gradient, and see hodiff.preflight or hodiff.check.",
+            HodiffWarning,
+            stacklevel=2,
+        )
+
+
+def _custom_functions(result: Any) -> Iterator[type]:
+    for output in pytree.tree_leaves(result):
+        for node in nodes_of(output) if isinstance(output, Tensor) else ():
+            function = function_of(node)
+            if function is not None and not function.__module__.startswith(("hodiff.", "torch.")):
+                yield function
+
+
+def _compare(evaluate: Callable[[Sequence[Tensor]], Any], leaves: Sequence[Tensor]) -> tuple[float, float] | None:
+    """The slope along a direction by autograd and by differences; None where they agree, or cannot be told."""
+    generator = torch.Generator().manual_seed(0)
+    points = [leaf.detach().requires_grad_() for leaf in leaves]
+    moves = [_direction(leaf, generator) for leaf in points]
+    weights: list[Tensor] = []
+
+    def number(at: Sequence[Tensor]) -> Tensor:
+        torch.manual_seed(0)
+        outputs = [each for each in pytree.tree_leaves(evaluate(at)) if _is_floating(each)]
+        if not weights:
+            weights.extend(torch.randn(each.shape, generator=generator).to(each) for each in outputs)
+        return torch.stack([(w * y).double().sum() for w, y in zip(weights, outputs, strict=True)]).sum()
+
+    with torch.enable_grad():
+        value = number(points)
+        gradient = torch.autograd.grad(value, points, allow_unused=True)
+    own = sum(float((g.double() * m.double()).sum()) for g, m in zip(gradient, moves, strict=True) if g is not None)
+    with torch.no_grad():
+        # What depends on its history, or draws from another generator, has no differences.
+        if float(number(points)) != float(value.detach()):
+            return None
+        wide, narrow = (
+            float(number([p + h * m for p, m in zip(points, moves, strict=True)]))
+            - float(number([p - h * m for p, m in zip(points, moves, strict=True)]))
+            for h in (_STEP, _STEP / 2)
+        )
+    wide, narrow = wide / (2 * _STEP), narrow / _STEP
+    truth = (4 * narrow - wide) / 3
+    eps = max(torch.finfo(each.dtype).eps for each in points)
+    doubt = 4 * abs(narrow - wide) + 100 * eps * abs(float(value.detach())) / _STEP
+    return (own, truth) if abs(own - truth) > doubt + _CLEAR * max(abs(own), abs(truth)) else None
+
+
+def _direction(leaf: Tensor, generator: torch.Generator) -> Tensor:
+    size = float(leaf.detach().double().square().mean().sqrt()) if leaf.numel() else 0.0
+    return torch.randn(leaf.shape, generator=generator).to(leaf) * (size or 1.0)
+
+
+def _is_floating(each: Any) -> bool:
+    return isinstance(each, Tensor) and each.is_floating_point()

@@ -1,0 +1,152 @@
+"""What hvp and operators say of a function whose gradient is not its derivative, and of numbers with few digits."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import hodiff
+from hodiff.derivatives import own_gradient
+
+X = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)
+
+
+class Sine(torch.autograd.Function):
+    factor = 1.0
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @classmethod
+    def _pull(cls, ctx, g):
+        return cls.factor * g * ctx.saved_tensors[0].cos()
+
+    @staticmethod
+    def backward(ctx, g):
+        return Sine._pull(ctx, g)
+
+
+class LouderSine(Sine):
+    factor = 1.5
+
+    @staticmethod
+    def backward(ctx, g):
+        return LouderSine._pull(ctx, g)
+
+
+def without_recording(x):
+    with torch.no_grad():
+        weights = x * x
+    return (weights * x.sin()).sum()
+
+
+def shifted(x):
+    powers = (x - x.max().detach()).exp()
+    return (powers / powers.sum()).square().sum()
+
+
+class Table(nn.Module):
+    """Has a frozen table that it reads without recording, as the positions of Pegasus."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.table = nn.Linear(3, 3), nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            table = self.table.exp()
+        return (self.linear(x).tanh() * table).square().sum()
+
+
+# The function, and the words of what leaves the graph; none where the gradient is the derivative.
+CASES = {
+    "detach": (lambda x: (x.detach() * x.sin()).sum(), "x.detach()"),
+    "data": (lambda x: (x.data * x.sin()).sum(), "x.data"),
+    "no_grad": (without_recording, "in without_recording"),
+    "a number": (lambda x: x.sum().item() * x.sin().sum(), "item()"),
+    "a Function": (lambda x: LouderSine.apply(x).square().sum(), "LouderSine, a custom Function"),
+    "a Function that is right": (lambda x: Sine.apply(x).square().sum(), ""),
+    "a shift without effect": (shifted, ""),
+    "a branch": (lambda x: x.sin().sum() if x.detach().sum() > 0 else x.sum(), ""),
+    "a kink": (lambda x: ((x.round() - x).detach() + x).square().sum(), ""),
+    "nothing": (lambda x: x.sin().sum(), ""),
+    "a Function of hodiff": (lambda x: hodiff.functions.swish(x, 1.0).sum(), ""),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked():
+    own_gradient._asked.clear()
+    yield
+    own_gradient._asked.clear()
+
+
+def said(call, times=1):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(times):
+            call()
+    return [str(each.message) for each in caught if issubclass(each.category, hodiff.errors.HodiffWarning)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_told_once_where_differences_show_it(name):
+    f, words = CASES[name]
+    found = said(lambda: hodiff.hvp(f, X, X), times=3)
+    assert len(found) == bool(words), found
+    assert words in "".join(found)
+
+
+def test_all_that_differentiates_tells_it():
+    f = CASES["detach"][0]
+
+    def model(x):
+        return x.detach() * x.sin()
+
+    calls = {
+        "hvp": lambda: hodiff.hvp(f, X, X),
+        "HessianOperator": lambda: hodiff.HessianOperator(f, X) @ X,
+        "hessian": lambda: hodiff.hessian(f)(X),
+        "JacobianOperator": lambda: hodiff.JacobianOperator(model, X) @ X,
+    }
+    for name, call in calls.items():
+        own_gradient._asked.clear()
+        (message,) = said(call)
+        assert message.startswith(f"{name}: the gradient that the function has by autograd is not its derivative")
+        # The numbers are those of the gradient and of the derivative, along one direction.
+        assert "differences of values give" in message
+
+
+def test_frozen_tables_that_are_read_without_recording():
+    torch.manual_seed(0)
+    model, x = Table(), torch.ones(2, 3)
+
+    def loss(p):
+        return torch.func.functional_call(model, p, x)
+
+    everything = dict(model.named_parameters())
+    (message,) = said(lambda: hodiff.hvp(loss, everything, everything))
+    assert "differentiate only by parameters that require a gradient" in message
+    own_gradient._asked.clear()
+    free = {name: each for name, each in everything.items() if each.requires_grad}
+    assert said(lambda: hodiff.hvp(loss, free, free)) == []
+
+
+def test_random_states_and_gradients_are_left_alone():
+    p = X.clone().requires_grad_()
+    state = torch.get_rng_state()
+    said(lambda: hodiff.hvp(CASES["detach"][0], p, X))
+    assert p.grad is None
+    torch.testing.assert_close(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.bfloat16, 2), (torch.float16, 3)])
+def test_how_many_digits_16_bits_have(dtype, digits):
+    (message,) = said(lambda: hodiff.hvp(CASES["nothing"][0], X.to(dtype), X.to(dtype)), times=2)
+    assert message.startswith(f"hvp: numbers of {dtype} have about {digits} digits")
