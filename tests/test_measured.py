@@ -184,6 +184,11 @@ def footprints_of_inner_loops() -> Iterator[tuple[str, float]]:
     parts = on_file("footprints")["parts"]
     for name, shown in table_after("docs/guides/meta.md", 'So "auto" is'):
         yield shown, parts["Inner loops"][name]
+    told = re.findall(
+        r"([\d.]+) MiB as recorded, ([\d.]+) with .*?, ([\d.]+) by the other",
+        text_of("docs/howto/meta_gradient_memory.md"),
+    )
+    yield from zip(told[0], parts["Inner loops"].values(), strict=False)
     pattern = (
         r"mixed route takes ([\d.]+) times.*?, ([\d.]+) for a CNN.*?, ([\d.]+) for an MLP 784-512-512-10 "
         r"and a transformer, ([\d.]+) for"
