@@ -153,6 +153,8 @@ CALLS = [
     (torch.Tensor.add_, (torch.tensor(3), 2), {"alpha": 1}),
     (torch.batch_norm, (CHANNELS, SCALE, SHIFT, *RUNNING, True, 1.0, 1.0, False), {}),
     (torch.instance_norm, (CHANNELS, SCALE, SHIFT, *RUNNING, True, 1.0, 1.0, False), {}),
+    (torch.native_group_norm, (CHANNELS, SCALE, SHIFT, 5, 3, 4, 1, 1.0), {}),
+    *((torch.linalg.lstsq, (X.mT, Y.mT, 1e-9), {"driver": driver}) for driver in ("gelsd", "gelss")),
     (torch.native_batch_norm, (CHANNELS, SCALE, SHIFT, *RUNNING, True, 1.0, 1.0), {}),
     (native_batch_norm, (CHANNELS, SCALE, SHIFT, *RUNNING, True, 1.0, 1.0), {}),
     (native_batch_norm, (CHANNELS, SCALE, SHIFT, True, 1.0, 1.0), {}),

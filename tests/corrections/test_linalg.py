@@ -400,3 +400,20 @@ def test_directions_at_once_through_a_batch_of_one():
     found, slopes = torch.func.vmap(derivative)(directions)
     torch.testing.assert_close(found, values.expand(3, 1, 1, 4))
     torch.testing.assert_close(slopes, exact)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+@pytest.mark.parametrize("driver", ["gelsd", "gelss"])
+def test_singular_values_of_least_squares_are_no_constants(driver, route):
+    a, b, v = randn(4, 3), randn(4, 2), randn(4, 3)
+
+    def f(a):
+        return LINALG.lstsq(a, b, driver=driver).singular_values.pow(3).sum()
+
+    def by_eigenvalues(a):
+        return LINALG.eigvalsh(a.mT @ a).pow(1.5).sum()
+
+    torch.testing.assert_close(hodiff.hvp(f, a, v, route=route), hodiff.hvp(by_eigenvalues, a, v))
+    torch.testing.assert_close(
+        hodiff.directional_derivatives(f, a, v, order=1), hodiff.directional_derivatives(by_eigenvalues, a, v, order=1)
+    )

@@ -267,3 +267,47 @@ def test_group_norm_of_small_vectors(route, single):
         )
         error = ((got.double() / size - expected).norm() / expected.norm()).item()
         assert error < 10 * torch.finfo(dtype).eps, size
+
+
+STATISTICS = {
+    "layer": (lambda x: torch.native_layer_norm(x, (3, 2), None, None, 0.1)[1:], lambda x: (x, (1, 2), True)),
+    "layer's operator": (
+        lambda x: torch.ops.aten.native_layer_norm(x, [2], None, None, 0.1)[1:],
+        lambda x: (x, (2,), True),
+    ),
+    "batch": (
+        lambda x: torch.native_batch_norm(x, None, None, None, None, True, 0.1, 0.1)[1:],
+        lambda x: (x, (0, 2), False),
+    ),
+    "batch with update": (
+        lambda x: torch.ops.aten._batch_norm_with_update(x, None, None, r(3), r(3), 0.1, 0.1)[1:3],
+        lambda x: (x, (0, 2), False),
+    ),
+    "group": (
+        lambda x: torch.native_group_norm(x, None, None, 4, 3, 2, 1, 0.1)[1:],
+        lambda x: (x.reshape(4, 1, 6), (2,), False),
+    ),
+}
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_are_no_constants(name, route):
+    """Mean and deviation, which torch hands out beside the normalized input, by every route."""
+    statistics, of_groups = STATISTICS[name]
+
+    def by_hand(x):
+        x, dims, keepdim = of_groups(x)
+        mean = x.mean(dims, keepdim=True)
+        deviation = ((x - mean).square().mean(dims, keepdim=True) + 0.1).rsqrt()
+        return (mean, deviation) if keepdim else (mean.flatten(-len(dims)), deviation.flatten(-len(dims)))
+
+    x, v = r(4, 3, 2), r(4, 3, 2)
+    f, expected = (
+        (lambda x, each=each: sum(y.flatten().dot(y.flatten().sin()) for y in each(x)))
+        for each in (statistics, by_hand)
+    )
+    torch.testing.assert_close(hodiff.hvp(f, x, v, route=route), hodiff.hvp(expected, x, v))
+    torch.testing.assert_close(
+        hodiff.directional_derivatives(f, x, v, order=3), hodiff.directional_derivatives(expected, x, v, order=3)
+    )

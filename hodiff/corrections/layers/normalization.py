@@ -15,6 +15,7 @@ from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.functions.normalization.formulas import wide
 from hodiff.routes import FORWARD_INSIDE, ROUTES
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
@@ -59,8 +60,17 @@ def _native_layer_norm(
     y = _layer_norm(input, normalized_shape, weight, bias, eps)
     if isinstance(y, Declined):
         return y
-    weight, bias = (None if each is None else each.detach() for each in (weight, bias))
-    return y, *torch.native_layer_norm(input.detach(), normalized_shape, weight, bias, eps)[1:]
+    dims = tuple(range(-len(normalized_shape), 0))
+    return y, *_statistics(input, dims, eps, weight if input.is_cpu else None, keepdim=True)
+
+
+def _statistics(
+    input: Tensor, dims: Sequence[int], eps: float, parameter: Tensor | None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Mean and reciprocal deviation, which are constants in torch, in the dtype of a parameter."""
+    variance, mean = torch.var_mean(wide(input), dims, correction=0, keepdim=keepdim)
+    dtype = parameter.dtype if parameter is not None else input.dtype if input.is_cpu else mean.dtype
+    return mean.to(dtype), torch.rsqrt(variance + eps).to(dtype)
 
 
 def _goes_forward(input: Any, *_: Any, **__: Any) -> bool:
@@ -90,15 +100,20 @@ def _group_norm(
     return functions.group_norm(input, num_groups, weight, bias, eps) if input.numel() else UNNEEDED
 
 
-@_of_groups(torch.native_group_norm)
+@register(
+    torch.native_group_norm,
+    routes=ROUTES[:2],
+    reason="the gradient of mean and deviation is zero where the normalized input is not used",
+    reference="Wu & He (2018), eq. 1",
+    covers=_is_real,
+)
 def _native_group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> Any:
-    y = _group_norm(input, group, weight, bias, eps)
-    if isinstance(y, Declined):
-        return y
-    variance, mean = torch.var_mean(wide(input).reshape(N, group, -1), -1, correction=0)
-    return y, mean.to(y.dtype), torch.rsqrt(variance + eps).to(y.dtype)
+    if not input.numel() or not carry_derivatives((input,)):
+        return UNNEEDED
+    y = functions.group_norm(input, group, weight, bias, eps)
+    return y, *_statistics(input.reshape(N, group, -1), [-1], eps, weight if input.is_cpu else None)
 
 
 def _has_lean_rule(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> bool:
@@ -263,10 +278,8 @@ def _native_batch_norm(
     y = _batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
     if isinstance(y, Declined):
         return y
-    # Torch takes these two for constants.
-    variance, mean = torch.var_mean(wide(input.detach()), [0, *range(2, input.dim())], correction=0)
-    dtype = next((each.dtype for each in (weight, running_mean) if each is not None), input.dtype)
-    return y, mean.to(dtype), torch.rsqrt(variance + eps).to(dtype)
+    parameter = running_mean if weight is None else weight
+    return y, *_statistics(input, [0, *range(2, input.dim())], eps, parameter)
 
 
 @_of_batches(native_batch_norm)
@@ -294,4 +307,4 @@ def _batch_norm_with_update(
         return y
     weight, bias = (None if each is None else each.detach() for each in (weight, bias))
     others = batch_norm_with_update(input.detach(), weight, bias, running_mean, running_var, momentum, eps)
-    return y, *others[1:]
+    return y, *_statistics(input, [0, *range(2, input.dim())], eps, others[1]), *others[3:]

@@ -13,9 +13,9 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
 from hodiff.corrections.linalg.factored import FactoredSolve, factors, for_lapack, named
 from hodiff.corrections.registry import register
-from hodiff.corrections.values import with_value_of
+from hodiff.corrections.values import with_value, with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES
-from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives, may_be_differentiated
 
 _solves = partial(
     register,
@@ -52,6 +52,19 @@ def _solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = F
 def _adjoint(matrix: Tensor) -> Tensor:
     # Lazy conjugates, which views by real numbers do not know, are no results.
     return matrix.mT.conj_physical() if matrix.is_complex() else matrix.mT
+
+
+@register(
+    torch.linalg.lstsq,
+    routes=ROUTES,
+    reason="the singular values are constants to every derivative",
+    reference="torch.linalg.svdvals",
+)
+def _lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    if driver not in ("gelsd", "gelss") or not carry_derivatives((A,)):
+        return UNNEEDED
+    solution, residuals, rank, values = torch.linalg.lstsq(A, B, rcond, driver=driver)
+    return named("linalg_lstsq", (solution, residuals, rank, with_value(torch.linalg.svdvals(A), values)))
 
 
 @_solves(torch.linalg.tensorsolve, mended="2.15")
