@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
+from hodiff.common.complex_numbers import as_real
 from hodiff.errors import InputError
 from hodiff.torch_internals.tensors import stands_for_tensor
 
@@ -169,6 +171,41 @@ def recordable(tensor: Tensor) -> Tensor:
 def recordable_tree(tree: PyTree) -> PyTree:
     """The same of all tensors in a tree."""
     return recordable(tree) if isinstance(tree, Tensor) else pytree.tree_map_only(Tensor, recordable, tree)
+
+
+def is_of_subclass(tensor: Tensor) -> bool:
+    """Whether a tensor is of a user's subclass, whose `__torch_function__` and methods transforms would lose."""
+    kind = type(tensor)
+    return (
+        kind is not Tensor
+        and kind.__torch_function__ is not Parameter.__torch_function__  # the one that is switched off
+        and kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    )
+
+
+def overrides_functions(tensor: Tensor) -> bool:
+    """Whether a tensor is of a subclass with a `__torch_function__` of its own."""
+    kind = type(tensor)
+    own = getattr(kind.__torch_function__, "__func__", None) is not Tensor.__torch_function__.__func__
+    return own and is_of_subclass(tensor)
+
+
+def as_plain(tensor: Tensor) -> Tensor:
+    """The tensor without the subclass, so that hodiff's own arithmetic is not changed by it."""
+    return tensor.as_subclass(Tensor) if is_of_subclass(tensor) else tensor
+
+
+def as_given(tensor: Tensor, given: Tensor) -> Tensor:
+    """The tensor, also inside transforms, with subclass and attributes of another."""
+    result = tensor.as_subclass(type(given))
+    result.__dict__.update(given.__dict__)
+    return result
+
+
+def as_point(leaf: Tensor) -> Tensor:
+    """The real parts of a leaf, detached, of its subclass still."""
+    real = dense(recordable(as_real(as_plain(leaf).detach())))
+    return as_given(real, leaf) if is_of_subclass(leaf) and not leaf.is_complex() else real
 
 
 def has_strides(tensor: Tensor) -> bool:

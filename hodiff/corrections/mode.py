@@ -17,7 +17,7 @@ from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
 from hodiff.corrections.distances.squares import LENGTHS, of_lengths
 from hodiff.corrections.numbers import moving_number, refused
 from hodiff.corrections.registry import Correction, correction_of, show_private_functions
-from hodiff.corrections.subclasses import ask_subclasses
+from hodiff.corrections.subclasses import ask_subclasses, without_subclasses
 from hodiff.corrections.twins import twin
 from hodiff.corrections.wrapping import within
 from hodiff.errors import HodiffError, InputError, RouteError
@@ -25,7 +25,11 @@ from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, nothing_constant
 from hodiff.torch_internals.autograd.transforms import in_transform
-from hodiff.torch_internals.interception import subclasses_are_asked
+from hodiff.torch_internals.interception import (
+    call_beneath_users_modes,
+    function_mode_count,
+    subclasses_are_asked,
+)
 from hodiff.torch_internals.wording import Wording, says
 
 P = ParamSpec("P")
@@ -76,6 +80,11 @@ class Corrections(TorchFunctionMode):
         if self.watcher is not None:
             self.watcher(func, args)
         compiling = is_compiling()
+        # A mode that was entered outside of this one sees functions, as it would without, and not what rules call.
+        if not compiling and function_mode_count():
+            result = call_beneath_users_modes(self, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
         going_forward = not compiling and in_forward_mode()
         if going_forward and makes_constants(func):
             return self._constant(func, types, args, kwargs)
@@ -90,18 +99,20 @@ class Corrections(TorchFunctionMode):
             return ask_subclasses(self, correction, func, types, args, kwargs)
         if correction is None:
             return func(*args, **kwargs)
-        named = kwargs
+        operands, named = args, kwargs
         if kwargs and not correction.parameters.names.issuperset(kwargs):
             if kwargs.get("out") is not None and "out" not in correction.parameters.names:
                 return func(*args, **kwargs)  # which torch refuses to differentiate
             named = correction.parameters.renamed(func, kwargs)
-        if correction.kind == "slow" and not self._pays(correction, args, named):
+        if not compiling and not subclasses_are_asked():
+            operands, named = without_subclasses(func, operands, named)
+        if correction.kind == "slow" and not self._pays(correction, operands, named):
             return func(*args, **kwargs)
-        if correction.lean is not None and self._is_worth_it(correction, args, named):
-            result = correction.lean(*args, **named)
+        if correction.lean is not None and self._is_worth_it(correction, operands, named):
+            result = correction.lean(*operands, **named)
             if type(result) is not Declined:
                 return result
-        result = correction.rule(*args, **named) if compiling else _attempt(correction, args, named)
+        result = correction.rule(*operands, **named) if compiling else _attempt(correction, operands, named)
         if isinstance(result, Exception):
             # What the rule says of itself, or of tangents for which transforms find memory.
             if isinstance(result, NotImplementedError) or says(result, Wording.CHANGES_ZERO):

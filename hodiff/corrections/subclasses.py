@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
+from hodiff.common.trees import as_plain
 from hodiff.corrections.registry import Correction
 from hodiff.corrections.stakes import is_wrong
 from hodiff.errors import RouteError
@@ -61,6 +63,14 @@ def ask_subclasses(
                 raise _hidden(correction, each)
             return result
     return func(*args, **kwargs)  # torch's error
+
+
+def without_subclasses(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the arguments of a call that a subclass hands on as plain tensors, unless the call is in place."""
+    # A rule saves them, and its backward would ask the subclass about arithmetic that torch's backward does unasked.
+    if getattr(func, "__name__", "").endswith("_"):
+        return args, kwargs
+    return pytree.tree_map_only(Tensor, as_plain, (tuple(args), kwargs))
 
 
 def _hidden(correction: Correction, subclass: type) -> RouteError:

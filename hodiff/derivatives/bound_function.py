@@ -17,10 +17,13 @@ from hodiff.common.overriding import offered_in_trees
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import (
     PyTree,
+    as_given,
+    as_plain,
     dense,
     describe,
     flatten_primals,
     flatten_tangents,
+    is_of_subclass,
     recordable,
     recordable_tree,
     tensors_in,
@@ -40,7 +43,8 @@ R = TypeVar("R")
 class BoundFunction:
     """A function with its constants bound, seen as one of the real leaves it is differentiated in.
 
-    Complex leaves are there by their parts, those that are `joined` before the function sees them.
+    Complex leaves are there by their parts, those that are `joined` before the function sees them. Leaves of subclasses
+    are plain tensors, which the function sees as they were given: `subclassed` holds those by their places.
     """
 
     caller: str
@@ -55,11 +59,14 @@ class BoundFunction:
     correct: bool
     joined: tuple[bool, ...]
     offers_aux: bool = True
+    subclassed: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @at_another_point
     def __call__(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[PyTree, PyTree]:
         """Evaluate at other leaves, in another mode than plain corrections; aux is `()` where there is none."""
         args, rest = list(self.args), self._joined(leaves)
+        for place, given in self.subclassed.items():
+            rest[place] = as_given(rest[place], given)
         for argnum, spec in zip(self.argnums, self.specs, strict=True):
             args[argnum] = unflatten(rest[: spec.num_leaves], spec)
             rest = rest[spec.num_leaves :]
@@ -78,6 +85,8 @@ class BoundFunction:
         else:
             with uncorrected():
                 result = self.f(*args, **self.kwargs)
+        if self.subclassed:
+            result = pytree.tree_map_only(Tensor, as_plain, result)
         if not self.has_aux:
             return result, ()
         if not (isinstance(result, tuple) and len(result) == 2):
@@ -130,7 +139,7 @@ class BoundFunction:
     def tangents(self, v: PyTree) -> tuple[Tensor, ...]:
         """The leaves of a direction, which must be like those of what is differentiated."""
         leaves = flatten_tangents(v, self._joined(self.leaves), self.user_spec, self.caller)
-        return tuple(map(as_real, leaves))
+        return tuple(as_real(as_plain(leaf)) for leaf in leaves)
 
     def _joined(self, leaves: Sequence[Any]) -> list[Any]:
         return list(map(as_complex, leaves, self.joined)) if any(self.joined) else list(leaves)
@@ -205,6 +214,9 @@ def bind(
         for position in positions
     ]
     leaves = [recordable(leaf) for found, _ in flat for leaf in found]
+    subclassed = {} if torch.compiler.is_compiling() else {i: x for i, x in enumerate(leaves) if is_of_subclass(x)}
+    for place, leaf in subclassed.items():
+        leaves[place] = as_plain(leaf)
     specs = tuple(spec for _, spec in flat)
     user_spec = pytree.tree_flatten(tuple(args[i] for i in positions))[1] if isinstance(argnums, tuple) else specs[0]
     args = tuple(arg if i in positions else recordable_tree(arg) for i, arg in enumerate(args))
@@ -213,7 +225,7 @@ def bind(
     reals = tuple(dense(as_real(leaf)) for leaf in leaves)
     offers_aux, has_aux = has_aux is not None, bool(has_aux)
     return BoundFunction(
-        caller, f, args, kwargs, positions, reals, specs, user_spec, has_aux, correct, joined, offers_aux
+        caller, f, args, kwargs, positions, reals, specs, user_spec, has_aux, correct, joined, offers_aux, subclassed
     )
 
 

@@ -14,7 +14,7 @@ from hodiff.common.options import require_int
 from hodiff.common.ordinary import ordinary_tree
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.randomness import RandomState
-from hodiff.common.trees import PyTree, flatten, tensors_in, unflatten
+from hodiff.common.trees import PyTree, flatten, overrides_functions, tensors_in, unflatten
 from hodiff.corrections.autograd.checkpoints import uncorrected
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.directional import nested_directional_derivatives
@@ -81,8 +81,9 @@ def directional_derivatives(
     )
     function.tangents(unflatten([tensor_of(each) for each in directions], structure))
     inside = any(isinstance(each, Jet) for each in (*leaves, *directions))
-    # A first derivative is one pass of torch's own. A compiler traces Taylor mode in part.
-    if not inside and (order < 2 or torch.compiler.is_compiling()):
+    # A first derivative is one pass of torch's own. A compiler traces Taylor mode in part. A jet has no subclass.
+    own = any(isinstance(each, Tensor) and overrides_functions(each) for each in leaves)
+    if not inside and (order < 2 or torch.compiler.is_compiling() or own):
         return nested_directional_derivatives(f, x, v, *args, order=order, correct=correct)
     state = RandomState(each for each in leaves if isinstance(each, Tensor))
     try:

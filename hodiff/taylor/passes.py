@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.randomness import RandomState
-from hodiff.common.trees import PyTree, flatten, flatten_primals, unflatten
+from hodiff.common.trees import PyTree, flatten, flatten_primals, overrides_functions, unflatten
 from hodiff.corrections import corrected
 from hodiff.errors import InputError, RouteError
 from hodiff.taylor import calls
@@ -171,4 +171,12 @@ def primal_leaves(tree: PyTree, caller: str, argument: str) -> tuple[list[Any], 
     """The leaves of an argument, tensors that can be differentiated, or jets of an outer call."""
     leaves, spec = flatten(tree)
     flatten_primals(unflatten([tensor_of(each) for each in leaves], spec), caller, argument, complex_too=True)
+    for each in leaves:
+        if isinstance(each, Tensor) and overrides_functions(each):
+            name = type(each).__name__
+            raise RouteError(
+                f"{caller}: {argument}: expected plain tensors, got {name}, whose __torch_function__ a Taylor series "
+                "does not reach; take hodiff.hvp, hodiff.hessian or hodiff.jacobian, which call it, or pass "
+                "x.as_subclass(torch.Tensor)."
+            )
     return leaves, spec

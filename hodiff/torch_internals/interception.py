@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from hodiff.torch_internals.tensors import is_zero_without_memory
 
 active_function_modes: Callable[[], list[TorchFunctionMode]] = overrides._get_current_function_mode_stack
+function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
 # What `Function.apply` calls inside transforms of `torch.func`, and modes see: `(function, *inputs)`.
 apply_in_transform: Callable[..., Any] = custom_function_call
 dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -56,6 +57,23 @@ def in_function_modes(modes: Sequence[TorchFunctionMode]) -> Iterator[None]:
             if id(mode) not in active:
                 stack.enter_context(mode)
         yield
+
+
+def call_beneath_users_modes(mode: TorchFunctionMode, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function that users' modes see first, and then a mode that is set aside; `NotImplemented` without any."""
+    held = active_function_modes()
+    first = next((i for i, each in enumerate(held) if type(each).__module__.split(".")[0] not in _NOT_USERS), None)
+    if first is None:
+        return NotImplemented
+    _exchange_function_modes([*held[:first], mode, *held[first:]])
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _exchange_function_modes(held)
+
+
+# torch's modes, such as that of a default device, ask for functions that have no rule.
+_NOT_USERS = ("hodiff", "torch")
 
 
 def _exchange_function_modes(modes: list[TorchFunctionMode]) -> None:

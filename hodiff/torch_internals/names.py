@@ -54,6 +54,7 @@ NAMES = (
     "torch._C._is_tracing",
     "torch._C._jit_pass_inline",
     "torch._C._len_torch_dispatch_stack",
+    "torch._C._len_torch_function_stack",
     "torch._C._nn",
     "torch._C._nn.glu",
     "torch._C._nn.hardsigmoid",

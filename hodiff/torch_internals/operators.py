@@ -18,6 +18,9 @@ OpOverloadPacket = _ops.OpOverloadPacket
 
 Kernel = Callable[..., Any]
 
+# What else `index_put` is in graphs, out of place and in place.
+INDEX_PUT_OPERATORS = ("_unsafe_index_put", "_index_put_impl_")
+
 # Gradients that torch computes by a kernel of their own.
 softmax_gradient: Kernel = torch.ops.aten._softmax_backward_data.default
 log_softmax_gradient: Kernel = torch.ops.aten._log_softmax_backward_data.default

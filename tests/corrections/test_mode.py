@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import hodiff
 from hodiff.corrections import INVALID, UNNEEDED, register, table, unable, unregister
 from hodiff.corrections.registry import CORRECTIONS
 from hodiff.derivatives.directional import nested_directional_derivatives
+from hodiff.torch_internals.interception import active_function_modes
 from hodiff.torch_internals.operators import foreach_by_name, weight_norm
 
 D = torch.float64
@@ -298,6 +300,47 @@ def test_subclasses_bring_their_own_rules():
 
     with hodiff.corrected():
         assert F.layer_norm(torch.ones(3).as_subclass(Loud), (3,)) == "loud"
+
+
+class Doubled(TorchFunctionMode):
+    """Twice what torch makes of some functions; nothing that a rule calls is any of them."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return 2 * result if func in (F.layer_norm, Tensor.sin) else result
+
+
+def by_doubled(x):
+    return (2 * F.layer_norm(2 * x.sin(), (3,))).pow(3).sum()
+
+
+OF_DOUBLED = {
+    **{route: lambda f, route=route: hodiff.hvp(f, X, V, route=route) for route in hodiff.ROUTES},
+    "jacobian": lambda f: hodiff.jacobian(f)(X),
+    "operator": lambda f: hodiff.HessianOperator(f, X) @ V,
+    "value": lambda f: hodiff.corrected()(f)(X),
+    "nested": lambda f: hodiff.corrected()(hodiff.jacobian(f))(X),
+}
+
+
+@pytest.mark.parametrize("name", OF_DOUBLED)
+def test_modes_entered_outside_see_functions_with_a_rule(name):
+    expected = OF_DOUBLED[name](by_doubled)
+    with Doubled():
+        torch.testing.assert_close(OF_DOUBLED[name](lambda x: F.layer_norm(x.sin(), (3,)).pow(3).sum()), expected)
+    with hodiff.corrected(), Doubled(), hodiff.corrected():
+        torch.testing.assert_close(OF_DOUBLED[name](lambda x: F.layer_norm(x.sin(), (3,)).pow(3).sum()), expected)
+
+
+def test_a_mode_that_is_left_by_an_error_is_where_it_was():
+    class Refusing(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            raise ValueError("refused")
+
+    with Refusing() as outer, hodiff.corrected() as inner:
+        with pytest.raises(ValueError, match="refused"):
+            F.layer_norm(X, (3,))
+        assert active_function_modes() == [outer, inner]
 
 
 def test_errors():

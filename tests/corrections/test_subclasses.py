@@ -183,3 +183,66 @@ def test_a_wrapper_of_tensors_is_right_or_refused(route):
         assert route != "reverse-over-reverse"
     else:
         torch.testing.assert_close(product.a.detach(), TRUTH, rtol=1e-10, atol=1e-12)
+
+
+class Doubling(Tensor):
+    """Twice what torch makes of some functions, and an attribute and a method."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result + result if func in (Tensor.sin, Tensor.mul, F.layer_norm) else result
+
+    def scaled(self):
+        return self / self.scale
+
+
+class DoublingPlainly(Doubling):
+    """The same with plain results, also of `detach`."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            return 2 * result if func in (Tensor.sin, Tensor.mul, F.layer_norm) else result
+
+
+def doubled(x):
+    return F.layer_norm(x, (3,)).pow(3).sum() + x.sin().pow(3).sum() + (x * x).cos().sum() + x.scaled().exp().sum()
+
+
+def doubled_by_hand(x):
+    return 8 * (F.layer_norm(x, (3,)).pow(3) + x.sin().pow(3)).sum() + (2 * x**2).cos().sum() + (x / 3.0).exp().sum()
+
+
+DERIVATIVES = {
+    **{route: lambda f, x, v, route=route: hodiff.hvp(f, x, v, route=route) for route in hodiff.ROUTES},
+    "without corrections": lambda f, x, v: hodiff.hvp(f, x, v, correct=False),
+    "a direction of the class": lambda f, x, v: hodiff.hvp(f, x, v.as_subclass(type(x))),
+    "forward": lambda f, x, _: hodiff.jacobian(f, mode="forward")(x),
+    "reverse": lambda f, x, _: hodiff.jacobian(f, mode="reverse")(x),
+    "along a line": lambda f, x, v: hodiff.directional_derivatives(f, x, v, order=3),
+    "operator": lambda f, x, v: hodiff.HessianOperator(f, x) @ v,
+    "operator elsewhere": lambda f, x, v: hodiff.HessianOperator(f, torch.ones_like(V)).at(x) @ v,
+    "Jacobian's operator": lambda f, x, v: hodiff.JacobianOperator(lambda x: f(x)[None], x) @ v,
+    "matrix": lambda f, x, _: hodiff.hessian_matrix(f, x),
+    "leaves": lambda f, x, _: hodiff.hessian(lambda xs: f(xs["x"]))({"x": x})["x"]["x"],
+    "sparse": lambda f, x, _: hodiff.sparse.hessian(f)(x),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+@pytest.mark.parametrize("subclass", [Doubling, DoublingPlainly])
+def test_each_function_is_asked_of_the_subclass_once(subclass, name):
+    x = X.as_subclass(subclass)
+    x.scale = 3.0
+    torch.testing.assert_close(doubled(x).as_subclass(Tensor), doubled_by_hand(X))
+    found = DERIVATIVES[name](doubled, x, V)
+    expected = DERIVATIVES[name](doubled_by_hand, X, V)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_taylor_mode_refuses_a_subclass_that_it_cannot_ask():
+    for take in (hodiff.laplacian(doubled), lambda x: hodiff.taylor.jet(doubled, (x,), ([V],))):
+        with pytest.raises(hodiff.errors.RouteError, match="got Doubling, whose __torch_function__"):
+            take(X.as_subclass(Doubling))

@@ -20,6 +20,7 @@ from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any
+from hodiff.torch_internals.operators import INDEX_PUT_OPERATORS
 
 REASON = "a value that is overwritten at a repeated index gets the gradient of the value that stays"
 REFERENCE = "a gather of the values that stay"
@@ -111,9 +112,7 @@ def _enter(function: Any, in_place: bool) -> None:
     rule = {"index_copy": index_copy, "index_put": index_put, "put": put}[name]
     enter(rule)
     if name == "index_put":
-        calls(function, "_index_put_impl_" if in_place else "_unsafe_index_put")(
-            lambda *args, **kwargs: rule(*args[:4], **kwargs)
-        )
+        calls(function, INDEX_PUT_OPERATORS[in_place])(lambda *args, **kwargs: rule(*args[:4], **kwargs))
 
 
 for _function in (Tensor.index_copy, Tensor.index_put, Tensor.put):

@@ -15,13 +15,12 @@ from torch.utils import _pytree as pytree
 from typing_extensions import Unpack
 
 from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
-from hodiff.common.complex_numbers import as_real
 from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.module_state import attributes_put_back, untouched, untouched_buffers
 from hodiff.common.naming import name_of
 from hodiff.common.options import require_bool
 from hodiff.common.randomness import RandomState, seeded
-from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
+from hodiff.common.trees import PyTree, as_point, flatten_primals, recordable
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
 from hodiff.derivatives.graphs_by_form import while_nothing_is_captured
 from hodiff.derivatives.route_choice import refused
@@ -107,7 +106,7 @@ class CurvatureOperator(Portable, LinearOperator):
             )
         dynamic = given["compile"] == "dynamic"
         self._compiled = CompiledLinearizations(caller, dynamic=dynamic) if given["compile"] else None
-        self.relocate(tuple(dense(recordable(as_real(leaf.detach()))) for leaf in leaves), self.domain)
+        self.relocate(tuple(map(as_point, leaves)), self.domain)
 
     def _told(self) -> list[tuple[str, object]]:
         names = ", ".join(name_of(getattr(self, each)) for each in self.functions)
@@ -180,7 +179,7 @@ class CurvatureOperator(Portable, LinearOperator):
                 f"{self.domain.size} numbers, got {Space.of(x).size}; make a new operator for other parameters."
             )
         other = copy.copy(self)
-        other.relocate(tuple(dense(recordable(as_real(leaf.detach()))) for leaf in leaves), self.domain)
+        other.relocate(tuple(map(as_point, leaves)), self.domain)
         return other
 
     def relocate(self, leaves: tuple[Tensor, ...], space: Space) -> None:

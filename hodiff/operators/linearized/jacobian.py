@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.module_state import untouched
-from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
+from hodiff.common.trees import PyTree, as_point, flatten_primals
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.route_choice import refused
 from hodiff.operators.data.determinism import read_unchanged
@@ -69,7 +69,7 @@ class JacobianOperator(Portable, LinearOperator):
         leaves, _ = flatten_primals(x, "JacobianOperator", "x")
         self.f, self.args, self.correct = f, args, correct
         self.domain = Space.of(x)
-        self._point = Point(tuple(dense(recordable(leaf.detach())) for leaf in leaves))
+        self._point = Point(tuple(map(as_point, leaves)))
         self._restore()
         self.chunk_size = chunk_size
         super().__init__(self.domain, self._codomain)
