@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hodiff.common.options import require_bool, require_number
 from hodiff.errors import InputError
@@ -20,6 +22,19 @@ def require_function(f: Any) -> None:
             f"got {type(f).__name__}. Pass the function itself, not its result."
         )
     require_not_compiled("check", "f", f, "compile=True compares its compiled derivatives with the eager ones")
+
+
+def require_numbers(f: Any, inputs: Any) -> None:
+    """Refuse tensors that have no numbers to compare: those of the device "meta"."""
+    held = (*f.parameters(), *f.buffers()) if isinstance(f, torch.nn.Module) else ()
+    for each in (*tree_leaves(inputs), *held):
+        if isinstance(each, Tensor) and each.is_meta:
+            where = "f" if any(each is one for one in held) else "inputs"
+            raise InputError(
+                f"check: {where}: expected tensors with numbers, got one of shape {tuple(each.shape)} on the device "
+                '"meta". Make it on another device, such as by module.to_empty(device="cpu") and an initialization; '
+                "hodiff.preflight needs no numbers."
+            )
 
 
 def require_not_compiled(caller: str, argument: str, f: Any, besides: str) -> None:

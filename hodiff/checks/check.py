@@ -15,6 +15,7 @@ from hodiff.checks.arguments import (
     require_inputs,
     require_module,
     require_nothing,
+    require_numbers,
     require_reference,
     require_ulps,
 )
@@ -158,6 +159,7 @@ def check(
     require_backend(compile)
     require_choice("check", "method", method, METHODS)
     require_ulps(ulps, reference)
+    require_numbers(f, inputs)
     backend = compile if isinstance(compile, str) else "inductor" * compile
     if loss is not None:
         require_module(f)

@@ -13,6 +13,7 @@ import hodiff
 from hodiff import InputError, straight_through
 from hodiff.checks import check
 from hodiff.checks.functions import by_routes
+from hodiff.functions import nestable_jvp
 
 GENERATOR = torch.Generator().manual_seed(7)
 
@@ -389,3 +390,114 @@ def test_a_warning_at_each_point_is_shown_once():
         warnings.simplefilter("always")
         hodiff.check(f, torch.tensor([0.5, -1.2], dtype=torch.float64), vmap=False, scipy=False)
     assert sum("not solved" in str(each.message) for each in caught) == 1
+
+
+POINT = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)
+
+
+class Complex(torch.autograd.Function):
+    """The product of complex numbers."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z, w):
+        return z * w
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        z, w = ctx.saved_tensors
+        return g * w.conj().resolve_conj(), g * z.conj().resolve_conj()
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, z_t, w_t):
+        z, w = ctx.saved_tensors
+        return z_t * w + z * w_t
+
+
+def product_of_complex(a, b, c, d):
+    return torch.view_as_real(Complex.apply(torch.complex(a, b), torch.complex(c, d)))
+
+
+class Overwriting(torch.autograd.Function):
+    """Triples its input in place, and says so."""
+
+    @staticmethod
+    def forward(x):
+        return x.mul_(3.0)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_dirty(inputs[0])
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t.mul_(3.0)
+
+
+class Recomputing(torch.autograd.Function):
+    """Keeps its slope for first derivatives, and computes it again for further ones, as HD103 advises."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.sin(), x.cos()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs, output[1])
+        ctx.save_for_forward(*inputs)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, g, _):
+        x, slope = ctx.saved_tensors
+        return g * (x.cos() if torch.is_grad_enabled() else slope)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return t * x.cos(), None
+
+
+def seeded(x):
+    """Draws the same numbers in each call."""
+    noise = torch.rand(x.shape, generator=torch.Generator(x.device.type).manual_seed(3), dtype=x.dtype)
+    return x**2 * noise
+
+
+FOUR = tuple(POINT.roll(i) for i in range(4))
+NOT_ACCUSED = {
+    "complex numbers": (product_of_complex, FOUR, {"vmap": False}),
+    "what mark_dirty says": (Overwriting, POINT, {"vmap": False}),
+    "a slope kept for first derivatives": (lambda x: Recomputing.apply(x)[0], POINT, {}),
+    "a seeded generator": (seeded, POINT, {}),
+    "fast waves": (lambda x: torch.sin(1e5 * x), POINT, {}),
+    "faster waves": (lambda x: torch.sin(1e6 * x), POINT, {}),
+    "small inputs": (lambda x: torch.sin(1e12 * x), 1e-12 * POINT, {}),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ACCUSED)
+def test_what_is_right_is_not_accused(name):
+    f, inputs, options = NOT_ACCUSED[name]
+    report = hodiff.check(f, inputs, scipy=False, **options)
+    assert {each.code for each in report.findings} <= {"HD307", "HD410", "HD501"}, str(report)
+
+
+@pytest.mark.parametrize("inputs", [(torch.zeros(2, 3, device="meta"),), (torch.zeros(2, 3),)])
+def test_tensors_without_numbers_are_refused(inputs):
+    with pytest.raises(InputError, match=r'expected tensors with numbers, got one of shape .* on the device "meta"'):
+        hodiff.check(torch.nn.Linear(3, 3, device="meta"), inputs)

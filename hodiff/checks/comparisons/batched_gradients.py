@@ -25,7 +25,7 @@ def batches_well(function: LeavesFunction, point: tuple[Tensor, ...], order: int
             differentiated, constants, at = _pullback(differentiated, len(at)), at, (*at, *incoming)
         batch = [torch.stack([(1.0 + i) * u + i for i in range(_BATCH)]) for u in incoming]
         dims = (*(None for _ in constants), *(0 for _ in batch))
-        together = torch.func.vmap(differentiated, in_dims=dims)(*constants, *batch)
+        together = torch.func.vmap(differentiated, in_dims=dims, randomness="same")(*constants, *batch)
         single = [differentiated(*constants, *(b[i] for b in batch)) for i in range(_BATCH)]
         pairs = zip(together, (torch.stack(each) for each in zip(*single, strict=True)), strict=True)
         return all(torch.allclose(a, b, _TOLERANCE, _TOLERANCE) for a, b in pairs)

@@ -41,8 +41,19 @@ _DENSE = 400
 _SMALL, _LARGE = 1e-3, 1e3
 
 
-def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int) -> Iterator[Entry]:
-    """Run all switches together and, if that fails, each on its own, so that each failure has its own name."""
+def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int, unit: float | None = None) -> Iterator[Entry]:
+    """Run all switches together and, if that fails, each on its own, so that each failure has its own name.
+
+    Args:
+        problem: The function at its point.
+        order: The highest order.
+        vmap: Whether batches are checked.
+        seed: Of what is drawn.
+        unit: Over what length the function varies, if that is known and short.
+
+    Yields:
+        An entry for each switch.
+    """
     # A function may write into its inputs.
     outputs = problem.function(*(leaf.clone() for leaf in problem.leaves))
     sizes = [float(y.detach().abs().max()) if y.numel() else 0.0 for y in outputs]
@@ -54,7 +65,7 @@ def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int) -> Ite
         """The tolerances of gradcheck are absolute and made for outputs of size one."""
         return tuple(y / size for y in problem.function(*leaves))
 
-    units = tuple(_unit(leaf) for leaf in problem.leaves)
+    units = tuple(_unit(leaf) if unit is None else torch.full_like(leaf, unit) for leaf in problem.leaves)
 
     def resized(*leaves: Tensor) -> tuple[Tensor, ...]:
         """The step of gradcheck is absolute as well, and made for inputs of size one."""

@@ -16,7 +16,7 @@ from hodiff.checks.comparisons.judgement import exact, is_settled, judge, scale_
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scalarize import draw_normal
 from hodiff.checks.oracles.compositions import along_directions, derivative, route_names
-from hodiff.checks.oracles.finite_differences import LEVELS, DifferenceEstimate, extrapolate
+from hodiff.checks.oracles.finite_differences import FARTHER, LEVELS, DifferenceEstimate, extrapolate
 from hodiff.checks.progress import advance
 from hodiff.checks.report.data import Entry
 
@@ -31,6 +31,11 @@ DIRECTIONS = 2
 # is that of the order's own for each of some forty steps.
 SECONDS = 10.0
 _STEPS = 2 * LEVELS + 1
+# How often differences that do not settle begin anew, each time with far smaller steps, down to 1e-15.
+_RESTARTS = 3
+# The relative error from which on their result counts.
+_EXACT = 1e-5
+_DOUBLE = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -246,11 +251,30 @@ def _level(
     def by_differences(t: Tensor, *directions: Tensor) -> Tensor:
         return _differences(below, t, (directions,), basis, problem).value[0]
 
-    unknown = Level(k, at.tuples, at.free, outcomes, differences, differences, by_differences, lower, eps)
-    for route, outcome in outcomes.items():
-        if unknown.compare(route, "", outcome, differences).status == "ok":
-            return replace(unknown, truth=exact(outcome), trusted=derivative(loss, route))
-    return unknown
+    def level(differences: DifferenceEstimate) -> Level:
+        unknown = Level(k, at.tuples, at.free, outcomes, differences, differences, by_differences, lower, eps)
+        for route, outcome in outcomes.items():
+            if unknown.compare(route, "", outcome, differences).status == "ok":
+                return replace(unknown, truth=exact(outcome), trusted=derivative(loss, route))
+        return unknown
+
+    found = level(differences)
+    unknown = [found.compare(route, "", each, differences).status == "non-smooth" for route, each in outcomes.items()]
+    if silent or eps > _DOUBLE or not any(unknown):
+        return found
+    # Much smaller steps miss what is rounded inside, so that they count where they are exact and a route agrees.
+    for part in range(1, _RESTARTS + 1):
+        near = _differences(below, point, at.tuples, at.free, replace(problem, reach=problem.reach * FARTHER**part))
+        nearer = level(near)
+        if nearer.truth is not near and near.error <= _EXACT * nearer.scale:
+            return nearer
+    return found
+    # Much smaller steps miss what is rounded inside, so that they count where a route agrees with them.
+    for part in range(1, _RESTARTS + 1):
+        nearer = level(_differences(below, point, at.tuples, at.free, replace(problem, reach=FARTHER**part)))
+        if nearer.truth is not nearer.differences:
+            return nearer
+    return found
 
 
 def _differences(

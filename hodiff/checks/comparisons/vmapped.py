@@ -17,6 +17,8 @@ from hodiff.checks.report.data import Entry
 BATCH = 3
 # Relative and small, so that a point inside a domain stays there, yet far above the tolerance.
 SPREAD = 0.01
+# The same function gives the same twice, so that what it draws comes from a seed, and is the same for all samples.
+_vmap = partial(torch.func.vmap, randomness="same")
 # Which samples are in a batch: a rule may know the usual sizes only.
 _BATCHES = {
     "a batch of 1": torch.tensor([0]),
@@ -62,9 +64,9 @@ def _other_batches(problem: ScalarProblem, batches: list[Tensor], size: float) -
     for quantity, index in _BATCHES.items():
         if index.numel() * elements > _LARGE:
             continue
-        nested = torch.func.vmap(function) if index.dim() == 2 else function
+        nested = _vmap(function) if index.dim() == 2 else function
         given = [b[index] for b in batches]
-        outcome: Any = attempt(lambda nested=nested, given=given: torch.func.vmap(nested)(*given))
+        outcome: Any = attempt(lambda nested=nested, given=given: _vmap(nested)(*given))
         expected = looped[index]
         if not isinstance(outcome, Failure) and outcome.shape != expected.shape:
             outcome = Failure(f"vmap gives shape {tuple(outcome.shape)}, a loop {tuple(expected.shape)}")
@@ -115,7 +117,7 @@ def _compare(
             c.clone() if d is None else b.clone().movedim(0, d)
             for c, b, d in zip(constants, batches, in_dims, strict=True)
         ]
-        return torch.func.vmap(function, in_dims=in_dims)(*stacked)
+        return _vmap(function, in_dims=in_dims)(*stacked)
 
     expected = attempt(looped)
     if isinstance(expected, Failure) or not bool(expected.isfinite().all()):

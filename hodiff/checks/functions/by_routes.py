@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from hodiff.checks.comparisons.vmapped import vmap_checks
 from hodiff.checks.findings.diagnosis import sorted_findings
 from hodiff.checks.functions.conclusion import calls_within, conclude
 from hodiff.checks.functions.switches import Switches
+from hodiff.checks.oracles.finite_differences import FARTHER
 from hodiff.checks.probes.cause import UNRELIABLE
 from hodiff.checks.probes.numbers_inside import cancels
 from hodiff.checks.probes.probe import probe
@@ -141,7 +143,10 @@ def _entries(
     if own.eps > problem.eps:
         yield from in_own_dtype(own, own.loss, levels, f"in {own.dtypes}")
     if in_double and not switches.brief:
-        yield from gradchecks(problem, order, switches.vmap, switches.seed)
+        # The step of gradcheck is a millionth of the unit; here it is a small part of what differences had to take.
+        step = min(level.differences.step for level in levels)
+        short = 2.0 ** round(math.log2(step) + 15) if 0 < step < problem.step * FARTHER else None
+        yield from gradchecks(problem, order, switches.vmap, switches.seed, short)
     yield from _transformed(problem, levels, switches, generator)
 
 

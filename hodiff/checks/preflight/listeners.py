@@ -123,7 +123,12 @@ class CallListener(TorchFunctionMode):
                 route: max(use.routes.get(route, "right"), routes[route], key=RANKS.index) for route in ROUTES
             }
             use.remedy = use.remedy or remedy
-            if correction_of(func, args) is not None and id(result) in LENGTHS and not result.detach().all():
+            if (
+                correction_of(func, args) is not None
+                and id(result) in LENGTHS
+                and not result.is_meta
+                and not result.detach().all()
+            ):
                 self.zero_lengths[name] = self.zero_lengths.get(name, 0) + 1
         return result
 

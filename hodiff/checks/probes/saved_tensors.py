@@ -22,6 +22,8 @@ _SEVERAL = 2
 
 def wasted_memory(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Count which saved tensors take part in backward, and their bytes."""
+    if any(isinstance(each, Tensor) and each.is_complex() for each in call.args):
+        return []  # Of complex arguments the rules are not called by hand.
     ran = call.fresh().run()
     saved = [t for t in ran.context.for_backward if isinstance(t, Tensor)]
     unread = _unread(ran, generator)
@@ -35,15 +37,21 @@ def wasted_memory(call: FunctionCall, generator: torch.Generator) -> list[Cause]
 def _unread(ran: ForwardRun, generator: torch.Generator) -> dict[int, str]:
     """By place, the saved tensors of which backward reads nothing, or little."""
     context = ran.context.replaced(lambda name, t: t.clone(), "backward")
+    incoming = ran.cotangents(generator)
     with torch.no_grad(), TorchCalls() as trace:
         # A rule that raises has not shown what it reads.
-        if not isinstance(attempt(ran.pull, ran.cotangents(generator), context), tuple):
+        if not isinstance(attempt(ran.pull, incoming, context), tuple):
             return {}
+    # A rule may compute again what it keeps where it is differentiated itself.
+    tracked = context.replaced(lambda name, t: _tracked(t), "backward")
+    with torch.enable_grad(), TorchCalls() as recorded:
+        attempt(ran.pull, tuple(map(_tracked, incoming)), tracked)
     found = {}
     for i, tensor in enumerate(context.for_backward):
         if not isinstance(tensor, Tensor) or not tensor.numel():
             continue
-        steps = [step for step in trace.steps if any(each is tensor for each in step.tensors)]
+        both = (tensor, tracked.for_backward[i])
+        steps = [step for step in (*trace.steps, *recorded.steps) if any(a is b for a in step.tensors for b in both)]
         if not steps and not _matters(ran, i):
             found[i] = f"backward of {ran.call.name} never reads saved_tensors[{i}]{_size(tensor)}"
         elif not steps:
@@ -54,6 +62,11 @@ def _unread(ran: ForwardRun, generator: torch.Generator) -> dict[int, str]:
         elif all(step.kind in {"metadata", "comparison"} for step in steps) and not _given(ran, i):
             found[i] = f"backward of {ran.call.name} only compares saved_tensors[{i}]{_size(tensor)}; a mask would do"
     return found
+
+
+def _tracked(tensor: Any) -> Any:
+    moves = isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.detach().clone().requires_grad_() if moves else tensor
 
 
 def _matters(ran: ForwardRun, i: int) -> bool:

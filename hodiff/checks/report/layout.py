@@ -74,9 +74,12 @@ def summary(report: ReportData) -> str:
     """One line: the verdict, how far the truths agree, and what torch's checks say."""
     parts = [f"{report.title}: {verdict(report)}"]
     for quantity, name in TRUTHS.items():
-        errors = [entry.error for entry in report.entries if entry.quantity == quantity and entry.error is not None]
-        if errors:
-            parts.append(f"{name} agree to {max(errors):.0e}")
+        compared = [entry for entry in report.entries if entry.quantity == quantity and entry.error is not None]
+        worst = max((entry.error for entry in compared if entry.failed and entry.error is not None), default=None)
+        if worst is not None:
+            parts.append(f"{name} disagree by {worst:.0e}")
+        elif compared:
+            parts.append(f"{name} agree to {max(entry.error or 0.0 for entry in compared):.0e}")
         elif any(entry.quantity == quantity for entry in report.entries):
             parts.append(f"{name} tell nothing")
     for check in ("gradcheck", "gradgradcheck"):
