@@ -145,6 +145,7 @@ def test_of_what_does_not_move():
 
 WRONG = {
     "options": ({"argnums": True}, "laplacian: argnums: expected an int"),
+    "called at once": ({"argnums": torch.ones(2)}, r"write laplacian\(f, \.\.\.\)\(x\)"),
     "chunks": ({"chunk_size": 0}, "laplacian: chunk_size: expected an int"),
     "batched": ({"batched": 1}, "laplacian: batched: expected True or False"),
 }

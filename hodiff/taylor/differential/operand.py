@@ -160,7 +160,8 @@ class Operand:
 def require_options(caller: str, f: Any, argnums: Any, chunk_size: Any = None, **switches: Any) -> None:
     """Refuse options that no operator takes."""
     require_callable(caller, f=f)
-    require_int(caller, "argnums", argnums)
+    remedy = f"{caller}(f, ...) returns a function of the arguments of f: write {caller}(f, ...)(x)"
+    require_int(caller, "argnums", argnums, remedy=remedy)
     require_int(caller, "chunk_size", chunk_size, 1, optional=True)
     require_bools(caller, **switches)
 
