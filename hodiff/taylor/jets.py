@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -181,7 +181,7 @@ def level_of_all(coefficients: Sequence[Coefficient]) -> int:
     return max(0, *levels)
 
 
-def is_plain_tensor(x: Any) -> bool:
+def is_plain_tensor(x: Any) -> TypeGuard[Tensor]:
     """Whether it is a tensor and no jet."""
     return isinstance(x, Tensor) and not isinstance(x, Jet)
 
@@ -273,7 +273,7 @@ for _name in ("data", "grad"):
     setattr(Jet, _name, _refused(_name))
 
 
-class TensorJet(Jet, Tensor):
+class TensorJet(Jet, Tensor):  # type: ignore[misc,override]
     """A jet that is a tensor to `isinstance`, `match`, dispatch by type, and methods called as `torch.Tensor.sin(x)`.
 
     The tensor below has no memory: torch's functions reach `__torch_function__`, and what passes it by is refused.
@@ -287,7 +287,9 @@ class TensorJet(Jet, Tensor):
         return without_memory(cls, coefficients[0])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise InputError(
             f"jet: {func} is called where the derivatives of a value that moves would be lost, as by torch.tensor(x), "
             "a C++ extension or within DisableTorchFunctionSubclass: expected functions and methods of torch, "

@@ -59,7 +59,7 @@ def through(
 ) -> tuple[list[list[Coefficient]], Any]:
     """The coefficients of each leaf of f's output, and its structure; with `slots` not all directions need be there."""
     compiling = torch.compiler.is_compiling()
-    due = comparison_due(frame, f, args)
+    due = comparison_due(f, args, frame.mode is None)
     state = RandomState(
         (each for jet in calls.jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor)),
         foreign=due is not None,

@@ -10,7 +10,6 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -22,20 +21,20 @@ from hodiff.errors import RouteError
 from hodiff.recompute.reachable import cells_of, modules_in
 from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.series import Frame
-from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any, numbers_in
+from hodiff.torch_internals.autograd.wrapped_tensors import any_holds
 
 # Functions by their code and the shapes of their arguments, which were compared; those of long ago are forgotten.
 _COMPARED: OrderedDict[Any, None] = OrderedDict()
 _MOST = 1024
 
 
-def comparison_due(frame: Frame, f: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """The code of a function and the shapes of its arguments if it was not compared at such ones, else None."""
+def comparison_due(f: Callable[..., Any], args: Sequence[Any], how: Any) -> Any:
+    """The code of a function and the shapes of its arguments if it was not looked at so at such ones, else None."""
     if torch.compiler.is_compiling():
         return None
     leaves = pytree.tree_leaves(list(args))
     forms = tuple((type(each), each.shape, each.dtype) if isinstance(each, Tensor) else type(each) for each in leaves)
-    key = (_code(f), forms, frame.mode is None)
+    key = (_code(f), forms, how)
     return None if key in _COMPARED else key
 
 
@@ -86,12 +85,12 @@ def compare(
     try:
         expected, plain_spec = plain()
         if spec == plain_spec and all(map(_close, values, expected)):
-            _note(key)
+            note_compared(key)
             return
         # Rounding, a function that is not the same at each call, and cancellation let plain values differ as well.
         others = [plain(eps)[0] for eps in (0.0, 1.0, -1.0)]
         if spec == plain_spec and all(_explained(*each) for each in zip(values, expected, *others, strict=True)):
-            _note(key)
+            note_compared(key)
             return
     finally:
         after.rewind()
@@ -102,7 +101,8 @@ def compare(
     )
 
 
-def _note(key: Any) -> None:
+def note_compared(key: Any) -> None:
+    """Remember that a function was looked at."""
     _COMPARED[key] = None
     if len(_COMPARED) > _MOST:
         _COMPARED.popitem(last=False)
@@ -126,45 +126,52 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
     return [each for each in map(tensor_of, values) if isinstance(each, Tensor)]
 
 
-def _numbers(value: Any) -> np.ndarray | None:
-    """The numbers of a value, or None where a transform has batched them."""
-    value = tensor_of(value)
-    if not isinstance(value, Tensor):
-        return np.asarray(value)
-    if is_batched_by_any(value) or value.layout != torch.strided or value.device.type == "meta":
-        return None
-    return numbers_in(value.double() if value.dtype == torch.bfloat16 else value)
+def _number(value: Any) -> Tensor:
+    """A value in numbers of double precision, below jets."""
+    found = tensor_of(value)
+    found = found.detach() if isinstance(found, Tensor) else torch.as_tensor(found)
+    return found.to(torch.complex128 if found.is_complex() else torch.float64)
+
+
+def _comparable(*values: Any) -> bool:
+    shapes = {tuple(value.shape) if isinstance(value, Tensor) else () for value in values}
+    return len(shapes) == 1
 
 
 def _close(a: Any, b: Any) -> bool:
     """Whether two values agree but for rounding."""
-    one, other = _numbers(a), _numbers(b)
-    if one is None or other is None:
-        return True
-    if one.shape != other.shape:
+    if not _comparable(a, b):
         return False
-    with np.errstate(all="ignore"):
-        scale = np.max(np.abs(other[np.isfinite(other)]), initial=0.0)
-        return np.allclose(one, other, rtol=_tolerance(b), atol=_tolerance(b) * scale, equal_nan=True)
+    kind = tensor_of(b).dtype if isinstance(b, Tensor) else torch.float64
+    if not _has_numbers(a) or not _has_numbers(b):
+        return True
+    tolerance = torch.finfo(kind).eps ** 0.5 if kind.is_floating_point or kind.is_complex else 1e-9
+    one, other = _number(a), _number(b)
+    if not one.numel():
+        return True
+    size = torch.where(torch.isfinite(other), other, 0).abs().amax()
+    far = (one - other).abs() > tolerance * (other.abs() + size)
+    # Of infinite numbers the difference is none.
+    odd = (torch.isfinite(one) != torch.isfinite(other)) | (torch.isnan(one) != torch.isnan(other))
+    return not any_holds(far | odd)
 
 
-def _tolerance(value: Any) -> float:
-    value = tensor_of(value)
-    exact = not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex())
-    return 1e-9 if exact else torch.finfo(value.dtype).eps ** 0.5
+def _has_numbers(value: Any) -> bool:
+    found = tensor_of(value)
+    return not isinstance(found, Tensor) or (found.layout == torch.strided and found.device.type != "meta")
 
 
 def _explained(value: Any, expected: Any, *others: Any) -> bool:
     """Whether plain values differ among themselves as much as the value of the pass does from them."""
     if _close(value, expected):
         return True
-    found = [_numbers(each) for each in (value, expected, *others)]
-    if any(each is None or each.shape != found[0].shape or not np.isfinite(each).all() for each in found):  # type: ignore[union-attr]
+    if not _comparable(value, expected, *others):
         return False
-    one, plain, *rest = (each.astype(complex) for each in found)  # type: ignore[union-attr]
-    spread = max((np.max(np.abs(each - plain), initial=0.0) for each in rest), default=0.0)
-    return bool(np.max(np.abs(one - plain), initial=0.0) <= 100 * spread)
+    one, plain, *rest = (_number(each) for each in (value, expected, *others))
+    spread = torch.stack([(each - plain).abs().amax() for each in rest]).amax()
+    # Written so that NaN explains nothing.
+    return not any_holds(~((one - plain).abs().amax() <= 100 * spread))
 
 
 def _shown(values: Sequence[Any]) -> str:
-    return ", ".join(str(_numbers(each)).replace("\n", " ")[:60] for each in values[:2])
+    return ", ".join(f"{tensor_of(each)}".replace("\n", " ")[:60] for each in values[:2])

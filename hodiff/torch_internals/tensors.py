@@ -31,7 +31,7 @@ def stands_for_tensor(value: Any) -> bool:
 
 def without_memory(subclass: type[T], like: Tensor) -> T:
     """A tensor of a subclass with `__torch_dispatch__`, which has no elements, and which no transform wraps."""
-    return Tensor._make_wrapper_subclass(subclass, (0,), dtype=like.dtype, device=like.device)  # type: ignore[return-value]
+    return Tensor._make_wrapper_subclass(subclass, (0,), dtype=like.dtype, device=like.device)
 
 
 # A storage as the key of a table: it does not keep the memory, and no other storage takes its place.

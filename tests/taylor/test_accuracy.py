@@ -1,11 +1,16 @@
 """Digits of elementary functions at hard points, in units in the last place; and the page that shows them."""
 
+import time
+
+import mpmath as mp
 import pytest
 import torch
 from taylor.accuracy import errors, exact_coefficients, truths
 from taylor.hard_points import HARD
 from taylor.write_accuracy import PAGE
 
+import hodiff
+from hodiff.taylor import jet
 from hodiff.taylor.rules.elementary import ELEMENTARY
 
 # Up to twice what was measured; the fifth coefficient of mish nearly vanishes at 0, by cancellation of larger ones.
@@ -23,6 +28,38 @@ def test_every_row_with_digits_to_lose_is_here():
 def test_few_ulps(name, dtype):
     # The value is torch's own.
     assert max(errors(name, dtype)[1:]) < MORE.get(name, ULPS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("point", [-(1e6) - 0.25, -1000.3, -1 - 1e-6, -0.9, -1e-5, -1e-10, 1e-10])
+def test_gamma_functions_below_zero(point, dtype):
+    r"""Derivatives of $\log|\Gamma|$ by the reflection formula, in no more time than above zero."""
+    x = torch.tensor(point, dtype=dtype)
+    one, zero = torch.ones_like(x), torch.zeros_like(x)
+    _, found = jet(torch.lgamma, (x,), ([one, zero, zero],), normalized=True)
+    with mp.workdps(150):
+        exact = mp.taylor(lambda t: mp.log(abs(mp.pi / mp.sin(mp.pi * t))) - mp.loggamma(1 - t), mp.mpf(x.item()), 3)
+        for got, coefficient in zip(found, exact[1:], strict=True):
+            assert abs(got.item() - coefficient) < ULPS * torch.finfo(dtype).eps * abs(coefficient)
+
+
+def test_gamma_functions_far_below_zero_take_no_loop():
+    x = torch.tensor([-1e8 + 0.25] * 4, dtype=torch.float64)
+    started = time.process_time()
+    hodiff.laplacian(lambda x: torch.lgamma(x).sum())(x)
+    assert time.process_time() - started < 0.5
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-160, 1e-30, 1e-9, 1e-4])
+def test_atanh_near_zero(size):
+    for dtype in (torch.float64, torch.float32):
+        if size > torch.finfo(dtype).tiny:
+            x = torch.tensor(-size, dtype=dtype)
+            _, (first, second, third) = jet(torch.atanh, (x,), ([x**0, 0 * x, 0 * x],), normalized=True)
+            u = mp.mpf(x.item())
+            exact = (1 / (1 - u**2), u / (1 - u**2) ** 2, (1 + 3 * u**2) / (3 * (1 - u**2) ** 3))
+            for got, coefficient in zip((first, second, third), exact, strict=True):
+                assert abs(got.item() / coefficient - 1) < 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A jet answers as the tensor that it stands for, and code that asks in other ways is found by its value."""
+"""A jet answers as the tensor that it stands for; what values and one product tell of a function is told."""
 
 import copy
 import functools
@@ -250,3 +250,45 @@ def test_what_would_lose_derivatives_is_refused():
     for f, words in ((lambda x: x * range(3)[x[0]], "an index"), (lambda x: pickle.dumps(x), "pickling")):
         with pytest.raises(hodiff.InputError, match=f"jet: {words} would lose the derivatives"):
             hodiff.laplacian(f)(X)
+
+
+MEETING = {
+    "batch norm in training mode": lambda: nn.BatchNorm1d(2, track_running_stats=False, dtype=D),
+    "centred": lambda: lambda x: (x - x.mean(0)).pow(3).sum(-1),
+    "attention over the batch": lambda: lambda x: torch.softmax(x @ x.T, -1) @ x,
+    "in another order": lambda: lambda x: x.flip(0).pow(3),
+    "a total": lambda: lambda x: x.pow(3).sum(),
+}
+OPERATORS = (hodiff.laplacian, hodiff.bilaplacian, hodiff.taylor.hessian_diagonal, hodiff.taylor.value_grad_laplacian)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("name", MEETING)
+def test_points_that_meet_are_refused(name, count):
+    x = torch.randn(count, 2, dtype=D, generator=torch.Generator().manual_seed(0))
+    for operator in OPERATORS:
+        for _ in range(2):
+            with pytest.raises(hodiff.InputError, match=r"with batched=True, got (some|\(\))"):
+                operator(MEETING[name](), batched=True)(x)
+    both = torch.stack([x, x + 1])
+    with pytest.raises(hodiff.InputError, match="with batched=True, got"):
+        torch.func.vmap(hodiff.laplacian(MEETING[name](), batched=True))(both)
+
+
+def test_points_that_do_not_meet():
+    x = torch.randn(4, 2, dtype=D, generator=torch.Generator().manual_seed(0))
+    norm = nn.BatchNorm1d(2, dtype=D)
+    before = norm.running_mean.clone()
+    for f in (
+        norm.eval(),
+        nn.LayerNorm(2, dtype=D),
+        lambda x: x[:, None] * torch.ones(3, 1, dtype=D),
+        lambda x: torch.ones(4, dtype=D),
+        # Means that cancel but for rounding.
+        lambda x: (x - x.mean(0) + x.mean(0)).pow(3).sum(-1),
+        lambda x: torch.where(x > 0, x / x.abs().clamp_min(0), x).sqrt(),
+    ):
+        found = hodiff.laplacian(f, batched=True)(x)
+        one_by_one = torch.stack([hodiff.laplacian(lambda y, f=f: f(y[None])[0])(each) for each in x[:1]])
+        torch.testing.assert_close(found[:1], one_by_one, equal_nan=True)
+    assert torch.equal(norm.running_mean, before)

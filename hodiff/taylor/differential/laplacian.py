@@ -72,7 +72,9 @@ def laplacian(
         with `randomised` a `hodiff.taylor.RandomisedEstimate` of it.
 
     Raises:
-        InputError: If an option is unknown, the argument cannot be differentiated, or weights do not match it.
+        InputError: If an option is unknown, the argument cannot be differentiated, or weights do not match it; with
+            `batched`, if the output at a point depends on other points, as by batch norm in training mode.
+        RouteError: If `f` has another value in Taylor mode than for tensors, as its code asks for their very type.
 
     Example:
         >>> import torch, hodiff

@@ -12,14 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hodiff.common.module_state import untouched
 from hodiff.common.options import require_bools, require_callable, require_int
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import describe, unflatten
 from hodiff.errors import InputError
+from hodiff.recompute.reachable import modules_in
 from hodiff.taylor.jets import Jet, new_jet, tensor_of
 from hodiff.taylor.passes import framed, primal_leaves, through
+from hodiff.taylor.plain_values import comparison_due, note_compared
 from hodiff.taylor.series import Coefficient, Frame
 from hodiff.taylor.sparsity import support
+from hodiff.torch_internals.autograd.wrapped_tensors import any_holds
 
 # For each leaf of the argument a tensor whose first axis is that of directions.
 Directions = Sequence[Any]
@@ -185,7 +189,55 @@ def bound(
             kind = "a real tensor with a leading dimension of points" if batched else "a real tensor"
             raise InputError(f"{caller}: argument {argnums}: expected {kind}, got {describe(tensor_of(leaf))}.")
     function = partial(f, **kwargs) if kwargs else f
-    return Operand(caller, function, args, argnums, leaves, spec, batched, correct)
+    operand = Operand(caller, function, args, argnums, leaves, spec, batched, correct)
+    if batched and leaves[0].shape[0] > 1:
+        _require_apart(operand)
+    return operand
+
+
+def _require_apart(operand: Operand) -> None:
+    """Refuse a function of a batch whose outputs at one point depend on others: by one product, once for each code."""
+    due = comparison_due(operand.f, operand.args, ("points", operand.argnums, operand.correct))
+    if due is None:
+        return
+    tensors = [tensor_of(leaf) for leaf in operand.leaves]
+    state, count = RandomState(tensors, foreign=True), operand.points[0]
+    # About half of them, in no pattern that a function could follow, such as the reversed order.
+    moved = torch.frac(torch.arange(count, dtype=torch.float64) * 2**0.5) < 0.5
+    moved[-1] = False
+    with framed(1, correct=operand.correct) as frame, untouched(modules_in(operand.f)):
+        jets = [new_jet(frame, [leaf, _some_points(leaf, moved)]) for leaf in operand.leaves]
+        given = list(operand.args)
+        given[operand.argnums] = unflatten(jets, operand.spec)
+        parts, _ = through(frame, operand.f, given)
+    state.rewind()
+    for part in parts:
+        if part[1] is None:
+            continue
+        if part[0].shape[:1] != (count,):
+            raise InputError(
+                f"{operand.caller}: f: expected an entry for each of {count} points along dimension 0 with "
+                f"batched=True, got {describe(tensor_of(part[0]))}; keep that dimension, or leave out batched."
+            )
+        slopes = tensor_of(part[1]).detach().nan_to_num().abs()
+        if not slopes.numel():
+            continue
+        size = slopes.reshape(count, -1).amax(1)
+        if any_holds(size[~moved] > torch.finfo(size.dtype).eps ** 0.5 * size.amax()):
+            raise InputError(
+                f"{operand.caller}: f: expected outputs that depend on their own point alone with batched=True, "
+                "got some that depend on other points, as by batch norm in training mode or means over the batch; "
+                "call eval() on the model, or leave out batched and take the derivatives of the sum."
+            )
+    note_compared(due)
+
+
+def _some_points(leaf: Any, moved: Tensor) -> Tensor:
+    """A direction that moves some points, of numbers that cancel nowhere."""
+    plain = tensor_of(leaf)
+    numbers = torch.cos(1 + 1.7 * torch.arange(plain.numel(), dtype=torch.float64)).reshape(plain.shape)
+    numbers[~moved] = 0
+    return numbers.to(plain.device, plain.dtype)
 
 
 def groups(count: int, chunk_size: int | None) -> Iterator[tuple[int, int]]:

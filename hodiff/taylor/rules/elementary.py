@@ -64,9 +64,26 @@ def power(exponent: float) -> Power | Derivatives:
     return Power(exponent, closed) if exponent < 1 and exponent != 0 else closed
 
 
+def _zeta(s: int, x: Any) -> Any:
+    r"""Hurwitz's $\zeta(s, x) = \sum_{n \ge 0} (x + n)^{-s}$ for s > 1, by reflection where x is negative."""
+    # torch's adds one term after the other up to zero. The sum over all n is a derivative of π cot πx.
+    negative = x < 0
+    other = torch.special.zeta(s, torch.where(negative, 1 - x, x))
+    # Where nothing is reflected no derivative may be infinite.
+    cotangent = math.pi / torch.tan(math.pi * torch.where(negative, x - torch.round(x), 0.25))
+    terms: list[Any] = [cotangent]  # The Taylor coefficients g_k of π cot πx, by g' = -(π² + g²).
+    for k in range(1, s):
+        square = sum(terms[i] * terms[k - 1 - i] for i in range(k))
+        terms.append(-(square + (math.pi**2 if k == 1 else 0)) / k)
+    everywhere = terms[-1] if s % 2 else -terms[-1]
+    return torch.where(negative, everywhere + other if s % 2 else everywhere - other, other)
+
+
 def _polygamma_value(n: int, x: Any) -> Any:
     # torch's trigamma is right to nine digits alone.
-    return torch.special.zeta(2, x) if n == 1 else torch.polygamma(n, x)
+    if n == 0:
+        return torch.digamma(x)
+    return _zeta(n + 1, x) * (math.factorial(n) if n % 2 else -math.factorial(n))
 
 
 def polygamma(n: int) -> Derivatives:
@@ -115,7 +132,7 @@ ELEMENTARY: dict[str, System | Power | Derivatives] = {
     "tanh": System(lambda x: (torch.tanh(x), _sech2(x)), lambda u, v, w: (w, -2 * v * w), _tanh_to_second),
     "asinh": System(lambda x: (torch.asinh(x), torch.rsqrt(1 + x * x)), lambda u, v, r: (r, -u * r * r * r)),
     "acosh": System(lambda x: (torch.acosh(x), torch.rsqrt((x - 1) * (x + 1))), lambda u, v, r: (r, -u * r * r * r)),
-    "atanh": System(lambda x: (torch.atanh(x),), lambda u, v: (1 / ((1 - u) * (1 + u)),)),
+    "atanh": System(lambda x: (torch.atanh(x), 1 / ((1 - x) * (1 + x))), lambda u, v, r: (r, 2 * u * (r * r))),
     "sigmoid": System(lambda x: (torch.sigmoid(x), *_logistic_slopes(x)), lambda u, s, p, d: (p, -p * d, 2 * p)),
     # The normal distribution's family
     "erf": System(lambda x: (torch.erf(x), 2 / _ROOT_PI * torch.exp(-x * x)), lambda u, v, g: (g, -2 * u * g)),

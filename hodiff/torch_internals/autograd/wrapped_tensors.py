@@ -79,6 +79,13 @@ def numbers_in(tensor: Tensor) -> np.ndarray:
     return array
 
 
+def any_holds(flags: Tensor) -> bool:
+    """Whether any of some flags is true, for any row of a batch, also inside transforms."""
+    inner = below_transforms(flags)
+    with outside_transforms() if in_transform() else nullcontext():
+        return bool(inner.any())
+
+
 def below_batches(tensor: Tensor) -> Tensor:
     """The tensor below the `vmap`s that see it before anything else does."""
     while functorch.is_batchedtensor(tensor):
