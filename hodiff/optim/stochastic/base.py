@@ -95,23 +95,49 @@ class StochasticOptimizer(Optimizer):
         super().__setstate__(state)
         self._checked_dtypes = None
 
-    def evaluated(self, closure: Closure, *, may_do_nothing: bool = False) -> Any:
-        """The loss of a closure, and its gradients in `grad` of the parameters, whether it called backward or not."""
-        # One that calls backward is known by the gradients it leaves. Lightning passes one that does nothing to a step
-        # whose gradients are there already.
+    def evaluated(self, closure: Closure, *, accumulates: bool = False) -> Any:
+        """The loss of a closure, and its gradients in `grad` of the parameters, whether it called backward or not.
+
+        Args:
+            closure: The closure.
+            accumulates: Whether gradients that are there may be part of the step, as in Lightning: the last of several
+                batches is a closure that adds to them, or one that does nothing. Else there is one loss to look at.
+
+        Returns:
+            What the closure returned, detached.
+
+        Raises:
+            InputError: If it returned no loss, or added to gradients that are no part of the step.
+        """
         parameters = self.parameters()
-        given = [p.grad if may_do_nothing and not self._is_spent(p) else None for p in parameters]
-        for parameter in parameters:
+        for parameter in filter(self._is_spent, parameters):
             parameter.grad = None
+        given = [(p.grad, 0 if p.grad is None else version_of(p.grad)) for p in parameters]
         with torch.enable_grad():
             loss = closure()
-            if not any(parameter.grad is not None for parameter in parameters):
-                if loss is None and any(each is not None for each in given):
-                    for parameter, gradient in zip(parameters, given, strict=True):
-                        parameter.grad = gradient
+            # A closure that calls backward is known by the gradients it leaves.
+            written = [
+                p.grad
+                for p, (before, version) in zip(parameters, given, strict=True)
+                if p.grad is not None and (p.grad is not before or version != version_of(p.grad))
+            ]
+            ids = {id(before) for before, _ in given if before is not None}
+            if ids and not any(bool(each.any()) for each in written if each.layout == torch.strided):
+                # Those were zeroed.
+                written = []
+            if not written:
+                if accumulates and loss is None and ids:
                     return None
+                for parameter in parameters:
+                    parameter.grad = None
                 require_loss(self.caller, loss)
                 self.backward(loss)
+            elif not accumulates and any(id(each) in ids for each in written):
+                raise InputError(
+                    f"{self.caller}: step: expected a closure with the gradient of one loss, which is taken at several "
+                    "points, got one that adds to gradients from before the step; call optimizer.zero_grad() first, or "
+                    "let the closure go through all batches."
+                )
         self._spent = {id(p): (weakref.ref(p.grad), version_of(p.grad)) for p in parameters if p.grad is not None}
         return detached(loss)
 

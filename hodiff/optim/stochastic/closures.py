@@ -21,7 +21,11 @@ def detached(value: Any) -> Any:
 def require_loss(caller: str, loss: Any) -> None:
     """Refuse what is not one real number that hangs on parameters."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        raise InputError(f"{caller}: closure: expected it to return the loss, one real number, got {describe(loss)}.")
+        remedy = (
+            "; return it, and in Lightning's manual optimization call step(closure=closure)" if loss is None else ""
+        )
+        got = describe(loss)
+        raise InputError(f"{caller}: closure: expected it to return the loss, one real number, got {got}{remedy}.")
     if not loss.requires_grad:
         raise InputError(
             f"{caller}: closure: expected a loss with its graph, got one that hangs on no parameter; look for "

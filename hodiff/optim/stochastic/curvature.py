@@ -235,9 +235,9 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
 
     def _evaluated(self, closure: Closure) -> Tensor:
         if not (self.second_order and self._due()):
-            return self.evaluated(closure, may_do_nothing=True)
+            return self.evaluated(closure, accumulates=True)
         with Corrections(lean=True):
-            return self.evaluated(closure, may_do_nothing=True)
+            return self.evaluated(closure, accumulates=True)
 
     def _update(self, given: Tensor) -> None:
         parameters = self.parameters()

@@ -273,6 +273,47 @@ def test_closures_that_do_nothing(case):
         optimizer.step(lambda: None)
 
 
+def adding(problem, batch, optimizer=None, **zeroing):
+    """A closure as Lightning's, which zeroes gradients at the first of several batches."""
+
+    def closure():
+        if optimizer is not None:
+            optimizer.zero_grad(**zeroing)
+        loss = problem.loss(batch)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@of(loop=True)
+def test_closures_that_add_to_gradients(case):
+    ours, theirs = Problem(), Problem()
+    optimizer, other = case(ours.model.parameters()), case(theirs.model.parameters())
+    for i in range(0, 8, 2):
+        adding(ours, ours.batches[i], optimizer, set_to_none=i > 2)()
+        optimizer.step(adding(ours, ours.batches[i + 1]))
+        other.zero_grad()
+        for batch in theirs.batches[i : i + 2]:
+            theirs.loss(batch).backward()
+        other.step()
+    assert same(ours.numbers(), theirs.numbers())
+
+
+@of(loop=False, backward=True)
+def test_closures_that_add_to_gradients_of_one_point(case):
+    problem = Problem()
+    optimizer = case(problem.model.parameters())
+    adding(problem, problem.batches[0])()
+    before = problem.numbers()
+    with pytest.raises(hodiff.InputError, match="adds to gradients from before the step"):
+        optimizer.step(adding(problem, problem.batches[1]))
+    assert same(before, problem.numbers())
+    optimizer.step(adding(problem, problem.batches[1], optimizer))
+    optimizer.step(adding(problem, problem.batches[1]))
+    assert not same(before, problem.numbers())
+
+
 @pytest.mark.parametrize("base", [torch.optim.SGD, hodiff.optim.SOAP])
 def test_hooks_of_all_optimizers_run_once(base):
     w = torch.ones(2, requires_grad=True)

@@ -44,7 +44,7 @@ class KroneckerOptimizer(StochasticOptimizer):
                 range of the state's dtype.
         """
         self.require_dtypes()
-        loss = None if closure is None else self.evaluated(closure, may_do_nothing=True)
+        loss = None if closure is None else self.evaluated(closure, accumulates=True)
         found = [(p, group, g) for group in self.param_groups for p, g in self.gradients(group) if p.numel()]
         require_norms(self.caller, [(precise(g), self._least(group)) for _, group, g in found])
         for parameter, group, gradient in found:
