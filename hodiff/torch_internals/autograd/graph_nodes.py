@@ -17,6 +17,12 @@ results_of: Callable[[Any], tuple[Any, ...]] = attrgetter("_input_metadata")
 CALLS_OF_FUNCTIONS = {"apply", "_call_custom_function_call"}
 
 
+def sequence_number(node: Any) -> int:
+    """Return a number that grows with each operator that a thread records."""
+    number: int = node._sequence_nr()
+    return number
+
+
 def function_of(node: Any) -> Any:
     """The class of the `torch.autograd.Function` that made a node; None for an operator's."""
     return getattr(node, "_forward_cls", None)

@@ -378,6 +378,22 @@ def test_ignored_rows_and_calls_on_chunks_take_the_steps_of_the_operators_data(m
     assert ours[0].norm() > 1e-3
 
 
+@pytest.mark.parametrize("make", [KFAC, EKFAC])
+@pytest.mark.parametrize("fisher", ["monte-carlo", "empirical"])
+def test_outputs_that_are_picked_before_the_loss_count_alone(make, fisher):
+    x, y = torch.randn(12, 3, generator=seeded(1), dtype=D), torch.arange(12) % 4
+    picked = torch.arange(12) % 3 == 1
+    steps = []
+    for rows in (picked, slice(None)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double()
+        kept = picked[rows]
+        optimizer = make(model.parameters(), **{**PLAIN, "fisher": fisher}, damping=0.01, generator=seeded())
+        steps.append(step_of(optimizer, model, lambda: F.cross_entropy(model(x[rows])[kept], y[rows][kept])))
+    for alone, among in zip(*steps, strict=True):
+        torch.testing.assert_close(among, alone, rtol=1e-9, atol=1e-12)
+
+
 def test_blocks_of_any_size_are_the_same_products():
     """Those whose rows are padded for the sake of speed, against inverses of the averaged factors."""
     torch.manual_seed(0)

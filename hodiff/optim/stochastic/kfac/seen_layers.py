@@ -24,6 +24,7 @@ from hodiff.operators.kfac.vectors import gradients_of, inputs_of, tell_the_grad
 from hodiff.optim.stochastic.found_losses import FoundLoss
 from hodiff.optim.stochastic.kfac.layer_calls import calls_in
 from hodiff.optim.stochastic.precise_states import precise
+from hodiff.torch_internals.autograd.graph_nodes import sequence_number
 
 REMEDY = "give it to another optimizer"
 _THEM = "give them to another optimizer"
@@ -110,15 +111,26 @@ class SeenLayers:
         chunk = resolve_chunk_size("auto", len(columns), size, self._found.outputs.device)
         for start, stop in spans(len(columns), chunk):
             for source, g in self._pulled(columns.chunk(start, stop)):
-                if ignored is not None:
-                    reached[source] = moments.reached_places(g, reached.get(source))
+                reached[source] = moments.reached_places(g, reached.get(source))
                 before, one = totals[source], moments.of_gradients(source, g, sharing)
                 vectors = (*before.vectors, (inputs[source], g)) if keep_vectors else ()
                 totals[source] = replace(before, gradients=before.gradients.to(one) + one, vectors=vectors)
+        last = reached[self._last]
         for source, a in inputs.items():
-            used = None if ignored is None else moments.used_places(ignored, reached[source])
+            used: Tensor | None = None
+            if ignored is not None and bool(ignored.any()):
+                used = moments.used_places(ignored, reached[source])
+            elif bool(last.any()) and not bool(last.all()):
+                # Outputs were picked before the loss, as by outputs[mask].
+                used = reached[source]
             A, count = moments.of_inputs(source, a, sharing, used)
             yield replace(totals[source], inputs=A, count=count)
+
+    @property
+    def _last(self) -> Source:
+        """The block of the layer that was called last."""
+        last = max(self.sources, key=lambda each: max(sequence_number(call.edge.node) for call in self.calls[each[1]]))
+        return last[0]
 
     def uses(self, loss: Tensor) -> dict[int, Any]:
         """What a graph does with each parameter, as far as its form tells: operators, and calls of the layer."""
