@@ -74,6 +74,7 @@ CORRECTIONS: dict[Callable[..., Any], Correction] = {}
 
 # Methods that torch writes in Python, which a compiler finds in no dictionary, by the functions that they call.
 _POWER, _POWER_IN_PLACE, _NORM = Tensor.__pow__, Tensor.__ipow__, Tensor.norm
+_REVERSED_DIFFERENCE: Any = Tensor.__rsub__
 
 # All rules entered for a torch function, the newest last; the newest that does not stand aside is in `CORRECTIONS`.
 _ENTERED: dict[Callable[..., Any], list[Correction]] = {}
@@ -265,8 +266,10 @@ def correction_of(function: Any, args: Sequence[Any]) -> Correction | None:
         return found
     if function is _NORM:
         return CORRECTIONS.get(torch.norm)
-    if (function is _POWER or function is _POWER_IN_PLACE) and isinstance(args[1], Tensor):
+    if (function is _POWER or function is _POWER_IN_PLACE) and isinstance(args[1], (Tensor, complex)):
         return CORRECTIONS.get(Tensor.pow if function is _POWER else Tensor.pow_)
+    if function is _REVERSED_DIFFERENCE and isinstance(args[1], complex):
+        return CORRECTIONS.get(torch.rsub)
     return None
 
 

@@ -78,3 +78,15 @@ def result_dtype(a: Any, b: Any) -> torch.dtype:
     one, other = (torch.zeros_like(each) if isinstance(each, Tensor) else each for each in (a, b))
     dtype: torch.dtype = (one + other).dtype
     return dtype
+
+
+def mixes_complex_number(a: Any, b: Any) -> bool:
+    """Whether a real tensor meets a complex number, where forward mode drops the imaginary part of the tangent."""
+    tensor, number = (a, b) if isinstance(a, Tensor) else (b, a)
+    return isinstance(number, complex) and isinstance(tensor, Tensor) and not tensor.is_complex()
+
+
+def in_complex_dtype(a: Any, b: Any) -> tuple[Any, Any]:
+    """A tensor and a number, the tensor in the dtype of their result."""
+    dtype = result_dtype(a, b)
+    return tuple(each.to(dtype) if isinstance(each, Tensor) else each for each in (a, b))

@@ -104,6 +104,7 @@ _FOREACH: tuple[Kernel, ...] = (
     torch._foreach_sin_,
     torch._foreach_sinh_,
     torch._foreach_sqrt_,
+    torch._foreach_sub,
     torch._foreach_sub_,
     torch._foreach_tan_,
     torch._foreach_tanh,

@@ -23,6 +23,7 @@ def tensor(*numbers):
     return torch.tensor(numbers, dtype=D)
 
 
+COMPLEX = 0.6 + 0.9j
 WHOLE = torch.tensor([-2, 0, 3])
 POSITIVE, EXPONENT = tensor(0.5, 1.0, 2.0), tensor(0.0, 1.5, -0.5)
 
@@ -38,6 +39,26 @@ CASES = {
     "pow of complex numbers": (lambda a, b, e: torch.pow(torch.complex(a, b), e), (randn(3), randn(3), EXPONENT)),
     "pow of 0": (lambda e: torch.pow(0, e), (tensor(1.0, 2.5),)),
     "float_power": (torch.float_power, (POSITIVE, EXPONENT)),
+    "a complex exponent": (lambda x: x**COMPLEX + torch.pow(x, COMPLEX), (POSITIVE,)),
+    "a complex base": (lambda x: COMPLEX**x + torch.pow(COMPLEX, x), (POSITIVE,)),
+    "less than a complex number": (lambda x: (COMPLEX - x) * torch.rsub(x, COMPLEX), (POSITIVE,)),
+    "complex numbers and lists": (
+        lambda x: torch.stack([
+            *torch._foreach_pow([x], COMPLEX),
+            *torch._foreach_pow(COMPLEX, [x]),
+            *torch._foreach_sub([x], [COMPLEX]),
+        ]),
+        (POSITIVE,),
+    ),
+    "complex numbers and operators": (
+        lambda x: torch.stack([
+            torch.ops.aten.pow.Tensor_Scalar(x, COMPLEX),
+            torch.ops.aten.pow.Scalar(COMPLEX, x),
+            torch.ops.aten.sub.Scalar(x, COMPLEX) * torch.ops.aten.add.Scalar(x, COMPLEX),
+        ]),
+        (POSITIVE,),
+    ),
+    "silu of complex numbers": (lambda a, b: torch.nn.functional.silu(torch.complex(a, b)), (randn(3), randn(3))),
     "atan2": (torch.atan2, (randn(2, 3), randn(3))),
     "logit": (lambda x: torch.logit(x, 0.2), (tensor(0.0, 0.1, 0.3, 0.6, 1.0),)),
     "polar": (torch.polar, (tensor(0.0, 0.5, -2.0), randn(3))),
@@ -66,6 +87,8 @@ NOT_COMPILED = {
 }
 WRONG = (
     "linspace",
+    "a complex exponent",
+    "a complex base",
     "logspace",
     "logit",
     "polar",

@@ -59,6 +59,10 @@ CASES = {
     "put twice": (lambda x, src: x.put(TWICE, src[:3, :2] ** 2), (TARGET, LARGE)),
     "index_fill": (lambda src: torch.ones(3, 2, dtype=D).index_fill(1, TWICE[0, :1], src[0] ** 2), (randn(1),)),
     "in place at repeated indices": (changed_in_place_at_repeated_indices, (TARGET, LARGE)),
+    "index_fill into a constant": (
+        lambda x: torch.ones(3, 2, dtype=D).index_fill(0, torch.tensor([0, 2]), x[0, 0]) ** 3 * x,
+        (TARGET,),
+    ),
     "in place": (changed_in_place, (TARGET, LARGE)),
 }
 

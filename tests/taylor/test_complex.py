@@ -72,6 +72,8 @@ FUNCTIONS = {
     "cholesky": lambda z: torch.linalg.cholesky(z[:2] @ z[:2].mH + 3 * torch.eye(2)),
     "index": lambda z: z[torch.tensor([0, 0, 2])] * z[1],
     "where": lambda z: torch.where(torch.tensor([[True], [False], [True]]), z, z.conj()),
+    "where with a number": lambda z: torch.where(torch.tensor([[True], [False], [True]]), z.real, 0.5 + 1j),
+    "silu": torch.nn.functional.silu,
     "std": lambda z: z.std(0),
     "to_real": lambda z: torch.view_as_complex(torch.stack((z.imag, z.real), -1)),
 }

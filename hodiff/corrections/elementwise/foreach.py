@@ -64,6 +64,7 @@ _REASONS = {
     "clamp_min": _KINKS,
     "norm": "forward mode is not implemented",
     "pow": "forward mode is not implemented with a number as base, nor finite at a base of 0",
+    "sub": "of real tensors and a complex number forward mode has tangents of real dtype",
     "sigmoid": _TAILS,
     "tanh": _TAILS,
 }

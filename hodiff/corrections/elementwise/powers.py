@@ -8,6 +8,7 @@ $$ \partial_x (x^e \log^k x) = e \, x^{e-1} \log^k x + k \, x^{e-1} \log^{k-1} x
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
 from hodiff.corrections.registry import register
-from hodiff.corrections.values import result_dtype
+from hodiff.corrections.values import in_complex_dtype, mixes_complex_number, result_dtype
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import outside_graphs
@@ -78,7 +79,10 @@ def _real_power(x: Tensor, exponent: Tensor) -> Tensor:
 _with_tensors = partial(
     register,
     routes=ROUTES,
-    reason="wrong by base and exponent at once where the exponent is 0, and not finite where the base is",
+    reason=(
+        "wrong by base and exponent at once where the exponent is 0, and not finite where the base is; of a real "
+        "tensor and a complex number forward mode drops the imaginary part of the tangent"
+    ),
     reference="derivatives of $x^e \\log^k x$",
 )
 
@@ -86,6 +90,8 @@ _with_tensors = partial(
 # The mode asks for these rules for the operators ** and **= as well.
 @_with_tensors(torch.pow, Tensor.pow, name="torch.pow")
 def _pow(input: Any, exponent: Any) -> Any:
+    if mixes_complex_number(input, exponent):
+        return torch.pow(*in_complex_dtype(input, exponent))
     if not isinstance(exponent, Tensor):
         return UNNEEDED
     dtype = result_dtype(input, exponent)
@@ -93,6 +99,11 @@ def _pow(input: Any, exponent: Any) -> Any:
         return UNNEEDED
     base = input.to(dtype) if isinstance(input, Tensor) else torch.zeros((), dtype=dtype, device=exponent.device)
     return _complex_power(base, exponent) if dtype.is_complex else _real_power(base, exponent)
+
+
+@_with_tensors(Tensor.__rpow__, name="torch.pow")
+def _rpow(self: Tensor, other: Any) -> Any:
+    return _pow(other, self)
 
 
 @_with_tensors(torch.float_power, Tensor.float_power, name="torch.float_power")
@@ -116,3 +127,21 @@ def _pow_(input: Tensor, exponent: Any) -> Any:
         return UNNEEDED
     result = _pow(input.clone(), exponent)
     return result if isinstance(result, Declined) else input.copy_(result)
+
+
+def _sum_of_complex(function: Callable[..., Tensor], input: Tensor, other: Any, alpha: Any = 1) -> Tensor:
+    return function(*in_complex_dtype(input, other), alpha=alpha)
+
+
+for _function, *_operators in (
+    (torch.rsub, torch.rsub, torch.ops.aten.rsub.Scalar),
+    (torch.sub, torch.ops.aten.sub.Scalar),
+    (torch.add, torch.ops.aten.add.Scalar),
+):
+    register(
+        *_operators,
+        routes=ROUTES[1:],
+        reason="of a real tensor and a complex number forward mode has a tangent of real dtype",
+        reference="the same in the complex dtype",
+        covers=lambda input, other, *_, **__: mixes_complex_number(input, other),
+    )(partial(_sum_of_complex, _function))

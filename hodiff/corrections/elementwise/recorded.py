@@ -49,9 +49,23 @@ def _gelu(input: Tensor, approximate: str = "none") -> Any:
     return record(input, names[approximate]) if approximate in names else UNNEEDED
 
 
-@_lean(F.silu, name="torch.nn.functional.silu", reason=_EXPONENTIALS)
+def _is_complex(input: Any, inplace: bool = False) -> bool:
+    return isinstance(input, Tensor) and input.is_complex()
+
+
+@register(
+    F.silu,
+    name="torch.nn.functional.silu",
+    kind="slow",
+    least_elements=LEAST_ELEMENTS,
+    mends=_is_complex,
+    reason=f"{_EXPONENTIALS}; of complex numbers forward mode is wrong",
+)
 def _silu(input: Tensor, inplace: bool = False) -> Any:
-    return UNNEEDED if inplace else record(input, "silu")
+    if _is_complex(input):
+        value = input * torch.sigmoid(input)
+        return input.copy_(value) if inplace else value
+    return record(input, "silu") if _is_recorded(input) and not inplace else UNNEEDED
 
 
 @_lean(F.mish, name="torch.nn.functional.mish", reason=_EXPONENTIALS)

@@ -115,7 +115,9 @@ def assembled(frame: Frame, parts: Sequence[Any]) -> Any:
             assembled(frame, [None if part is None else part[i] for part in parts]) for i in range(len(parts[0]))
         )
         return type(parts[0])(several) if type(parts[0]) in (list, tuple) else type(parts[0])(list(several))
-    return new_jet(frame, parts)
+    # A real argument has real coefficients, also beside a complex number.
+    dtype = parts[0].dtype
+    return new_jet(frame, [each if each is None or each.dtype == dtype else each.to(dtype) for each in parts])
 
 
 for _name in LINEAR.split():
