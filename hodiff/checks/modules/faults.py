@@ -33,11 +33,6 @@ _BY_STATUS = {"non-smooth": "HD901", "non-finite": "HD112", "raises": "HD408", "
 # What takes a tensor out of the graph.
 _CUTS = (torch.Tensor.detach, torch.Tensor.detach_, torch.detach, torch.Tensor.numpy, torch.Tensor.item)
 
-_LEAVE_OUT = (
-    'Remove it. If it is meant, differentiate by what it leaves: `wrt="parameters"`, `fixed=(0,)` for the first input, '
-    "or check the module around it without it."
-)
-
 
 @dataclass(frozen=True)
 class Inquiry:
@@ -49,6 +44,8 @@ class Inquiry:
         order: The highest order.
         seed: The seed.
         subject_for: A call as a function of what it is differentiated by.
+        others_left: How to differentiate by what a cut leaves, as the begin of a sentence's part; empty where that is
+            done already.
     """
 
     mode: Callable[[], AbstractContextManager[Any]]
@@ -56,6 +53,7 @@ class Inquiry:
     order: int
     seed: int
     subject_for: Callable[[ModuleCall], Subject]
+    others_left: str = ""
 
     def findings(self, guilty: Guilty) -> tuple[Finding, ...]:
         """Name the torch function at fault, else what a check of the submodule alone says, else the routes."""
@@ -110,7 +108,8 @@ class Inquiry:
             return self._alone(guilty, culprit.subject, f"{guilty.call.label}, {culprit.name}", culprit.location)
         cut = culprit.function in _CUTS
         code = CODES["HD104" if cut else "HD112" if statuses(culprit.failed) <= {"non-finite"} else "HD406"]
-        remedy = _LEAVE_OUT if cut else code.remedy
+        leave_out = f"Remove it. If it is meant, {self.others_left}check the module around it without it."
+        remedy = leave_out if cut else code.remedy
         if not self.correct and culprit.function in CORRECTIONS:
             remedy = (
                 "Take derivatives within hodiff.corrected(), or by hodiff's own transforms: `with hodiff.corrected():`."

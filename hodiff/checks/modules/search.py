@@ -46,7 +46,7 @@ class Search:
     def run(
         self, root: ModuleCall, failed: tuple[Entry, ...], loss: Callable[[Any], Tensor] | None
     ) -> Iterator[Guilty]:
-        """Find what is at fault: first from the outside inwards, then among all leaves that differ from it.
+        """Find what is at fault: first from the outside inwards, then in what was not looked at on the way.
 
         Args:
             root: The whole.
@@ -56,19 +56,28 @@ class Search:
         Yields:
             The smallest calls at fault, that which is executed first before the others.
         """
-        first = self._descend(root, failed)
+        first, path = self._descend(root, root, failed)
         if first.call is root and loss is not None:
             if not self.failures(root):
                 yield Guilty(root, failed, loss=loss)
                 return
             first = replace(first, failed=self.failures(root))
         yield first
-        seen = {first.call.signature}
-        for call in root.leaves():
-            if call.signature not in seen:
-                seen.add(call.signature)
-                if self.failures(call):
-                    yield self._with_alike(root, call, self.failures(call))
+        yield from self._beside(root, path, {first.call.signature})
+
+    def _beside(self, root: ModuleCall, path: Sequence[ModuleCall], seen: set[tuple[str, ...]]) -> Iterator[Guilty]:
+        """What else is at fault, in the calls beside those that led to one; what agrees as a whole is left at that."""
+        for call in path:
+            for child in _unlike(call.children):
+                if child in path or child.signature in seen:
+                    continue
+                seen.add(child.signature)
+                if self.failures(child):
+                    guilty, inner = self._descend(root, child, self.failures(child))
+                    if guilty.call is child or guilty.call.signature not in seen:
+                        seen.add(guilty.call.signature)
+                        yield guilty
+                    yield from self._beside(root, inner, seen)
 
     def failures(self, call: ModuleCall) -> tuple[Entry, ...]:
         """The failed comparisons of a call alone."""
@@ -76,12 +85,16 @@ class Search:
             self._known[call] = self._failures(self._subject_for(call))
         return self._known[call]
 
-    def _descend(self, root: ModuleCall, failed: tuple[Entry, ...]) -> Guilty:
-        call = root
+    def _descend(
+        self, root: ModuleCall, call: ModuleCall, failed: tuple[Entry, ...]
+    ) -> tuple[Guilty, tuple[ModuleCall, ...]]:
+        """The smallest call at fault in one that is, and the calls on the way to it."""
+        path = [call]
         # A solver calls its field a hundred times: of calls that are alike, one stands for all.
         while guilty := next((child for child in _unlike(call.children) if self.failures(child)), None):
             call, failed = guilty, self.failures(guilty)
-        return self._with_alike(root, call, failed)
+            path.append(call)
+        return self._with_alike(root, call, failed), tuple(path)
 
     @staticmethod
     def _with_alike(root: ModuleCall, call: ModuleCall, failed: tuple[Entry, ...]) -> Guilty:

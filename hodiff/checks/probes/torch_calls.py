@@ -150,6 +150,10 @@ def _caller() -> str:
         # Modes that watch stand between what torch writes in Python and its caller.
         if is_own(frame.f_code.co_filename) and frame.f_code.co_name != "__torch_function__":
             return ""
+        # A decorator of torch's calls what it decorates, whose own line is the one to see.
+        decorated = getattr(frame.f_locals.get("func"), "__code__", None)
+        if frame.f_code.co_name == "decorate_context" and decorated is not None:
+            return place(decorated.co_filename, decorated.co_firstlineno)
         where = place(frame.f_code.co_filename, frame.f_lineno)
         if where:
             return where

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class ModuleCall:
             return ""
         return f"{Path(file).name}:{line}" if file else ""
 
-    @property
+    @cached_property
     def signature(self) -> tuple[str, ...]:
         """What modules of one kind have in common: class, options and shapes."""
         tensors = [each for each in tree_leaves((self.args, self.kwargs)) if isinstance(each, Tensor)]
@@ -246,8 +246,12 @@ def same(one: Any, two: Any, tolerance: float = 0.0) -> bool:
     """Whether two outputs hold equal numbers, to a relative tolerance."""
     pairs = zip(tree_leaves(one), tree_leaves(two), strict=False)
     return all(
-        a.shape == b.shape
-        and (equal_with_nan(a, b) or (tolerance > 0 and torch.allclose(a, b, rtol=tolerance, equal_nan=True)))
+        a.shape == b.shape and (equal_with_nan(a, b) or (tolerance > 0 and _close(a, b, tolerance)))
         for a, b in pairs
         if isinstance(a, Tensor) and isinstance(b, Tensor) and has_strides(a) and has_strides(b) and not a.is_nested
     )
+
+
+def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    real = a.dtype == b.dtype and (a.is_floating_point() or a.is_complex())
+    return real and torch.allclose(a, b, rtol=tolerance, equal_nan=True)

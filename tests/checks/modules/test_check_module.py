@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import random
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 
 import hodiff
 from hodiff import InputError
+from hodiff.checks.modules import check_module as check_module_file
 from hodiff.checks.modules.check_module import check_module
 
 X = torch.tensor([[0.5, -1.2, 2.0, 0.3], [1.1, 0.4, -0.7, 0.9], [-0.2, 0.8, 1.6, -1.4]])
@@ -808,3 +810,72 @@ def test_tables_by_size_may_be_kept():
     model = Keeping("sizes")
     model(torch.ones(2, 3))
     assert hodiff.check(model, torch.ones(2, 3)).codes == ()
+
+
+class Decorated(nn.Module):
+    @torch.no_grad()
+    def forward(self, x):
+        return x.exp()
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.decorated = nn.Linear(3, 3), Decorated()
+
+    def forward(self, x):
+        return self.linear(x) * self.decorated(self.linear(x))
+
+
+def test_a_decorator_that_cuts_is_named_by_the_line_that_it_decorates():
+    line = inspect.getsourcelines(Decorated.forward)[1]
+    (finding,) = hodiff.check(Weighted(), torch.ones(2, 3)).findings
+    assert (finding.code, finding.location) == ("HD104", f"tests/checks/modules/test_check_module.py:{line}")
+
+
+class Detaching(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * super().forward(x).detach()
+
+
+def test_a_remedy_that_was_taken_is_not_advised():
+    advised = hodiff.check(Detaching(3, 3), torch.ones(2, 3)).findings[0].remedy
+    assert "wrt=" in advised
+    taken = hodiff.check(Detaching(3, 3), torch.ones(2, 3), wrt="parameters").findings[0].remedy
+    assert taken == "Remove it. If it is meant, check the module around it without it."
+
+
+class Otherwise(nn.Linear):
+    """Rounds otherwise where no gradients are recorded, or computes something else."""
+
+    other = 1e-14
+
+    def forward(self, x):
+        return super().forward(x) * (1 if torch.is_grad_enabled() else 1 + self.other)
+
+
+def test_rounding_where_no_gradients_are_recorded_is_not_told():
+    model = Otherwise(3, 3)
+    assert "torch.no_grad" not in str(hodiff.check(model, torch.ones(2, 3)))
+    model.other = 1e-3
+    assert "torch.no_grad" in str(hodiff.check(model, torch.ones(2, 3)))
+
+
+def test_what_agrees_as_a_whole_is_not_searched(monkeypatch):
+    seen = []
+
+    def failures(subject, order, seed):
+        seen.append(subject)
+        return own(subject, order, seed)
+
+    own = check_module_file.failures
+    monkeypatch.setattr(check_module_file, "failures", failures)
+    right = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), each) for each in (nn.Tanh(), nn.SiLU(), nn.Sigmoid())))
+    report = hodiff.check(nn.Sequential(Detaching(3, 3), right), torch.ones(2, 3))
+    assert report.codes[0] == "HD104", str(report)
+    # The part at fault, and the other as a whole.
+    assert len(seen) == 2
+
+
+def test_a_summary_says_what_disagrees():
+    assert "differences disagree by" in hodiff.check(Detaching(3, 3), torch.ones(2, 3)).summary
