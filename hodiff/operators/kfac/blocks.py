@@ -172,7 +172,7 @@ def spectrum(factor: Tensor) -> tuple[Tensor, Tensor | None]:
 def symmetric_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors, also where `torch.linalg.eigh` does not converge on finite numbers."""
     try:
-        return torch.linalg.eigh(matrix)  # type: ignore[no-any-return]
+        return torch.linalg.eigh(matrix)
     except torch.linalg.LinAlgError:
         if not bool(matrix.isfinite().all()):
             raise
