@@ -62,11 +62,17 @@ class PendingCurvature:
         self._written.clear()
 
     def watch(self, parameters: Sequence[Tensor]) -> None:
-        """Notice backward passes that add to the gradients of these parameters, and no others."""
-        watched = {id(p): p for p in parameters}
-        _remove(self._hooks, self._hooks.keys() - watched.keys())
-        for key in watched.keys() - self._hooks.keys():
-            self._hooks[key] = watched[key].register_post_accumulate_grad_hook(_noticed_by(weakref.ref(self)))
+        """Notice backward passes that add to the gradients of these parameters, from now on.
+
+        Hooks run in the order in which they came. One of a user's that takes the step within the backward pass comes
+        later than the optimizer, and has to find the curvature, also where hooks are needed every few steps only.
+        """
+        for parameter in parameters:
+            hooked, _ = self._hooks.get(id(parameter), (None, None))
+            # Another one may have had the number.
+            if hooked is None or hooked() is not parameter:
+                handle = parameter.register_post_accumulate_grad_hook(_noticed_by(weakref.ref(self)))
+                self._hooks[id(parameter)] = weakref.ref(parameter), handle
 
     def announce(self, estimates: Estimates) -> None:
         """Tell the curvature of the loss whose backward pass begins."""
@@ -77,10 +83,9 @@ class PendingCurvature:
             parameter, unchanged = self._estimates[key]
             if estimate is not unchanged:
                 self._take(parameter, estimate)
+        self.watch([p for p, _ in estimates])
         for parameter, estimate in estimates:
             key = id(parameter)
-            if key not in self._hooks:
-                self._hooks[key] = parameter.register_post_accumulate_grad_hook(_noticed_by(weakref.ref(self)))
             if _is_empty(parameter, self._written.get(key)):
                 self._coming[key] = estimate
             elif key in before:
@@ -141,9 +146,9 @@ def _noticed_by(reference: weakref.ref[PendingCurvature]) -> Any:
     return hook
 
 
-def _remove(hooks: dict[int, Any], keys: Any = None) -> None:
-    for key in list(hooks if keys is None else keys):
-        hooks.pop(key).remove()
+def _remove(hooks: dict[int, Any]) -> None:
+    for _, handle in hooks.values():
+        handle.remove()
 
 
 def _is_empty(parameter: Tensor, written: _Written | None) -> bool:
