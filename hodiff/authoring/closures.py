@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from hodiff.errors import InputError
 from hodiff.recompute.hidden_tensors import RefuseForeign
 from hodiff.recompute.reachable import named_tensors
+from hodiff.torch_internals.autograd.differentiation import is_observed
 from hodiff.torch_internals.autograd.forward_mode import has_tangent, in_forward_mode, set_tangents
 from hodiff.torch_internals.autograd.recording import set_recording
 from hodiff.torch_internals.autograd.transforms import in_transform
@@ -42,9 +43,9 @@ def recorded(name: str, f: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     return result
 
 
-def watched(name: str, f: Callable[..., Any], leaves: Sequence[Any]) -> Any:
+def watched(name: str, f: Callable[..., Any], leaves: Sequence[Any], constants: Sequence[Tensor] = ()) -> Any:
     """Call a function below all transforms, where a tensor that a transform tracks can only be a captured one."""
-    with RefuseForeign(lambda _: _closed_over(name)):
+    with RefuseForeign(lambda _: _closed_over(name), constants):
         return f(leaves)
 
 
@@ -54,6 +55,18 @@ def refuse_captured_by(name: str, *functions: Any) -> None:
         for where, tensor in named_tensors(function):
             if is_watched(tensor):
                 raise _closed_over(name, where)
+
+
+def captured_constants(name: str, *functions: Any) -> list[Tensor]:
+    """Tensors made inside a transform that functions close over, refused where they have a derivative or a batch."""
+    found = []
+    for function in functions:
+        for where, tensor in named_tensors(function):
+            if is_observed(tensor):
+                raise _closed_over(name, where)
+            if is_watched(tensor):
+                found.append(tensor)
+    return found
 
 
 def _closed_over(name: str, where: str = "") -> InputError:

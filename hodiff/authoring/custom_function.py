@@ -15,6 +15,7 @@ from torch.autograd import Function
 from hodiff.authoring.closures import watched
 from hodiff.authoring.rule_trees import TreeLayout, differentiable, flatten, flatten_like, kind
 from hodiff.authoring.signatures import Signature
+from hodiff.common.trees import dense
 from hodiff.errors import InputError
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
@@ -35,13 +36,17 @@ class RuleCall(ABC):
         layout: Structure of the differentiated arguments; None if they are bare tensors.
         output: Structure of the output, known after `forward`; None if it is one bare tensor.
         transformed: Whether a transform of torch.func was active when the call was made.
+        captured: Constants made inside of a transform that the function closes over.
         modes: Those that were active then, such as corrections; the rules run in them.
         kept: Positions among the results of `forward` that backward wants saved.
         extra: How many results of `forward` are no outputs.
         like: Shapes and dtypes of the output's tensors, known after `forward`.
     """
 
-    __slots__ = ("extra", "kept", "layout", "like", "modes", "name", "output", "signature", "static", "transformed")
+    __slots__ = (
+        *("captured", "extra", "kept", "layout", "like", "modes"),
+        *("name", "output", "signature", "static", "transformed"),
+    )
 
     def __init__(self, signature: Signature, static: tuple[Any, ...], layout: TreeLayout | None, transformed: bool):
         self.signature = signature
@@ -50,6 +55,7 @@ class RuleCall(ABC):
         self.layout = layout
         self.transformed = transformed
         self.modes = active_function_modes()
+        self.captured: Sequence[Tensor] = ()
         self.extra = 0
         self.output: TreeLayout | None = None
         self.kept: Sequence[int] = ()
@@ -71,6 +77,9 @@ class RuleCall(ABC):
 
     def in_modes(self, rule: Callable[..., Any], *arguments: Any) -> Any:
         """What a rule of the user's returns in the modes of the call."""
+        if self.captured:  # by a transform that may be left where the rule runs
+            with in_function_modes(self.modes):
+                return watched(self.name, lambda arguments: rule(*arguments), arguments, self.captured)
         if not self.modes:
             return rule(*arguments)
         with in_function_modes(self.modes):
@@ -138,7 +147,11 @@ class CustomFunction(Function):
     def forward(call: RuleCall, *leaves: Any) -> tuple[Tensor, ...]:
         """Run the call on constants."""
         constants = tuple([each.detach() for each in leaves])
-        results = call.forward(constants) if not call.transformed else watched(call.name, call.forward, constants)
+        results = (
+            call.forward(constants)
+            if not call.transformed
+            else watched(call.name, call.forward, constants, call.captured)
+        )
         count = len(call.like)
         # An output that shares memory with an argument counts as a view, whose tangent torch wants to be one too.
         return tuple([
@@ -211,6 +224,7 @@ class BatchedRuleCall(RuleCall):
 
     def __init__(self, inner: RuleCall, in_dims: tuple[int | None, ...], randomness: str):
         super().__init__(inner.signature, inner.static, inner.layout, inner.transformed)
+        self.captured = inner.captured
         self.inner = inner
         self.in_dims = in_dims
         self.over = partial(torch.func.vmap, randomness=randomness)
@@ -218,6 +232,8 @@ class BatchedRuleCall(RuleCall):
     def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:
         """Each output with the batch in front."""
         results = self.over(lambda leaves: tuple(self.inner.forward(leaves)), in_dims=(self.in_dims,))(tuple(leaves))
+        # A result that the batch does not reach is one for all, and forward mode lays out its tangent likewise.
+        results = tuple(map(dense, results))
         self.output, self.kept, self.extra = self.inner.output, self.inner.kept, self.inner.extra
         self.like = [(each.shape, each.dtype) for each in results[: len(self.inner.like)]]
         return results
@@ -253,12 +269,12 @@ class BatchedRuleCall(RuleCall):
         """Batch a function that may return None in place of a tensor, which vmap refuses."""
         found: list[int | None] = []
 
-        def dense(*arguments: Any) -> tuple[Tensor, ...]:
+        def present(*arguments: Any) -> tuple[Tensor, ...]:
             results = function(*arguments)
             found.extend(_where(results))
             return tuple(each for each in results if each is not None)
 
-        return _spread(self.over(dense, in_dims=in_dims)(*arguments), found)
+        return _spread(self.over(present, in_dims=in_dims)(*arguments), found)
 
 
 def _alive(tensor: Tensor | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -125,9 +126,30 @@ class JVPCall(RuleCall):
     def pullback(
         self, leaves: Tensors, kept: Tensors | None, needed: Sequence[bool], cotangents: Tensors
     ) -> list[Tensor | None]:
-        """The rule, transposed."""
+        """The rule, transposed; where that leads back to the function, as of a linear one, its own body's gradient."""
         del kept
-        return transpose_of(self.pushforward, leaves, needed, cotangents)
+        if self.owner in _TRANSPOSED.owners:
+            return transpose_of(self._shift, leaves, needed, cotangents)
+        _TRANSPOSED.owners.append(self.owner)
+        try:
+            return transpose_of(self.pushforward, leaves, needed, cotangents)
+        finally:
+            _TRANSPOSED.owners.pop()
+
+    def _shift(self, leaves: Tensors, tangents: Tensors) -> list[Tensor]:
+        """The function's own value at leaves moved along tangents."""
+        moved = [x if t is None else x + t for x, t in zip(leaves, tangents, strict=True)]
+        return self.take_output(self.in_modes(self.owner.f, *self.all_arguments(moved)))
+
+
+class _Transposed(threading.local):
+    """Functions whose rules are being transposed in this thread."""
+
+    def __init__(self) -> None:
+        self.owners: list[CustomJVP] = []
+
+
+_TRANSPOSED = _Transposed()
 
 
 def transpose_of(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.authoring.closures import recorded, refuse_captured_by
+from hodiff.authoring.closures import captured_constants, recorded
 from hodiff.authoring.custom_function import RuleCall, apply
 from hodiff.authoring.rule_trees import TreeLayout, flatten, plain_tensors
 from hodiff.authoring.signatures import Signature
@@ -96,12 +96,13 @@ class CustomRule(ABC):
         if self.signature.static:
             static, args = self.signature.split(args)
         transformed = in_transform()
+        captured: Sequence[Tensor] = ()
         if transformed and (self._outer or static):
-            refuse_captured_by(self.__name__, *self._outer, *static)
-        if plain_tensors(args):
-            return self._call(static, None, transformed), args
-        leaves, layout = flatten(args)
-        return self._call(static, layout, transformed), leaves
+            captured = captured_constants(self.__name__, *self._outer, *static)
+        leaves, layout = (args, None) if plain_tensors(args) else flatten(args)
+        call = self._call(static, layout, transformed)
+        call.captured = captured
+        return call, leaves
 
     @abstractmethod
     def _call(self, static: tuple[Any, ...], layout: TreeLayout | None, transformed: bool) -> RuleCall:

@@ -26,8 +26,8 @@ def transpose(linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor 
     try:
         tangents = [torch.zeros_like(x).requires_grad_() for x in inputs]
         outputs, seeds = [], []
-        for output, cotangent in zip(linear(tangents), cotangents, strict=True):
-            if output is not None and cotangent is not None and _is_recorded(output, linear, inputs):
+        for i, (output, cotangent) in enumerate(zip(linear(tangents), cotangents, strict=True)):
+            if output is not None and cotangent is not None and _is_recorded(output, i, linear, inputs):
                 outputs.append(output)
                 seeds.append(cotangent)
         if not outputs:
@@ -40,12 +40,12 @@ def transpose(linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor 
         set_recording(recorded)
 
 
-def _is_recorded(output: Tensor, linear: Linear, inputs: list[Tensor]) -> bool:
+def _is_recorded(output: Tensor, i: int, linear: Linear, inputs: list[Tensor]) -> bool:
     """Whether a linear map recorded an output; one that is constant must be zero everywhere."""
     if output.requires_grad or torch.compiler.is_compiling():
         return True
-    at_ones = linear([torch.ones_like(x) for x in inputs])
-    if any(bool(below_transforms(each).detach().any()) for each in at_ones if each is not None):
+    at_ones = linear([torch.ones_like(x) for x in inputs])[i]
+    if at_ones is not None and bool(below_transforms(at_ones).detach().any()):
         raise RouteError(
             "a rule of custom_jvp or custom_vjp records nothing of what it computes (torch.no_grad, .detach(), .data, "
             "NumPy or a kernel), so that its transpose, the other mode's derivative, would be zero without a word; "
@@ -62,8 +62,8 @@ def _transpose_by_transform(
     def dense(*tangents: Tensor) -> tuple[Tensor, ...]:
         pairs = [
             (output, cotangent)
-            for output, cotangent in zip(linear(list(tangents)), cotangents, strict=True)
-            if output is not None and cotangent is not None and _is_recorded(output, linear, inputs)
+            for i, (output, cotangent) in enumerate(zip(linear(list(tangents)), cotangents, strict=True))
+            if output is not None and cotangent is not None and _is_recorded(output, i, linear, inputs)
         ]
         # torch.func.vjp refuses a function without outputs.
         pairs = pairs or [(zeros[0].new_zeros(()), zeros[0].new_zeros(()))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,22 +10,33 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hodiff.errors import InputError
-from hodiff.torch_internals.autograd.wrapped_tensors import is_of_no_running_transform
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_of_no_running_transform
 
 
 class RefuseForeign(TorchFunctionMode):
-    """Raises where an operator meets a tensor of a transform that does not run there: torch may crash, or be wrong."""
+    """Raises where an operator meets a tensor of a transform that does not run there: torch may crash, or be wrong.
 
-    def __init__(self, error: Callable[[Tensor], Exception]):
+    Args:
+        error: The error for such a tensor.
+        constants: Tensors of these transforms that are known to be constant; operators get what they wrap.
+    """
+
+    def __init__(self, error: Callable[[Tensor], Exception], constants: Sequence[Tensor] = ()):
         super().__init__()
         self.error = error
+        self.constants = constants
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.constants:
+            args, kwargs = pytree.tree_map_only(Tensor, self._unwrapped, (tuple(args), kwargs))
         for value in pytree.arg_tree_leaves(*args, **kwargs):
             if isinstance(value, Tensor) and is_of_no_running_transform(value):
                 raise self.error(value)
         return function(*args, **kwargs)
+
+    def _unwrapped(self, tensor: Tensor) -> Tensor:
+        return below_transforms(tensor) if any(tensor is each for each in self.constants) else tensor
 
 
 def hidden_tensor(name: str, what: Tensor | str) -> InputError:

@@ -172,6 +172,7 @@ NAMES = (
     "torch.autograd.Variable._execution_engine.run_backward",
     "torch.autograd.forward_ad._current_level",
     "torch.autograd.forward_ad._set_fwd_grad_enabled",
+    "torch.autograd.functional._grad_preprocess.__code__",
     "torch.nn.attention.flex_attention._validate_device",
     "torch.nn.functional._in_projection_packed",
     "torch.nn.modules.batchnorm._NormBase",

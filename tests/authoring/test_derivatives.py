@@ -9,6 +9,7 @@ from authoring.problems import PROBLEMS
 from torch import Tensor
 
 import hodiff
+from hodiff.authoring import custom_jvp, custom_vjp
 from hodiff.checks import derivative, route_names
 
 each = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
@@ -177,3 +178,74 @@ def test_a_tangent_behind_arguments_without_one_is_kept_under_vmap(moving):
 
     expected = torch.stack([each for i, each in enumerate(values) if i != moving]).prod(0)
     assert torch.equal(torch.func.vmap(slope)(*values), expected)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_a_linear_function_that_calls_itself_on_the_tangent(route):
+    @custom_jvp
+    def twice(x):
+        return 2 * x
+
+    twice.defjvp(lambda primals, tangents: (twice(*primals), twice(*tangents)))
+
+    @custom_jvp
+    def sums(x, n):
+        return x.cumsum(0) * n
+
+    @custom_jvp
+    def thrice(x):
+        return sums(x, 3.0)
+
+    thrice.defjvp(lambda primals, tangents: (thrice(*primals), sums(tangents[0], 3.0)))
+    sums.defjvp(lambda primals, tangents: (sums(*primals), thrice(tangents[0]) * (primals[1] / 3.0)))
+    x, v = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64), torch.tensor([1.0, 0.3, -0.2], dtype=torch.float64)
+    found = hodiff.hvp(lambda x: (twice(x) ** 3).sum() * thrice(twice(x.sin())).exp().sum(), x, v, route=route)
+    expected = hodiff.hvp(lambda x: (8 * x**3).sum() * (6 * x.sin().cumsum(0)).exp().sum(), x, v)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(lambda x: twice(x).square()))(x), 8 * x)
+
+
+def jvp_times(c):
+    f = custom_jvp(lambda x: (x * c).sin())
+    f.defjvp(lambda primals, tangents: (f(*primals), (primals[0] * c).cos() * c * tangents[0]))
+    return f
+
+
+def vjp_times(c):
+    f = custom_vjp(lambda x: (x * c).sin())
+    f.defvjp(lambda x: (f(x), x), lambda x, g: ((x * c).cos() * c * g,))
+    return f
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+@pytest.mark.parametrize("make", [jvp_times, vjp_times])
+def test_constants_made_inside_of_a_transform_may_be_closed_over(make, route):
+    x, v = torch.tensor([0.5, -1.0], dtype=torch.float64), torch.tensor([1.0, 0.3], dtype=torch.float64)
+    expected = hodiff.hvp(lambda x: (2 * x).sin().pow(2).sum(), x, v)
+    for constant in (torch.tensor(2.0, dtype=torch.float64).expand_as, lambda x: torch.full_like(x, 2.0)):
+        found = hodiff.hvp(lambda x, of=constant: make(of(x))(x).pow(2).sum(), x, v, route=route)
+        torch.testing.assert_close(found, expected)
+    found = hodiff.hvp(lambda x: make((x / x.detach() + 1).detach())(x).pow(2).sum(), x, v, route=route)
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_does_not_depend_on_the_batched_argument():
+    y, x = torch.tensor([0.5, -1.0], dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)
+    still, some = (custom_jvp(lambda x, y: y.sin()) for _ in range(2))
+    still.defjvp(lambda primals, _: (primals[1].sin(), None))
+    some.defjvp(
+        lambda primals, tangents: (primals[1].sin(), None if tangents[1] is None else primals[1].cos() * tangents[1]),
+        symbolic_zeros=True,
+    )
+    pair = custom_jvp(lambda x, y: (y.sin(), 2 * x))
+    pair.defjvp(lambda p, t: ((p[1].sin(), 2 * p[0]), (p[1].cos() * t[1], 2 * t[0])))
+    for f in (still, some):
+        over_x = torch.func.vmap(lambda row, f=f: f(row, y))
+        value, tangent = torch.func.jvp(over_x, (x,), (x,))
+        torch.testing.assert_close(value, y.sin().expand(3, 2))
+        assert not tangent.any()
+        assert not torch.func.jacfwd(over_x)(x).any()
+    _, tangent = torch.func.jvp(lambda y: torch.func.vmap(lambda row: some(row, y))(x), (y,), (y,))
+    torch.testing.assert_close(tangent, (y.cos() * y).expand(3, 2))
+    both = torch.func.vmap(lambda row: pair(row, y))
+    torch.testing.assert_close(torch.func.grad(lambda x: both(x)[1].sum() + both(x)[0].sum())(x), 2 * x)

@@ -383,3 +383,27 @@ def test_a_conversion_inside_of_a_transform_is_refused(route):
     with pytest.raises(hodiff.RouteError, match=r"Tensor\.data: expected no assignment .* got torch.float64"):
         hodiff.hvp(model, X, V, route=route)
     assert model.layer.weight.dtype == torch.float32
+
+
+TRANSFORMS = {
+    "jvp": lambda f: torch.func.jvp(f, (X,), (V,)),
+    "vmap": lambda f: torch.func.vmap(f)(torch.stack([X, V])),
+    "grad": lambda f: torch.func.grad(lambda x: f(x).sum())(X),
+    **{
+        route: lambda f, route=route: hodiff.hvp(lambda x: f(x).sum(), X, V, route=route) for route in hodiff.ROUTES[1:]
+    },
+}
+
+
+@pytest.mark.parametrize("function", ["jacobian", "hessian"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_derivatives_by_torch_autograd_functional_inside_are_right_or_refused(name, function):
+    """PyTorch, too, refuses them in forward mode and under vmap, where their inputs are detached."""
+    f = getattr(torch.autograd.functional, function)
+    with hodiff.corrected(), pytest.raises(hodiff.errors.RouteError, match=r"torch\.func\.jacrev"):
+        TRANSFORMS[name](lambda x: f(lambda y: (y**3).sum(), x) * x.sum())
+    if name == "grad":
+        with hodiff.corrected():
+            found = TRANSFORMS[name](lambda x: f(lambda y: (y**4).sum(), x, create_graph=True))
+        expected = TRANSFORMS[name](lambda x: 4 * x**3 if function == "jacobian" else (12 * x**2))
+        torch.testing.assert_close(found, expected)

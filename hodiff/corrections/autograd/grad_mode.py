@@ -18,7 +18,7 @@ from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import is_observed
 from hodiff.torch_internals.autograd.forward_mode import set_tangents, tangents_are_on
-from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, switched_by
+from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, in_torch_autograd_functional, switched_by
 from hodiff.torch_internals.autograd.recording import set_recording
 from hodiff.torch_internals.autograd.transforms import (
     as_leaf,
@@ -102,6 +102,13 @@ def _data(self: Tensor) -> Any:
 def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
     if torch.compiler.is_compiling() or not in_transform() or marks_tensors():
         return UNNEEDED
+    if in_torch_autograd_functional():
+        raise RouteError(
+            "torch.autograd.functional: expected to be called outside of transforms, got inputs that forward mode, "
+            "torch.func.vmap or torch.func.grad follows, from which it detaches its own: the derivatives would be "
+            "zeros. Use torch.func.jacrev, vjp, jvp or hessian, or hodiff's transforms, inside of a function that is "
+            "differentiated."
+        )
     if not requires_grad:
         return UNNEEDED
     leaf = as_leaf(self)

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd import functional
 
 # The ways into a block that switches, and out of it. `no_grad` makes a `set_grad_enabled` of its own.
 # By identity: the code that dynamo writes may hold a dict among its constants, and then it cannot be hashed.
@@ -56,3 +57,18 @@ def switched_by() -> tuple[str, Any]:
             made = frame.f_locals["self"]
         frame = frame.f_back
     return "calls", made
+
+
+def in_torch_autograd_functional() -> bool:
+    """Whether the call is by a function of `torch.autograd.functional`, on its inputs, which it has detached."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(10):
+        if frame is None:
+            return False
+        if frame.f_code is _PREPARES:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_PREPARES = functional._grad_preprocess.__code__
