@@ -196,3 +196,19 @@ def test_arguments_that_torch_refuses() -> None:
             torch.sparse_coo_tensor(PLACES, x, (2, 2, 2))
         with pytest.raises(RuntimeError, match="Cannot get values on an uncoalesced tensor"):
             coo(x, REPEATED).values()
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_values_are_in_the_memory_of_the_tensor(layout):
+    """As in PyTorch, whose gradcheck writes into them, and lets gradients be undefined."""
+    dense = torch.tensor([[1.0, 2.0, 0.0, 0.5], [0.0, 3.0, 0.0, 0.7]], dtype=torch.float64)
+    blocks = {"blocksize": (2, 2)} if layout.startswith("b") else {}
+    sparse = dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **blocks)
+    sparse = (sparse.coalesce() if layout == "coo" else sparse).requires_grad_()
+    with hodiff.corrected():
+        assert torch.autograd.gradcheck(lambda s: s.values() ** 2, sparse, masked=True, check_batched_grad=False)
+        assert torch.autograd.gradcheck(lambda s: s.to_dense() ** 2, sparse, masked=True, check_batched_grad=False)
+        assert sparse.values().data_ptr() == sparse.detach().values().data_ptr()
+        sparse.values().data.mul_(2)
+    torch.testing.assert_close(sparse.detach().to_dense(), 2 * dense)

@@ -29,13 +29,14 @@ class FromValues(AnyOrderFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep the indices."""
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
         """Read the cotangent at the indices."""
         (indices,) = ctx.saved_tensors
-        return values_at(cotangent, indices), None, None, None
+        return None if cotangent is None else values_at(cotangent, indices), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -65,14 +66,15 @@ class _ValuesAt(AnyOrderFunction):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep the indices, and what the tensor was like."""
         sparse, indices = inputs
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(indices)
         ctx.form = form_of(sparse)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
         """Put the cotangent in their places."""
         (indices,) = ctx.saved_tensors
-        return made_of(cotangent, indices, ctx.form), None
+        return None if cotangent is None else made_of(cotangent, indices, ctx.form), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -87,6 +89,7 @@ class _Linear(AnyOrderFunction):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep the indices, and what the tensor was like."""
         (sparse,) = inputs
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(indices_of(sparse))
         ctx.form = form_of(sparse)
 
@@ -101,14 +104,14 @@ class Values(_Linear):
 
     @staticmethod
     def forward(sparse: Tensor) -> Tensor:
-        """A copy, which nobody changes in place."""
-        return sparse.values().clone()
+        """In the memory of the tensor, as torch's."""
+        return sparse.values()
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
         """Put the cotangent in their places."""
         (indices,) = ctx.saved_tensors
-        return made_of(cotangent, indices, ctx.form)
+        return None if cotangent is None else made_of(cotangent, indices, ctx.form)
 
 
 class ToDense(_Linear):
@@ -120,10 +123,10 @@ class ToDense(_Linear):
         return sparse.to_dense()
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
         """The cotangent where the tensor has values."""
         (indices,) = ctx.saved_tensors
-        return made_of(values_at(cotangent, indices), indices, ctx.form)
+        return None if cotangent is None else made_of(values_at(cotangent, indices), indices, ctx.form)
 
 
 class Form(NamedTuple):
