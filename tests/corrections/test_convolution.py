@@ -69,3 +69,18 @@ def test_errors_are_those_of_torch():
     with pytest.raises(RuntimeError) as ours, hodiff.corrected():
         F.conv_transpose1d(x, w, output_padding=1)
     assert str(ours.value) == str(by_torch.value)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_unpooling_keeps_the_layout(dims):
+    layout = {2: torch.channels_last, 3: torch.channels_last_3d}[dims]
+    x = torch.arange(2.0 * 3 * 4**dims, dtype=torch.float64).reshape(2, 3, *(4,) * dims)
+    pool, unpool = {2: (F.max_pool2d, F.max_unpool2d), 3: (F.max_pool3d, F.max_unpool3d)}[dims]
+    for memory_format in (layout, torch.contiguous_format):
+        pooled, indices = pool(x.contiguous(memory_format=memory_format), 2, return_indices=True)
+        pooled = pooled.contiguous(memory_format=memory_format).requires_grad_()
+        expected = unpool(pooled, indices, 2)
+        with hodiff.corrected():
+            found = unpool(pooled, indices, 2)
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()

@@ -137,10 +137,23 @@ def test_what_follows_the_last_offset_is_left_to_torch(mode):
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_no_indices(mode):
     def f():
-        return F.embedding_bag(ROWS[:0], draw(4, 2), torch.tensor([0, 0]), mode=mode)
+        return F.embedding_bag(ROWS[:0], weight, torch.tensor([0, 0]), mode=mode)
 
+    weight = draw(4, 2).requires_grad_()
     with corrected:
         assert torch.equal(f(), torch.zeros(2, 2, dtype=D))
+        (gradient,) = torch.autograd.grad(f().sum(), weight)
+    assert torch.equal(gradient, torch.zeros(4, 2, dtype=D))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_offsets_that_go_down_give_what_torch_gives(mode):
+    def f():
+        return F.embedding_bag(ROWS, draw(4, 2), torch.tensor([0, 4, 2]), mode=mode)
+
+    expected = f()
+    with corrected:
+        torch.testing.assert_close(f(), expected, equal_nan=True)
 
 
 WRONG = {
@@ -154,6 +167,10 @@ WRONG = {
     "dimensions": lambda w: F.embedding_bag(ROWS, w[0], OFFSETS),
     "padding": lambda w: F.embedding_bag(ROWS, w, OFFSETS, padding_idx=4),
     "last offset": lambda w: F.embedding_bag(ROWS, w, torch.tensor([0, 7])),
+    "dtype of weights": lambda w: F.embedding_bag(
+        ROWS, w, OFFSETS, mode="sum", per_sample_weights=torch.ones(len(ROWS), dtype=torch.float32)
+    ),
+    "rows without columns": lambda w: F.embedding_bag(PAIRS[:, :0], w, mode="max"),
 }
 
 

@@ -326,6 +326,10 @@ def test_ctc_with_impossible_labels_has_finite_derivatives():
 
 
 WRONG = {
+    "ctc lengths that are no integers": lambda x: F.ctc_loss(
+        x[:, None], torch.tensor([[1]]), torch.tensor([2.0]), torch.tensor([1.0])
+    ),
+    "ctc lengths of a list": lambda x: F.ctc_loss(x[:, None], torch.tensor([[1]]), [2.5], [1.5]),
     "huber, delta": lambda x: F.huber_loss(x, x, delta=-1.0),
     "huber, reduction": lambda x: F.huber_loss(x, x, "median"),
     "huber, weight": lambda x: F.huber_loss(x, x, weight=x[:1]),

@@ -60,8 +60,12 @@ def _embedding_bag(
         return INVALID
     if per_sample_weights is not None and (mode != "sum" or per_sample_weights.shape != input.shape):
         return INVALID
+    if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
+        return INVALID
     if offsets is None:
         bags, length = input.shape
+        if not length:
+            return INVALID
         places = torch.arange(bags, device=input.device).repeat_interleave(length)
     else:
         if not _divide(offsets, input.shape[0], include_last_offset):
@@ -107,13 +111,13 @@ def _embedding_bag_by_number(
 
 
 def _divide(offsets: Tensor, end: int, include_last: bool) -> bool:
-    """Whether offsets go from 0 to the end, where asking is cheap; what torch makes of others depends on the mode."""
+    """Whether offsets go up from 0 to the end, where asking is cheap; torch makes of others what the mode says."""
     if offsets.dim() != 1 or not offsets.shape[0]:
         return False
     if torch.compiler.is_compiling() or offsets.device.type != "cpu" or is_batched(offsets):
         return True
     first, last = int(offsets[0]), int(offsets[-1])
-    return first == 0 and (last == end if include_last else last <= end)
+    return first == 0 and (last == end if include_last else last <= end) and not bool((offsets.diff() < 0).any())
 
 
 def _bagged(
@@ -156,7 +160,7 @@ def _maximum(rows: Tensor, places: Tensor, counted: Tensor, bags: int) -> Tensor
     first = torch.full_like(top, count, dtype=torch.long)
     first = first.scatter_reduce(0, spread, torch.where(is_top, every, count), "amin")
     if not count:
-        return rows.new_zeros(top.shape)
+        return rows.new_zeros(top.shape) + rows.sum()  # a zero that depends on the weight, as torch's result does
     return torch.where(first < count, rows.gather(0, first.clamp(max=count - 1)), 0)
 
 

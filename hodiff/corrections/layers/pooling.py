@@ -12,6 +12,7 @@ from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.transforms import in_func_vmap
 
 # Below this number of channels, which are what the kernel's vectors run along, the other layout gains nothing.
 _CHANNELS = 16
@@ -75,12 +76,22 @@ def _unpooling(function: Any, dims: int) -> Any:
             return UNNEEDED
         size = input.shape[-dims:]
         numbers = torch.arange(1, size.numel() + 1, dtype=torch.float64, device=input.device).reshape(size)
-        numbers = numbers.expand(input.shape).contiguous()
+        layout = _layout(input, dims)
+        numbers = numbers.expand(input.shape).contiguous(memory_format=layout)
         kept = function(numbers, indices, kernel_size, stride, padding, output_size).long()
         values = input.flatten(-dims).gather(-1, (kept - 1).clamp(min=0).flatten(-dims))
-        return torch.where(kept > 0, values.unflatten(-1, kept.shape[-dims:]), 0)
+        result = torch.where(kept > 0, values.unflatten(-1, kept.shape[-dims:]), 0)
+        return result if layout is torch.contiguous_format else result.contiguous(memory_format=layout)
 
     return unpool
+
+
+def _layout(input: Tensor, dims: int) -> torch.memory_format:
+    """How torch lays out the result: of images as the input; a vmap does not say how that is."""
+    if dims != 2 or input.dim() != 4 or torch.compiler.is_compiling() or in_func_vmap():
+        return torch.contiguous_format
+    by_channels = input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
+    return torch.channels_last if by_channels else torch.contiguous_format
 
 
 for _dims, _function in enumerate((F.max_unpool1d, F.max_unpool2d, F.max_unpool3d), start=1):

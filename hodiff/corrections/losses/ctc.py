@@ -96,10 +96,15 @@ def _fits(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any,
         return False
     if log_probs.dim() not in (2, 3) or not log_probs.shape[0] or targets.dim() not in (1, 2):
         return False
+    lengths = (each for each in (input_lengths, target_lengths) if isinstance(each, Tensor))
+    if any(each.is_floating_point() or each.is_complex() for each in lengths):
+        return False
     steps, batch = log_probs.shape[0], 1 if log_probs.dim() == 2 else log_probs.shape[1]
     if not 0 <= blank < log_probs.shape[-1] or (targets.dim() == 2 and targets.shape[0] != batch):
         return False
     inputs, labels = _known(input_lengths), _known(target_lengths)
+    if any(isinstance(each, float) for each in (*(inputs or ()), *(labels or ()))):
+        return False
     concatenated = targets.dim() == 1 and log_probs.dim() == 3
     return (inputs is None or (len(inputs) == batch and all(0 <= each <= steps for each in inputs))) and (
         labels is None
