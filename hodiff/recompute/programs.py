@@ -22,6 +22,7 @@ from hodiff.torch_internals.autograd.differentiation import autograd_records
 from hodiff.torch_internals.autograd.forward_mode import forward_pass, has_tangent, in_dual_level, set_tangents
 from hodiff.torch_internals.autograd.legacy_batching import any_legacy_batched, with_batches, without_batches
 from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.wording import Wording, says
 
 Tensors = Sequence[Tensor]
 
@@ -65,7 +66,15 @@ class Checkpoint(AnyOrderFunction):
         constants = [each.detach() for each in inputs]
         # Recording is on, yet nothing that is known requires a gradient: what is recorded was overlooked.
         with torch.enable_grad(), set_tangents(True):
-            outputs = program.run(*constants)
+            try:
+                outputs = program.run(*constants)
+            except RuntimeError as error:  # of a gradient that the program takes
+                if not says(error, Wording.NO_GRAPH):
+                    raise
+                any_recorded = any(each.requires_grad for each in inputs)  # transforms do not say by which
+                for each, given in zip(constants, inputs, strict=True):
+                    each.requires_grad_(is_differentiable(each) and (given.requires_grad or not any_recorded))
+                outputs = program.run(*constants)
             _require_operands(program, outputs, constants)
         return tuple(each.detach() if each.requires_grad else each for each in outputs)
 
@@ -207,10 +216,16 @@ def is_differentiable(tensor: Tensor) -> bool:
 
 def _require_operands(program: Program, outputs: Tensors, operands: Tensors) -> None:
     """Refuse a program that depends on what is no operand of it: that derivative would be lost."""
+    if any(map(has_tangent, outputs)):
+        raise hidden_tensor(program.name, "a dual number")
+    others = _other_leaves(outputs, operands)
+    # Leaves that the program makes itself, for gradients that it takes, are others each time.
+    again = {id(each) for each in _other_leaves(program.run(*operands), operands)} if others else ()
+    for leaf in others:
+        if id(leaf) in again:
+            raise hidden_tensor(program.name, leaf)
+
+
+def _other_leaves(outputs: Tensors, operands: Tensors) -> list[Tensor]:
     known = {id(each) for each in operands}
-    for output in outputs:
-        if has_tangent(output):
-            raise hidden_tensor(program.name, "a dual number")
-        for leaf in inspect_graph(output)[0]:
-            if id(leaf) not in known:
-                raise hidden_tensor(program.name, leaf)
+    return [leaf for output in outputs for leaf in inspect_graph(output)[0] if id(leaf) not in known]

@@ -21,7 +21,10 @@ class Wording(Enum):
         "forward mode by torch.autograd.forward_ad meets another one, which torch.func alone nests",
     )
 
-    NO_GRAPH = (r"element \d+ of tensors does not require grad", "a gradient is taken where none is recorded")
+    NO_GRAPH = (
+        r"(element \d+ of|differentiated) tensors does not require grad",
+        "a gradient is taken where none is recorded",
+    )
     NOT_IN_GRAPH = (r"not have been used in the graph", "a gradient is taken by a tensor that the graph does not have")
 
     HIGHER_ORDER = (

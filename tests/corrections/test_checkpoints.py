@@ -337,3 +337,48 @@ def test_hugging_face(reentrant):
     expected = hodiff.hvp(loss, p, v)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     assert_same(hodiff.hvp(loss, p, v), expected)
+
+
+def by_a_leaf_of_its_own(x, w):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad((w @ x).sin(), x, create_graph=True)[0]
+
+
+def by_its_input(x, w):
+    return torch.autograd.grad((w @ x).sin(), x, create_graph=True)[0]
+
+
+def by_what_it_computes(x, w):
+    y = x * w
+    return torch.autograd.grad(y.sin().sum(), y, create_graph=True)[0] * x
+
+
+def by_a_leaf_if_need_be(x, w):
+    with torch.enable_grad():
+        y = x if x.requires_grad else x.clone().requires_grad_()
+        return torch.autograd.grad((w @ y).sin(), y, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("forces", [by_a_leaf_of_its_own, by_its_input, by_what_it_computes, by_a_leaf_if_need_be])
+def test_gradients_taken_inside(forces):
+    """Forces of a potential, as models of molecules take them, to second order."""
+    x, w = (torch.tensor(each, dtype=torch.float64, requires_grad=True) for each in ([0.5, -1.0], [1.0, 0.3]))
+
+    def derivatives(f):
+        loss = f(x, w).pow(3).sum()
+        first = torch.autograd.grad(loss, (x, w), create_graph=True, materialize_grads=True)
+        return (*first, torch.autograd.grad(first[1].pow(2).sum(), w)[0])
+
+    expected = derivatives(forces)
+    with hodiff.corrected():
+        found = derivatives(lambda x, w: checkpoint(forces, x, w, use_reentrant=False))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_gradients_taken_inside_by_every_route(route):
+    x, v = torch.tensor([0.5, -1.0], dtype=torch.float64), torch.tensor([1.0, 0.3], dtype=torch.float64)
+    w = torch.tensor([1.0, 0.3], dtype=torch.float64)
+    found = hodiff.hvp(lambda w: checkpoint(by_a_leaf_of_its_own, x, w, use_reentrant=False).sum(), w, v, route=route)
+    expected = hodiff.hvp(lambda w: (w * (w @ x).cos()).sum(), w, v)
+    torch.testing.assert_close(found, expected)
