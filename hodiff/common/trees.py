@@ -185,9 +185,8 @@ def is_of_subclass(tensor: Tensor) -> bool:
 
 def overrides_functions(tensor: Tensor) -> bool:
     """Whether a tensor is of a subclass with a `__torch_function__` of its own."""
-    kind = type(tensor)
-    own = getattr(kind.__torch_function__, "__func__", None) is not Tensor.__torch_function__.__func__
-    return own and is_of_subclass(tensor)
+    own, plain = (getattr(kind.__torch_function__, "__func__", None) for kind in (type(tensor), Tensor))
+    return own is not plain and is_of_subclass(tensor)
 
 
 def as_plain(tensor: Tensor) -> Tensor:

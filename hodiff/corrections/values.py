@@ -89,4 +89,5 @@ def mixes_complex_number(a: Any, b: Any) -> bool:
 def in_complex_dtype(a: Any, b: Any) -> tuple[Any, Any]:
     """A tensor and a number, the tensor in the dtype of their result."""
     dtype = result_dtype(a, b)
-    return tuple(each.to(dtype) if isinstance(each, Tensor) else each for each in (a, b))
+    one, other = (each.to(dtype) if isinstance(each, Tensor) else each for each in (a, b))
+    return one, other

@@ -122,7 +122,7 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
     candidates = order if route == "auto" else (route,)
     if torch.compiler.is_compiling():
         return attempt(candidates[0])
-    said = {}
+    said: dict[str, Exception] = {}
     for name in candidates:
         try:
             result = attempt(name)

@@ -269,12 +269,6 @@ def _level(
         if nearer.truth is not near and near.error <= _EXACT * nearer.scale:
             return nearer
     return found
-    # Much smaller steps miss what is rounded inside, so that they count where a route agrees with them.
-    for part in range(1, _RESTARTS + 1):
-        nearer = level(_differences(below, point, at.tuples, at.free, replace(problem, reach=FARTHER**part)))
-        if nearer.truth is not nearer.differences:
-            return nearer
-    return found
 
 
 def _differences(

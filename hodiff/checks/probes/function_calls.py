@@ -226,7 +226,7 @@ def _stand_in(rule: OperatorRule) -> type[Function]:
     def backward(ctx: Any, *cotangents: Any) -> Any:
         return rule.backward(ctx, cotangents)
 
-    rules = {"forward": forward, "setup_context": setup_context, "backward": backward}
+    rules: dict[str, Callable[..., Any]] = {"forward": forward, "setup_context": setup_context, "backward": backward}
     name = rule.operator.name().replace("::", ".")
     return type(name, (Function,), {each: staticmethod(one) for each, one in rules.items()})
 

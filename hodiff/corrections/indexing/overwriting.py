@@ -109,7 +109,8 @@ def _enter(function: Any, in_place: bool) -> None:
         return UNNEEDED if accumulate else _written(function, in_place, input, source, [index], index)
 
     name = function.__name__.removesuffix("_")
-    rule = {"index_copy": index_copy, "index_put": index_put, "put": put}[name]
+    rules: dict[str, Callable[..., Any]] = {"index_copy": index_copy, "index_put": index_put, "put": put}
+    rule = rules[name]
     enter(rule)
     if name == "index_put":
         calls(function, INDEX_PUT_OPERATORS[in_place])(lambda *args, **kwargs: rule(*args[:4], **kwargs))

@@ -68,7 +68,7 @@ def _statistics(
     input: Tensor, dims: Sequence[int], eps: float, parameter: Tensor | None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Mean and reciprocal deviation, which are constants in torch, in the dtype of a parameter."""
-    variance, mean = torch.var_mean(wide(input), dims, correction=0, keepdim=keepdim)
+    variance, mean = torch.var_mean(wide(input), list(dims), correction=0, keepdim=keepdim)
     dtype = parameter.dtype if parameter is not None else input.dtype if input.is_cpu else mean.dtype
     return mean.to(dtype), torch.rsqrt(variance + eps).to(dtype)
 
