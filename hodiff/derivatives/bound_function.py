@@ -34,6 +34,7 @@ from hodiff.corrections.autograd.checkpoints import uncorrected
 from hodiff.derivatives.own_gradient import Watch, is_asked, warn_once
 from hodiff.errors import InputError
 from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.tensors import stands_for_tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,7 +96,7 @@ class BoundFunction:
                 f"got {type(result).__name__}; return a pair, or drop has_aux."
             )
         for leaf in pytree.tree_leaves(result[1]):
-            if not isinstance(leaf, Tensor):
+            if not isinstance(leaf, Tensor) or stands_for_tensor(leaf):
                 raise InputError(
                     f"{self.caller}: aux must be a pytree of tensors, got {describe(leaf)} in it; "
                     "return torch.tensor(...) of it."
@@ -109,7 +110,7 @@ class BoundFunction:
 
     def one_number(self, value: Any) -> Tensor:
         """What the function returned, refused if it is not one real number."""
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or stands_for_tensor(value):
             advice = "pass has_aux=True if it returns (value, aux)" if self.offers_aux else "return the value alone"
             hint = f"; {advice}" if isinstance(value, tuple) else ""
             raise InputError(

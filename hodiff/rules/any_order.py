@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from hodiff.common.overriding import tensors_alone
 from hodiff.torch_internals.autograd.batching import call_batched
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform, innermost_is_vmap
@@ -87,11 +88,13 @@ def in_dtype(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def outside_graphs(function: F) -> F:
-    """Keep dynamo from tracing a function, as `torch.compiler.disable` does, which takes a second to import."""
+    """Keep dynamo from tracing a function, as `torch.compiler.disable` does, and refuse jets inside of it."""
 
     @functools.wraps(function)
     def outside(*args: Any, **kwargs: Any) -> Any:
-        return _disabled(function)(*args, **kwargs) if is_dynamo_loaded() else function(*args, **kwargs)
+        with tensors_alone():
+            # `torch.compiler.disable` takes a second to import.
+            return _disabled(function)(*args, **kwargs) if is_dynamo_loaded() else function(*args, **kwargs)
 
     # Keeps dynamo from looking into this wrapper, too.
     hide_from_dynamo(outside)

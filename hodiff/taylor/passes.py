@@ -19,8 +19,8 @@ from hodiff.taylor import calls
 from hodiff.taylor import closures as closures
 from hodiff.taylor import rules as rules
 from hodiff.taylor import transforms as transforms
+from hodiff.taylor.comparison import compare, comparison_due
 from hodiff.taylor.jets import Jet, is_plain_tensor, tensor_of
-from hodiff.taylor.plain_values import compare, comparison_due
 from hodiff.taylor.registry import keep_methods
 from hodiff.taylor.running import JetMet, frames, under_way
 from hodiff.taylor.series import Coefficient, Frame
@@ -131,7 +131,9 @@ def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: Ra
         except JetMet as met:
             if met.frame.depth != frame.depth:
                 raise
-            raise _takes_tensors_alone(TypeError("a product with a linear operator meets a value that moves")) from None
+            raise _takes_tensors_alone(
+                TypeError("a linear operator, a solver or a sparse derivative meets a value that moves")
+            ) from None
         except RuntimeError as error:
             if offered and says(error, Wording.NO_SETUP_CONTEXT):
                 raise RouteError(

@@ -17,6 +17,7 @@ from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
 from hodiff.operators.kfac.calls import Call, layers_on_chunks
 from hodiff.operators.kfac.layers import REMEDY
+from hodiff.torch_internals.tensors import stands_for_tensor
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 
@@ -36,7 +37,8 @@ class Recorded:
         # Hooks see the calls of all threads.
         with one_thread_at_a_time(), self._hooked(model), torch.enable_grad():
             outputs, _ = function(self.leaves)
-        if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.dim() == 0:
+        real = isinstance(outputs, Tensor) and not stands_for_tensor(outputs) and outputs.is_floating_point()
+        if not real or outputs.dim() == 0:
             raise InputError(
                 f"{self._caller}: model: expected one real tensor with examples along its first dimension, got "
                 f"{describe(outputs)}; return what the loss takes."

@@ -17,6 +17,7 @@ from hodiff.errors import InputError
 from hodiff.graphs import cotangent_bytes, nodes_of
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.autograd.graph_nodes import raises_when_run
+from hodiff.torch_internals.tensors import stands_for_tensor
 
 Leaves = tuple[Tensor, ...]
 
@@ -47,7 +48,7 @@ class RecordedModel:
         self._primals = recording.operands
         leaves, self.spec = pytree.tree_flatten(recording.result[0])
         for leaf in leaves:
-            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            if not isinstance(leaf, Tensor) or stands_for_tensor(leaf) or not leaf.is_floating_point():
                 raise InputError(
                     f"{function.caller}: the model must return real floating-point tensors, got {describe(leaf)}; "
                     "return only what is to be differentiated."

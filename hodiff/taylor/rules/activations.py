@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from hodiff.errors import RouteError
 from hodiff.taylor.elementwise import Derivatives, System
 from hodiff.taylor.registry import rule
 from hodiff.taylor.rules.arithmetic import of_one, with_value
-from hodiff.taylor.rules.elementary import LOGSIGMOID, SOFTPLUS, _normal_density, _sech2, polygamma
+from hodiff.taylor.rules.elementary import LOGSIGMOID, SOFTPLUS, _normal_density, _sech2, hurwitz_zeta, polygamma
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import moves, value_of
 
@@ -139,6 +140,28 @@ def polygamma_rule(frame: Frame, func: Any, n: Any, x: Any) -> Any:
     """Derivatives of the digamma function; a method has its arguments the other way round."""
     n, x = (n, x) if isinstance(n, int) else (x, n)
     return of_one(frame, x, polygamma(n))
+
+
+@rule("special.zeta")
+def zeta_rule(frame: Frame, func: Any, x: Any, q: Any, *, out: None = None) -> Any:
+    r"""Coefficient m by q of $\zeta(x, q)$ is $(-1)^m \binom{x + m - 1}{m} \zeta(x + m, q)$; by x none is known."""
+    if moves(frame, x):
+        raise RouteError(
+            "jet: special.zeta: x: expected a constant, got a value that moves, by which no derivative is known; "
+            "detach it, or take hodiff.taylor.register for a rule."
+        )
+    if isinstance(x, torch.Tensor):
+        q = torch.broadcast_to(q, torch.broadcast_shapes(x.shape, q.shape))
+
+    def coefficient(value: Any, m: int) -> Any:
+        factor = 1.0
+        for j in range(m):
+            factor = factor * -(x + j) / (j + 1)
+        # The reflection of whole numbers spares torch's loop from far below zero.
+        whole = m > 0 and isinstance(x, (int, float)) and x == int(x) > 1
+        return factor * (hurwitz_zeta(int(x) + m, value) if whole else torch.special.zeta(x + m, value))
+
+    return of_one(frame, q, Derivatives(coefficient))
 
 
 @rule("xlogy", "special.xlog1py")

@@ -64,7 +64,7 @@ def power(exponent: float) -> Power | Derivatives:
     return Power(exponent, closed) if exponent < 1 and exponent != 0 else closed
 
 
-def _zeta(s: int, x: Any) -> Any:
+def hurwitz_zeta(s: int, x: Any) -> Any:
     r"""Hurwitz's $\zeta(s, x) = \sum_{n \ge 0} (x + n)^{-s}$ for s > 1, by reflection where x is negative."""
     # torch's adds one term after the other up to zero. The sum over all n is a derivative of π cot πx.
     negative = x < 0
@@ -76,6 +76,10 @@ def _zeta(s: int, x: Any) -> Any:
         square = sum(terms[i] * terms[k - 1 - i] for i in range(k))
         terms.append(-(square + (math.pi**2 if k == 1 else 0)) / k)
     everywhere = terms[-1] if s % 2 else -terms[-1]
+    # Where torch's x^-s underflows, the first two terms of Euler and Maclaurin's are all that count.
+    large = x > 1e12
+    safe = torch.where(large, x, 1)
+    other = torch.where(large, safe ** (1 - s) / (s - 1) * (1 + (s - 1) / (2 * safe)), other)
     return torch.where(negative, everywhere + other if s % 2 else everywhere - other, other)
 
 
@@ -83,7 +87,7 @@ def _polygamma_value(n: int, x: Any) -> Any:
     # torch's trigamma is right to nine digits alone.
     if n == 0:
         return torch.digamma(x)
-    return _zeta(n + 1, x) * (math.factorial(n) if n % 2 else -math.factorial(n))
+    return hurwitz_zeta(n + 1, x) * (math.factorial(n) if n % 2 else -math.factorial(n))
 
 
 def polygamma(n: int) -> Derivatives:
