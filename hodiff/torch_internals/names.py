@@ -217,6 +217,7 @@ ATTRIBUTES = {
     "module": (
         *("_backward_hooks", "_backward_pre_hooks", "_buffers", "_compiled_call_impl", "_modules", "_parameters"),
     ),
+    "optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
     "convolution": ("_reversed_padding_repeated_twice",),
     "node of an operator": ("_input_metadata", "_saved_"),  # and what follows: one for each thing that it keeps
     "node of a Function": ("_forward_cls", "_input_metadata"),

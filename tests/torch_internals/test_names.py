@@ -51,6 +51,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "tensor": _x,
     "storage": lambda: _x().untyped_storage(),
     "module": nn.Module,
+    "optimizer": lambda: torch.optim.SGD([_x()]),
     "convolution": lambda: nn.Conv1d(1, 1, 1),
     "node of an operator": lambda: _x().exp().grad_fn,
     "node of a Function": lambda: _DOUBLED.grad_fn,
