@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hodiff.common.options import require_bool, require_number
 from hodiff.errors import InputError
@@ -89,6 +89,28 @@ def require_ulps(ulps: Any, reference: Any) -> None:
             f"check: ulps: expected None without a reference, got {ulps!r}. Give the same function in float64 as "
             "`reference`."
         )
+
+
+def under_autocast(f: Any, inputs: Any, dtype: Any, reference: Any) -> tuple[Callable[..., Any], Any, Any]:
+    """A function as `torch.autocast` runs it, its inputs in float32, and its reference, by default itself."""
+    if dtype not in (torch.bfloat16, torch.float16) or isinstance(f, torch.nn.Module):
+        got = type(f).__name__ if isinstance(f, torch.nn.Module) else repr(dtype)
+        raise InputError(
+            f"check: autocast: expected torch.bfloat16 or torch.float16 for a function, got {got}. Of a module, "
+            "check the functions that it calls."
+        )
+    own = f.apply if isinstance(f, type) and issubclass(f, torch.autograd.Function) else f
+    tensors = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
+    device = tensors[0].device.type if tensors else "cpu"
+
+    def cast(*args: Any) -> Any:
+        with torch.autocast(device, dtype=dtype):
+            return own(*args)
+
+    cast.__name__ = f"{getattr(f, '__name__', type(f).__name__)} under autocast to {str(dtype).removeprefix('torch.')}"
+    cast.__wrapped__ = own  # type: ignore[attr-defined]  # for the line of its source
+    inputs = tree_map_only(Tensor, lambda each: each.float() if each.is_floating_point() else each, inputs)
+    return cast, inputs, reference or own
 
 
 def require_reference(reference: Any, approximate: bool) -> Callable[..., Any] | None:

@@ -18,6 +18,7 @@ from hodiff.checks.arguments import (
     require_numbers,
     require_reference,
     require_ulps,
+    under_autocast,
 )
 from hodiff.checks.exploration.explore import explore as explore_around
 from hodiff.checks.exploration.explore_module import explore_module
@@ -50,6 +51,7 @@ def check(
     wrt: str | None = None,
     fixed: Sequence[int] = (),
     explore: bool = False,
+    autocast: torch.dtype | None = None,
 ) -> Report:
     r"""Check the derivatives of a function at a point by every route against independent ones.
 
@@ -116,6 +118,8 @@ def check(
             large elements, other sizes, no dimensions, broadcast shapes, other layouts of memory, float32 and bfloat16.
             One counts where f runs and differences of two steps agree; a finding there says under which condition. Of a
             module's sizes the first dimension alone is another, which is its batch.
+        autocast: A dtype of 16 bits: f is checked as ``torch.autocast`` runs it with float32 inputs, against its own
+            float64 values, or ``reference``, as there a rule may meet dtypes that it meets nowhere else.
 
     Returns:
         A report: its ``str`` is a table with findings, ``ok`` says whether none is an error.
@@ -153,6 +157,8 @@ def check(
         differences.
     """
     require_function(f)
+    if autocast is not None:
+        f, inputs, reference = under_autocast(f, inputs, autocast, reference)
     require_int("check", "order", order, 1)
     require_int("check", "seed", seed)
     require_bools("check", vmap=vmap, scipy=scipy, approximate=approximate, correct=correct, explore=explore)

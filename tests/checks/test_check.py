@@ -501,3 +501,53 @@ def test_what_is_right_is_not_accused(name):
 def test_tensors_without_numbers_are_refused(inputs):
     with pytest.raises(InputError, match=r'expected tensors with numbers, got one of shape .* on the device "meta"'):
         hodiff.check(torch.nn.Linear(3, 3, device="meta"), inputs)
+
+
+class Lowered(torch.autograd.Function):
+    """Right, but for the factor where autocast has lowered the product."""
+
+    generate_vmap_rule = True
+    factor = 2.0
+
+    @staticmethod
+    def forward(x, w):
+        return x @ w
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+        ctx.factor = 1.0 if output.dtype == inputs[0].dtype else Lowered.factor
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return ctx.factor * g.to(w.dtype) @ w.T, x.T @ g.to(x.dtype)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx, x_t, w_t):
+        x, w = ctx.saved_tensors
+        return x_t @ w + x @ w_t
+
+
+def test_what_is_wrong_under_autocast_alone(monkeypatch):
+    inputs = (normal(3, 4), normal(4, 2))
+
+    def f(x, w):
+        return Lowered.apply(x.tanh(), w).square()
+
+    assert check(f, inputs, scipy=False, vmap=False).ok
+    report = check(f, inputs, vmap=False, autocast=torch.bfloat16)
+    assert report.errors, str(report)
+    assert report.title.startswith("f under autocast to bfloat16")
+    monkeypatch.setattr(Lowered, "factor", 1.0)
+    assert check(f, inputs, vmap=False, autocast=torch.bfloat16).ok
+
+
+def test_autocast_is_for_functions_and_16_bits():
+    for f, dtype in ((torch.sin, torch.float32), (torch.nn.Linear(3, 3), torch.bfloat16)):
+        with pytest.raises(
+            InputError, match=r"check: autocast: expected torch\.bfloat16 or torch\.float16 for a function"
+        ):
+            check(f, POINT, autocast=dtype)
