@@ -77,3 +77,16 @@ def test_differences_find_small_steps(f, slope, x):
     assert estimate.smooth
     assert abs(float(estimate.value / slope(point(x))) - 1) < 1e-6
     assert estimate.error < 1e-5 * float(estimate.value.abs())
+
+
+@pytest.mark.parametrize(("f", "point"), [(torch.expm1, -40.0), (torch.nn.functional.silu, 40.0)])
+def test_tails_that_torch_loses_are_seen_where_differences_are_zero(f, point):
+    report = hodiff.check(f, (torch.tensor([point], dtype=torch.float64),), order=2, vmap=False, scipy=False)
+    assert report.ok
+    assert report.codes == ("HD410",)
+
+
+def test_tails_that_torch_keeps_are_not_accused():
+    for f, point in ((torch.expm1, 3.0), (torch.nn.functional.silu, -40.0), (torch.tanh, 3.0)):
+        report = hodiff.check(f, (torch.tensor([point], dtype=torch.float64),), order=2, vmap=False, scipy=False)
+        assert not report.findings

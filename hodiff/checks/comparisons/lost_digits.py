@@ -122,17 +122,22 @@ def _values(problem: ScalarProblem, seed: int) -> Tensor:
 
 def _noise(problem: ScalarProblem, level: Level) -> float:
     """By which part of its size a derivative moves."""
-
-    def outcome(seed: int, loss: Loss, route: str) -> Tensor | Failure:
-        with _Shaken(seed) if seed else nullcontext():
-            found: Tensor | Failure = attempt(evaluate_route, loss, route, problem.point, level.tuples, level.free)
-        return found
-
     return max(
-        _spread([outcome(seed, loss, route) for seed in range(1 + _TIMES)], level.scale)
+        moved_by_rounding(loss, route, problem.point, level, level.scale)
         for route in level.outcomes
         for loss in (problem.loss, problem.curved_loss)
     )
+
+
+def moved_by_rounding(loss: Loss, route: str, point: Tensor, level: Level, scale: float = math.inf) -> float:
+    """By which part of its size, or of a smaller scale, a derivative moves where operators round otherwise."""
+
+    def outcome(seed: int) -> Tensor | Failure:
+        with _Shaken(seed) if seed else nullcontext():
+            found: Tensor | Failure = attempt(evaluate_route, loss, route, point, level.tuples, level.free)
+        return found
+
+    return _spread([outcome(seed) for seed in range(1 + _TIMES)], scale)
 
 
 def _spread(outcomes: list[Tensor | Failure], scale: float = math.inf) -> float:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from hodiff.checks.attempts import attempt
-from hodiff.checks.comparisons.orders import evaluate_route
+from hodiff.checks.comparisons.lost_digits import moved_by_rounding
+from hodiff.checks.comparisons.orders import Level, evaluate_route
 from hodiff.checks.findings.codes import CODES
 from hodiff.checks.findings.measured import in_words, measured, numbers, routes_of
 from hodiff.checks.report.data import Entry
@@ -16,6 +20,9 @@ from hodiff.checks.subjects.subject import Comparison
 from hodiff.checks.subjects.torch_functions import Culprit, culprits
 from hodiff.corrections import Corrections
 from hodiff.corrections.registry import CORRECTIONS, correction_of
+
+# The part of a derivative that torch may lose unseen, and the size below which a derivative counts as zero.
+_LOST, _NORMAL = 1e-3, 1e-290
 
 
 class _Asking(Corrections):
@@ -75,6 +82,22 @@ def _failed(comparison: Comparison) -> Iterator[Entry]:
             entry = level.compare(route, "by torch alone", outcome, level.truth)
             if entry.failed:
                 yield entry
+            elif (part := _lost_part(corrected, outcome)) > _LOST and _is_sure(comparison, route, level):
+                yield replace(entry, status="wrong", error=part)
+
+
+def _lost_part(corrected: Any, outcome: Any) -> float:
+    """How far torch is off, where differences of the value show nothing, as in a tail; a part of the derivative."""
+    if not (isinstance(corrected, Tensor) and isinstance(outcome, Tensor)):
+        return 0.0
+    size = float(corrected.abs().max()) if corrected.numel() else 0.0
+    return float((outcome - corrected).abs().max()) / size if size > _NORMAL else 0.0
+
+
+def _is_sure(comparison: Comparison, route: str, level: Level) -> bool:
+    """Whether the corrected derivative is more than rounding."""
+    with Corrections():
+        return moved_by_rounding(comparison.loss, route, comparison.problem.point, level) < _LOST
 
 
 def _finding(failed: tuple[Entry, ...], guilty: list[Culprit], functions: Sequence[type]) -> Finding:
