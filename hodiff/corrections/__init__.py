@@ -19,6 +19,7 @@ from hodiff.corrections.elementwise import (
     ranges,
     recorded,
     sinc,
+    softmax,
     tails,
 )
 from hodiff.corrections.indexing import cumulative, embedding, overwriting, prod, reductions, scatter, splits, strides
@@ -54,7 +55,7 @@ FAMILIES = {
     "distances": (cdist, deviations, norms),
     "elementwise functions": (
         *(activations, atan2, foreach, kinks, ldexp, logarithms),
-        *(logit, polar, powers, ranges, recorded, sinc, tails),
+        *(logit, polar, powers, ranges, recorded, sinc, softmax, tails),
     ),
     "indexing": (cumulative, embedding, overwriting, prod, reductions, scatter, splits, strides),
     "layers": (attention, sharded_attention, convolution, flex, normalization, pooling, weight_norm),

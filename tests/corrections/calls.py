@@ -88,6 +88,10 @@ CALLS = [
     *((f, (20 * X.abs() + 40,), {}) for f in (torch.sigmoid, torch.Tensor.sigmoid, torch.special.expit, F.sigmoid)),
     *((f, (20 * X.abs() + 40,), {}) for f in (torch.tanh, torch.Tensor.tanh, F.tanh, F.tanhshrink)),
     (F.logsigmoid, (20 * X.abs() + 40,), {}),
+    *((f, (X,), {}) for f in (torch.expm1, torch.Tensor.expm1, torch.special.expm1, F.softsign)),
+    *((f, (X,), {}) for f in (torch.asinh, torch.Tensor.asinh, torch.arcsinh, torch.Tensor.arcsinh)),
+    *((f, (X.abs() + 1.5,), {}) for f in (torch.acosh, torch.Tensor.acosh, torch.arccosh, torch.Tensor.arccosh)),
+    *((f, (X,), {}) for f in (torch.atan, torch.Tensor.atan, torch.arctan, torch.Tensor.arctan)),
     (F.multilabel_soft_margin_loss, (X, Y.sign(), None, None, None, "sum"), {}),
     (F.gelu, (X,), {"approximate": "tanh"}),
     (F.silu, (X, False), {}),
@@ -95,6 +99,10 @@ CALLS = [
     (F.softplus, (20 * X.abs() + 40, 2.0, 1000.0), {}),
     *((f, (100 * X, 1), {"dtype": D}) for f in (torch.log_softmax, torch.Tensor.log_softmax)),
     *((f, (100 * X, 1), {"dtype": D}) for f in (torch.special.log_softmax, F.log_softmax)),
+    *((f, (100 * X, 1), {"dtype": D}) for f in (torch.softmax, torch.Tensor.softmax)),
+    *((f, (100 * X, 1), {"dtype": D}) for f in (torch.special.softmax, F.softmax)),
+    *((f, (100 * X, 1, True), {}) for f in (torch.logsumexp, torch.Tensor.logsumexp, torch.special.logsumexp)),
+    *((f, (X, Y), {}) for f in (torch.logaddexp2, torch.Tensor.logaddexp2)),
     (torch.logaddexp, (X, Y), {}),
     (torch.Tensor.logaddexp, (X, Y), {}),
     (torch.logcumsumexp, (X, 1), {}),
@@ -220,7 +228,7 @@ CALLS = [
     (torch.linalg.eig, (SYMMETRIC,), {}),
     (torch.linalg.eigvalsh, (SYMMETRIC, "L"), {}),
     (torch.linalg.eigvals, (SYMMETRIC,), {}),
-    *((f, (SQUARE,), {}) for f in (torch.matrix_exp, torch.Tensor.matrix_exp)),
+    *((f, (SQUARE,), {}) for f in (torch.matrix_exp, torch.Tensor.matrix_exp, torch.linalg.matrix_exp)),
     *((each, (NUMBERS / 4, 0.2), {}) for each in (torch.logit, torch.Tensor.logit, torch.special.logit)),
     (torch.polar, (X, Y), {}),
     (F.nll_loss, (X, LABELS, WEIGHT + 0, None, 1, None, "sum"), {}),
@@ -278,6 +286,10 @@ OF_ONE = (
     "scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0"
 )
 CALLS += [(getattr(torch.special, name), (NUMBERS + 0,), {}) for name in OF_ONE.split()]
+CALLS += [(f, (NUMBERS + 0,), {}) for f in (torch.lgamma, torch.Tensor.lgamma, torch.special.gammaln)]
+CALLS += [
+    (f, (NUMBERS + 0,), {}) for f in (torch.digamma, torch.Tensor.digamma, torch.special.digamma, torch.special.psi)
+]
 CALLS += [(torch.i0, (NUMBERS + 0,), {}), (torch.Tensor.i0, (NUMBERS + 0,), {})]
 CALLS += [
     (each, (NUMBERS, NUMBERS + 1), {})

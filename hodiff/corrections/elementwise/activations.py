@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED
+from hodiff.corrections.elementwise.tails import sigmoid
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
@@ -115,7 +116,7 @@ def _glu(input: Tensor, dim: int = -1) -> Any:
     if input.shape[dim] % 2:
         return INVALID
     half = input.shape[dim] // 2
-    return input.narrow(dim, 0, half) * torch.sigmoid(input.narrow(dim, half, half))
+    return input.narrow(dim, 0, half) * sigmoid(input.narrow(dim, half, half))
 
 
 @register(

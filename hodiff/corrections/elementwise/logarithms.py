@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -29,6 +30,21 @@ class LogAddExp(ElementwiseFunction):
         # Two equal infinities have no difference; as the limit of equal numbers they share the derivative.
         difference = torch.where((a == b) & a.isinf(), 0, a - b)
         return Logistic.call(difference if index == 0 else -difference)
+
+
+class LogAddExp2(ElementwiseFunction):
+    r"""$\log_2(2^a + 2^b)$, whose derivatives are those of `LogAddExp` in another unit. Saves its inputs."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        """Compute it by torch's kernel."""
+        return torch.logaddexp2(a, b)
+
+    @staticmethod
+    def slope(index: int, a: Tensor, b: Tensor) -> Tensor:
+        """The share of one term."""
+        unit = math.log(2)
+        return LogAddExp.slope(index, unit * a, unit * b)
 
 
 def _is_new(*_: Any, out: Any = None, **__: Any) -> bool:
@@ -65,6 +81,20 @@ def _logaddexp(input: Tensor, other: Tensor) -> Any:
     if not _has_kernel(input, other):
         return UNNEEDED
     return _added(input, other)
+
+
+@register(
+    torch.logaddexp2,
+    torch.Tensor.logaddexp2,
+    name="torch.logaddexp2",
+    routes=ROUTES,
+    reason="not a number where the smaller term is less than the smallest number, such as 2^-150 in float32",
+    reference="derivatives by the logistic function",
+    covers=_is_new,
+)
+def _logaddexp2(input: Tensor, other: Tensor) -> Any:
+    real = input.is_floating_point() and other.is_floating_point()
+    return LogAddExp2.call(input, other) if real else UNNEEDED
 
 
 @register(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
+from hodiff.functions.logarithms import Logit
 from hodiff.routes import ROUTES
 
 
@@ -22,8 +23,10 @@ from hodiff.routes import ROUTES
     reference="that of the bounded argument",
 )
 def _logit(input: Tensor, eps: float | None = None) -> Any:
-    if eps is None or not input.is_floating_point():
+    if not input.is_floating_point():
         return UNNEEDED
+    if eps is None:
+        return Logit.call(input)  # whose derivatives overflow to infinities, not to NaN
     inside = ~((input < eps) | (input > 1 - eps))  # and what is no number
     # The middle stands in for what is outside, where the value is a constant.
     bounded = torch.where(inside, input, 0.5).logit()

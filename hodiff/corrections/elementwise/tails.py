@@ -1,13 +1,13 @@
 r"""Rules for functions that approach a limit, whose derivatives torch makes of the rounded value.
 
-$\sigma'(40) = 4 \cdot 10^{-18}$ is $y (1 - y)$ of a y that rounds to 1. Torch's own derivatives serve wherever they
-keep a third of their digits, and so no route is called wrong. Asking for that is a pass over the numbers, on a
-CPU alone, as others would have to wait; compilers see torch's own functions.
+$\sigma'(40) = 4 \cdot 10^{-18}$ is $y (1 - y)$ of a y that rounds to 1. Torch's own derivatives of what networks are
+made of serve wherever they keep all but a few bits, and so no route is called wrong. Asking for that is a pass over the
+numbers, on a CPU alone, as others would have to wait; compilers see torch's own functions.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,49 +16,65 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
-from hodiff.corrections.elementwise.recorded import LEAST_ELEMENTS, recorded
+from hodiff.corrections.elementwise.recorded import LEAST_ELEMENTS, recorded, recorded_gelu
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import numbers_of, with_value
+from hodiff.functions.activations.gated import GELU, GELUTanh, Mish, SiLU
 from hodiff.functions.logarithms import LogSigmoid
 from hodiff.functions.logistic import Logistic
 from hodiff.functions.softmax.reductions import Tanh
+from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
-from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
-_loses_tails = partial(
+loses_tails = partial(
     register, reason="derivatives are made of a value that rounds to its limit, and lose their digits in the tails"
 )
 
 
-# From where on a rounded $1 - e^{-x}$ leaves a third of the digits of $e^{-x}$ at most.
-_FAR = {
-    dtype: -2 / 3 * math.log(torch.finfo(dtype).eps)
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-}
+# Here $1 - \sigma(x)$ of a rounded value has lost some eight bits, of which the rounding of x excuses two.
+LIMIT = 6.0
+# Of tanh it has lost more, as networks go beyond a few units often, and would pay for the digits.
+_TANH_LIMIT = 5.0
 
 
-def _far(dtype: torch.dtype) -> float:
-    return _FAR.get(dtype, math.inf)
-
-
-def _seen(x: Tensor) -> Tensor | None:
+def seen(x: Tensor) -> Tensor | None:
     """The numbers, where derivatives may be asked for and one can look at them, and without waiting."""
     if not (x.is_cpu and x.is_floating_point() and may_be_differentiated((x,))):
         return None
     return numbers_of(x)
 
 
-def _range(plain: Tensor) -> tuple[float, float]:
+def range_of(plain: Tensor) -> tuple[float, float]:
+    """The least and the largest number."""
     low, high = plain.aminmax()
     return low.item(), high.item()
 
 
 def _exceed(x: Tensor, limit: float) -> bool:
-    plain = _seen(x)
+    plain = seen(x)
     return plain is not None and plain.max().item() > limit
 
 
-@_loses_tails(
+def _exceeds_either_way(x: Tensor, limit: float) -> bool:
+    plain = seen(x)
+    if plain is None:
+        return False
+    low, high = range_of(plain)
+    return low < -limit or high > limit
+
+
+def saturates(x: Tensor) -> bool:
+    """Whether the logistic function rounds to its limit so far that torch's derivatives lose digits."""
+    return _exceed(x, LIMIT)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """The logistic function with derivatives that keep their digits."""
+    y: Tensor = Logistic.call(x) if saturates(x) else torch.sigmoid(x)
+    return y
+
+
+@loses_tails(
     torch.sigmoid,
     Tensor.sigmoid,
     torch.special.expit,
@@ -67,71 +83,141 @@ def _exceed(x: Tensor, limit: float) -> bool:
     reference="$\\sigma(x) \\sigma(-x)$",
 )
 def _sigmoid(input: Tensor) -> Any:
-    return Logistic.call(input) if _exceed(input, _far(input.dtype)) else UNNEEDED
+    return Logistic.call(input) if saturates(input) else UNNEEDED
 
 
-@_loses_tails(torch.tanh, Tensor.tanh, F.tanh, name="torch.tanh", reference="$1 / \\cosh^2 x$")
+@loses_tails(torch.tanh, Tensor.tanh, F.tanh, name="torch.tanh", reference="$1 / \\cosh^2 x$")
 def _tanh(input: Tensor) -> Any:
-    plain, limit = _seen(input), _far(input.dtype) / 2
-    if plain is None:
-        return UNNEEDED
-    low, high = _range(plain)
-    return UNNEEDED if -limit <= low and high <= limit else Tanh.call(input)
+    return Tanh.call(input) if _exceeds_either_way(input, _TANH_LIMIT) else UNNEEDED
 
 
-@_loses_tails(F.tanhshrink, reference="torch.tanh")
+@loses_tails(F.tanhshrink, reference="torch.tanh")
 def _tanhshrink(input: Tensor) -> Any:
     tanh = _tanh(input)
     return input - tanh if isinstance(tanh, Tensor) else tanh
 
 
-@_loses_tails(F.logsigmoid, reference="derivatives of $\\sigma(-x)$")
+@loses_tails(F.logsigmoid, reference="derivatives of $\\sigma(-x)$")
 def _logsigmoid(input: Tensor) -> Any:
-    return LogSigmoid.call(input) if _exceed(input, _far(input.dtype)) else UNNEEDED
+    return LogSigmoid.call(input) if saturates(input) else UNNEEDED
 
 
-@_loses_tails(
+@loses_tails(
     F.softplus,
     lean=recorded("softplus", beta=1.0, threshold=20.0),
     least_elements=LEAST_ELEMENTS,
     reference="derivatives of $\\sigma(\\beta x)$ below the threshold",
 )
 def _softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    if beta <= 0 or not _exceed(input, _far(input.dtype) / beta):
+    if beta <= 0 or not _exceed(input, LIMIT / beta):
         return UNNEEDED
     linear = input.detach() * beta > threshold
     curved = -LogSigmoid.call(-beta * torch.where(linear, 0, input)) / beta
     return with_value(torch.where(linear, input, curved), F.softplus(input.detach(), beta, threshold))
 
 
-@_loses_tails(
-    torch.log_softmax,
-    Tensor.log_softmax,
-    torch.special.log_softmax,
-    name="torch.log_softmax",
-    reference="$\\log(1 + s)$ of the sum s of all terms but the largest",
+@loses_tails(
+    F.silu,
+    lean=recorded("silu", inplace=False),
+    least_elements=LEAST_ELEMENTS,
+    reference="derivatives of $\\sigma(x)$ and $\\sigma(-x)$",
 )
-def _log_softmax(input: Tensor, dim: Any, dtype: torch.dtype | None = None) -> Any:
-    x = input if dtype is None else input.to(dtype)
-    plain = _seen(x) if isinstance(dim, int) else None
-    if plain is None:
-        return UNNEEDED
-    low, high = _range(plain)
-    if not math.isfinite(high) or high - low < _far(x.dtype):
-        return UNNEEDED
-    value = torch.log_softmax(x.detach(), dim)
-    if below_transforms(value).max().item() < -(torch.finfo(x.dtype).eps ** (2 / 3)):
-        return UNNEEDED
-    largest = x.detach().argmax(dim, keepdim=True)
-    is_largest = torch.zeros_like(value, dtype=torch.bool).scatter(dim, largest, True)
-    behind = x - x.gather(dim, largest)
-    others = torch.where(is_largest, 0, behind.exp()).sum(dim, keepdim=True)
-    return with_value(torch.where(is_largest, 0, behind) - others.log1p(), value)
+def _silu(input: Tensor, inplace: bool = False) -> Any:
+    if input.is_complex():
+        # Forward mode through torch's own is wrong.
+        return _in_place_if(inplace, input, lambda x: x * torch.sigmoid(x))
+    return _in_place_if(inplace, input, SiLU.call) if saturates(input) else UNNEEDED
 
 
-@_loses_tails(F.log_softmax, reference="torch.log_softmax")
-def _functional_log_softmax(
-    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> Any:
-    del _stacklevel
-    return UNNEEDED if dim is None else _log_softmax(input, dim, dtype)
+@loses_tails(
+    F.mish,
+    lean=recorded("mish", inplace=False),
+    least_elements=LEAST_ELEMENTS,
+    reference="$x \\sigma(v(x))$, and derivatives of $\\sigma(v)$ and $\\sigma(-v)$",
+)
+def _mish(input: Tensor, inplace: bool = False) -> Any:
+    return _in_place_if(inplace, input, Mish.call) if _exceed(input, LIMIT / 2) else UNNEEDED
+
+
+@loses_tails(
+    F.gelu,
+    name="torch.nn.functional.gelu",
+    lean=recorded_gelu,
+    least_elements=LEAST_ELEMENTS,
+    reference="$x \\Phi(x)$ by erfc; the tanh form as $x \\sigma(v(x))$",
+)
+def _gelu(input: Tensor, approximate: str = "none") -> Any:
+    # Of both forms the value cancels on the left; on the right, v is a cubic.
+    if approximate == "tanh":
+        return GELUTanh.call(input) if _exceeds_either_way(input, LIMIT / 2) else UNNEEDED
+    plain = seen(input) if approximate == "none" else None
+    return UNNEEDED if plain is None or plain.min().item() > -LIMIT / 2 else GELU.call(input)
+
+
+def _in_place_if(inplace: bool, input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    return input.copy_(function(input.clone())) if inplace else function(input)
+
+
+class InverseRoot(ElementwiseFunction):
+    r"""$(x^2 + s)^{-1/2}$ for s of 1 and -1, whose square may overflow. Saves its inputs."""
+
+    @staticmethod
+    def forward(x: Tensor, sign: int) -> Tensor:
+        """Compute it without the square."""
+        return torch.hypot(x, torch.ones_like(x)).reciprocal() if sign > 0 else (x - 1).rsqrt() * (x + 1).rsqrt()
+
+    @staticmethod
+    def slope(index: int, x: Tensor, sign: int) -> Tensor:
+        """$-x r^3$ by factors that neither overflow nor vanish before it does."""
+        r = InverseRoot.call(x, sign)
+        return -(x * r) * (r * r)
+
+
+def _elementwise(value: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+    """The rule that takes torch's value of real numbers, and a derivative."""
+
+    class Elementwise(ElementwiseFunction):
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return value(x)
+
+        @staticmethod
+        def slope(index: int, x: Tensor) -> Tensor:
+            return derivative(x)
+
+    def rule(input: Tensor) -> Any:
+        return Elementwise.call(input) if input.is_floating_point() else UNNEEDED
+
+    return rule
+
+
+def _square(x: Tensor) -> Tensor:
+    return x * x
+
+
+_OVERFLOWS = "derivatives are zero where the square of the argument overflows"
+
+loses_tails(torch.expm1, Tensor.expm1, torch.special.expm1, name="torch.expm1", reference="$e^x$")(
+    _elementwise(torch.expm1, torch.exp)
+)
+loses_tails(F.softsign, reference="$1 / (1 + |x|)^2$")(
+    _elementwise(F.softsign, lambda x: _square((1 + x.abs()).reciprocal()))
+)
+register(
+    *(torch.asinh, Tensor.asinh, torch.arcsinh, Tensor.arcsinh),
+    name="torch.asinh",
+    reason=_OVERFLOWS,
+    reference="$1 / \\operatorname{hypot}(x, 1)$",
+)(_elementwise(torch.asinh, lambda x: InverseRoot.call(x, 1)))
+register(
+    *(torch.acosh, Tensor.acosh, torch.arccosh, Tensor.arccosh),
+    name="torch.acosh",
+    reason=_OVERFLOWS,
+    reference="$1 / (\\sqrt{x - 1} \\sqrt{x + 1})$",
+)(_elementwise(torch.acosh, lambda x: InverseRoot.call(x, -1)))
+register(
+    *(torch.atan, Tensor.atan, torch.arctan, Tensor.arctan),
+    name="torch.atan",
+    reason=_OVERFLOWS,
+    reference="$1 / \\operatorname{hypot}(x, 1)^2$",
+)(_elementwise(torch.atan, lambda x: _square(InverseRoot.call(x, 1))))

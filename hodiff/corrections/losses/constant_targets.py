@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
+from hodiff.corrections.elementwise.tails import saturates
 from hodiff.corrections.losses.reduction import DEPRECATED, REDUCE
 from hodiff.corrections.registry import register
 from hodiff.functions import log_sigmoid
@@ -19,9 +20,11 @@ from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform
 
 
-def _declined(input: Tensor, target: Tensor, size_average: Any, reduce: Any, reduction: str) -> Declined | None:
+def _declined(
+    input: Tensor, target: Tensor, size_average: Any, reduce: Any, reduction: str, needed: bool = False
+) -> Declined | None:
     """What the rules do not know, or are not needed for: without a tangent torch is right."""
-    if not (in_transform() or in_forward_mode()):
+    if not (needed or in_transform() or in_forward_mode()):
         return UNNEEDED
     if not input.is_floating_point() or target.is_complex() or reduction not in REDUCE:
         return INVALID
@@ -82,8 +85,8 @@ def _floating(target: Tensor, input: Tensor) -> Tensor:
     F.binary_cross_entropy_with_logits,
     kind="missing",
     routes=("forward-over-forward",),
-    reason="raises where the target has no tangent",
-    reference="(1 - t) x - (1 + (p - 1) t) log σ(x)",
+    reason="raises where the target has no tangent; derivatives lose their digits in the tails",
+    reference="-p t log σ(x) - (1 - t) log σ(-x)",
 )
 def _binary_cross_entropy_with_logits(
     input: Tensor,
@@ -96,9 +99,9 @@ def _binary_cross_entropy_with_logits(
 ) -> Any:
     if not target.is_floating_point():
         return INVALID
-    declined = _declined(input, target, size_average, reduce, reduction)
+    declined = _declined(input, target, size_average, reduce, reduction, needed=saturates(input))
     if declined is not None:
         return declined
-    hits = log_sigmoid(input) if pos_weight is None else (1 + (pos_weight - 1) * target) * log_sigmoid(input)
-    loss = (1 - target) * input - hits
+    hits = target * log_sigmoid(input)
+    loss = (target - 1) * log_sigmoid(-input) - (hits if pos_weight is None else pos_weight * hits)
     return REDUCE[reduction](loss if weight is None else loss * weight)

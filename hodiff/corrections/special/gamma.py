@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
+from hodiff.corrections.special.towers import enter
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
@@ -150,3 +151,25 @@ def _zeta(input: Any = None, other: Any = None, **numbers: Any) -> Any:
 
 def _hurwitz(s: Any, x: Tensor) -> Tensor:
     return _with_refusal(HurwitzZeta.call(s, x), torch.special.zeta, s, x)
+
+
+def _log_gamma(x: Tensor, m: int) -> Tensor:
+    """By digamma, then zeta; below -100, where zeta adds up as many terms, by torch's trigamma of nine digits."""
+    if m == 1:
+        return torch.digamma(x)
+    if m > 2:
+        return torch.polygamma(m - 1, x)
+    far = x < -100
+    return torch.where(far, torch.polygamma(1, x), torch.special.zeta(torch.full_like(x, 2), torch.where(far, 1, x)))
+
+
+_NINE_DIGITS = "the derivative of digamma has nine digits alone"
+_SERIES = "$\\psi'(x) = \\zeta(2, x)$"
+enter("gammaln", _log_gamma, torch.lgamma, Tensor.lgamma, reason=_NINE_DIGITS, reference=_SERIES)
+enter(
+    "digamma",
+    lambda x, m: _log_gamma(x, m + 1),
+    *(torch.digamma, Tensor.digamma, torch.special.psi),
+    reason=_NINE_DIGITS,
+    reference=_SERIES,
+)

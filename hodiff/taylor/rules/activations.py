@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from hodiff.errors import RouteError
+from hodiff.functions.activations.slopes import FLAT
 from hodiff.taylor.elementwise import Derivatives, System
 from hodiff.taylor.registry import rule
 from hodiff.taylor.rules.arithmetic import of_one, with_value
@@ -41,7 +42,8 @@ def gelu(frame: Frame, func: Any, x: Any, approximate: str = "none") -> Any:
     """By the normal distribution, or by tanh."""
     if approximate == "none":
         return of_one(frame, x, _GELU)
-    return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+    near = torch.clamp(x, -FLAT, FLAT)  # beyond, it is the identity or 0, and the cube may overflow
+    return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (near + 0.044715 * near * near * near))
 
 
 @rule("nn.silu")

@@ -42,6 +42,11 @@ def _logistic_slopes(x: Any) -> tuple[Any, Any]:
     return torch.sigmoid(x) * torch.sigmoid(-x), torch.tanh(x / 2)
 
 
+def _inverse_root(x: Any) -> Any:
+    """1 / sqrt(1 + x²), whose square may overflow."""
+    return 1 / torch.hypot(x, torch.ones_like(x))
+
+
 def _normal_density(x: Any) -> Any:
     return torch.exp(-x * x / 2) / _ROOT_TWO_PI
 
@@ -130,12 +135,14 @@ ELEMENTARY: dict[str, System | Power | Derivatives] = {
     "tan": System(lambda x: (torch.tan(x),), lambda u, v: (1 + v * v,)),
     "asin": System(lambda x: (torch.asin(x), torch.rsqrt((1 - x) * (1 + x))), lambda u, v, r: (r, u * r * r * r)),
     "acos": System(lambda x: (torch.acos(x), torch.rsqrt((1 - x) * (1 + x))), lambda u, v, r: (-r, u * r * r * r)),
-    "atan": System(lambda x: (torch.atan(x), 1 / (1 + x * x)), lambda u, v, r: (r, -2 * u * (r * r))),
+    "atan": System(lambda x: (torch.atan(x), _inverse_root(x) ** 2), lambda u, v, r: (r, -2 * u * (r * r))),
     "sinh": System(lambda x: (torch.sinh(x), torch.cosh(x)), lambda u, v, w: (w, v)),
     "cosh": System(lambda x: (torch.cosh(x), torch.sinh(x)), lambda u, v, w: (w, v)),
     "tanh": System(lambda x: (torch.tanh(x), _sech2(x)), lambda u, v, w: (w, -2 * v * w), _tanh_to_second),
-    "asinh": System(lambda x: (torch.asinh(x), torch.rsqrt(1 + x * x)), lambda u, v, r: (r, -u * r * r * r)),
-    "acosh": System(lambda x: (torch.acosh(x), torch.rsqrt((x - 1) * (x + 1))), lambda u, v, r: (r, -u * r * r * r)),
+    "asinh": System(lambda x: (torch.asinh(x), _inverse_root(x)), lambda u, v, r: (r, -u * r * r * r)),
+    "acosh": System(
+        lambda x: (torch.acosh(x), torch.rsqrt(x - 1) * torch.rsqrt(x + 1)), lambda u, v, r: (r, -u * r * r * r)
+    ),
     "atanh": System(lambda x: (torch.atanh(x), 1 / ((1 - x) * (1 + x))), lambda u, v, r: (r, 2 * u * (r * r))),
     "sigmoid": System(lambda x: (torch.sigmoid(x), *_logistic_slopes(x)), lambda u, s, p, d: (p, -p * d, 2 * p)),
     # The normal distribution's family

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from hodiff.corrections.elementwise.tails import LIMIT
+from hodiff.corrections.values import numbers_of
 from hodiff.taylor.jets import new_jet
 from hodiff.taylor.registry import rule
 from hodiff.taylor.series import Frame
@@ -14,9 +16,12 @@ from hodiff.taylor.substitution import value_of
 
 
 def _shift(frame: Frame, x: Any, dim: Any) -> Any:
-    """The largest, a constant, or 0 where it is infinite."""
-    largest = torch.amax(value_of(frame, x), dim, keepdim=True)
-    return torch.where(torch.isfinite(largest), largest, 0)
+    """The largest, or 0 where it is infinite; a constant unless the others are so far behind that digits cancel."""
+    value = value_of(frame, x)
+    largest = torch.amax(value, dim, keepdim=True)
+    plain = numbers_of(value) if value.is_cpu else None
+    far = plain is not None and (plain.max() - plain.min()).item() > LIMIT
+    return torch.where(torch.isfinite(largest), torch.amax(x, dim, keepdim=True) if far else largest, 0)
 
 
 @rule("softmax", "nn.softmax", "_softmax")
