@@ -5,7 +5,7 @@ from hodiff.corrections.declining import INVALID as INVALID
 from hodiff.corrections.declining import UNNEEDED as UNNEEDED
 from hodiff.corrections.declining import Declined as Declined
 from hodiff.corrections.declining import unable as unable
-from hodiff.corrections.distances import cdist, deviations, norms
+from hodiff.corrections.distances import absolute, cdist, deviations, norms
 from hodiff.corrections.elementwise import (
     activations,
     atan2,
@@ -52,7 +52,7 @@ from hodiff.corrections.special import airy, bessel, gamma, modified_bessel, nor
 # Every file of rules. Importing one enters its rules; a new file is added here.
 FAMILIES = {
     "autograd": (checkpoints, custom_functions, grad_mode, once_differentiable),
-    "distances": (cdist, deviations, norms),
+    "distances": (absolute, cdist, deviations, norms),
     "elementwise functions": (
         *(activations, atan2, foreach, kinks, ldexp, logarithms),
         *(logit, polar, powers, ranges, recorded, sinc, softmax, tails),

@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from hodiff.corrections.constants import as_constants, makes_constants
 from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
-from hodiff.corrections.distances.squares import LENGTHS, of_lengths
+from hodiff.corrections.distances.smooth_functions import of_lengths
+from hodiff.corrections.distances.squares import LENGTHS
 from hodiff.corrections.numbers import moving_number, refused
 from hodiff.corrections.registry import Correction, correction_of, show_private_functions
 from hodiff.corrections.subclasses import ask_subclasses, without_subclasses
@@ -89,7 +90,7 @@ class Corrections(TorchFunctionMode):
         if going_forward and makes_constants(func):
             return self._constant(func, types, args, kwargs)
         if LENGTHS and not compiling:
-            result = of_lengths(func, args, kwargs)
+            result = of_lengths(func, args, kwargs, self)
             if result is not None:
                 return result
         correction = correction_of(func, args)

@@ -58,12 +58,36 @@ def through(
     frame: Frame, f: Callable[..., Any], args: Sequence[Any], *, slots: bool = False
 ) -> tuple[list[list[Coefficient]], Any]:
     """The coefficients of each leaf of f's output, and its structure; with `slots` not all directions need be there."""
+    state = _state(args)
+    found, spec = _one_side(frame, f, args, slots)
+    if frame.kink.is_met:
+        state.rewind()
+        # Functions that are smooth where a length is 0 are the same on both sides; of others the mean is taken.
+        frame.kink.side = -1
+        other, _ = _one_side(frame, f, args, slots)
+        frame.kink.side, frame.kink.is_met = 1, False
+        found = [[a[0], *map(_mean, a[1:], b[1:])] for a, b in zip(found, other, strict=True)]
+    return found, spec
+
+
+def _state(args: Sequence[Any], *, foreign: bool = False) -> RandomState:
+    """Random numbers of the devices of the arguments, as they are now."""
+    tensors = (each for jet in calls.jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor))
+    return RandomState(tensors, foreign=foreign)
+
+
+def _mean(a: Coefficient, b: Coefficient) -> Coefficient:
+    if a is b or (a is None and b is None):
+        return a
+    return (0 if a is None else a / 2) + (0 if b is None else b / 2)
+
+
+def _one_side(
+    frame: Frame, f: Callable[..., Any], args: Sequence[Any], slots: bool
+) -> tuple[list[list[Coefficient]], Any]:
     compiling = torch.compiler.is_compiling()
     due = comparison_due(f, args, frame.mode is None)
-    state = RandomState(
-        (each for jet in calls.jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor)),
-        foreign=due is not None,
-    )
+    state = _state(args, foreign=due is not None)
     held = compiling and not torch.is_grad_enabled()
     if held and len(frames()) > 1:
         raise RouteError(

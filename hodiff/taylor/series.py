@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,19 @@ Coefficients = Sequence[Coefficient]
 
 class RecallRefused(BaseException):
     """A function asks for gradients inside, of leaves that are new in every pass: nothing of the pass before holds."""
+
+
+@dataclass
+class Kink:
+    """The side from which a pass comes to lengths |t| that are 0.
+
+    Attributes:
+        side: The sign of t; of functions that are kinked there the mean of both sides is taken.
+        is_met: Whether a pass met such a length.
+    """
+
+    side: int = 1
+    is_met: bool = False
 
 
 class Frame:
@@ -63,6 +77,7 @@ class Frame:
         self.has_own_rules = False
         # Whether constants that the function makes for itself are jets, as it writes to one.
         self.accumulates = False
+        self.kink = Kink()
         # Where on its curve a jet is evaluated, while a function runs that knows no series.
         self.moment: Callable[[Any], Any] | None = None
 
@@ -80,6 +95,11 @@ class Frame:
         """Have the pass begun again without what the one before kept."""
         if self.memory is not None:
             raise RecallRefused
+
+    def meets_kink(self) -> None:
+        """Note that a length is 0, so that the pass is run for both sides of it."""
+        self.recall_nothing()
+        self.kink.is_met = True
 
     def has_axis(self, k: int) -> bool:
         """Whether coefficient k has the axis of directions."""

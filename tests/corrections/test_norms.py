@@ -269,13 +269,137 @@ def test_errors_are_those_of_torch(name):
     assert str(ours.value) == str(by_torch.value)
 
 
-def test_check_and_preflight_name_other_smooth_functions_of_a_length_at_zero():
-    def f(x):
-        return torch.cos(x.norm())
+def matern_5_2(n):
+    r = math.sqrt(5) * n / 1.5
+    return (1 + r + r**2 / 3) * torch.exp(-r)
 
-    assert not hodiff.check(corrected(f), torch.zeros(3, dtype=D), vmap=False).ok
-    assert any("torch.Tensor.norm is 0 somewhere" in each for each in hodiff.preflight(f, torch.zeros(3)).remarks)
-    assert not hodiff.preflight(f, torch.ones(3)).remarks
+
+def one(x):
+    """The length of the only row."""
+    return x.norm(dim=1)
+
+
+# Functions of a length n that are smooth at 0, by what is done with it, and the factor of the identity in the Hessian.
+SMOOTH = {
+    "Matern 5/2": (lambda x: matern_5_2(x.norm()), -5 / 3 / 1.5**2),
+    "Matern 5/2 of distances": (lambda x: matern_5_2(torch.cdist(x, torch.zeros_like(x))).sum(), -5 / 3 / 1.5**2),
+    "Matern 3/2": (lambda x: (1 + x.norm()) * torch.exp(-x.norm()), -1),
+    "periodic": (lambda x: torch.exp(-2 * torch.sin(x.norm()) ** 2), -4),
+    "Wendland": (lambda x: (1 - x.norm()).clamp(min=0) ** 4 * (4 * x.norm() + 1), -20),
+    "cos": (lambda x: torch.cos(x.norm()), -1),
+    "sinc": (lambda x: torch.sinc(x.norm()), -(math.pi**2) / 3),
+    "quotient": (lambda x: 1 / (1 + x.norm()) + x.norm(), 2),
+    "conjugates": (lambda x: (1 + x.norm()) * (1 - x.norm()), -2),
+    "inner product": (lambda x: one(x) @ one(x), 2),
+    "mse_loss": (lambda x: F.mse_loss(one(x), torch.zeros(1, dtype=D)), 2),
+    "addcmul": (lambda x: torch.addcmul(torch.zeros(1, dtype=D), one(x), one(x)).sum(), 2),
+    "norm of norms": (lambda x: torch.linalg.norm(one(x)) ** 2, 2),
+    "stack": (lambda x: torch.stack([x.norm(), x.norm()]).square().sum(), 4),
+    "where": (lambda x: torch.where(x.norm() < 1, x.norm(), 2) ** 2, 2),
+    "sum of one": (lambda x: one(x).sum() ** 2, 2),
+    "in place": (lambda x: x.norm().add(0).mul_(3) ** 2, 18),
+    "hypot": (lambda x: torch.hypot(torch.ones((), dtype=D), x.norm()), 1),
+    "std": (lambda x: torch.cosh(torch.cat([x, -x], 1).std(correction=0) * math.sqrt(6)), 2),
+    "absolute values": (lambda x: x.abs().square().sum() + (x.abs() * torch.abs(x)).sum(), 4),
+    "cosh of absolute values": (lambda x: torch.cosh(x.abs()).sum(), 1),
+    "softplus by absolute values": (lambda x: (F.relu(x) + torch.log1p(torch.exp(-x.abs()))).sum(), 1 / 4),
+    "complex absolute values": (lambda x: torch.complex(x, 2 * x).abs().square().sum(), 10),
+    "power spectrum": (lambda x: torch.fft.fft(x).abs().square().sum(), 6),
+    "l1_loss": (lambda x: F.l1_loss(x, torch.zeros_like(x), reduction="none").square().sum(), 2),
+    "l1_loss of one": (lambda x: F.l1_loss(x.norm(), torch.zeros((), dtype=D)) ** 2, 2),
+    "sqrt": (lambda x: torch.sqrt((x * x).sum()) ** 2, 2),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", SMOOTH)
+def test_smooth_functions_of_lengths_at_zero_in_closed_form(name):
+    f, factor = SMOOTH[name]
+    x, v = torch.zeros(1, 3, dtype=D), torch.tensor([[0.5, -1.0, 2.0]], dtype=D)
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hvp(f, x, v, route=route), factor * v, rtol=1e-12, atol=1e-12)
+    if name not in ("sqrt", "in place"):
+        assert hodiff.laplacian(f)(x).item() == pytest.approx(3 * factor, rel=1e-12)
+        along = hodiff.directional_derivatives(f, x, v, order=2)
+        assert along[1].item() == pytest.approx(0, abs=1e-12)
+        assert along[2].item() == pytest.approx(factor * v.square().sum().item(), rel=1e-12)
+
+
+def test_taylor_mode_takes_the_mean_of_both_sides_of_a_kink():
+    """As the routes do, of which none has a derivative of a length that is 0."""
+    x, v = torch.zeros(3, dtype=D), torch.tensor([0.5, -1.0, 2.0], dtype=D)
+    for each in hodiff.directional_derivatives(lambda x: x.norm(), x, v, order=4)[1:]:
+        assert not each.any()
+    assert not hodiff.laplacian(lambda x: (x * x.abs()).sum())(x).any()
+    # Of |x|^2 - |x|^4 / 3 the fourth derivatives alone count: -(8 n (n + 2)) / 3.
+    fourth = hodiff.bilaplacian(lambda x: x.norm() ** 2 - x.norm() ** 4 / 3)(x)
+    assert fourth.item() == pytest.approx(-40)
+
+
+def test_taylor_mode_of_a_curve_that_leaves_a_zero_with_its_second_coefficient():
+    """Of |x(t)| with x(t) = (t^2, t^3) the square is t^4 + t^6."""
+    x = torch.zeros(2, dtype=D)
+    series = tuple(torch.tensor(each, dtype=D) for each in ([0.0, 0.0], [2.0, 0.0], [0.0, 6.0], [0.0, 0.0]))
+    _, found = hodiff.taylor.jet(lambda x: torch.cos(x.norm()), (x,), (series,))
+    assert [each.item() for each in found] == pytest.approx([0, 0, 0, -12])
+
+
+def test_third_to_fifth_derivatives_at_zero():
+    """Of a function of the radius along a line they are those of the function itself, if they are even."""
+    t = torch.zeros((), dtype=D)
+    f = derivative = lambda t: torch.cos((t * torch.tensor([0.6, 0.8], dtype=D)).norm()) * torch.exp(t)
+    with corrected:
+        for _ in range(5):
+            derivative = (lambda g: lambda t: torch.func.jvp(g, (t,), (torch.ones_like(t),))[1])(derivative)
+        assert derivative(t).item() == pytest.approx(-4)  # the real part of (1 + i)^5
+        g = torch.func.grad(torch.func.grad(torch.func.grad(torch.func.grad(f))))
+        assert g(t).item() == pytest.approx(-4)
+
+
+def test_a_length_of_a_kernel_by_its_parameters():
+    """The Hessian at coincident points differentiates by the length scale, too: of -5 / (3 l^2) v^2."""
+
+    def f(p):
+        x, scale = p
+        r = math.sqrt(5) * x.norm() / scale
+        return (1 + r + r**2 / 3) * torch.exp(-r)
+
+    v, scale = torch.tensor([0.6, 0.8], dtype=D), torch.tensor(1.5, dtype=D)
+
+    def curvature(scale):
+        zero = torch.zeros(2, dtype=D)
+        return torch.func.jvp(lambda x: torch.func.jvp(lambda x: f((x, scale)), (x,), (v,))[1], (zero,), (v,))[1]
+
+    with corrected:
+        assert torch.func.grad(curvature)(scale).item() == pytest.approx(10 / 3 / 1.5**3)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda n: torch.softmax(torch.cat([n, 0 * n.detach()]), 0)[0],
+        lambda n: F.huber_loss(n, torch.zeros(1, dtype=D)),
+        lambda n: torch.einsum("i,i->", n, n),
+    ],
+)
+def test_unknown_functions_of_a_length_at_zero_are_refused(f):
+    """Their second derivatives are NaN, never a number; first ones are as ever."""
+    x, v = torch.zeros(1, 3, dtype=D), torch.ones(1, 3, dtype=D)
+    for route in hodiff.ROUTES:
+        with pytest.warns(hodiff.HodiffWarning, match="0 somewhere, where it has a kink"):
+            assert hodiff.hvp(lambda x: f(one(x)), x, v, route=route).isnan().all()
+    with pytest.warns(hodiff.HodiffWarning), corrected:
+        assert not torch.func.grad(lambda x: f(one(x)))(x).any()
+
+
+def test_preflight_remarks_on_lengths_at_zero():
+    for f, said in (
+        (lambda x: torch.cos(x.norm()), "torch.Tensor.norm is 0 somewhere"),
+        (lambda x: x.abs().square(), "torch.Tensor.abs is 0 somewhere"),
+        (lambda x: torch.sqrt(x) ** 2, "no finite derivative"),
+    ):
+        assert any(said in each for each in hodiff.preflight(f, torch.zeros(3)).remarks)
+        assert not hodiff.preflight(f, torch.ones(3)).remarks
 
 
 @pytest.mark.parametrize("route", list(itertools.product("rf", repeat=3)))

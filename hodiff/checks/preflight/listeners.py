@@ -91,7 +91,7 @@ class CallListener(TorchFunctionMode):
         self.corrections = corrections
         self.uses: dict[str, OperatorUse] = {}
         self.judged: dict[Any, tuple[dict[str, str], str]] = {}
-        self.zero_lengths: dict[str, int] = {}
+        self.zero_lengths: dict[tuple[str, str], int] = {}
         self.branches: Counter[str] = Counter()
         self.cuts = 0
         self.hooks = 0
@@ -123,13 +123,11 @@ class CallListener(TorchFunctionMode):
                 route: max(use.routes.get(route, "right"), routes[route], key=RANKS.index) for route in ROUTES
             }
             use.remedy = use.remedy or remedy
-            if (
-                correction_of(func, args) is not None
-                and id(result) in LENGTHS
-                and not result.is_meta
-                and not result.detach().all()
-            ):
-                self.zero_lengths[name] = self.zero_lengths.get(name, 0) + 1
+            length = LENGTHS.get(id(result))
+            met = length is not None and length.length is None and not result.is_meta and correction_of(func, args)
+            if length is not None and met and not result.detach().all():
+                which = (name, length.root.kind)
+                self.zero_lengths[which] = self.zero_lengths.get(which, 0) + 1
         return result
 
     def sentences(self) -> Iterator[str]:
@@ -149,12 +147,23 @@ class CallListener(TorchFunctionMode):
                 f"branches on values of what is differentiated{f' at {line}' if line else ''} ({count} times): "
                 "derivatives are those of the way taken, and torch.func.vmap refuses it; torch.where takes both ways"
             )
-        for name, count in self.zero_lengths.items():
-            yield (
-                f"{name} is 0 somewhere ({count} times), where it has a kink, and 0 stands for its derivatives: even "
-                "powers of it are differentiated rightly, other functions that are smooth there, such as its cosine, "
-                "are not from the second derivative on; write them as functions of the square"
-            )
+        for (name, kind), count in self.zero_lengths.items():
+            yield f"{name} is 0 somewhere ({count} times), where it {_AT_ZERO[kind]}"
+
+
+# What preflight says of a length that is 0, by its kind.
+_AT_ZERO = {
+    "length": (
+        "has a kink: smooth functions of it made of elementwise functions and sums are differentiated rightly; "
+        "second derivatives of others, such as softmax, are NaN there, with a warning; write those as functions of the "
+        "square"
+    ),
+    "absolute": (
+        "has a kink: smooth functions of it made of elementwise functions and sums are differentiated rightly; "
+        "in others 0 stands for its derivative, as in torch"
+    ),
+    "root": "has no finite derivative: its even powers are differentiated rightly, no other function of it",
+}
 
 
 class HookListener(TorchFunctionMode):

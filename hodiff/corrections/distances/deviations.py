@@ -19,7 +19,7 @@ _not_finite = partial(
     register,
     routes=("reverse-over-forward",),
     reason="the second derivative is NaN where all numbers are equal",
-    reference="the root of torch.var; 0 at 0, and its even powers as powers of the variance",
+    reference="the root of torch.var; 0 at 0, and smooth functions of it as functions of the variance",
 )
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hodiff.corrections.distances.squares import remembered
+from hodiff.corrections.distances.squares import remembered, squared
 
 
-def root(square: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The root, of which every derivative at 0 is 0; what it is the root of is remembered."""
+def root(square: Tensor, dtype: torch.dtype | None = None, *, of: Tensor | None = None, how: Any = None) -> Tensor:
+    """The root, of which every derivative at 0 is 0; what it is the root of, and of what length, is remembered."""
     zero = square == 0
     length = torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
     if dtype is None or dtype == length.dtype:
-        return remembered(length, lambda: square, held=(square,))
-    return remembered(length.to(dtype), lambda: square.to(dtype), held=(square,))
+        return remembered(length, lambda: square, (square,), of=of, how=how)
+    return remembered(length.to(dtype), lambda: square.to(dtype), (square,), of=of, how=how)
 
 
 def norm(x: Tensor, p: float, dims: Sequence[int] | None, keepdim: bool) -> Tensor:
@@ -33,6 +34,7 @@ def norm(x: Tensor, p: float, dims: Sequence[int] | None, keepdim: bool) -> Tens
         The norms.
     """
     dtype = x.real.dtype if x.is_complex() else x.dtype
+    of, how = x, (p, None if dims is None else tuple(dims), keepdim)
     if x.dim() == 0:
         return norm(x.unsqueeze(0), p, [0], False)
     dims = list(range(x.dim())) if not dims else [dim % x.dim() for dim in dims]
@@ -41,9 +43,9 @@ def norm(x: Tensor, p: float, dims: Sequence[int] | None, keepdim: bool) -> Tens
         x = squares if p == 2 else root(squares)
     else:
         x = x.to(torch.promote_types(x.dtype, torch.float32))  # as kernels for 16 bits accumulate
-        x = x.square() if p == 2 else x
+        x = squared(x) if p == 2 else x
     if p == 2:
-        return root(x.sum(dims, keepdim), dtype)
+        return root(x.sum(dims, keepdim), dtype, of=of, how=how)
     last = x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
     length = power_root(powers(last, p).sum(-1), p).to(dtype)
     if keepdim:

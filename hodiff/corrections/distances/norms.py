@@ -21,7 +21,7 @@ _not_finite = partial(
     register,
     routes=ROUTES,
     reason="at 0 second derivatives are NaN by some routes, and third ones raise anywhere",
-    reference="the derivatives of |x|ₚ; 0 at 0, and even powers of Euclidean norms as polynomials",
+    reference="the derivatives of |x|ₚ; 0 at 0, and smooth functions of Euclidean norms as functions of their squares",
 )
 
 

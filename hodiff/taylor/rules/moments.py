@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -57,7 +58,11 @@ def var(frame: Frame, func: Any, x: Any, *args: Any, out: None = None, **kwargs:
 @rule("std")
 def std(frame: Frame, func: Any, x: Any, *args: Any, out: None = None, **kwargs: Any) -> Any:
     """The root of the variance."""
-    return torch.sqrt(_moments(x, *_options(args, kwargs))[0])
+    dim, correction, keepdim = _options(args, kwargs)
+    dims = tuple(range(x.ndim)) if dim is None or dim == () or dim == [] else dim
+    centred = x - x.mean(dims, keepdim=True)
+    scale = max(_count(x, dims) - correction, 0)
+    return torch.linalg.vector_norm(centred, 2, dims, keepdim) / math.sqrt(scale)
 
 
 @rule("var_mean")
@@ -69,5 +74,4 @@ def var_mean(frame: Frame, func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 @rule("std_mean")
 def std_mean(frame: Frame, func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Both."""
-    variance, mean = _moments(x, *_options(args, kwargs))
-    return torch.sqrt(variance), mean
+    return std(frame, func, x, *args, **kwargs), _moments(x, *_options(args, kwargs))[1]

@@ -2,14 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from hodiff.taylor.fallback import unknown
-from hodiff.taylor.registry import rule
-from hodiff.taylor.series import Frame
-from hodiff.taylor.substitution import value_of
+from hodiff.taylor.jets import Jet
+from hodiff.taylor.registry import analytic_rule, rule
+from hodiff.taylor.rules.arithmetic import of_one, with_value
+from hodiff.taylor.rules.elementary import ELEMENTARY
+from hodiff.taylor.series import Frame, filled
+from hodiff.taylor.substitution import moves, value_of
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
+
+
+def at_zeros(frame: Frame, length: Any, still: Any, x: Any, inner: Callable[[Any, Any], Any]) -> Any:
+    """A length with its series where it is 0: |x(t)| = t |x_1 + x_2 t + ...|, of which `Frame.kink` has the sign of t.
+
+    Args:
+        frame: The frame.
+        length: The length, whose series is 0 there.
+        still: Where it is 0.
+        x: The vectors.
+        inner: The inner product whose root it is, of one direction.
+
+    Returns:
+        The length.
+    """
+    if torch.compiler.is_compiling() or not moves(frame, x) or not _any(still):
+        return length
+    # The highest coefficient of a collapsed series is no direction's; of a length that is 0 odd powers alone have it.
+    orders = [k for k in range(1, frame.order + 1) if frame.has_axis(k) or frame.directions is None]
+    parts = [filled(frame, x.coefficients, k, x.value) for k in orders]
+    product = inner if frame.directions is None else torch.func.vmap(inner)
+    series = _length_series(parts, product)
+    frame.meets_kink()
+    found = []
+    for k, each in enumerate(length.coefficients):
+        if k in orders:
+            dense, other = filled(frame, length.coefficients, k, length.value), frame.kink.side * series[k - 1]
+            each = torch.where(still, other, dense)
+        found.append(each)
+    return Jet(frame, found)
+
+
+def _length_series(x: Sequence[Any], inner: Callable[[Any, Any], Any]) -> list[Any]:
+    """Coefficients of |x(t)| for t > 0; those that unknown ones would enter are 0."""
+    squares = [sum(inner(x[j], x[k - j]) for j in range(k + 1)) for k in range(len(x))]
+    zero = squares[0] == 0
+    series = [torch.sqrt(torch.where(zero, 1.0, squares[0]))]
+    for k in range(1, len(x)):
+        rest = sum(series[j] * series[k - j] for j in range(1, k))
+        series.append((squares[k] - rest) / (2 * series[0]))
+    shifted = [torch.zeros_like(squares[0])] * len(x)
+    if len(x) > 1 and _any(zero):
+        shifted = [shifted[0], *_length_series(x[1:], inner)]
+    return [torch.where(zero, low, each) for low, each in zip(shifted, series, strict=True)]
+
+
+def _any(condition: Any) -> bool:
+    while isinstance(condition, Jet):
+        condition = condition.value
+    return bool(below_transforms(condition).any())
 
 
 @rule("nn.normalize")
@@ -20,7 +75,7 @@ def normalize(
     return x / torch.clamp_min(torch.linalg.vector_norm(x, p, dim, keepdim=True), eps)
 
 
-@rule("linalg.vector_norm")
+@analytic_rule("linalg.vector_norm")
 def vector_norm(
     frame: Frame,
     func: Any,
@@ -34,6 +89,14 @@ def vector_norm(
 ) -> Any:
     """By the definition."""
     x = x if dtype is None else x.to(dtype)
+    if x.is_complex():
+        if ord != 2:
+            return torch.linalg.vector_norm(torch.abs(x), ord, dim, keepdim)
+        given = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+        parts = torch.stack([torch.real(x), torch.imag(x)], -1)
+        return torch.linalg.vector_norm(parts, 2, (-1, *(each % x.ndim for each in given)), keepdim=keepdim).reshape(
+            torch.linalg.vector_norm(value_of(frame, x), 2, dim, keepdim).shape
+        )
     dims = tuple(range(x.ndim)) if dim is None else dim
     size = torch.abs(x)
     if ord == float("inf"):
@@ -46,13 +109,60 @@ def vector_norm(
         return size.sum(dims, keepdim=keepdim)
     if ord == 2:
         squares = (x * x).sum(dims, keepdim=keepdim)
-        # At 0 torch's derivative is 0.
         still = value_of(frame, squares) == 0
-        return torch.where(still, 0.0, torch.sqrt(torch.where(still, 1.0, squares)))
+        length = torch.where(still, 0.0, torch.sqrt(torch.where(still, 1.0, squares)))
+        return at_zeros(frame, length, still, x, lambda a, b: (a * b).sum(dims, keepdim=keepdim))
     return torch.pow(torch.pow(size, ord).sum(dims, keepdim=keepdim), 1 / ord)
 
 
-@rule("linalg.norm", "norm")
+@analytic_rule("abs")
+def absolute(frame: Frame, func: Any, x: Any, *, out: None = None) -> Any:
+    """The absolute value, as the length of a vector of one element, or of two parts."""
+    if x.is_complex():
+        length = torch.linalg.vector_norm(torch.stack([torch.real(x), torch.imag(x)], -1), 2, -1)
+        return with_value(frame, torch.abs(value_of(frame, x)), length)
+    length = of_one(frame, x, ELEMENTARY["abs"])
+    return at_zeros(frame, length, value_of(frame, x) == 0, x, torch.mul)
+
+
+@rule("dist")
+def dist(frame: Frame, func: Any, x: Any, other: Any, p: Any = 2) -> Any:
+    """The norm of the difference."""
+    return torch.linalg.vector_norm(x - other, p)
+
+
+@rule("nn.pairwise_distance", "pairwise_distance")
+def pairwise_distance(
+    frame: Frame, func: Any, x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Any:
+    """The norm of the last dimension."""
+    return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+@rule("cdist")
+def cdist(frame: Frame, func: Any, x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = None) -> Any:
+    """The norms of all differences."""
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+
+
+@rule("nn.pdist", "pdist")
+def pdist(frame: Frame, func: Any, x: Any, p: float = 2.0) -> Any:
+    """The norms of the differences of all pairs."""
+    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
+    return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+
+
+@analytic_rule("linalg.matrix_norm")
+def matrix_norm(
+    frame: Frame, func: Any, x: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, **kwargs: Any
+) -> Any:
+    """Of Frobenius, that of vectors."""
+    if ord == "fro":
+        return torch.linalg.vector_norm(x, 2, dim, keepdim, **kwargs)
+    return unknown(frame, func, (x, ord, dim, keepdim), kwargs)
+
+
+@analytic_rule("linalg.norm", "norm")
 def norm(
     frame: Frame, func: Any, x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, **kwargs: Any
 ) -> Any:

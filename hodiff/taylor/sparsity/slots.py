@@ -58,7 +58,9 @@ class Call:
     def inner_frame(self, slots: int) -> Frame:
         """The frame in which slots are all directions."""
         frame = self.frame
-        return Frame(frame.order, slots, frame.collapsed, frame.depth, frame.mode, frame.observer)
+        slotted = Frame(frame.order, slots, frame.collapsed, frame.depth, frame.mode, frame.observer)
+        slotted.kink = frame.kink
+        return slotted
 
     def run(self, inner: Frame, jets: Sequence[Jet], given: Support) -> Any:
         """The rule in the inner frame, whose result has the support."""

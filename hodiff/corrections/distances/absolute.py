@@ -1,0 +1,74 @@
+"""Rules for absolute values and roots: the same values and derivatives, whose even powers are smooth at 0."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hodiff.corrections.declining import UNNEEDED
+from hodiff.corrections.distances.squares import remembered
+from hodiff.corrections.registry import register
+from hodiff.routes import ROUTES
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+
+_loses_squares = partial(
+    register,
+    routes=ROUTES,
+    reason="at 0 the second derivative of the square, and of other functions that are smooth there, is 0 or NaN",
+    reference="$|x|^2 = x^2$; 0 at 0",
+)
+
+
+@_loses_squares(torch.abs, torch.absolute, Tensor.abs, Tensor.absolute, Tensor.__abs__, name="torch.abs")
+def _abs(input: Tensor) -> Any:
+    if not _is_remembered(input):
+        return UNNEEDED
+    return remembered(torch.abs(input), lambda: _square(input), (input,), of=input, kind="absolute")
+
+
+def _is_remembered(input: Tensor) -> bool:
+    return (
+        not torch.compiler.is_compiling()
+        and (input.is_floating_point() or input.is_complex())
+        and may_be_differentiated((input,))
+    )
+
+
+def _square(x: Tensor) -> Tensor:
+    return x.real.square() + x.imag.square() if x.is_complex() else x.square()
+
+
+@_loses_squares(F.l1_loss)
+def _l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Any:
+    one_by_one = reduction == "none" or (isinstance(input, Tensor) and input.numel() == 1)
+    if size_average is not None or reduce is not None or weight is not None or not one_by_one:
+        return UNNEEDED
+    if not isinstance(target, Tensor) or input.shape != target.shape or not may_be_differentiated((input, target)):
+        return UNNEEDED
+    difference = input - target
+    length = remembered(difference.abs(), lambda: _square(difference), (difference,), kind="absolute")
+    if reduction == "none":
+        return length
+    return remembered(length.reshape(()), lambda: _square(difference).reshape(()), (difference,), kind="absolute")
+
+
+@_loses_squares(torch.sqrt, Tensor.sqrt, name="torch.sqrt")
+def _sqrt(input: Tensor) -> Any:
+    if not _is_remembered(input):
+        return UNNEEDED
+    return remembered(torch.sqrt(input), lambda: _radicand(input), (input,), kind="root")
+
+
+def _radicand(x: Tensor) -> Tensor:
+    return x if x.is_complex() else torch.where(x < 0, torch.nan, x)

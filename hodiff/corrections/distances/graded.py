@@ -1,0 +1,150 @@
+r"""Elementwise functions of $E + O\, n$, where n is a length that is 0, and what other functions do with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.rules.elementwise import ElementwiseFunction
+
+# Functions of one tensor, and numbers, that are smooth wherever they are finite.
+_UNARY = """
+    exp exp2 expm1 log log1p log2 log10 sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh sigmoid erf erfc
+    sqrt rsqrt reciprocal square pow __pow__ float_power sinc softplus silu gelu elu mish logsigmoid tanhshrink lgamma
+    digamma i0 i0e i1 i1e clamp clip clamp_min clamp_max deg2rad rad2deg relu abs __abs__ absolute
+    special_expm1 special_exp2 special_erf special_erfc special_erfcx special_log1p special_sinc special_expit
+    special_i0 special_i0e special_i1 special_i1e special_bessel_j0 special_bessel_j1 special_ndtr
+"""
+UNARY = frozenset(_UNARY.split())
+# Of these, functions that take no side at 0.
+KINKED_AT_ZERO = frozenset(("relu", "abs", "__abs__", "absolute"))
+# Functions that move elements.
+_STRUCTURAL = """
+    __getitem__ __get__ reshape view flatten unflatten squeeze unsqueeze select narrow clone contiguous expand expand_as
+    broadcast_to transpose permute movedim moveaxis swapaxes swapdims t diagonal diag diag_embed stack cat concat
+    concatenate hstack vstack where gather index_select take flip roll repeat tile masked_select triu tril
+    to float double half bfloat16 type type_as view_as reshape_as ravel unfold rot90 take_along_dim repeat_interleave
+    atleast_1d atleast_2d atleast_3d split chunk unbind tensor_split cpu cuda
+"""
+STRUCTURAL = frozenset(_STRUCTURAL.split())
+# Functions that are linear, or choose among elements; what is not linear in a sum of lengths has no truth at 0.
+_LINEAR = """
+    sum mean nansum nanmean cumsum trace dropout add sub rsub __radd__ __rsub__ __add__ __sub__ subtract
+    mul multiply __mul__ __rmul__ div divide true_divide __truediv__ neg negative __neg__ conj resolve_conj real
+    max min amax amin sort topk median kthvalue quantile nanquantile mode detach alias positive index_add scatter_add
+"""
+LINEAR = frozenset(_LINEAR.split())
+# Functions that are linear in each of their tensors.
+_MULTILINEAR = """
+    matmul mm bmm mv addmm addmv addbmm baddbmm linear bilinear einsum tensordot inner outer ger dot vdot kron
+    __matmul__ __rmatmul__ conv1d conv2d conv3d chain_matmul linalg_multi_dot
+"""
+MULTILINEAR = frozenset(_MULTILINEAR.split())
+# Where the series of an elementwise function is cut off; from the second order after it on derivatives are NaN.
+_ORDER = 4
+
+
+def _of_power(x: Tensor, exponent: float) -> list[Any]:
+    coefficients: list[Any] = [torch.pow(x, exponent)]
+    factor = 1.0
+    for k in range(1, _ORDER + 1):
+        factor *= (exponent - k + 1) / k
+        coefficients.append(factor * torch.pow(x, exponent - k) if factor else torch.zeros_like(x))
+    return coefficients
+
+
+def _of_exponential(x: Tensor) -> list[Any]:
+    value = torch.exp(x)
+    return [value / math.factorial(k) for k in range(_ORDER + 1)]
+
+
+def _alternating(value: Tensor, other: Tensor, sign: int, other_sign: int) -> list[Any]:
+    """Of a function whose derivative is another, whose derivative is a multiple of the first."""
+    signs = (1, sign, sign * other_sign, sign * sign * other_sign, 1)
+    return [s * (other if k % 2 else value) / math.factorial(k) for k, s in enumerate(signs)]
+
+
+# Taylor coefficients at any x in closed form; others are of nested forward mode, which takes longer.
+_SERIES: dict[str, Callable[[Tensor], list[Any]]] = {
+    "exp": _of_exponential,
+    "expm1": lambda x: [torch.expm1(x), *_of_exponential(x)[1:]],
+    "log": lambda x: [torch.log(x), *((-1) ** (k + 1) / k * x**-k for k in range(1, _ORDER + 1))],
+    "log1p": lambda x: [torch.log1p(x), *((-1) ** (k + 1) / k * (1 + x) ** -k for k in range(1, _ORDER + 1))],
+    "sin": lambda x: _alternating(torch.sin(x), torch.cos(x), 1, -1),
+    "cos": lambda x: _alternating(torch.cos(x), torch.sin(x), -1, 1),
+    "sinh": lambda x: _alternating(torch.sinh(x), torch.cosh(x), 1, 1),
+    "cosh": lambda x: _alternating(torch.cosh(x), torch.sinh(x), 1, 1),
+    "square": lambda x: _of_power(x, 2.0),
+    "sqrt": lambda x: _of_power(x, 0.5),
+    "rsqrt": lambda x: _of_power(x, -0.5),
+    "reciprocal": lambda x: _of_power(x, -1.0),
+}
+
+
+def _coefficients(name: str, function: Callable[[Tensor], Tensor], x: Tensor, numbers: Sequence[Any]) -> list[Any]:
+    """The Taylor coefficients of an elementwise function at x."""
+    if name in ("pow", "__pow__") and len(numbers) == 1 and isinstance(numbers[0], (int, float)):
+        return _of_power(x, float(numbers[0]))
+    if name in _SERIES and not numbers:
+        return _SERIES[name](x)
+    found = [function(x)]
+    for k in range(1, _ORDER + 1):
+        function = _derivative(function)
+        found.append(function(x) / math.factorial(k))
+    return found
+
+
+def elementwise_parts(
+    name: str,
+    function: Callable[[Tensor], Tensor],
+    numbers: Sequence[Any],
+    parts: tuple[Tensor, Tensor],
+    square: Tensor,
+    zero: Tensor,
+) -> tuple[Tensor, Tensor]:
+    r"""The parts of φ(E + O n) by its series in $O^2 s$, where s is 0: $E' = \sum_k \varphi_{2k} O^{2k} s^k$ and so on.
+
+    Args:
+        name: What torch calls it.
+        function: φ.
+        numbers: What it takes besides, as an exponent.
+        parts: E and O.
+        square: s, and 0 where it is not 0.
+        zero: Where it is 0.
+
+    Returns:
+        The even part, and the odd one less its factor n.
+    """
+    even, odd = parts
+    f0, f1, f2, f3, f4 = _coefficients(name, function, even, numbers)
+    step = odd * odd * square
+    cut_off = NotKnown.call(step, zero, _ORDER + 1)
+    return f0 + f2 * step + f4 * step * step + cut_off, odd * (f1 + f3 * step)
+
+
+def _derivative(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def slope(x: Tensor) -> Tensor:
+        tangent: Tensor = torch.func.jvp(function, (x,), (torch.ones_like(x),))[1]
+        return tangent
+
+    return slope
+
+
+class NotKnown(ElementwiseFunction):
+    """0, with so many derivatives that are 0; the one after is NaN at some elements."""
+
+    @staticmethod
+    def forward(x: Tensor, at: Tensor, known: int) -> Tensor:
+        """Make zeros."""
+        return torch.zeros_like(x)
+
+    @staticmethod
+    def slope(index: int, x: Tensor, at: Tensor, known: int) -> Tensor | float:
+        """One derivative less."""
+        if index:
+            return 0.0
+        return NotKnown.call(x, at, known - 1) if known else torch.where(at, torch.nan, 0.0).to(x.dtype)

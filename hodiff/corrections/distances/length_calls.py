@@ -1,0 +1,152 @@
+"""A call of a function of torch with remembered tensors, $E + O n$, among its arguments."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.corrections.distances.graded import NotKnown
+from hodiff.corrections.distances.squares import Graded, Root, remember
+from hodiff.errors import HodiffWarning
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
+
+
+class _Notice(threading.local):
+    """Whether functions of remembered tensors are noticed; rules switch that off for what they compute."""
+
+    on = True
+
+
+NOTICE = _Notice()
+
+
+@contextmanager
+def noticed(on: bool) -> Iterator[None]:
+    """Switch on or off whether functions of remembered tensors are noticed."""
+    before, NOTICE.on = NOTICE.on, on
+    try:
+        yield
+    finally:
+        NOTICE.on = before
+
+
+def tensors_in(*arguments: Any) -> Iterator[Tensor]:
+    """Yield the tensors among arguments, and in their lists and dicts."""
+    for each in arguments:
+        if isinstance(each, Tensor):
+            yield each
+        elif isinstance(each, (tuple, list)):
+            yield from tensors_in(*each)
+        elif isinstance(each, dict) and each:
+            yield from tensors_in(*each.values())
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function of torch with remembered tensors among its arguments.
+
+    Attributes:
+        func: The function.
+        args: Its arguments.
+        kwargs: Its arguments by keyword.
+        found: What is known of the remembered ones, by their identity.
+        mode: In which functions have hodiff's rules.
+    """
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    found: dict[int, Graded]
+    mode: Any
+
+    def graded(self, place: int) -> Graded | None:
+        """What is known of an argument."""
+        return self.found.get(id(self.args[place])) if place < len(self.args) else None
+
+    def value(self, change: Callable[[Tensor], Tensor] = lambda x: x) -> Any:
+        """The function of other tensors in the place of the remembered ones, of which it knows nothing."""
+
+        def changed(x: Tensor) -> Tensor:
+            return change(x) if id(x) in self.found else x
+
+        args, kwargs = pytree.tree_map_only(Tensor, changed, (self.args, self.kwargs))
+        with self.mode, noticed(False):
+            return self.func(*args, **kwargs)
+
+    def again(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The same by other functions, of the remembered tensors."""
+        with self.mode, noticed(True):
+            return function(*args, **kwargs)
+
+    def length(self, x: Tensor) -> Tensor:
+        """The length that a remembered tensor is made of."""
+        length = self.found[id(x)].length
+        return x if length is None else length
+
+    def zeros(self, x: Tensor) -> Tensor | None:
+        """Where its length is 0, if anywhere."""
+        return self.found[id(x)].root.zeros(self.length(x))
+
+    def parts(self, x: Any) -> tuple[Any, Any]:
+        """E and O of an argument where its length is 0; its value, as a constant, and 0 elsewhere."""
+        graded = self.found.get(id(x))
+        if graded is None:
+            return x, None
+        zero = graded.root.zeros(self.length(x))
+        even = torch.where(zero, 0 if graded.even is None else graded.even, x.detach())
+        return even, torch.where(zero, 1 if graded.odd is None else graded.odd, torch.zeros_like(x.detach()))
+
+    def kinks(self, x: Tensor) -> Tensor | None:
+        """Where it has a kink; None for nowhere, or where that is not known."""
+        zero = self.zeros(x)
+        if zero is None or self.found[id(x)].root.kind != "length":
+            return None
+        at = self.parts(x)[1].detach() != 0
+        return at if bool(below_transforms(at).any()) else None
+
+    def multiple(self, result: Any, graded: Graded, odd: Any, x: Tensor, *others: Any) -> Any:
+        """The result as a multiple of a length."""
+        held = (*(each for each, _ in graded.held), *(each for each in others if isinstance(each, Tensor)))
+        return remember(result, graded.root, None, odd, self.length(x), held)
+
+    def mixed(self, x: Tensor, even: Tensor, odd: Any) -> Any:
+        """The value of the call, at zeros of the length of x with the derivatives of E + O n."""
+        graded, zero, length = self.found[id(x)], self.zeros(x), self.length(x)
+        value = self.value()
+        result = torch.where(zero, even + (0 if odd is None else odd * length), value).to(value.dtype)
+        root = graded.root
+        if odd is None or not bool(below_transforms((odd.detach() != 0) & zero).any()):
+            return result
+        if result.shape != length.shape:
+            root, length = _expanded(root, length, result.shape)
+        return remember(result, root, even, odd, length, tuple(each for each, _ in graded.held))
+
+
+def _expanded(root: Root, length: Tensor, shape: torch.Size) -> tuple[Root, Tensor]:
+    return Root(lambda: root.square().expand(shape), (*root.key, tuple(shape)), root.kind), length.expand(shape)
+
+
+def refused(call: Call) -> Any:
+    """Compute the value of a call, with a warning and with NaN as second derivatives at kinks."""
+    warnings.warn(
+        f"{call.func.__name__}: got a length, a distance or a deviation that is 0 somewhere, where it has a kink. "
+        "hodiff does not know whether the kink cancels, so that second derivatives are NaN there. Write it as a "
+        "function of the square, such as x.square().sum(), or by elementwise functions and sums.",
+        HodiffWarning,
+        stacklevel=4,
+    )
+
+    def kinked(x: Tensor) -> Tensor:
+        at = call.kinks(x)
+        # By the square, since no derivative goes through a length that is 0.
+        return x.view_as(x) if at is None else x + NotKnown.call(call.found[id(x)].root.square(), at, 1).to(x.dtype)
+
+    return call.value(kinked)

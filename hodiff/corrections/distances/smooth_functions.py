@@ -1,0 +1,241 @@
+"""Functions of remembered tensors, $E + O n$, by their rules; and of those that have none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.corrections.distances import arithmetic
+from hodiff.corrections.distances.graded import LINEAR, MULTILINEAR, STRUCTURAL, UNARY
+from hodiff.corrections.distances.length_calls import NOTICE, Call, noticed, refused, tensors_in
+from hodiff.corrections.distances.squares import Root, even_power, find, remember
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+
+
+def of_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
+    """A function of remembered tensors where hodiff knows it; None elsewhere.
+
+    Args:
+        func: A function of torch.
+        args: Its arguments.
+        kwargs: Its arguments by keyword.
+        mode: In which functions have hodiff's rules.
+
+    Returns:
+        Its value, or None.
+    """
+    if not NOTICE.on:
+        return None
+    found = {id(each): graded for each in tensors_in(args, kwargs) if (graded := find(each)) is not None}
+    if not found:
+        return None
+    with noticed(False):
+        return _of_remembered(Call(func, args, kwargs, found, mode))
+
+
+def _of_remembered(call: Call) -> Any:
+    func = call.func
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = func.__self__.__name__
+        if name not in STRUCTURAL:
+            return None
+    if name in _RULES:
+        result = _RULES[name](call)
+    elif name in STRUCTURAL:
+        result = _moved(call)
+    elif name in UNARY:
+        result = arithmetic.unary(call, name)
+    elif name in _IN_PLACE:
+        return _in_place(call, _IN_PLACE[name])
+    else:
+        result = None
+    remembered = [each for each in tensors_in(call.args, call.kwargs) if id(each) in call.found]
+    if result is not None or name in LINEAR or (name in MULTILINEAR and len(remembered) == 1):
+        return result
+    return _unknown(call, name)
+
+
+def _moved(call: Call) -> Any:
+    """Elements in other places, or in another dtype; some may be of other tensors."""
+    leaves = [each for each in tensors_in(call.args, call.kwargs) if each.is_floating_point()]
+    x = next((each for each in leaves if id(each) in call.found), None)
+    if x is None or call.kwargs.get("out") is not None:
+        return None
+    graded = call.found[id(x)]
+    if len(leaves) == 1 and graded.even is None:
+        result = call.value()
+        # Equal moves of one length are of one length.
+        key = (*graded.root.key, call.func, repr(call.args[1:]), repr(call.kwargs)) if graded.odd is None else ()
+        root = Root(lambda: call.value(lambda _: even_power(graded, 2)), key, graded.root.kind)
+        held = tuple(each for each, _ in graded.held)
+        return remember(result, root, None, None, None, held) if isinstance(result, Tensor) else None
+    if all(id(each) not in call.found or call.zeros(each) is None for each in leaves):
+        return None
+    return _moved_parts(call, leaves)
+
+
+def _moved_parts(call: Call, leaves: list[Tensor]) -> Any:
+    parts: dict[int, tuple[Tensor, ...]] = {}
+    for each in leaves:
+        zero = call.zeros(each) if id(each) in call.found else None
+        nothing = torch.zeros_like(each.detach())
+        if zero is None:
+            parts[id(each)] = (each, nothing, nothing, nothing, nothing)
+        else:
+            given = *call.parts(each), zero.to(each.dtype), call.found[id(each)].root.square(), call.length(each)
+            parts[id(each)] = tuple(part.to(each.dtype).expand(each.shape) for part in given)
+
+    def moved(i: int) -> list[Tensor]:
+        def part(x: Any) -> Any:
+            return parts[id(x)][i] if id(x) in parts else x
+
+        with call.mode:
+            found = call.func(*pytree.tree_map(part, call.args), **pytree.tree_map(part, call.kwargs))
+        return [found] if isinstance(found, Tensor) else list(found)
+
+    value = call.value()
+    results = []
+    for each, even, odd, at, square, length in zip(
+        [value] if isinstance(value, Tensor) else value, *map(moved, range(5)), strict=True
+    ):
+        root = Root(square.clone, kind=max(graded.root.kind for graded in call.found.values()))
+        root.zero = at != 0
+        root.has_zeros = True
+        result = torch.where(root.zero, even + odd * length, each)
+        results.append(remember(result, root, even, odd, length, ()))
+    return results[0] if isinstance(value, Tensor) else type(value)(results)
+
+
+def _where(call: Call) -> Any:
+    """A choice, in which numbers are tensors."""
+    if len(call.args) != 3 or call.kwargs:
+        return None
+    condition, *given = call.args
+    if call.func is Tensor.where:
+        return call.again(torch.where, call.args[1], call.args[0], call.args[2])
+    dtype = next(each.dtype for each in given if isinstance(each, Tensor))
+    given = [each if isinstance(each, Tensor) else torch.as_tensor(each, dtype=dtype) for each in given]
+    return _moved(replace(call, args=(condition, *given)))
+
+
+def _masked_fill(call: Call) -> Any:
+    if len(call.args) != 3 or call.kwargs or call.graded(0) is None:
+        return None
+    x, mask, value = call.args
+    return call.again(torch.where, mask, value, x)
+
+
+def _written_out(formula: Callable[..., Tensor]) -> Callable[[Call], Any]:
+    def rule(call: Call) -> Any:
+        if call.kwargs.keys() - {"value"}:
+            return None
+        return call.again(formula, *call.args, **call.kwargs)
+
+    return rule
+
+
+def _reversed_power(call: Call) -> Any:
+    x, base = call.args
+    if not isinstance(base, (int, float)) or base <= 0:
+        return None
+    return call.again(lambda: torch.exp(math.log(base) * x))
+
+
+def _inner(call: Call) -> Any:
+    if len(call.args) != 2 or call.kwargs or any(each.dim() != 1 or each.is_complex() for each in call.args):
+        return None
+    return call.again(lambda x, y: (x * y).sum(), *call.args)
+
+
+def _loss(power: Callable[[Tensor], Tensor]) -> Callable[[Call], Any]:
+    def rule(call: Call) -> Any:
+        options = {"reduction": "mean"} | {name: each for name, each in call.kwargs.items() if each is not None}
+        if len(call.args) != 2 or set(options) != {"reduction"} or options["reduction"] not in ("none", "mean", "sum"):
+            return None
+
+        def loss(input: Tensor, target: Tensor) -> Any:
+            terms = power(input - target)
+            return terms if options["reduction"] == "none" else getattr(terms, options["reduction"])()
+
+        return call.again(loss, *call.args)
+
+    return rule
+
+
+def _in_place(call: Call, function: Callable[..., Any]) -> Any:
+    """What is written is computed first, and remembered of the tensor that it is written to."""
+    x, *others = call.args
+    value = call.again(function, x, *others, **call.kwargs)
+    result = find(value)
+    x.copy_(value)
+    if result is not None:
+        length = value if result.length is None else result.length
+        remember(x, result.root, result.even, result.odd, length, tuple(each for each, _ in result.held))
+    return x
+
+
+def _reduced(call: Call) -> Any:
+    """A sum of one element is a part of the tensor."""
+    x, result = call.args[0], call.value()
+    if not isinstance(result, Tensor) or result.numel() != x.numel() or call.graded(0) is None or x.is_complex():
+        return result
+    shape = result.shape
+    return call.again(lambda x: x.reshape(shape).to(result.dtype), x)
+
+
+def _computes(func: Any, name: str) -> bool:
+    """Whether a function does nothing but compute a value: no hook, property or change in place."""
+    if name.startswith(("linalg_", "special_")) or name in ("__matmul__", "__rmatmul__"):
+        return True
+    if name.startswith("_"):
+        return False
+    public = [each for each in (getattr(torch, name, None), getattr(F, name, None)) if callable(each)]
+    return bool(public) and (func in public or func is getattr(Tensor, name, None)) and not name.endswith("_")
+
+
+def _unknown(call: Call, name: str) -> Any:
+    """None where no length has a kink, or nothing is computed of it; else the value, with NaN as second derivatives."""
+    if name in _KNOW_LENGTHS or not _computes(call.func, name):
+        return None
+    if all(call.kinks(x) is None for x in tensors_in(call.args, call.kwargs) if id(x) in call.found):
+        return None
+    result = call.value()
+    if not any(each.is_floating_point() and (each.requires_grad or is_wrapped(each)) for each in tensors_in((result,))):
+        return result
+    return refused(call)
+
+
+# Functions whose rules ask for squares of lengths.
+_KNOW_LENGTHS = frozenset(("norm", "linalg_vector_norm", "linalg_norm", "linalg_matrix_norm"))
+_SUM, _DIFFERENCE, _REVERSED = arithmetic.sum_of(1, 1), arithmetic.sum_of(1, -1), arithmetic.sum_of(-1, 1)
+_RULES: dict[str, Callable[[Call], Any]] = {
+    **dict.fromkeys(("square", "pow", "__pow__"), arithmetic.power),
+    **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), arithmetic.product),
+    **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), arithmetic.quotient),
+    **dict.fromkeys(("__rtruediv__", "__rdiv__"), arithmetic.reversed_quotient),
+    **dict.fromkeys(("add", "__add__", "__radd__"), _SUM),
+    **dict.fromkeys(("sub", "subtract", "__sub__"), _DIFFERENCE),
+    **dict.fromkeys(("rsub", "__rsub__"), _REVERSED),
+    **dict.fromkeys(("neg", "negative", "__neg__"), arithmetic.negative),
+    **dict.fromkeys(("sum", "mean"), _reduced),
+    **dict.fromkeys(("dot", "vdot", "inner", "matmul", "__matmul__"), _inner),
+    "__rpow__": _reversed_power,
+    "addcmul": _written_out(lambda a, b, c, value=1: a + value * (b * c)),
+    "hypot": _written_out(lambda a, b: torch.sqrt(a * a + b * b)),
+    "masked_fill": _masked_fill,
+    "where": _where,
+    "mse_loss": _loss(torch.square),
+    "l1_loss": _loss(torch.abs),
+}
+_IN_PLACE: dict[str, Callable[..., Any]] = {
+    **{f"{name}_": getattr(Tensor, name) for name in ("mul", "div", "add", "sub", "neg", "square", "pow", "exp")},
+    **{f"__i{name[2:]}": getattr(Tensor, name) for name in ("__mul__", "__truediv__", "__add__", "__sub__", "__pow__")},
+}
