@@ -17,7 +17,10 @@ from hodiff.torch_internals.autograd.graph_nodes import (
     backward_rules,
     function_name,
     function_of,
+    is_cpp_function,
     is_of_higher_order_operator,
+    is_of_many_kinds,
+    lacks_kernel,
     results_of,
 )
 
@@ -62,28 +65,32 @@ def inspect_graph(output: Tensor) -> Inspection:
             leaves.append(leaf)
             continue
         function = function_of(node)
-        if function is None and type(node).__name__ not in _CONSTANT_GRADIENTS:
+        if _is_trusted(node, function):
             _TRUSTED.add(type(node))
             continue
         if once is None:
             once = _constant_gradient(node)
-        if function is not None and once is None:
-            if _is_own(function):
-                _TRUSTED.add(type(node))
-            else:
-                functions.append(node)
+        if once is None and (function is not None or is_cpp_function(node)):
+            functions.append(node)
     return Inspection(leaves, once, functions)
 
 
-def _is_own(function: type) -> bool:
-    """Whether a Function is one of hodiff's that run hodiff's rules alone."""
-    return function.__module__.startswith("hodiff.") and not function.__module__.startswith(_RUN_RULES_OF_USERS)
+def _is_trusted(node: Any, function: Any) -> bool:
+    """Whether the derivative of each node of a type is torch's or hodiff's own."""
+    if function is not None:
+        own = function.__module__.startswith("hodiff.")
+        return own and not function.__module__.startswith(_RUN_RULES_OF_USERS)
+    return type(node).__name__ not in _CONSTANT_GRADIENTS and not is_of_many_kinds(node)
 
 
 def _constant_gradient(node: Any) -> str | None:
     """That the gradient of a node is a constant to a second derivative, if it is."""
     function = function_of(node)
+    if lacks_kernel(node):
+        return "an operator of a library has no autograd kernel, and torch takes zeros for its gradient"
     if function is None:
+        if type(node).__name__ not in _CONSTANT_GRADIENTS:
+            return None
         return f"to torch the gradient of {_CONSTANT_GRADIENTS[type(node).__name__]} is a constant"
     if is_of_higher_order_operator(function):
         return f"to torch the gradient of {function_name(node)}, an operator that takes functions, is a constant"

@@ -17,6 +17,7 @@ from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
 from hodiff.corrections.distances.smooth_functions import of_lengths
 from hodiff.corrections.distances.squares import LENGTHS
 from hodiff.corrections.numbers import moving_number, refused
+from hodiff.corrections.operators.libraries import require_derivatives, rule_for_call
 from hodiff.corrections.registry import Correction, correction_of, show_private_functions
 from hodiff.corrections.subclasses import ask_subclasses, without_subclasses
 from hodiff.corrections.twins import twin
@@ -31,6 +32,7 @@ from hodiff.torch_internals.interception import (
     function_mode_count,
     subclasses_are_asked,
 )
+from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 from hodiff.torch_internals.wording import Wording, says
 
 P = ParamSpec("P")
@@ -40,6 +42,8 @@ R = TypeVar("R")
 _PLAIN = {Tensor, Parameter}
 
 
+# Of which torch makes operators of libraries, too.
+_OPERATORS = frozenset({OpOverload, OpOverloadPacket})
 # torch's functions that return None, if only at times.
 _MAY_RETURN_NONE = frozenset({
     "backward",
@@ -99,6 +103,8 @@ class Corrections(TorchFunctionMode):
         if types and not _PLAIN.issuperset(types) and subclasses_are_asked():
             return ask_subclasses(self, correction, func, types, args, kwargs)
         if correction is None:
+            if type(func) in _OPERATORS and not compiling:
+                return _by_formula(func, args, kwargs)
             return func(*args, **kwargs)
         operands, named = args, kwargs
         if kwargs and not correction.parameters.names.issuperset(kwargs):
@@ -233,6 +239,18 @@ def _with_moving_number(func: Any, number: str, correction: Correction | None, a
         raise refused(func, number)
     with Corrections():
         return twin(func)(*args, **kwargs)
+
+
+def _by_formula(operator: Any, args: Any, kwargs: Any) -> Any:
+    """The value of an operator without a rule, which torch.library may have a formula for."""
+    call = rule_for_call(operator, args, kwargs)
+    if call is not None:
+        with Corrections():
+            return call()
+    result = operator(*args, **kwargs)
+    if in_transform() or in_forward_mode():
+        require_derivatives(operator, (args, kwargs), result)
+    return result
 
 
 def _is_mended(correction: Correction, args: Any, kwargs: Any) -> bool:

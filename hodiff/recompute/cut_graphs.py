@@ -86,7 +86,7 @@ def _is_cut_at_ones(node: Any, cotangents: Sequence[Any], *, varies: bool) -> bo
 
     def unrecorded(scale: float) -> list[Tensor]:
         full = [None if each is None else torch.full_like(each, scale, requires_grad=True) for each in cotangents]
-        found = node.apply(*full)
+        found = getattr(node, "apply", node)(*full)
         tensors = [each for each in (found if isinstance(found, tuple) else (found,)) if isinstance(each, Tensor)]
         return [each for each in tensors if not each.requires_grad]
 

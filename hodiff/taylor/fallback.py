@@ -19,7 +19,7 @@ from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Coefficient, Frame, filled, plus
 from hodiff.taylor.substitution import Batched, along_directions, call, one_after_another
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
-from hodiff.torch_internals.custom_operators import loses_tangents
+from hodiff.torch_internals.custom_operators import has_formula, loses_tangents
 from hodiff.torch_internals.tensors import version_of
 from hodiff.torch_internals.wording import UNAVAILABLE, says
 
@@ -45,18 +45,16 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             given[i] = each
         plain_args, plain_kwargs = pytree.tree_unflatten(given, spec)
         before = _versions(values)
-        outputs, out_spec = pytree.tree_flatten(at_the_moment(call(func, plain_args, plain_kwargs)))
+        with _as_lost_tangents(func):
+            outputs, out_spec = pytree.tree_flatten(at_the_moment(call(func, plain_args, plain_kwargs)))
         if before != _versions(values):
             name = getattr(func, "__name__", func)
             raise InputError(
                 f"jet: {name} writes to its argument, which is not known for a value that moves: expected a function "
                 "that returns a new tensor."
             )
-        if loses_tangents(func) and any(map(_can_move, outputs)):
-            raise LostTangentsError(
-                f"jet: {func} is an operator of a library, which torch's forward mode takes for a constant: expected a "
-                "rule by hodiff.taylor.register, or a torch.autograd.Function with setup_context around it."
-            )
+        if (frame.mode is None or not has_formula(func)) and loses_tangents(func) and any(map(_can_move, outputs)):
+            raise _lost(func)
         if not any(map(_can_move, outputs)):
             raise _NothingMoves
         described[:] = [[_MOVES if _can_move(each) else each for each in outputs], out_spec]
@@ -234,3 +232,22 @@ def _slopes(function: Any, t: Any) -> tuple[Any, Any]:
     zeros = pytree.tree_map(torch.zeros_like, values)
     _, twice, _ = pull(lambda cotangents: (pullback(cotangents), ()), zeros)
     return values, twice((torch.ones_like(t),))[0]
+
+
+@contextmanager
+def _as_lost_tangents(func: Any) -> Iterator[None]:
+    """Say in Taylor mode's words what corrections say of a library's operator."""
+    try:
+        yield
+    except NotImplementedError as error:
+        if not loses_tangents(func):
+            raise
+        raise _lost(func) from error
+
+
+def _lost(func: Any) -> LostTangentsError:
+    return LostTangentsError(
+        f"jet: {func} is an operator of a library, which torch's forward mode takes for a constant: expected a rule by "
+        "hodiff.taylor.register, a formula by torch.library.custom_op and register_autograd, or a "
+        "torch.autograd.Function with setup_context around it."
+    )

@@ -19,14 +19,22 @@ from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 _TRUSTED = {"aten", "prim", "prims", "hodiff"}
 
 
+def operator_in(function: Any) -> Any:
+    """The library's operator that a function is, if it is one that torch's forward mode may take for a constant."""
+    function = operator_of(function)
+    if function is None:
+        return None
+    # Asked first: torch calls some of its own where an exception would end the process.
+    if function.namespace in _TRUSTED:
+        return None
+    # One that is made of others is differentiated as they are.
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
+    return None if composite else function
+
+
 def loses_tangents(function: Any) -> bool:
     """Whether a function is an operator that torch's forward mode takes for a constant without a word."""
-    operator = operator_of(function)
-    if operator is None:
-        return False
-    # One that is made of others is differentiated as they are.
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
-    return operator.namespace not in _TRUSTED and not composite
+    return operator_in(function) is not None
 
 
 def operator_of(function: Any) -> OpOverload | None:
@@ -141,3 +149,43 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 def _keyword_only(operator: OpOverload) -> list[str]:
     return [each.name for each in operator._schema.arguments if each.kwarg_only]
+
+
+def formula_of(operator: OpOverload) -> OperatorRule | None:
+    """The rule of an operator of `torch.library.custom_op`, if it was given one."""
+    definition = _definition(operator)
+    return None if definition is None else _rule(operator, definition)
+
+
+def _definition(operator: OpOverload) -> CustomOpDef | None:
+    return OPDEFS.get(operator.name().partition(".")[0])
+
+
+def has_autograd_kernel(operator: Any) -> bool:
+    """Whether an operator says itself what its derivative is, on some device."""
+    keys = ("Autograd", "AutogradCPU", "AutogradCUDA")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in keys)
+
+
+def is_defined_in_python(operator: Any) -> bool:
+    """Whether `torch.library.custom_op` made an operator, which raises in reverse mode without a formula."""
+    return _definition(operator) is not None
+
+
+def has_formula(function: Any) -> bool:
+    """Whether a function is a library's operator with a formula."""
+    operator = operator_in(function)
+    return operator is not None and formula_of(operator) is not None
+
+
+def placed_arguments(operator: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, ...] | None:
+    """All arguments of a call by position; None where the operator has some by keyword alone."""
+    schema = operator._schema
+    if _keyword_only(operator):
+        return None
+    named = {each.name: kwargs[each.name] for each in schema.arguments if each.name in kwargs}
+    names = [each.name for each in schema.arguments[len(args) :]]
+    rest = [
+        named[name] if name in named else schema.arguments[len(args) + i].default_value for i, name in enumerate(names)
+    ]
+    return (*args, *rest)

@@ -168,7 +168,7 @@ def test_custom_op_without_tangent():
 
     report = check(cube, normal(2), vmap=False)
     assert report.codes == ("HD406",), str(report)
-    assert {"zero", "raises"} <= {entry.status for entry in report.entries}
+    assert {entry.status for entry in report.entries if entry.route == "forward"} <= {"raises", "skipped"}
 
 
 def test_control_flow_is_a_finding_of_vmap():

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from hodiff.graphs import is_once_differentiable, nodes_of
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.autograd.graph_nodes import function_of
+from hodiff.torch_internals.autograd.graph_nodes import function_of, operator_of
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ def function_defects(function: type[Function]) -> Iterator[FunctionDefect]:
             "write it with torch operators or other Functions, and remove the mark",
             wrong=ROUTES[:2],
         )
+    if operator_of(function):
+        return  # which is judged among the operators
     if function.setup_context is Function.setup_context:
         yield FunctionDefect(
             name,

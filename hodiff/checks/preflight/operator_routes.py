@@ -13,8 +13,14 @@ from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.registry import Correction
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.custom_operators import (
+    has_autograd_kernel,
+    has_formula,
+    is_defined_in_python,
+    operator_in,
+)
 from hodiff.torch_internals.interception import without_function_modes
-from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket, function_of_operator
+from hodiff.torch_internals.operators import function_of_operator
 
 # By what name the database has methods that are called otherwise.
 _ALIASES = {
@@ -63,9 +69,8 @@ def judge(
     """What each route makes of a torch function, whose rule may have declined the call, and the remedy."""
     if why is not None or (correction is not None and correction.kind == "slow"):
         correction = None  # it did not run
-    if isinstance(func, (OpOverload, OpOverloadPacket)) and not name.startswith(("aten.", "prims.")):
-        silent = dict.fromkeys(ROUTES, "raises") | dict.fromkeys(ROUTES[2:], "wrong")
-        return silent, "a custom operator has a zero tangent, in silence; wrap it in a Function with backward and jvp"
+    if correction is None and operator_in(func) is not None:
+        return _of_library(operator_in(func), correct)
     # A rule that declines because torch is right here had its part in the audit with corrections.
     mended = correct and (correction is not None or (why is not None and why.torch_is_right))
     known = _audited(function_of_operator(func) or name, "corrected" if mended else "torch")
@@ -91,6 +96,20 @@ def judge(
     if not correct and correction is not None:
         return routes, "use hodiff's transforms, or take derivatives inside hodiff.corrected()"
     return routes, f"take the route {good[0]}" if good else "write it in other operators"
+
+
+def _of_library(operator: Any, correct: bool) -> tuple[dict[str, str], str]:
+    """Of an operator that a library has defined: torch has its formula for plain reverse mode alone."""
+    missing = dict.fromkeys(ROUTES, "raises")
+    if has_formula(operator):
+        if correct:
+            return dict.fromkeys(ROUTES, "corrected"), ""
+        silent = missing | {ROUTES[0]: "not audited"} | dict.fromkeys(ROUTES[2:], "wrong")
+        return silent, "torch has its formula for plain reverse mode alone; use hodiff's transforms"
+    remedy = "give it a formula by torch.library.custom_op and register_autograd"
+    if has_autograd_kernel(operator) and not is_defined_in_python(operator):
+        return missing | {ROUTES[0]: "not audited"}, remedy
+    return missing, remedy
 
 
 def _of_inner_gradients(correct: bool) -> tuple[dict[str, str], str]:

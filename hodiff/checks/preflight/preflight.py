@@ -31,6 +31,7 @@ from hodiff.errors import HodiffError, InputError
 from hodiff.graphs import leaves_made_inside
 from hodiff.recompute.checkpoint import stored_instead
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.autograd.graph_nodes import operator_of
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         worst = {route: max(word, "not audited", key=RANKS.index) for route, word in worst.items()}
     listener.cuts += len(own)
     found = (*(defect for function in custom for defect in function_defects(function)), *hooks.defects())
-    unknown = tuple(f"{each.__name__} is a custom Function, whose rules no audit knows" for each in custom)
+    names = [operator_of(each) or each.__name__ for each in custom]
+    unknown = tuple(f"{each} is a custom Function, whose rules no audit knows" for each in names)
     for each in found:
         worst = {
             route: "wrong" if route in each.wrong else "raises" if route in each.missing else word

@@ -79,6 +79,15 @@ def is_observed(tensor: Tensor) -> bool:
     return in_dual_level() and has_tangent(tensor)
 
 
+def has_tangent_anywhere(tensor: Tensor) -> bool:
+    """Whether a tensor is a dual number of any level of forward mode that runs."""
+    while is_wrapped(tensor):
+        if is_watched(tensor) and not is_batched(tensor) and _has_tangent_at_its_level(tensor):
+            return True
+        tensor = below_one(tensor)
+    return in_dual_level() and has_tangent(tensor)
+
+
 def _has_tangent_at_its_level(tensor: Tensor) -> bool:
     level = level_of(tensor)
     # Where its transform has been left for a moment, as by a rule, whoever is inside of it has to ask.

@@ -13,6 +13,8 @@ from torch.autograd import Function
 
 # Shape and dtype of each result that the node pulls back from.
 results_of: Callable[[Any], tuple[Any, ...]] = attrgetter("_input_metadata")
+# How torch calls the node of a `torch::autograd::Function`, whose class stands in angle brackets.
+_CPP_FUNCTION = "CppNode<"
 # The frames in which a `torch.autograd.Function` is called, whose local `cls` it is; in 2.15 `apply` is C++.
 CALLS_OF_FUNCTIONS = {"apply", "_call_custom_function_call"}
 
@@ -34,7 +36,7 @@ def function_name(node: Any) -> str:
     return name
 
 
-def backward_rules(function: type) -> Iterator[Any]:
+def backward_rules(function: Any) -> Iterator[Any]:
     """The rules of a Function for reverse mode, and those that the rules of one that torch made close over."""
     for rule in (getattr(function, name, None) for name in ("backward", "vjp")):
         if rule is None or rule in (Function.backward, Function.vjp):
@@ -42,24 +44,33 @@ def backward_rules(function: type) -> Iterator[Any]:
         yield rule
         # Under a torch.func transform the node belongs to a class made for one level, which closes over the user's
         # class, and that of an operator of torch.library over its formula.
-        for value in inspect.getclosurevars(rule).nonlocals.values() if inspect.isfunction(rule) else ():
+        for value in _closed_over(rule):
             if isinstance(value, type) and issubclass(value, Function) and value is not function:
                 yield from backward_rules(value)
             elif (formula := getattr(value, "_backward_fn", None)) is not None:
                 yield formula
 
 
-def operators_of(function: type) -> Iterator[str]:
-    """The operator of torch.library that a Function was made for, by name."""
-    for rule in (function.backward, getattr(function, "vjp", None)):  # type: ignore[attr-defined]
-        for value in inspect.getclosurevars(rule).nonlocals.values() if inspect.isfunction(rule) else ():
-            if isinstance(value, OpOverload):
-                yield value.name().removesuffix(".default")
+def operator_of(function: Any) -> str:
+    """The name of the operator of torch.library that a Function was made for; empty for others."""
+    values = _closed_over(getattr(function, "backward", None))
+    return next((each.name().removesuffix(".default") for each in values if isinstance(each, OpOverload)), "")
+
+
+def _closed_over(rule: Any) -> Iterator[Any]:
+    if not inspect.isfunction(rule):
+        return
+    for name, value in inspect.getclosurevars(rule).nonlocals.items():
+        yield value
+        if name == "orig_backward":  # of an operator that takes lists of tensors
+            yield from _closed_over(value)
 
 
 def described_backward(node: Any) -> str:
     """The name of the backward that a Function's node runs, and where it is written."""
-    name = next(operators_of(function_of(node)), function_name(node))
+    if is_cpp_function(node):
+        return f"{node.name().partition(_CPP_FUNCTION)[2].removesuffix('>')}::backward, in C++,"
+    name = operator_of(function_of(node)) or function_name(node)
     call = getattr(node, "call", None)  # of hodiff.custom_vjp and its like
     owner = getattr(call, "owner", None)
     rules = [
@@ -75,6 +86,21 @@ def described_backward(node: Any) -> str:
 def is_of_higher_order_operator(function: type) -> bool:
     """Whether a Function is torch's for an operator that takes functions, such as `torch.cond`."""
     return function.__module__.startswith("torch._higher_order_ops")
+
+
+def is_of_many_kinds(node: Any) -> bool:
+    """Whether the type of a node does not say what it stands for: one of C++ that Python has no class for."""
+    return type(node).__name__ == "CppFunction"
+
+
+def is_cpp_function(node: Any) -> bool:
+    """Whether a `torch::autograd::Function` of an extension in C++ made a node."""
+    return is_of_many_kinds(node) and _CPP_FUNCTION in node.name()
+
+
+def lacks_kernel(node: Any) -> bool:
+    """Whether a node stands for an operator without an autograd kernel: torch warns, and takes zeros."""
+    return is_of_many_kinds(node) and node.name() == "torch::autograd::WarnNotImplemented"
 
 
 def raises_when_run(node: Any) -> bool:

@@ -117,11 +117,24 @@ def test_custom_operators():
         return x.sin()
 
     sine.register_autograd(lambda ctx, g: g, setup_context=lambda ctx, inputs, output: None)
-    report = hodiff.preflight(lambda x: sine(x).sum(), X)
-    (use,) = (each for each in report.operators if "sine" in each.name)
-    assert use.routes["forward-over-forward"] == "wrong"
-    assert "custom operator" in use.remedy
-    assert not report.ok
+
+    def report(correct):
+        found = hodiff.preflight(lambda x: sine(x).sum(), X, correct=correct)
+        (use,) = (each for each in found.operators if "sine" in each.name)
+        return found, use
+
+    found, use = report(correct=False)
+    assert list(use.routes.values()) == ["not audited", "raises", "wrong", "wrong"]
+    assert "hodiff's transforms" in use.remedy
+    assert found.routes["reverse-over-reverse"] == "not audited"
+    found, use = report(correct=True)
+    assert set(use.routes.values()) == {"corrected"}
+    assert set(found.routes.values()) == {"not audited"}
+    assert "hodiff_tests::sine is a custom Function" in str(found)
+    sine.register_autograd(None)
+    found, use = report(correct=True)
+    assert set(use.routes.values()) == {"raises"}
+    assert "register_autograd" in use.remedy
 
 
 def test_a_table_without_rows_has_no_head():
