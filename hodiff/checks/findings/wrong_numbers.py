@@ -32,7 +32,8 @@ NUMBERS = (
         "error",
         "the graph is cut",
         "backward detaches what it differentiates with: .data, .detach(), .item() or torch.no_grad().",
-        "Remove it: write the slope in torch operators on what `ctx.saved_tensors` holds, `return g * slope(x)`.",
+        "Remove it: write the slope in torch operators on what `ctx.saved_tensors` holds, `return g * slope(x)`; of a "
+        "solver, differentiate its steps: `torchdiffeq.odeint`, not `odeint_adjoint`.",
     ),
     Defect(
         "HD105",

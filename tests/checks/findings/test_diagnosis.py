@@ -93,3 +93,10 @@ def test_a_kink_is_no_symptom_of_another_defect():
     cause = Cause("HD101", ("a factor",), by_reverse, needs_symptom=True)
     assert [finding.code for finding in diagnose(rows, [cause])] == ["HD901"]
     assert [finding.code for finding in diagnose(rows[1:], [cause])] == ["HD101"]
+
+
+def test_a_cut_explains_a_gradient_that_is_right_to_a_tolerance():
+    cut = Cause("HD104", ("backward turns gradients off",), no_entry)
+    assert [each.code for each in diagnose([entry("reverse", 1, "vs differences", 1e-6, "wrong")], [cut])] == ["HD104"]
+    found = diagnose([entry("reverse", 1, "vs differences", 1e-1, "wrong")], [cut])
+    assert [each.code for each in found] == ["HD101", "HD104"]
