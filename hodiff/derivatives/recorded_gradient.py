@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 from hodiff.common.trees import PyTree
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.derivatives.lost_slopes import refuse_lost_slopes
 from hodiff.graphs import coarsest_eps, cotangent_bytes
-from hodiff.recompute.recording import Recording
+from hodiff.recompute.recording import FoundRecording, Recording
 from hodiff.torch_internals.wording import Wording, says
 
 
@@ -46,6 +47,7 @@ class RecordedGradient:
         numbers: bool = False,
         recording: Recording[tuple[Tensor, PyTree]] | None = None,
     ):
+        repeatable = not isinstance(recording, FoundRecording)
         recording = recording or recorded_value(function, tangents, many=not tangents)
         value, aux = recording.result
         if not value.requires_grad:
@@ -57,6 +59,8 @@ class RecordedGradient:
         gradient = recording.gradients([value], graph=True)
         if all(leaf is None for leaf in gradient):
             raise function.independent()
+        if recording.seemingly_linear and repeatable:
+            refuse_lost_slopes(function, recording.seemingly_linear)
         self.edges = tuple(None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient)
         if numbers:
             # By a leaf that the function ignores there is no gradient, and its zeros have no graph.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,8 +32,22 @@ class UnrecordedGradientError(NotImplementedError):
     """The backward of a Function computes outside of the graph, so that further derivatives would be zero."""
 
 
+class SeeminglyLinear(NamedTuple):
+    """A node of a Function that is linear as far as its graph tells, and may have lost the slope all the same.
+
+    Attributes:
+        position: Where the node stands among all that were watched.
+        node: The node.
+        cotangents: What its backward was given.
+    """
+
+    position: int
+    node: Any
+    cotangents: tuple[Any, ...]
+
+
 @contextmanager
-def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[None]:
+def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[list[SeeminglyLinear]]:
     """Raise if one of some Functions' nodes, run inside with cotangents that are recorded, loses them.
 
     A gradient is linear in its cotangent. Where the cotangent requires a gradient and what backward returns does not,
@@ -43,14 +57,19 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
         nodes: The nodes of a graph that belong to Functions.
         operands: What the gradient is taken by; gradients of anything else are of no interest.
 
+    Yields:
+        A list that holds afterwards what is linear as far as the graph tells.
+
     Raises:
         UnrecordedGradientError: If a backward loses its cotangent.
         RuntimeError: What torch raises otherwise.
     """
     lost: list[tuple[Any, list[Any]]] = []
-    handles = [node.register_hook(partial(_note, node, lost)) for node in nodes]
+    linear: list[SeeminglyLinear] = []
+    forward = lru_cache(lambda: set(nodes_from(nodes)))
+    handles = [node.register_hook(partial(_note, i, node, lost, linear, forward)) for i, node in enumerate(nodes)]
     try:
-        yield
+        yield linear
     except RuntimeError as error:
         # An array of NumPy can be made of a constant alone.
         guilty = _running(nodes, error) if says(error, Wording.NO_NUMBERS) else None
@@ -63,22 +82,59 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
     for node, parents in lost:
         if _lead_to(parents, operands):
             raise UnrecordedGradientError(_told(node))
+    linear[:] = [each for each in linear if _lead_to([parent for parent, _ in each.node.next_functions], operands)]
 
 
-def _note(node: Any, lost: list[tuple[Any, list[Any]]], gradients: Sequence[Any], cotangents: Sequence[Any]) -> None:
+def _note(
+    position: int,
+    node: Any,
+    lost: list[tuple[Any, list[Any]]],
+    linear: list[SeeminglyLinear],
+    forward: Callable[[], set[Any]],
+    gradients: Sequence[Any],
+    cotangents: Sequence[Any],
+) -> None:
     if not any(each is not None and each.requires_grad for each in cotangents):
         return
     unrecorded = [i for i, each in enumerate(gradients) if each is not None and not each.requires_grad]
-    if not unrecorded:
-        return
-    recorded = any(each is not None and each.requires_grad for each in gradients)
+    recorded = [each for each in gradients if each is not None and each.requires_grad]
     cut = [i for i in unrecorded if _is_nonzero(gradients[i])]
     # Zeros may be those of the cotangent; and a gradient beside others may be a constant that the Function adds, as
     # those of auxiliary losses do.
-    if (recorded and cut) or not cut:
-        cut = unrecorded if _is_cut_at_ones(node, cotangents, varies=recorded) else []
+    if unrecorded and (recorded or not cut):
+        cut = unrecorded if _is_cut_at_ones(node, cotangents, varies=bool(recorded)) else []
     if cut:
         lost.append((node, [node.next_functions[i][0] for i in cut]))
+    elif _seems_linear(node, recorded, cotangents, forward):
+        linear.append(SeeminglyLinear(position, node, tuple(cotangents)))
+
+
+def _seems_linear(
+    node: Any, gradients: Sequence[Tensor], cotangents: Sequence[Any], forward: Callable[[], set[Any]]
+) -> bool:
+    """Whether gradients depend on cotangents alone, and backward has numbers from which it could have a slope."""
+    # A tensor without a gradient among the arguments may be a factor that whoever calls has detached.
+    if any(parent is None for parent, _ in node.next_functions):
+        return False
+    seen = {get_gradient_edge(each).node for each in cotangents if each is not None and each.requires_grad}
+    stack = [each.grad_fn for each in gradients]
+    while stack:
+        found = stack.pop()
+        if found is None or found in seen:
+            continue
+        if hasattr(found, "variable") or found in forward():
+            return False
+        seen.add(found)
+        stack.extend(parent for parent, _ in found.next_functions)
+    return _keeps_numbers(node)
+
+
+def _keeps_numbers(node: Any) -> bool:
+    kept = getattr(node, "saved_tensors", None)
+    if kept is None:  # in C++, which does not show them
+        return True
+    tensors = [each for each in (*kept, *getattr(node, "__dict__", {}).values()) if isinstance(each, Tensor)]
+    return any(each.is_floating_point() or each.is_complex() for each in tensors)
 
 
 def _is_cut_at_ones(node: Any, cotangents: Sequence[Any], *, varies: bool) -> bool:
@@ -140,6 +196,15 @@ def _running(nodes: Sequence[Any], error: BaseException) -> Any:
         found = codes.get(step.tb_frame.f_code, found)
         step = step.tb_next
     return found
+
+
+def lost_slope(node: Any) -> str:
+    """What to say of a Function whose slope depends on its arguments, and in its graph is a constant."""
+    return (
+        f"{described_backward(node)} takes its slope for a constant (a tensor that forward computed and kept, "
+        ".detach(), .data, NumPy or a kernel), and it is none, so that its derivative would be lost without a word; "
+        f"{_REMEDY}"
+    )
 
 
 def _told(node: Any) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hodiff.graphs import held_outside, inspect_graph
 from hodiff.recompute.closed_over import is_constant
-from hodiff.recompute.cut_graphs import refusing_cuts
+from hodiff.recompute.cut_graphs import SeeminglyLinear, refusing_cuts
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 
 T = TypeVar("T")
@@ -28,8 +28,10 @@ class Recording(Generic[T]):
         operands: The point as the function saw it: aliases, apart from the same tensors where it closes over them.
         result: What the function returned.
         connected: Whether gradients carry a graph, because something outside may differentiate them.
+        seemingly_linear: The Functions that are linear as far as the graph of the gradient tells.
     """
 
+    seemingly_linear: Sequence[SeeminglyLinear] = ()
     # The nodes of Functions that `inspect` found; None before it was asked.
     _functions: list[Any] | None = None
 
@@ -88,8 +90,10 @@ class Recording(Generic[T]):
         cotangents = [torch.ones_like(each) for each in outputs] if cotangents is None else cotangents
         # What is linear in a cotangent shows that it is recorded by leading to it, also where the function is linear.
         seeds = [each if each.requires_grad else each.detach().requires_grad_() for each in cotangents]
-        with refusing_cuts(self._functions or (), self.operands), torch.enable_grad():
-            return torch.autograd.grad(outputs, self.operands, seeds, create_graph=True, allow_unused=True)
+        with refusing_cuts(self._functions or (), self.operands) as linear, torch.enable_grad():
+            gradients = torch.autograd.grad(outputs, self.operands, seeds, create_graph=True, allow_unused=True)
+        self.seemingly_linear = linear
+        return gradients
 
 
 class FoundRecording(Recording[T]):
