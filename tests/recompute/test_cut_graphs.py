@@ -202,6 +202,59 @@ def test_rules_of_custom_vjp_and_custom_jvp() -> None:
             gradient(lambda x: by_tangents(x).sum() + x.pow(2).sum())
 
 
+class CutTangent(TransformedSquare):
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+
+    @staticmethod
+    def jvp(ctx, t):
+        with torch.no_grad():
+            return 2 * ctx.saved_tensors[0] * t
+
+
+class RightTangent(CutTangent):
+    @staticmethod
+    def jvp(ctx, t):
+        return 2 * ctx.saved_tensors[0] * t
+
+
+class LinearTangent(RightTangent):
+    @staticmethod
+    def forward(x):
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 3 * t
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda f: hodiff.hvp(f, X, V, route="reverse-over-forward"),
+        lambda f: hodiff.hvp(f, X, V, route="forward-over-forward"),
+        lambda f: hodiff.hessian(f, route="reverse-over-forward")(X) @ V,
+        lambda f: hodiff.laplacian(f)(X),
+        lambda f: hodiff.directional_derivatives(f, X, V, order=2)[2],
+        lambda f: hodiff.corrected(torch.func.grad(lambda x: torch.func.jvp(f, (x,), (V,))[1]))(X),
+    ],
+    ids=["rf", "ff", "hessian", "laplacian", "directional", "corrected"],
+)
+def test_a_jvp_that_records_nothing(derivative: Any) -> None:
+    for g in (lambda y: y.sum(), lambda y: y.pow(2).sum()):
+        with pytest.raises(RouteError, match=r"CutTangent\.jvp \(test_cut_graphs\.py:\d+\)"):
+            derivative(lambda x, g=g: g(CutTangent.apply(x)) + x.pow(3).sum())
+        for function, plain in ((RightTangent, lambda x: x * x), (LinearTangent, lambda x: 3 * x)):
+            found = derivative(lambda x, g=g, function=function: g(function.apply(x)))
+            torch.testing.assert_close(found, derivative(lambda x, g=g, plain=plain: g(plain(x))))
+    torch.testing.assert_close(hodiff.jacobian(CutTangent.apply, mode="forward")(X).diagonal(), 2 * X)
+
+
 class Tripled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

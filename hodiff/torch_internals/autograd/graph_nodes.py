@@ -78,9 +78,13 @@ def described_backward(node: Any) -> str:
         getattr(owner, "rule", None),
         *list(backward_rules(function_of(node)))[::-1],
     ]
+    return f"{getattr(call, 'name', name)}.backward{place_of(*rules)}"
+
+
+def place_of(*rules: Any) -> str:
+    """The file and line of the first of some functions that is written in Python, in brackets; empty for none."""
     code = next((inspect.unwrap(rule).__code__ for rule in rules if hasattr(rule, "__code__")), None)
-    place = "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-    return f"{getattr(call, 'name', name)}.backward{place}"
+    return "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
 def is_of_higher_order_operator(function: type) -> bool:
