@@ -126,15 +126,14 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
     for name in candidates:
         try:
             result = attempt(name)
-        except UnrecordedGradientError as error:
-            # Nothing is known of the rule for forward mode, by which the other routes go.
-            said[name] = error
-            break
         except Exception as error:
             # Where one route is missing, another may lose the derivative on its way.
-            if not unavailable(error) and not _unrecorded(error, name) and not (said and isinstance(error, InputError)):
+            lost = bool(said) and isinstance(error, InputError)
+            if not unavailable(error) and not _unrecorded(error, name) and not lost:
                 raise
             said[name] = error
+            if isinstance(error, UnrecordedGradientError):
+                break  # nothing is known of the rule for forward mode, by which the other routes go
             continue
         if said and name in FORWARD_INSIDE:
             warnings.warn(
