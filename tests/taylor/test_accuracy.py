@@ -50,6 +50,17 @@ def test_gamma_functions_far_below_zero_take_no_loop():
     assert time.process_time() - started < 0.5
 
 
+@pytest.mark.parametrize("size", [1e-300, 1e-120, 1e-30, 1e-9, 1e-4])
+def test_normal_quantiles_in_the_tail(size):
+    for dtype in (torch.float64, torch.float32):
+        p = torch.tensor(size, dtype=dtype)
+        if size > torch.finfo(dtype).tiny:
+            (first,) = jet(torch.special.ndtri, (p,), ([torch.ones_like(p)],))[1]
+            with mp.workdps(50):
+                v = mp.findroot(lambda t: mp.log(mp.ncdf(t)) - mp.log(mp.mpf(p.item())), torch.special.ndtri(p).item())
+                assert abs(first.item() * mp.npdf(v) - 1) < ULPS * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("size", [1e-300, 1e-160, 1e-30, 1e-9, 1e-4])
 def test_atanh_near_zero(size):
     for dtype in (torch.float64, torch.float32):
