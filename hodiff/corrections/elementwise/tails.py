@@ -33,8 +33,8 @@ loses_tails = partial(
 
 # Here $1 - \sigma(x)$ of a rounded value has lost some eight bits, of which the rounding of x excuses two.
 LIMIT = 6.0
-# Of tanh it has lost more, as networks go beyond a few units often, and would pay for the digits.
-_TANH_LIMIT = 5.0
+# Of tanh and GELU it has lost more, as networks go beyond a few units often, and would pay for the digits.
+_COMMON_LIMIT = 5.0
 
 
 def seen(x: Tensor) -> Tensor | None:
@@ -88,7 +88,7 @@ def _sigmoid(input: Tensor) -> Any:
 
 @loses_tails(torch.tanh, Tensor.tanh, F.tanh, name="torch.tanh", reference="$1 / \\cosh^2 x$")
 def _tanh(input: Tensor) -> Any:
-    return Tanh.call(input) if _exceeds_either_way(input, _TANH_LIMIT) else UNNEEDED
+    return Tanh.call(input) if _exceeds_either_way(input, _COMMON_LIMIT) else UNNEEDED
 
 
 @loses_tails(F.tanhshrink, reference="torch.tanh")
@@ -151,7 +151,7 @@ def _gelu(input: Tensor, approximate: str = "none") -> Any:
     if approximate == "tanh":
         return GELUTanh.call(input) if _exceeds_either_way(input, LIMIT / 2) else UNNEEDED
     plain = seen(input) if approximate == "none" else None
-    return UNNEEDED if plain is None or plain.min().item() > -LIMIT / 2 else GELU.call(input)
+    return UNNEEDED if plain is None or plain.min().item() > -_COMMON_LIMIT else GELU.call(input)
 
 
 def _in_place_if(inplace: bool, input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
