@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
-from hodiff.corrections.operators.calls import calls
+from hodiff.corrections.operators.calls import calls, rule_of
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import numbers_of
 from hodiff.routes import ROUTES
@@ -101,7 +101,10 @@ def _enter(function: Any, in_place: bool) -> None:
             return function(input, dim, index.view(1), source if source.dim() else source.view(1))
         return _written(function, in_place, input, source, [index], dim, index)
 
-    def index_put(input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Any:
+    def index_put(
+        input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False, unsafe: bool = False
+    ) -> Any:
+        del unsafe  # of an operator alone
         present = [each for each in indices if each is not None]
         return UNNEEDED if accumulate else _written(function, in_place, input, values, present, indices)
 
@@ -110,10 +113,9 @@ def _enter(function: Any, in_place: bool) -> None:
 
     name = function.__name__.removesuffix("_")
     rules: dict[str, Callable[..., Any]] = {"index_copy": index_copy, "index_put": index_put, "put": put}
-    rule = rules[name]
-    enter(rule)
+    enter(rules[name])
     if name == "index_put":
-        calls(function, INDEX_PUT_OPERATORS[in_place])(lambda *args, **kwargs: rule(*args[:4], **kwargs))
+        calls(function, INDEX_PUT_OPERATORS[in_place])(rule_of(function))
 
 
 for _function in (Tensor.index_copy, Tensor.index_put, Tensor.put):
