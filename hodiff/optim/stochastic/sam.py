@@ -133,13 +133,15 @@ class SAM(StochasticOptimizer):
         places = [(p, p.clone()) for _, parameters, *_ in steep for p in parameters]
         if not steep:
             return places
-        # Squares may be out of the range of the dtype, whose sum sixteen bits would lose most of.
-        wide = torch.float32 if steep[0][1][0].device.type == "mps" else torch.float64
-        norms = [norm for *_, scaled in steep for norm in many.norm([real_of(each) for each in scaled], dtype=wide)]
-        norm = float(torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms])))
+        scaled = [[real_of(each) for each in parts] for *_, parts in steep]
+        norm = _norm_of(scaled)
+        if not 1e-15 < norm < 1e15:
+            # Squares may have been out of the range of the dtype.
+            norm = _norm_of(scaled, torch.float32 if scaled[0][0].device.type == "mps" else torch.float64)
         # Of zero gradients there is no direction.
         for group, parameters, ascents, _ in steep if norm else []:
-            many.add_(parameters, many.mul(many.div(ascents, norm), group["rho"]))
+            units, factor = (many.div(ascents, norm), 1.0) if norm < 1e-30 else (ascents, 1 / norm)
+            many.add_(parameters, many.mul(units, group["rho"] * factor))
         return places
 
 
@@ -150,3 +152,10 @@ def _scaled(group: dict[str, Any], pairs: Sequence[tuple[Tensor, Tensor]]) -> tu
         return gradients, gradients
     scales = many.add(many.abs_of([p for p, _ in pairs]), group["eta"])
     return list(many.mul(many.mul(scales, scales), gradients)), list(many.mul(gradients, scales))
+
+
+def _norm_of(parts: Sequence[Sequence[Tensor]], dtype: torch.dtype | None = None) -> float:
+    norms = [norm for each in parts for norm in many.norm(each, dtype=dtype)]
+    # Sixteen bits would lose most of a sum of squares.
+    wide = torch.float32 if norms[0].device.type == "mps" else torch.float64
+    return float(torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, wide) for n in norms])))
