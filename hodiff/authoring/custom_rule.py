@@ -19,7 +19,7 @@ from hodiff.errors import InputError
 from hodiff.recompute.reachable import names_tensors
 from hodiff.torch_internals.autograd.differentiation import are_differentiated
 from hodiff.torch_internals.autograd.transforms import in_transform
-from hodiff.torch_internals.compilers.dynamo import as_one_node
+from hodiff.torch_internals.compilers.dynamo import as_one_node, without_compilation
 
 
 class CustomRule(ABC):
@@ -29,6 +29,7 @@ class CustomRule(ABC):
         if not callable(f):
             raise InputError(f"{decorator}: f: expected a function, got {type(f).__name__}.")
         update_wrapper(self, f)
+        without_compilation(self)
         self.__name__ = getattr(f, "__name__", type(f).__name__)
         self.f = f
         self.decorator = decorator

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hodiff.common.options import require_bool, require_number
 from hodiff.errors import InputError
-from hodiff.torch_internals.compilers.dynamo import is_compiled
 
 
 def require_function(f: Any) -> None:
@@ -21,7 +20,6 @@ def require_function(f: Any) -> None:
             "check: f: expected a callable or a torch.autograd.Function subclass, "
             f"got {type(f).__name__}. Pass the function itself, not its result."
         )
-    require_not_compiled("check", "f", f, "compile=True compares its compiled derivatives with the eager ones")
 
 
 def require_numbers(f: Any, inputs: Any) -> None:
@@ -35,15 +33,6 @@ def require_numbers(f: Any, inputs: Any) -> None:
                 '"meta". Make it on another device, such as by module.to_empty(device="cpu") and an initialization; '
                 "hodiff.preflight needs no numbers."
             )
-
-
-def require_not_compiled(caller: str, argument: str, f: Any, besides: str) -> None:
-    """Refuse what torch.compile made, into which nobody can look."""
-    if is_compiled(f):
-        raise InputError(
-            f"{caller}: {argument}: expected a module or function in Python, got what torch.compile made of one, into "
-            f"which forward mode and checks cannot look. Pass the one that went into torch.compile; {besides}."
-        )
 
 
 def require_module(f: Any) -> None:

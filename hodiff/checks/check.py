@@ -28,11 +28,13 @@ from hodiff.checks.modules.check_module import check_module
 from hodiff.checks.report.report import Report
 from hodiff.common.options import require_bools, require_choice, require_int
 from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.torch_internals.compilers.dynamo import compiled_code, module_of
 
 
 # What surrounds the call is no part of the function.
 @leave_inference_mode
 @torch.enable_grad()
+@compiled_code(runs=False)
 def check(
     f: Callable[..., Any] | type[torch.autograd.Function],
     inputs: Any,
@@ -157,6 +159,7 @@ def check(
         differences.
     """
     require_function(f)
+    f = module_of(f)
     if autocast is not None:
         f, inputs, reference = under_autocast(f, inputs, autocast, reference)
     require_int("check", "order", order, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from hodiff.torch_internals.modules import attributes_of, buffers_by_name
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 # The dict of a module's buffers, a name in it, and the tensor to put there.
-Replacement = tuple[dict[str, Any], str, Tensor]
+Replacement = tuple[MutableMapping[str, Any], str, Tensor]
 # In which modules keep what they computed.
 _COLLECTIONS = (dict, list, set, collections.OrderedDict)
 _MISSING = object()

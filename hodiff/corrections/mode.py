@@ -27,7 +27,9 @@ from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, nothing_constant
 from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.compilers.dynamo import run_uncompiled_where, watch_compiled_code
 from hodiff.torch_internals.interception import (
+    active_function_modes,
     call_beneath_users_modes,
     function_mode_count,
     subclasses_are_asked,
@@ -66,10 +68,15 @@ class Corrections(TorchFunctionMode):
         many: Whether many directions will go through the derivatives at once, as in a dense Hessian.
     """
 
+    # Whether what torch.compile made runs compiled in it, where no mode sees its operators.
+    runs_compiled_code = False
+
     def __init__(self, *, lean: bool = False, many: bool = False):
         super().__init__()
         if is_compiling():
             show_private_functions()
+        else:
+            watch_compiled_code()
         self.lean = lean
         self.many = many
         # Told of each call, where somebody asks for it.
@@ -186,6 +193,8 @@ class Corrections(TorchFunctionMode):
 
 class _Corrected(Corrections):
     """The mode as users enter it, who may leave it elsewhere."""
+
+    runs_compiled_code = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -322,3 +331,14 @@ def corrected(function: Any = None, /) -> Any:
     # A compiler traces the way in and out of torch's own modes alone.
     mode = Corrections() if is_compiling() else _Corrected()
     return mode if function is None else mode(function)
+
+
+def _needs_uncompiled_code() -> bool:
+    """Whether derivatives are taken of what runs, which compiled code has of first order at most."""
+    modes = [mode for mode in active_function_modes() if isinstance(mode, Corrections)]
+    if all(mode.runs_compiled_code for mode in modes):
+        return bool(modes) and (in_transform() or in_forward_mode())
+    return True
+
+
+run_uncompiled_where(_needs_uncompiled_code)

@@ -21,7 +21,7 @@ from hodiff.corrections.rows import Row as Row
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.recording import set_recording
-from hodiff.torch_internals.compilers.dynamo import at_trace_time, show_to_modes
+from hodiff.torch_internals.compilers.dynamo import at_trace_time, give_zeros_memory, show_to_modes
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
@@ -277,6 +277,7 @@ def correction_of(function: Any, args: Sequence[Any]) -> Correction | None:
 def show_private_functions() -> None:
     """Let rules of compiled functions act in what dynamo traces, too."""
     show_to_modes({each for each in CORRECTIONS if isinstance(each, BuiltinFunctionType)} - {set_recording})
+    give_zeros_memory()
 
 
 def table() -> CorrectionTable:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hodiff.errors import InputError
+from hodiff.torch_internals.compilers.dynamo import without_compilation
 
 Context = AbstractContextManager[Any]
 
@@ -43,7 +44,7 @@ def within(context: Context, function: Callable[..., Any]) -> Callable[..., Any]
         with context:
             return function(*args, **kwargs)
 
-    return run
+    return without_compilation(run)
 
 
 def _require_function(function: Any) -> None:

@@ -13,7 +13,7 @@ from hodiff.derivatives.origin import function_at_fault, raised_by_user
 from hodiff.errors import HodiffError, HodiffWarning, InputError, RouteError
 from hodiff.recompute.cut_graphs import UnrecordedGradientError
 from hodiff.routes import FORWARD_INSIDE, ROUTES
-from hodiff.torch_internals.wording import DONATION_OFF, UNAVAILABLE, Wording, says
+from hodiff.torch_internals.wording import EAGER_STANCE, UNAVAILABLE, Wording, says
 
 T = TypeVar("T")
 
@@ -40,9 +40,11 @@ _EXPLAINED = {
     ".to_sparse_coo() or .to_dense()",
     Wording.WRAPPER_WITHOUT_MEMORY: "torch has no forward mode for subclasses of Tensor that wrap others, such as "
     "DTensor; use the route 'reverse-over-reverse' (for a Jacobian, the mode 'reverse'), or pass ordinary tensors",
-    Wording.DONATED_BUFFERS: "code of torch.compile gives the memory of its graph away in the backward pass, and this "
-    f"derivative takes another one; set {DONATION_OFF} before that code runs first, or call it as it was before "
-    "torch.compile",
+    Wording.COMPILED_GRADIENT: "the graph was made by code of torch.compile, whose gradient has no derivative; make it "
+    f"within `{EAGER_STANCE}`, or pass a function or closure that makes it, in which hodiff does so",
+    Wording.DONATED_BUFFERS: "the graph was made by code of torch.compile, which gives its memory away in the first "
+    f"backward pass, and this derivative takes another one; make it within `{EAGER_STANCE}`, or pass a function or "
+    "closure that makes it, in which hodiff does so",
     Wording.HIGHER_ORDER: "an operator that takes functions is in the way, such as torch.cond, scan or flex_attention, "
     "which torch compiles before it is run; use plain Python instead, `if` and `for`, or "
     "hodiff.functions.flex_attention",

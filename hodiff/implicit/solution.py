@@ -16,7 +16,7 @@ from hodiff.authoring.rule_trees import TreeLayout, flatten
 from hodiff.common.options import require_bools, require_int, require_number
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, flatten_primals, recordable
-from hodiff.corrections import corrected
+from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import at_the_boundary
 from hodiff.errors import InputError
 from hodiff.implicit.diagnostics import Reporter, rounding
@@ -87,7 +87,7 @@ def implicit_function(
         caller, "linear_solver", settings.linear_solver, symmetric, settings.tol, settings.max_iterations, report
     )
     require_positive(caller, residual_tol=settings.residual_tol)
-    pair = at_another_point(corrected()(given) if settings.correct else given)
+    pair = at_another_point(Corrections()(given) if settings.correct else given)
     target = _first(caller, pair) if settings.has_aux else pair
     residual = residual_of(target)
     equation = Equation(residual, jacobian_of(residual, symmetric), lambda x, params: (x, *params), options)

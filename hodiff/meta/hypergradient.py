@@ -16,7 +16,7 @@ from hodiff.common.options import require_amount, require_callable, require_choi
 from hodiff.common.ordinary import ordinary
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, describe, flatten_primals, leaf_label, leaf_names
-from hodiff.corrections import corrected
+from hodiff.corrections import Corrections
 from hodiff.displays import element, facts, number, numbers, page, table
 from hodiff.displays.elements import SHOWN
 from hodiff.errors import HodiffWarning, InputError, RouteError
@@ -214,7 +214,7 @@ class _BilevelProblem:
 
 
 def _implicit(problem: _BilevelProblem, damping: float, make: Callable[[InnerHessian], Inverse]) -> Hypergradient:
-    with torch.enable_grad(), corrected():
+    with torch.enable_grad(), Corrections():
         value = problem.evaluate("outer", problem.params)
         both = [*problem.leaves, *problem.hypers]
         found = torch.autograd.grad(value, both, allow_unused=True)
@@ -260,14 +260,14 @@ def _unrolled(problem: _BilevelProblem, steps: int, optimizer: Optimizer) -> Hyp
     def after(count: int) -> tuple[list[Tensor | None], PyTree, float, float]:
         with torch.enable_grad():
             params = adapt(problem.inner, problem.params, problem.hyper, optimizer, count)
-            with corrected():
+            with Corrections():
                 value = problem.evaluate("outer", params)
             gradient = torch.autograd.grad(value, problem.hypers, allow_unused=True)
         return list(gradient), pytree.tree_map(Tensor.detach, params), float(value.detach()), slope(params)
 
     def slope(params: PyTree) -> float:
         leaves = [leaf.detach().requires_grad_() for leaf in pytree.tree_leaves(params)]
-        with torch.enable_grad(), corrected():
+        with torch.enable_grad(), Corrections():
             G = problem.evaluate("inner", pytree.tree_unflatten(leaves, problem.spec))
             return norm(torch.autograd.grad(G, leaves, materialize_grads=True))
 

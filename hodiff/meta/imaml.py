@@ -18,7 +18,7 @@ from hodiff.authoring.closures import refuse_captured_by
 from hodiff.common.keyword_options import explains, shows
 from hodiff.common.options import require_int, require_number
 from hodiff.common.trees import describe
-from hodiff.corrections import corrected
+from hodiff.corrections import Corrections
 from hodiff.errors import HodiffWarning, InputError, RouteError
 from hodiff.graphs import inspect_graph
 from hodiff.implicit.argmin import argmin
@@ -153,7 +153,7 @@ class IMAML(MetaLearner):
         """Losses, the sum of the tasks' meta-gradients, residuals, and where they were taken."""
         with torch.no_grad():
             adapted = self.adapt_all(support)
-        with torch.enable_grad(), corrected():
+        with torch.enable_grad(), Corrections():
             params = {name: each.detach().requires_grad_() for name, each in adapted.params.items()}
             leaves = list(params.values())
             around_query = Surroundings(leaves, ())
@@ -188,7 +188,7 @@ class IMAML(MetaLearner):
             params = self._minimiser(
                 lambda *_, found=each.params: found, starts, each.support, each.buffers, each.around_support
             )
-            with each.around_query.restored(), corrected():
+            with each.around_query.restored(), Corrections():
                 losses.append(self.losses(params, each.query, copied(each.buffers))[0])
         return torch.cat(losses).mean()
 
@@ -209,7 +209,7 @@ class IMAML(MetaLearner):
             return self.adapt_all(support, start=start, constants=others).params
 
         params = self._minimiser(adapted, starts, support, buffers, Surroundings(starts.values(), ()))
-        with corrected():
+        with Corrections():
             return self.losses(params, query, copied(buffers))[0]
 
     def _minimiser(

@@ -21,7 +21,7 @@ from hodiff.common.options import require_callable, require_int
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.randomness import drawn_seed, seeded
 from hodiff.common.trees import describe
-from hodiff.corrections import corrected
+from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.meta.adaptation import Adaptation, adapt
@@ -185,7 +185,7 @@ class MetaLearner(nn.Module):
     def query_losses(self, support: Batch, query: Batch, kept: list[Parameters] | None = None) -> Tensor:
         """Adapt to some tasks and evaluate each; buffers are appended to a list, or else kept at once."""
         adapted = self.adapt_all(support)
-        with corrected():
+        with Corrections():
             losses, buffers = self.losses(adapted.params, query, adapted.buffers)
         if kept is None:
             self.keep_statistics([buffers])

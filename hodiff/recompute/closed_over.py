@@ -5,7 +5,7 @@ A Function differentiates nothing but its operands; what a callable closes over 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, MutableMapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -48,7 +48,7 @@ class Slot:
 class _Buffer:
     """A module's buffer as it was before the first run, kept if that run changes it."""
 
-    def __init__(self, owner: dict[str, Any], name: str, silent: bool):
+    def __init__(self, owner: MutableMapping[str, Any], name: str, silent: bool):
         self.owner, self.name, self.silent = owner, name, silent
         self.tensor: Tensor = owner[name]
         self.version = version_of(self.tensor)
@@ -153,7 +153,7 @@ class ClosedOver:
             if isinstance(value, nn.Module) and type(value).__module__.startswith("torch."):
                 held = vars(value)
                 self._inner |= {id(held), *(id(each) for each in held.values() if isinstance(each, (dict, list)))}
-            if isinstance(value, nn.Module) and value.training:
+            if isinstance(value, nn.Module) and getattr(value, "training", False):  # a frozen script has no modes
                 self._keep_buffers(value)
             for get, set_, snapshot in places(value):
                 held = get()

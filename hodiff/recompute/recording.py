@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from hodiff.errors import RouteError
 from hodiff.graphs import held_outside, inspect_graph
 from hodiff.recompute.closed_over import is_constant
 from hodiff.recompute.cut_graphs import SeeminglyLinear, refusing_cuts
@@ -49,6 +50,8 @@ class Recording(Generic[T]):
                 for each in point
             ])
             self.result = f(self.operands)
+        if not all(each.requires_grad for each in self.operands):
+            raise switched_off("requires_grad_")
 
     def inspect(self, output: Tensor) -> str | None:
         """Say what in the graph has a constant for a gradient, and be connected if it leads to other tensors."""
@@ -102,3 +105,12 @@ class FoundRecording(Recording[T]):
     def __init__(self, leaves: Sequence[Tensor], result: T):
         self._outside = self.connected = False
         self.operands, self.result = tuple(leaves), result
+
+
+def switched_off(name: str) -> RouteError:
+    """The error of a function that makes a constant of what it is differentiated by."""
+    return RouteError(
+        f"{name}: expected a function that leaves requires_grad of its arguments on, got one that switches it off for "
+        "an argument by which it is differentiated, so that the derivative would be 0 without a word; take that line "
+        "out, or pass tensor.detach() to what must not be differentiated."
+    )

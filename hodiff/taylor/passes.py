@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, flatten, flatten_primals, overrides_functions, unflatten
-from hodiff.corrections import corrected
+from hodiff.corrections import Corrections
+from hodiff.corrections.autograd.checkpoints import uncorrected
 from hodiff.errors import InputError, RouteError
 from hodiff.taylor import calls
 from hodiff.taylor import closures as closures
@@ -47,7 +48,7 @@ def framed(
     memory: Any = None,
 ) -> Iterator[Frame]:
     """The frame of a call, deeper than those around it."""
-    mode = corrected() if correct else None
+    mode = Corrections() if correct else None
     frame = Frame(order, directions, collapsed, len(frames()) + 1, mode, observer, sparse=sparse, memory=memory)
     with under_way(frame):
         yield frame
@@ -134,7 +135,7 @@ def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: Ra
                 in_one_graph() if compiling else nullcontext(),
                 TuplesAsLists() if compiling else nullcontext(),
                 functions_offered() if offered else nullcontext(),
-                nullcontext() if frame.mode is None else frame.mode,
+                _surroundings(frame),
                 calls.Accumulators(frame) if frame.accumulates else nullcontext(),
             ):
                 return flatten(f(*args))
@@ -166,6 +167,13 @@ def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: Ra
                 ) from error
             raise
         state.rewind()
+
+
+def _surroundings(frame: Frame) -> Any:
+    """The mode of corrections, or what stands in its place where none are wanted."""
+    if frame.mode is not None:
+        return frame.mode
+    return nullcontext() if torch.compiler.is_compiling() else uncorrected()
 
 
 def _number(each: Any) -> Tensor:

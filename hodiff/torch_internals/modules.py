@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
-from hodiff.torch_internals.compilers.dynamo import is_compiled
-
 # The base of all norms with running statistics, and of all dropouts.
 RunningNorm = _NormBase
 Dropout = _DropoutNd
@@ -20,9 +18,35 @@ Dropout = _DropoutNd
 MADE_OF_PARAMETERS = {"_flat_weights", "_flat_weight_refs"}
 
 
-def buffers_by_name(module: nn.Module) -> dict[str, Tensor | None]:
+class _ScriptTable(MutableMapping[str, Any]):
+    """The parameters or buffers of a scripted module, which torch shows by a few methods of a dict alone."""
+
+    def __init__(self, own: Any):
+        self._own = own
+
+    def __getitem__(self, name: str) -> Any:
+        return self._own[name]
+
+    def __setitem__(self, name: str, tensor: Any) -> None:
+        self._own[name] = tensor
+
+    def __delitem__(self, name: str) -> None:
+        del self._own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own.keys())
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+
+def _table(own: Any) -> MutableMapping[str, Any]:
+    return own if isinstance(own, dict) else _ScriptTable(own)
+
+
+def buffers_by_name(module: nn.Module) -> MutableMapping[str, Tensor | None]:
     """The dict that holds a module's own buffers, to read and to write."""
-    return module._buffers
+    return _table(module._buffers)
 
 
 def parametrized_weights_are_kept() -> bool:
@@ -58,11 +82,6 @@ def has_backward_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
-def has_compiled_call(module: nn.Module) -> bool:
-    """Whether `torch.compile` stands in the place of a module's call."""
-    return is_compiled(module) or module._compiled_call_impl is not None
-
-
-def tables_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+def tables_of(module: nn.Module) -> tuple[MutableMapping[str, Any], MutableMapping[str, Any]]:
     """The module's own parameters and buffers by name, as it looks them up."""
-    return module._parameters, module._buffers
+    return _table(module._parameters), _table(module._buffers)

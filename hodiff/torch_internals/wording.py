@@ -78,6 +78,10 @@ class Wording(Enum):
         "forward mode meets a subclass of Tensor that wraps other tensors",
     )
 
+    COMPILED_GRADIENT = (
+        r"aot_autograd does not currently support double backward",
+        "a graph of compiled code, whose gradient has no derivative",
+    )
     DONATED_BUFFERS = (
         r"compiled with non-empty donated buffers",
         "a second pass through compiled code, whose first one gave its memory away",
@@ -110,8 +114,8 @@ UNAVAILABLE = (
     Wording.WRAPPER_WITHOUT_MEMORY,
     Wording.HIGHER_ORDER,
 )
-# What a user sets so that code compiled afterwards keeps the memory of its graph.
-DONATION_OFF = "torch._functorch.config.donated_buffer = False"
+# In what a user calls compiled code, so that its graph has all derivatives.
+EAGER_STANCE = 'with torch.compiler.set_stance("force_eager"):'
 # Warnings that would pass for defects of the code that runs.
 OF_TORCH_ITSELF = (Wording.BATCHES_BY_LOOP, Wording.OUTPUT_RESIZED, Wording.TORCHSCRIPT, Wording.FUNCTION_MADE)
 

@@ -341,13 +341,6 @@ def test_a_function_that_takes_a_gradient_of_its_own():
     assert "does not require grad" in " ".join(str(report).split())
 
 
-@pytest.mark.parametrize("caller", [hodiff.check, hodiff.preflight])
-@pytest.mark.parametrize("made_of", [torch.nn.Linear(2, 2), torch.sin], ids=["module", "function"])
-def test_what_torch_compiled_is_refused(caller, made_of):
-    with pytest.raises(hodiff.InputError, match="Pass the one that went into"):
-        caller(torch.compile(made_of, backend="eager"), torch.ones(2))
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_inputs_that_are_not_finite_where_f_does_not_look(value):
     x = torch.tensor([0.3, value, -1.2], dtype=torch.float64)

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
+import hodiff
 from hodiff import ROUTES, HodiffError, RouteError, hessian, hessian_diagonal, hessian_matrix, hvp, jacobian
 
 EVERY_ROUTE = pytest.mark.parametrize("route", ["auto", *ROUTES])
@@ -342,3 +343,98 @@ def test_rows_of_an_embedding_that_no_token_uses_are_zero() -> None:
     diagonal = hessian_diagonal(f)(x)["weight"]
     uses = torch.tensor([0, 0, 2, 0, 1], dtype=torch.float64)[:, None]
     torch.testing.assert_close(diagonal, 6 * uses * x["weight"])
+
+
+class _Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x).tanh() * self.scale).pow(2).sum()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(2, 3).double())])
+def test_scripted_modules_with_buffers(make, training):
+    torch.manual_seed(0)
+    module = _Scaled().double().train(training)
+    x, v = torch.randn(2, 3).double(), torch.randn(2, 3).double()
+    script = make(module)
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hvp(script, x, v, route=route), hodiff.hvp(module, x, v, route=route))
+    assert torch.equal(script.scale, module.scale)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_checkpoints_of_frozen_scripts():
+    torch.manual_seed(0)
+    module = _Scaled().double().eval()
+    frozen = torch.jit.freeze(torch.jit.script(module))
+    x, v = torch.randn(2, 3).double(), torch.randn(2, 3).double()
+    found = hodiff.hvp(lambda x: hodiff.functions.checkpoint(frozen, x), x, v)
+    torch.testing.assert_close(found, hodiff.hvp(module, x, v))
+
+
+def _restores(x: Tensor) -> Tensor:
+    """Forces, as models of atoms take them: the switch is put back to what it was."""
+    before = x.requires_grad
+    x.requires_grad_(True)
+    (forces,) = torch.autograd.grad(x.pow(3).sum(), x, create_graph=True)
+    x.requires_grad_(before)
+    return forces.pow(2).sum()
+
+
+def _of_a_constant(x: Tensor) -> Tensor:
+    return (torch.ones(3, dtype=x.dtype).requires_grad_(False) * 9 * x.pow(4)).sum()
+
+
+def _of_a_copy(x: Tensor) -> Tensor:
+    return (x.detach().clone().requires_grad_(False) * 0 + 9 * x.pow(4)).sum()
+
+
+@pytest.mark.parametrize("f", [_restores, _of_a_constant, _of_a_copy])
+def test_requires_grad_switched_off_by_the_function(f):
+    x, v = torch.tensor([0.3, -0.8, 1.2]).double(), torch.tensor([1.0, 2.0, -1.0]).double()
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hvp(f, x, v, route=route), 108 * x.square() * v)
+    torch.testing.assert_close(hodiff.jacobian(f, mode="forward")(x), 36 * x.pow(3))
+
+
+def test_parameters_that_a_function_freezes_and_frees():
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 1).double()
+
+    def f(x: Tensor) -> Tensor:
+        layer.requires_grad_(False)
+        y = layer(x).tanh().sum()
+        layer.requires_grad_(True)
+        return y
+
+    x, v = torch.randn(3).double(), torch.randn(3).double()
+    expected = hodiff.hvp(lambda x: layer(x).tanh().sum(), x, v)
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hvp(f, x, v, route=route), expected)
+        assert all(each.requires_grad for each in layer.parameters())
+
+
+def _by_method(x: Tensor) -> None:
+    x.requires_grad_(False)
+
+
+def _by_attribute(x: Tensor) -> None:
+    x.requires_grad = False
+
+
+@pytest.mark.parametrize("switch", [_by_method, _by_attribute])
+@pytest.mark.parametrize("route", hodiff.ROUTES[:2])
+def test_an_argument_that_is_switched_off_is_no_zero(switch, route):
+    def f(p: dict[str, Tensor]) -> Tensor:
+        switch(p["a"])
+        return p["a"].pow(3).sum() + p["b"].pow(3).sum()
+
+    p = {"a": torch.ones(2), "b": torch.ones(2)}
+    with pytest.raises(hodiff.RouteError, match=r"requires_grad_: .* pass tensor\.detach\(\)"):
+        hodiff.hvp(f, p, p, route=route)

@@ -152,6 +152,12 @@ def _second_pass() -> None:
     grad(compiled(x), x, retain_graph=True)
 
 
+def _second_derivative() -> None:
+    compiled = torch.compile(lambda x: x.sin().sum(), backend="aot_eager")
+    x = _x()
+    grad(grad(compiled(x) ** 2, x, create_graph=True)[0].sum(), x)
+
+
 PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     Wording.NOT_IMPLEMENTED: (
         lambda: _slope(F.hardsigmoid).sum().backward(),
@@ -225,6 +231,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     Wording.WRAPPER_WITHOUT_MEMORY: (
         lambda: jvp(lambda x: x * torch.ones(2), *[(TwoTensor(torch.ones(2), torch.ones(2)),)] * 2),
     ),
+    Wording.COMPILED_GRADIENT: (_second_derivative,),
     Wording.DONATED_BUFFERS: (_second_pass,),
     Wording.BATCHES_BY_LOOP: (lambda: vmap(lambda x: x.set_(torch.ones(3)))(_rows()),),
     Wording.OUTPUT_RESIZED: (lambda: torch.add(_rows(), _rows(), out=torch.empty(1)),),
@@ -266,7 +273,7 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 # To import the compiler takes seconds.
-SLOW = {Wording.HIGHER_ORDER, Wording.DONATED_BUFFERS}
+SLOW = {Wording.HIGHER_ORDER, Wording.COMPILED_GRADIENT, Wording.DONATED_BUFFERS}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scalarize import draw_normal
 from hodiff.checks.oracles.compositions import derivative, route_names
 from hodiff.checks.report.data import Entry
+from hodiff.torch_internals.compilers.dynamo import compiled_code
 
 
 def compile_checks(
@@ -25,7 +26,9 @@ def compile_checks(
         cases += [(k, r, _fixed(derivative(problem.loss, r), (direction,) * (k - 1))) for r in routes]
     for k, quantity, function in cases:
         torch.compiler.reset()
-        outcome = attempt(torch.compile(function, backend=backend), problem.point)
+        compiled = torch.compile(function, backend=backend)
+        with compiled_code(runs=True):
+            outcome = attempt(compiled, problem.point)
         expected = attempt(function, problem.point)
         if isinstance(expected, Failure):
             yield Entry("compile", k, quantity, None, None, "skipped", expected.message)

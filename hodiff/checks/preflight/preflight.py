@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.checks.arguments import require_not_compiled
 from hodiff.checks.attempts import Failure, attempt, first_line
 from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.preflight.as_html import preflight_html
@@ -32,6 +31,7 @@ from hodiff.graphs import leaves_made_inside
 from hodiff.recompute.checkpoint import stored_instead
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.graph_nodes import operator_of
+from hodiff.torch_internals.compilers.dynamo import compiled_code, module_of
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ class Preflight:
         return f"verdict: take {', '.join(rest)}" if rest else "verdict: no route is right, see the remedies above"
 
 
+@compiled_code(runs=False)
 def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool = True, **options: Any) -> Preflight:
     r"""List what a model calls in one forward pass, and by which routes its second derivatives exist and are right.
 
@@ -127,9 +128,7 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
         raise InputError(
             f"preflight: model_or_function: expected a module or a function, got {type(model_or_function).__name__}."
         )
-    besides = "what torch compiles of it takes the same derivatives by reverse mode"
-    require_not_compiled("preflight", "model_or_function", model_or_function, besides)
-    model = _copy_of(model_or_function)
+    model = _copy_of(module_of(model_or_function))
     inputs, options = pytree.tree_map_only(Tensor, _recording, (inputs, options))
     held = {id(each) for each in pytree.tree_leaves((inputs, options)) if isinstance(each, Tensor)}
     modules = [model] if isinstance(model, torch.nn.Module) else []

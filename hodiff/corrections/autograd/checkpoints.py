@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from hodiff.recompute.checkpoint import checkpointed
 from hodiff.recompute.closed_over import ClosedOver
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.checkpointing import reroute_checkpoints
+from hodiff.torch_internals.compilers.dynamo import run_uncompiled_where, watch_compiled_code
 from hodiff.torch_internals.interception import active_function_modes, without_function_modes
 
 _NAME = "torch.utils.checkpoint"
@@ -38,6 +39,7 @@ _OF_TORCH: ContextVar[bool] = ContextVar("of_torch", default=False)
 @contextmanager
 def uncorrected() -> Iterator[None]:
     """Let torch's own checkpoints run again with the parameters of their call, where no corrections are wanted."""
+    watch_compiled_code()
     token = _OF_TORCH.set(True)
     try:
         yield
@@ -101,8 +103,16 @@ class _Again:
         again, self.ran = self.ran, True
         if not again:
             return self._run(args, kwargs)
-        with nullcontext() if self.corrected else without_function_modes(Corrections), self.surroundings.restored():
+        with self._without_corrections(), self.surroundings.restored():
             return self._run(args, kwargs)
+
+    @contextmanager
+    def _without_corrections(self) -> Iterator[None]:
+        if self.corrected:
+            yield
+            return
+        with without_function_modes(Corrections), uncorrected():
+            yield
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         with self.closed_over.filled(self.held):
@@ -110,3 +120,4 @@ class _Again:
 
 
 reroute_checkpoints(_checkpoint)
+run_uncompiled_where(_OF_TORCH.get)

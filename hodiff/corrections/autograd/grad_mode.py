@@ -15,6 +15,7 @@ from torch import Tensor
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
+from hodiff.recompute.recording import switched_off
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import is_observed
 from hodiff.torch_internals.autograd.forward_mode import set_tangents, tangents_are_on
@@ -32,6 +33,8 @@ from hodiff.torch_internals.tensors import share_storage
 
 # Where a block keeps what it has to restore: the depth, and whether tangents were on.
 _BEFORE = "_hodiff_before"
+# Set on a leaf by which the function itself takes gradients.
+_OWN = "_hodiff_own_leaf"
 
 # Told of each switch: how it is thrown, by which block, and whether on; as `switched_by` says. Filled by rooms above.
 SWITCH_WATCHERS: list[Callable[[str, Any, bool], None]] = []
@@ -110,8 +113,15 @@ def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
             "differentiated."
         )
     if not requires_grad:
-        return UNNEEDED
+        # Switched on again, a tensor from outside would be one of the transform's, and itself stay switched off.
+        if is_wrapped(self):
+            _require_own(self)
+            self.requires_grad = False  # torch.func lets this form of the same pass
+        return self
+    was_constant = not self.requires_grad
     leaf = as_leaf(self)
+    if leaf is not None and was_constant:
+        setattr(leaf, _OWN, True)
     if leaf is None and not is_observed(self):
         raise RouteError(
             "requires_grad_: a batch is under way, by torch.func.vmap or of directions, in which torch.autograd takes "
@@ -143,3 +153,26 @@ def _assign_data(self: Tensor, value: Any) -> Any:
         "module before derivatives are taken, convert its inputs or `module.weight.to(...)` inside, or use the route "
         "'reverse-over-reverse'."
     )
+
+
+@register(
+    Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # as above
+    name="torch.Tensor.requires_grad",
+    routes=ROUTES[1:],
+    reason="what torch.func differentiates by becomes a constant",
+    reference="one error, as without transforms",
+)
+def _set_requires_grad(self: Tensor, value: bool) -> Any:
+    if torch.compiler.is_compiling() or not in_transform() or marks_tensors():
+        return UNNEEDED
+    if value and not self.requires_grad:
+        setattr(self, _OWN, True)
+    elif not value:
+        _require_own(self)
+    return UNNEEDED
+
+
+def _require_own(tensor: Tensor) -> None:
+    """Refuse to switch off what the innermost transform differentiates by, which is no leaf of the function's own."""
+    if tensor.requires_grad and tensor.is_leaf and is_wrapped(tensor) and not hasattr(tensor, _OWN):
+        raise switched_off("requires_grad_")

@@ -16,6 +16,7 @@ from hodiff.derivatives.capture.reads import Reads
 from hodiff.derivatives.capture.refusals import HiddenTensorError
 from hodiff.recompute.library_constants import is_library_constant
 from hodiff.torch_internals.compilers.dynamic_shapes import OpenSizes
+from hodiff.torch_internals.compilers.dynamo import uncompiled_in_traces
 from hodiff.torch_internals.operators import writes
 
 
@@ -38,7 +39,7 @@ def trace(
     """
 
     def reading(*tensors: Tensor) -> Sequence[Tensor]:
-        with Reads(inputs):
+        with Reads(inputs), uncompiled_in_traces():
             return function(*tensors)
 
     # One that is given twice would be one input.

@@ -223,7 +223,7 @@ def has_classes(loss: Any) -> bool:
 def _options_of(loss: Any) -> tuple[Any, dict[str, Any]]:
     """A loss as the table names it, and the options that it carries."""
     if isinstance(loss, nn.Module):
-        return type(loss), vars(loss) | buffers_by_name(loss)
+        return type(loss), {**vars(loss), **buffers_by_name(loss)}
     given: dict[str, Any] = {}
     while isinstance(loss, partial) and not loss.args:
         loss, given = loss.func, loss.keywords | given

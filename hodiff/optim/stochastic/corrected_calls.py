@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from hodiff.corrections import Corrections
-from hodiff.torch_internals.modules import has_compiled_call
+from hodiff.torch_internals.compilers.dynamo import expect_hooks_of_all_modules
 
 
 class CorrectedCalls:
@@ -34,6 +34,7 @@ class CorrectedCalls:
     def switch(self, on: bool) -> None:
         """Switch the hooks on or off; calls that are being made end as they began."""
         if on and not self._hooks:
+            expect_hooks_of_all_modules()
             self._hooks = [
                 register_module_forward_pre_hook(self._enter),
                 register_module_forward_hook(self._leave, always_call=True),
@@ -49,8 +50,7 @@ class CorrectedCalls:
         return calls
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        # Compiled code has no second derivative, and says so; it is to see as little of this as can be.
-        if torch.compiler.is_compiling() or has_compiled_call(module) or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         if self._calls:
             self._calls.append(module)

@@ -34,8 +34,8 @@ def explained(caller: str) -> AbstractContextManager[None]:
     """Say in one way what torch says in many where a second derivative of the graph is missing."""
     return refused(
         caller,
-        "compute the loss within `with hodiff.corrected():`, or pass step(closure), which does so, and modules as they "
-        "were before torch.compile; hodiff.preflight(model, inputs) tells which operator it is",
+        "compute the loss within `with hodiff.corrected():`, or pass step(closure), which does so; "
+        "hodiff.preflight(model, inputs) tells which operator it is",
     )
 
 

@@ -16,9 +16,12 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.utils import _pytree as pytree
 
 from hodiff.graphs import inspect_graph
 from hodiff.optim.stochastic.corrected_calls import CorrectedCalls
+from hodiff.recompute.reachable import named_modules, named_tensors
+from hodiff.torch_internals.compilers.dynamo import compiled_call, run_uncompiled_where, watch_compiled_code
 
 
 class Observer:
@@ -47,9 +50,30 @@ _corrected_calls = CorrectedCalls(
 )
 
 
+def _takes_part() -> bool:
+    """Whether compiled code that is being called makes a part of the graph of a loss that somebody waits for."""
+    if not _waiting or not torch.is_grad_enabled():
+        return False
+    call = compiled_call()
+    if call is None:
+        return True
+    function, *given = call
+    leaves = [each for _, each in named_tensors(function)]
+    for value in (function, *pytree.tree_leaves(given)):
+        if isinstance(value, Tensor) and value.requires_grad:
+            leaves += inspect_graph(value)[0]
+        else:
+            leaves += [each for module in named_modules(value) for each in module.parameters(recurse=False)]
+    return any(each.awaits(leaves) for each in _waiting)
+
+
+run_uncompiled_where(_takes_part)
+
+
 def wait(observer: Observer, waits: bool) -> None:
     """Let somebody wait for a loss, or no longer."""
     if waits:
+        watch_compiled_code()
         _waiting.add(observer)
         _stand_in()
         _corrected_calls.switch(any(each.second_order for each in _waiting))

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hodiff.torch_internals.compilers.dynamo import give_zeros_memory
+
 aten = torch.ops.aten
 # Inductor may write their results over their first argument; where elements of that share memory, as of an expanded
 # tensor, what is written to one shows in others (pytorch issue 183986).
@@ -20,6 +22,7 @@ def compile_captured(
     """Compile a captured graph, whose nodes carry example values, by inductor, which takes seconds to load."""
     from torch._inductor import compile
 
+    give_zeros_memory()
     _unshare(graph)
     return compile(graph, list(inputs), options=options)
 

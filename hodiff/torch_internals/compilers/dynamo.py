@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
+
+from hodiff.torch_internals.operators import zeros_without_memory
+
+# Operators for which inductor has hodiff's lowering by now.
+_written_out: set[Any] = set()
+# Attributes of functions under torch.compile.
+_OF_COMPILED_CODE = {
+    "_isolate_recompiles_id",
+    "_torchdynamo_inline",
+    "_torchdynamo_orig_callable",
+    "_torchdynamo_wrapper_id",
+    "aot_compile",
+    "get_compiler_config",
+}
+# Asked by each call of compiled code whether to run the function that went into torch.compile instead.
+_askers: list[Callable[[], bool]] = []
+# What a block says, before anyone else is asked.
+_said: ContextVar[bool | None] = ContextVar("said", default=None)
 
 
 def is_dynamo_loaded() -> bool:
@@ -16,11 +39,101 @@ def is_dynamo_loaded() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-def is_compiled(value: Any) -> bool:
-    """Whether a module or function is what torch.compile made of one."""
-    if not is_dynamo_loaded():
+def module_of(value: Any) -> Any:
+    """The module that went into torch.compile; anything else as it is."""
+    while is_dynamo_loaded() and isinstance(value, torch._dynamo.OptimizedModule):
+        value = value._orig_mod
+    return value
+
+
+def run_uncompiled_where(asked: Callable[[], bool]) -> None:
+    """Let compiled code run as it was before torch.compile wherever a question is answered by yes."""
+    _askers.append(asked)
+
+
+@contextmanager
+def compiled_code(runs: bool) -> Iterator[None]:
+    """Say for a block whether compiled code runs in it; else the function that went into torch.compile does."""
+    watch_compiled_code()
+    token = _said.set(runs)
+    try:
+        yield
+    finally:
+        _said.reset(token)
+
+
+def uncompiled_in_traces() -> AbstractContextManager[Any]:
+    """Let `make_fx` trace the function that went into torch.compile, which dynamo else refuses."""
+    return torch._dynamo.config.patch(error_on_nested_fx_trace=False) if is_dynamo_loaded() else nullcontext()
+
+
+def watch_compiled_code() -> None:
+    """Let compiled code ask, once the compiler is loaded."""
+    if is_dynamo_loaded() and not isinstance(stance := torch._dynamo.eval_frame._stance, _Stance):
+        torch._dynamo.eval_frame._stance = _Stance(stance)  # type: ignore[assignment]  # it answers alike
+    give_zeros_memory()
+
+
+def expect_hooks_of_all_modules() -> None:
+    """Spare users the warning that a compiled module calls hooks once more, of hooks that were made for it."""
+    entry = ("ignore", re.compile(r"Using `torch\.compile\(module\)` when there are global hooks", re.I), UserWarning)
+    if not any(each[:3] == entry for each in warnings.filters):
+        warnings.filterwarnings("ignore", entry[1].pattern, UserWarning)
+
+
+def give_zeros_memory() -> None:
+    """Let inductor write zeros out that torch keeps without memory, once it is loaded: its kernels read them."""
+    # Forward mode makes such zeros, also of a constant's tangent, and the process died (pytorch issue 177261).
+    if "torch._inductor.lowering" in sys.modules and zeros_without_memory not in _written_out:
+        from torch._inductor.lowering import lowerings, tensor_constructor
+
+        lowerings[zeros_without_memory] = tensor_constructor(0)
+        _written_out.add(zeros_without_memory)
+
+
+class _Stance:
+    """The stance of `torch.compiler.set_stance`, which is one for all threads, with that of the thread that asks.
+
+    Args:
+        given: What the user has set.
+    """
+
+    def __init__(self, given: Any):
+        self._given = given
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._given, name)
+
+    @property
+    def stance(self) -> str:
+        """What dynamo asks at each call of compiled code."""
+        return "force_eager" if _runs_uncompiled() else self._given.stance
+
+
+def _runs_uncompiled() -> bool:
+    # Torch runs its own operators that take functions by compiling them, and loses gradients otherwise.
+    if torch._dynamo.config.allow_empty_graphs:
         return False
-    return isinstance(value, torch._dynamo.OptimizedModule) or hasattr(value, "_torchdynamo_orig_callable")
+    # What is called while another graph is compiled cannot be compiled itself.
+    if torch._guards.TracingContext.try_get() is not None:
+        return True
+    said = _said.get()
+    return not said if said is not None else any(asked() for asked in _askers)
+
+
+def compiled_call() -> tuple[Any, Any, Any] | None:
+    """What compiled code was called that asks: the function, its arguments, and those by keyword; None if unknown."""
+    frame: FrameType | None = sys._getframe(1)
+    asks: Any = torch._dynamo.eval_frame._callback_from_stance
+    file = asks.__code__.co_filename
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename == file:
+        held = frame.f_locals
+        if {"fn", "args", "kwargs"} <= held.keys():
+            return held["fn"], held["args"], held["kwargs"]
+        frame = frame.f_back
+    return None
 
 
 def hide_from_dynamo(function: Callable[..., Any]) -> None:
@@ -32,7 +145,15 @@ def as_one_node(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as one node of a compiled graph, through which torch differentiates as in eager code."""
     import torch._dynamo
 
+    watch_compiled_code()
     return torch._dynamo.nonstrict_trace(function)
+
+
+def without_compilation(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Drop what `functools.wraps` has copied from compiled code, by which dynamo would look past the wrapper."""
+    for name in _OF_COMPILED_CODE & vars(function).keys():
+        delattr(function, name)
+    return function
 
 
 def at_trace_time(function: Callable[[], None]) -> Callable[[], None]:

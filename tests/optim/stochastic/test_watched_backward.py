@@ -238,25 +238,6 @@ def test_operators_without_second_derivatives():
     SophiaH([w]).step(lambda: torch.cdist(x, w).sum())
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # while an optimizer elsewhere waits for layers
-def test_compiled_models_that_gave_their_memory_away():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3))
-    compiled = torch.compile(model, backend="aot_eager")
-    x, y = torch.randn(4, 2), torch.tensor([0, 1, 2, 1])
-    nn.functional.cross_entropy(compiled(x), y).backward()
-    optimizer = SophiaG(model.parameters())
-    with pytest.raises(hodiff.RouteError, match=r"SophiaG: .*set torch\._functorch\.config\.donated_buffer = False"):
-        nn.functional.cross_entropy(compiled(x), y).backward()
-    torch._dynamo.reset()
-    optimizer.zero_grad()
-    with torch._functorch.config.patch(donated_buffer=False):
-        for _ in range(2):
-            nn.functional.cross_entropy(compiled(x), y).backward()
-    optimizer.step()
-
-
 class Failing(nn.Module):
     def __init__(self):
         super().__init__()

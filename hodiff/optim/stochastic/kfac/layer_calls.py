@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from hodiff.graphs import nodes_of
 from hodiff.operators.kfac.calls import Call
 from hodiff.operators.kfac.sources import known_type
+from hodiff.torch_internals.compilers.dynamo import expect_hooks_of_all_modules
 
 _KEY = "hodiff.layer_calls"
 
@@ -53,6 +54,7 @@ def wait_for_layers(observer: LayerObserver, waits: bool) -> None:
     """Let somebody wait for calls of layers, or no longer."""
     (_waiting.add if waits else _waiting.discard)(observer)
     if _waiting and not _hooks:
+        expect_hooks_of_all_modules()
         _hooks.append(register_module_forward_hook(_note, with_kwargs=True))
     elif not _waiting:
         _stop()

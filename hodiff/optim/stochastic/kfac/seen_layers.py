@@ -25,6 +25,7 @@ from hodiff.optim.stochastic.found_losses import FoundLoss
 from hodiff.optim.stochastic.kfac.layer_calls import calls_in
 from hodiff.optim.stochastic.precise_states import precise
 from hodiff.torch_internals.autograd.graph_nodes import sequence_number
+from hodiff.torch_internals.wording import EAGER_STANCE
 
 REMEDY = "give it to another optimizer"
 _THEM = "give them to another optimizer"
@@ -97,7 +98,7 @@ class SeenLayers:
             raise InputError(
                 f"{self._caller}: params: expected weights and biases of layers that the loss hangs on by calls "
                 f"of {known}, got {len(strange)} parameters of none: {', '.join(map(describe, strange))}; {_THEM}, "
-                "and call modules as they were before torch.compile."
+                f"and make graphs of code under torch.compile within `{EAGER_STANCE}`."
             )
 
     def sums(self, columns: Columns, fisher: str, sharing: str, keep_vectors: bool) -> Iterator[Sums]:
