@@ -1,5 +1,7 @@
 """Compiled gradients: closed forms, one graph a form of the arguments, and eager where compiling fails."""
 
+import functools
+
 import pytest
 import torch
 from threads import in_threads
@@ -288,3 +290,17 @@ def test_refuses():
         hodiff.compile_gradient(lambda x: x**2)(torch.ones(2))
     with pytest.raises(hodiff.InputError, match="does not depend"):
         hodiff.compile_gradient(lambda x: torch.ones(()))(torch.ones(2))
+
+
+def test_a_hidden_tensor_is_named_with_its_line():
+    @functools.lru_cache
+    def table(n: int) -> torch.Tensor:
+        return torch.arange(n).double() + 0.5
+
+    table(3)
+    gradient = hodiff.compile_gradient(lambda x: (x.sin() * table(3)).sum())
+    said = (
+        r"shape \(3,\) and dtype float64, numbers 0\.5, 1\.5, 2\.5, at test_compiled_gradient\.py:\d+, in .*table\(3\)"
+    )
+    with pytest.warns(hodiff.HodiffWarning, match=said):
+        gradient(torch.ones(3, dtype=torch.float64))

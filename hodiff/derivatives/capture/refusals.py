@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hodiff.derivatives.capture.origin import line_of
 from hodiff.torch_internals.wording import Wording, says
@@ -13,13 +13,26 @@ class CaptureError(Exception):
 
 
 class HiddenTensorError(CaptureError):
-    """A graph reads a tensor that is no input of it."""
+    """A graph reads a tensor that is no input of it.
 
-    def __init__(self, tensor: Tensor):
+    Args:
+        tensor: The tensor.
+        where: The line that reads it, if it is known.
+    """
+
+    def __init__(self, tensor: Tensor, where: str = ""):
+        self.tensor = tensor
+        numbers = ", ".join(f"{each:g}" for each in tensor.flatten()[:3].tolist()) if _has_numbers(tensor) else ""
+        more = ", ..." if tensor.numel() > 3 else ""
         super().__init__(
-            f"it reads a tensor of shape {tuple(tensor.shape)} that is neither an argument nor found in what it "
-            "closes over, so that a change would go unseen; pass it as an argument"
+            f"it reads a tensor of shape {tuple(tensor.shape)} and dtype {str(tensor.dtype).removeprefix('torch.')}"
+            f"{f', numbers {numbers}{more},' * bool(numbers)}{f' at {where},' * bool(where)} that is neither an "
+            "argument nor found in what it closes over, so that a change would go unseen; pass it as an argument"
         )
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.is_floating_point() and not tensor.is_meta
 
 
 class RandomNumbersError(CaptureError):

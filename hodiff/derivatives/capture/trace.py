@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from hodiff.derivatives.capture.conditions import CONDITIONS, require
+from hodiff.derivatives.capture.origin import line_now
 from hodiff.derivatives.capture.reads import Reads
 from hodiff.derivatives.capture.refusals import HiddenTensorError
 from hodiff.recompute.library_constants import is_library_constant
 from hodiff.torch_internals.compilers.dynamic_shapes import OpenSizes
 from hodiff.torch_internals.compilers.dynamo import uncompiled_in_traces
+from hodiff.torch_internals.interception import EagerDispatchMode
 from hodiff.torch_internals.operators import writes
 
 
@@ -35,6 +38,7 @@ def trace(
 
     Raises:
         CaptureError: If a graph would not be right.
+        HiddenTensorError: If it would read a tensor that nobody looks at; the message says at which line.
         Exception: Whatever torch raises where it cannot trace.
     """
 
@@ -48,7 +52,10 @@ def trace(
     mode: Literal["fake", "symbolic"] = "fake" if sizes is None else "symbolic"
     stand_ins = inputs if sizes is None else sizes.stand_ins
     traced = make_fx(reading, tracing_mode=mode, _allow_non_fake_inputs=True)(*stand_ins)
-    _refuse_hidden(traced)
+    try:
+        _refuse_hidden(traced)
+    except HiddenTensorError as error:
+        raise HiddenTensorError(error.tensor, _line_that_reads(error.tensor, reading, stand_ins, mode)) from None
     traced.graph.eliminate_dead_code()
     if any(writes(node.target) for node in traced.graph.nodes):
         # What is written through a view is no edge of the graph.
@@ -60,6 +67,42 @@ def trace(
             node.target = torch.ops.aten.reshape.default
     traced.recompile()
     return traced
+
+
+class _Watch(EagerDispatchMode):
+    """Notes the user's line of the first operator that takes a tensor."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, tensor: Tensor):
+        super().__init__()
+        self.place = tensor.data_ptr(), tensor.shape
+        self.line = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at the operands, and run the operator."""
+        plain = [each for each in pytree.tree_leaves((args, kwargs)) if type(each) in (Tensor, nn.Parameter)]
+        if not self.line and any((each.data_ptr(), each.shape) == self.place for each in plain):
+            self.line = line_now()
+        return func(*args, **(kwargs or {}))
+
+
+def _line_that_reads(
+    tensor: Tensor, function: Callable[..., Any], inputs: Sequence[Tensor], mode: Literal["fake", "symbolic"]
+) -> str:
+    """The user's line that reads a tensor in a trace, which is made once more for that."""
+    watch = _Watch(tensor)
+
+    def watched(*tensors: Tensor) -> Any:
+        with watch:
+            return function(*tensors)
+
+    try:
+        make_fx(watched, tracing_mode=mode, _allow_non_fake_inputs=True)(*inputs)
+    except Exception:
+        # The line is a help alone.
+        return watch.line
+    return watch.line
 
 
 def take_conditions(traced: fx.GraphModule) -> fx.GraphModule | None:
