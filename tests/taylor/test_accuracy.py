@@ -61,6 +61,12 @@ def test_normal_quantiles_in_the_tail(size):
                 assert abs(first.item() * mp.npdf(v) - 1) < ULPS * torch.finfo(dtype).eps
 
 
+def test_normal_quantiles_by_jets_of_jets():
+    x = torch.tensor([0.2, 0.5, 0.7], dtype=torch.float64)
+    f = lambda x: torch.special.ndtri(x).sum()  # noqa: E731
+    torch.testing.assert_close(hodiff.laplacian(hodiff.laplacian(f))(x), hodiff.bilaplacian(f)(x))
+
+
 @pytest.mark.parametrize("size", [1e-300, 1e-160, 1e-30, 1e-9, 1e-4])
 def test_atanh_near_zero(size):
     for dtype in (torch.float64, torch.float32):

@@ -53,8 +53,10 @@ def _normal_density(x: Any) -> Any:
 
 def _inverse_density(x: Any) -> Any:
     """One over the normal density where its integral is x, by Mills' ratio: exp(v²/2) loses digits in the tails."""
-    ratio = math.sqrt(math.pi / 2) * torch.special.erfcx(torch.abs(torch.special.ndtri(x)) * math.sqrt(0.5))
-    return ratio / torch.where(x < 0.5, x, 1 - x)
+    # Of either formula all derivatives are right, and not those of an absolute value at 1/2.
+    v, low = torch.special.ndtri(x), x < 0.5
+    ratio = math.sqrt(math.pi / 2) * torch.special.erfcx(torch.where(low, -v, v) * math.sqrt(0.5))
+    return ratio / torch.where(low, x, 1 - x)
 
 
 def power(exponent: float) -> Power | Derivatives:
