@@ -127,6 +127,8 @@ from hodiff.functions.softmax.reductions import softmax as softmax
 from hodiff.functions.softmax.softmax import LogSoftmax as LogSoftmax
 from hodiff.functions.softmax.softmax import Softmax as Softmax
 from hodiff.functions.softmax.softmax import SoftmaxProduct as SoftmaxProduct
+from hodiff.functions.spectral import SpectralDerivative as SpectralDerivative
+from hodiff.functions.spectral import spectral_function as spectral_function
 from hodiff.recompute.checkpoint import checkpoint as checkpoint
 from hodiff.recompute.checkpoint import checkpoint_sequential as checkpoint_sequential
 from hodiff.recompute.programs import Checkpoint as Checkpoint

@@ -1,0 +1,169 @@
+r"""Functions of symmetric matrices by their eigenvalues, with derivatives where eigenvalues are equal or nearly so.
+
+With $A = V \Lambda V^H$ and divided differences $f[\lambda_{i_0}, \dots, \lambda_{i_k}]$ the derivatives of $f(A)$ are
+sums of
+
+$$ D_k(A)[E_1, \dots, E_k] = V \Big( \sum f[\lambda_{i_0}, \dots, \lambda_{i_k}]\,
+   \hat E^1_{i_0 i_1} \cdots \hat E^k_{i_{k-1} i_k} \Big) V^H, \qquad \hat E = V^H E V, $$
+
+whose own derivative by A puts one more factor in each place. Source: Higham, *Functions of Matrices* (2008), theorem
+3.11; Daleckii and Krein (1965).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hodiff.errors import InputError
+from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.nesting import nestable_jvp
+
+# Points of Gauss and Legendre, on the interval from 0 to 1.
+_POINTS, _WEIGHTS = (np.polynomial.legendre.leggauss(6)[0] + 1) / 2, np.polynomial.legendre.leggauss(6)[1] / 2
+
+
+class SpectralDerivative(AnyOrderFunction):
+    """$D_k(A)[E_1, …, E_k]$; saves its inputs."""
+
+    @staticmethod
+    def forward(A: Tensor, f: Any, *factors: Tensor) -> Tensor:
+        """Compute it in the basis of eigenvectors, from $n^{k+1}$ divided differences."""
+        eigenvalues, V = torch.linalg.eigh(A)
+        order = len(factors)
+        differences = divided_differences(f, eigenvalues, order).to(A.dtype)
+        if not order:
+            return (V * differences.unsqueeze(-2)) @ V.mH
+        letters = "abcdefghij"[: order + 1]
+        pairs = ",".join(f"...{letters[k : k + 2]}" for k in range(order))
+        inner = [V.mH @ each.to(A.dtype) @ V for each in factors]
+        return V @ torch.einsum(f"...{letters},{pairs}->...{letters[0]}{letters[-1]}", differences, *inner) @ V.mH
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the inputs."""
+        A, ctx.f, *factors = inputs
+        ctx.save_for_backward(A, *factors)
+        ctx.save_for_forward(A, *factors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None) -> Any:
+        """The cotangent closes the chain of factors, which is cut open elsewhere."""
+        if cotangent is None:
+            return (None,) * len(ctx.needs_input_grad)
+        (A, *factors), last = ctx.saved_tensors, cotangent.mH
+        found: list[Any] = [None] * len(ctx.needs_input_grad)
+        if ctx.needs_input_grad[0]:
+            found[0] = sum(
+                SpectralDerivative.call(A, ctx.f, *factors[k:], last, *factors[:k]).mH for k in range(len(factors) + 1)
+            )
+        for k in range(len(factors)):
+            if ctx.needs_input_grad[2 + k]:
+                found[2 + k] = SpectralDerivative.call(A, ctx.f, *factors[k + 1 :], last, *factors[:k]).mH
+        return tuple(found)
+
+    @staticmethod
+    @nestable_jvp
+    def jvp(ctx: Any, A_t: Tensor | None, _: None, *tangents: Tensor | None) -> Any:
+        """One more factor in each place, and each factor's tangent in its own."""
+        A, *factors = ctx.saved_tensors
+        terms = []
+        if A_t is not None:
+            terms += [
+                SpectralDerivative.call(A, ctx.f, *factors[:k], A_t, *factors[k:]) for k in range(len(factors) + 1)
+            ]
+        for k, each in enumerate(tangents):
+            if each is not None:
+                terms.append(SpectralDerivative.call(A, ctx.f, *factors[:k], each, *factors[k + 1 :]))
+        return sum(terms[1:], terms[0])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], A: Tensor, f: Any, *factors: Tensor) -> tuple[Tensor, int]:
+        """The batch is one more in front."""
+
+        def in_front(x: Tensor, dim: int | None) -> Tensor:
+            return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+        moved = [in_front(each, dim) for each, dim in zip(factors, in_dims[2:], strict=True)]
+        return SpectralDerivative.call(in_front(A, in_dims[0]), f, *moved), 0
+
+
+def spectral_function(A: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    r"""Compute $f(A) = V f(\Lambda) V^H$ of a symmetric or Hermitian matrix, with derivatives of every order.
+
+    Unlike those of `torch.linalg.eigh`, its derivatives are right where eigenvalues are equal or nearly equal. The
+    derivative of order k takes $n^{k+1}$ numbers for a matrix of n rows.
+
+    Args:
+        A: Symmetric or Hermitian matrices (..., n, n); of others the symmetric part $(A + A^H) / 2$ is taken.
+        f: A smooth elementwise function of torch, such as `torch.log`, of a real tensor. It is called on eigenvalues
+            and between neighbouring ones, and must not depend on tensors that are differentiated.
+
+    Returns:
+        The matrices $f(A)$ (..., n, n).
+
+    Raises:
+        InputError: If A is not made of square matrices of real or complex floating-point numbers, or f not callable.
+
+    Example:
+        >>> import torch, hodiff
+        >>> energy = lambda C: hodiff.functions.spectral_function(C, torch.log).square().sum() / 2
+        >>> hodiff.hvp(energy, torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+        tensor([[1., 0.],
+                [0., 0.]])
+    """
+    if not isinstance(A, Tensor) or not (A.is_floating_point() or A.is_complex()):
+        got = f"dtype {A.dtype}" if isinstance(A, Tensor) else type(A).__name__
+        raise InputError(f"spectral_function: A: expected a tensor of real or complex numbers, got {got}.")
+    if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
+        raise InputError(f"spectral_function: A: expected square matrices (..., n, n), got shape {tuple(A.shape)}.")
+    if not callable(f):
+        raise InputError(f"spectral_function: f: expected an elementwise function, got {type(f).__name__}.")
+    return SpectralDerivative.call((A + A.mH) / 2, f)
+
+
+def divided_differences(f: Callable[[Tensor], Tensor], x: Tensor, order: int) -> Tensor:
+    """Divided differences of all choices of order + 1 of the points (..., n), with their limits: (..., n, …, n)."""
+    n = x.shape[-1]
+    grid = [x.reshape(*x.shape[:-1], *[n if i == k else 1 for i in range(order + 1)]) for k in range(order + 1)]
+    points = torch.stack(torch.broadcast_tensors(*grid), -1).sort(-1).values
+    scale = x.abs().amax(-1).reshape(*x.shape[:-1], *[1] * (order + 1))
+    return _differences([_derivative(f, k) for k in range(order + 1)], points, scale)
+
+
+def _differences(f: list[Callable[[Tensor], Tensor]], x: Tensor, scale: Tensor) -> Tensor:
+    """Divided differences of sorted points, the last dimension."""
+    order = x.shape[-1] - 1
+    if not order:
+        return f[0](x[..., 0])
+    low, high = x[..., 0], x[..., -1]
+    gap, largest = high - low, torch.maximum(low.abs(), high.abs())
+    # Near points by an integral; on both sides of 0 only where they are near beside the largest eigenvalue.
+    near = torch.where(low * high > 0, gap <= largest / 8, gap <= torch.finfo(x.dtype).eps ** (1 / 3) * scale)
+    apart = (_differences(f, x[..., 1:], scale) - _differences(f, x[..., :-1], scale)) / torch.where(near, 1, gap)
+    return torch.where(near, _integral(f[order], torch.where(near.unsqueeze(-1), x, x[..., :1])), apart)
+
+
+def _integral(derivative: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    r"""Hermite and Genocchi's $\int f^{(k)}(\sum_i t_i x_i)\,dt$ over the simplex, by Gauss and Legendre's rule."""
+    order = x.shape[-1] - 1
+    places = np.stack([each.ravel() for each in np.meshgrid(*[np.arange(len(_POINTS))] * order, indexing="ij")])
+    # The simplex as a cube: t_1 = u_1, t_2 = u_1 u_2 and so on, of which each step multiplies the one after.
+    u, powers = _POINTS[places], np.arange(order - 1, -1, -1)[:, None]
+    steps = torch.as_tensor(u.cumprod(0).T, dtype=x.dtype, device=x.device)
+    weights = torch.as_tensor((_WEIGHTS[places] * u**powers).prod(0), dtype=x.dtype, device=x.device)
+    points = x[..., :1] + x.diff(dim=-1) @ steps.mT
+    return derivative(points) @ weights
+
+
+def _derivative(f: Callable[[Tensor], Tensor], order: int) -> Callable[[Tensor], Tensor]:
+    if not order:
+        return f
+    below = _derivative(f, order - 1)
+    # By reverse mode, as forward mode of torch.autograd.forward_ad holds no other inside.
+    return torch.func.grad(lambda x: below(x).sum())
