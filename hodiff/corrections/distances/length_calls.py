@@ -100,7 +100,7 @@ class Call:
         graded = self.found.get(id(x))
         if graded is None:
             return x, None
-        zero = graded.root.zeros(self.length(x))
+        zero: Any = graded.root.zeros(self.length(x))
         even = torch.where(zero, 0 if graded.even is None else graded.even, x.detach())
         return even, torch.where(zero, 1 if graded.odd is None else graded.odd, torch.zeros_like(x.detach()))
 
@@ -119,7 +119,8 @@ class Call:
 
     def mixed(self, x: Tensor, even: Tensor, odd: Any) -> Any:
         """The value of the call, at zeros of the length of x with the derivatives of E + O n."""
-        graded, zero, length = self.found[id(x)], self.zeros(x), self.length(x)
+        graded, length = self.found[id(x)], self.length(x)
+        zero: Any = self.zeros(x)
         value = self.value()
         result = torch.where(zero, even + (0 if odd is None else odd * length), value).to(value.dtype)
         root = graded.root
