@@ -55,6 +55,7 @@ def made(case, parameters, factor):
     return case(parameters, **({"weight_decay": 0.0} if "weight_decay" in case.options else {}), **options)
 
 
+@pytest.mark.one_in(5)
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("factor", [2.0**83, 2.0**-83, 2.0**-60])
