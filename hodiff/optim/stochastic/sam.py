@@ -154,7 +154,7 @@ def _scaled(group: dict[str, Any], pairs: Sequence[tuple[Tensor, Tensor]]) -> tu
     return list(many.mul(many.mul(scales, scales), gradients)), list(many.mul(gradients, scales))
 
 
-def _norm_of(parts: Sequence[Sequence[Tensor]], dtype: torch.dtype | None = None) -> float:
+def _norm_of(parts: Sequence[list[Tensor]], dtype: torch.dtype | None = None) -> float:
     norms = [norm for each in parts for norm in many.norm(each, dtype=dtype)]
     # Sixteen bits would lose most of a sum of squares.
     wide = torch.float32 if norms[0].device.type == "mps" else torch.float64
