@@ -85,6 +85,8 @@ def _exchange_function_modes(modes: list[TorchFunctionMode]) -> None:
 
 # Of torch's modules those whose frames lie between a call and the mode that sees it.
 MODULES_BETWEEN = ("torch.overrides", "torch._jit_internal")
+# Those between a line and an operator of a library.
+MODULES_OF_LIBRARIES = ("torch._ops", "torch._library")
 # And those whose frames lie between a line and the operators that it runs.
 MODULES_BELOW = (*MODULES_BETWEEN, "torch._ops", "torch._tensor", "torch.utils._python_dispatch")
 

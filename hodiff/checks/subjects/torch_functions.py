@@ -21,10 +21,10 @@ from hodiff.checks.subjects.module_calls import ModuleCall
 from hodiff.checks.subjects.subject import Subject, failures, is_free, raises, subject_of_function, tensors_of
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.autograd.graph_nodes import function_of
-from hodiff.torch_internals.interception import MODULES_BETWEEN
+from hodiff.torch_internals.interception import MODULES_BETWEEN, MODULES_OF_LIBRARIES
 
 # Frames of these are not where a function was called from.
-_MACHINERY = (*MODULES_BETWEEN, "hodiff.", "contextlib", "torch.utils.", "torch._ops", "torch._library")
+_MACHINERY = (*MODULES_BETWEEN, "hodiff.", "contextlib", "torch.utils.", *MODULES_OF_LIBRARIES)
 
 
 @dataclass(frozen=True)
