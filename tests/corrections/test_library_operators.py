@@ -12,7 +12,10 @@ import hodiff
 X = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)
 V = torch.tensor([1.0, 0.5, -0.3], dtype=torch.float64)
 
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered"),
+]
 
 
 @torch.library.custom_op("hodiff_libraries::square", mutates_args=())

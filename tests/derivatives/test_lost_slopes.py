@@ -181,7 +181,7 @@ def test_it_is_looked_at_less_and_less_often() -> None:
         before = calls
         hodiff.hvp(f, X, V)
         counts.append(calls - before)
-    assert counts == [9, 9, 1, 9, 1, 1, 1, 9]
+    assert [each > 1 for each in counts] == [True, True, False, True, False, False, False, True]
 
 
 def test_a_function_that_takes_no_other_point_is_left() -> None:
