@@ -178,11 +178,9 @@ def has_formula(function: Any) -> bool:
     return operator is not None and formula_of(operator) is not None
 
 
-def placed_arguments(operator: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, ...] | None:
-    """All arguments of a call by position; None where the operator has some by keyword alone."""
+def placed_arguments(operator: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, ...]:
+    """All arguments of a call by position, as `call_by_position` takes them."""
     schema = operator._schema
-    if _keyword_only(operator):
-        return None
     named = {each.name: kwargs[each.name] for each in schema.arguments if each.name in kwargs}
     names = [each.name for each in schema.arguments[len(args) :]]
     rest = [

@@ -19,6 +19,7 @@ from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.custom_operators import (
     OperatorRule,
+    call_by_position,
     formula_of,
     has_autograd_kernel,
     is_defined_in_python,
@@ -38,7 +39,7 @@ def rule_for_call(operator: Any, args: Sequence[Any], kwargs: Any) -> Callable[[
             raise _missing(operator, "transforms")  # where torch speaks of the Function that it has made
         return None
     placed = placed_arguments(operator, args, kwargs)
-    return None if placed is None else lambda: _rule(operator, formula)(*placed)
+    return lambda: _rule(operator, formula)(*placed)
 
 
 def require_derivatives(operator: Any, arguments: Any, result: Any) -> None:
@@ -65,10 +66,10 @@ def _rule(operator: Any, formula: OperatorRule) -> CustomVJP:
     """The operator as a function whose rule is its formula."""
 
     def call(*args: Any) -> Any:
-        return operator(*args)
+        return call_by_position(operator, args)
 
     def forward(*args: Any) -> Any:
-        output = operator(*args)
+        output = call_by_position(operator, args)
         context = _Context()
         formula.setup_context(context, args, output)
         return output, dict(vars(context))
