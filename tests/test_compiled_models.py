@@ -238,6 +238,7 @@ def test_steps_without_curvature_are_compiled():
     optimizer = SophiaH(module.parameters(), update_every=3)
     made = []
     for _ in range(4):
+        optimizer.zero_grad()
         mse_loss(called(data()[0]), data()[1]).backward()
         optimizer.step()
         made.append(len(counted))

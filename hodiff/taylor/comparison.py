@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import flatten
+from hodiff.corrections.autograd.checkpoints import uncorrected
 from hodiff.errors import RouteError
 from hodiff.recompute.reachable import cells_of, modules_in
 from hodiff.taylor.jets import Jet, tensor_of
@@ -53,6 +54,13 @@ def _code(value: Any, depth: int = 5) -> Any:
     return value if isinstance(value, (bool, str, type(None))) else type(value)
 
 
+def surroundings(frame: Frame) -> Any:
+    """The mode of corrections, or what stands in its place where none are wanted."""
+    if frame.mode is not None:
+        return frame.mode
+    return nullcontext() if torch.compiler.is_compiling() else uncorrected()
+
+
 def compare(
     key: Any,
     frame: Frame,
@@ -79,7 +87,7 @@ def compare(
 
     def plain(rounding: float = 0.0) -> tuple[list[Any], Any]:
         state.rewind()
-        with untouched(modules_in(f)), nullcontext() if frame.mode is None else frame.mode:
+        with untouched(modules_in(f)), surroundings(frame):
             return flatten(f(*_plain(frame, args, rounding)))
 
     try:

@@ -14,13 +14,12 @@ from torch import Tensor
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, flatten, flatten_primals, overrides_functions, unflatten
 from hodiff.corrections import Corrections
-from hodiff.corrections.autograd.checkpoints import uncorrected
 from hodiff.errors import InputError, RouteError
 from hodiff.taylor import calls
 from hodiff.taylor import closures as closures
 from hodiff.taylor import rules as rules
 from hodiff.taylor import transforms as transforms
-from hodiff.taylor.comparison import compare, comparison_due
+from hodiff.taylor.comparison import compare, comparison_due, surroundings
 from hodiff.taylor.jets import Jet, is_plain_tensor, tensor_of
 from hodiff.taylor.registry import keep_methods
 from hodiff.taylor.running import JetMet, frames, under_way
@@ -135,7 +134,7 @@ def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: Ra
                 in_one_graph() if compiling else nullcontext(),
                 TuplesAsLists() if compiling else nullcontext(),
                 functions_offered() if offered else nullcontext(),
-                _surroundings(frame),
+                surroundings(frame),
                 calls.Accumulators(frame) if frame.accumulates else nullcontext(),
             ):
                 return flatten(f(*args))
@@ -167,13 +166,6 @@ def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: Ra
                 ) from error
             raise
         state.rewind()
-
-
-def _surroundings(frame: Frame) -> Any:
-    """The mode of corrections, or what stands in its place where none are wanted."""
-    if frame.mode is not None:
-        return frame.mode
-    return nullcontext() if torch.compiler.is_compiling() else uncorrected()
 
 
 def _number(each: Any) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
+from hodiff.torch_internals.compilers.dynamo import original_of
 from hodiff.torch_internals.modules import buffers_by_name
 
 
@@ -222,12 +223,13 @@ def has_classes(loss: Any) -> bool:
 
 def _options_of(loss: Any) -> tuple[Any, dict[str, Any]]:
     """A loss as the table names it, and the options that it carries."""
+    loss = original_of(loss)
     if isinstance(loss, nn.Module):
         return type(loss), {**vars(loss), **buffers_by_name(loss)}
     given: dict[str, Any] = {}
     while isinstance(loss, partial) and not loss.args:
         loss, given = loss.func, loss.keywords | given
-    return loss, given
+    return original_of(loss), given
 
 
 def _look_up(loss: Any) -> tuple[Likelihood | None, list[str]]:

@@ -46,6 +46,24 @@ def module_of(value: Any) -> Any:
     return value
 
 
+def original_of(value: Any) -> Any:
+    """The module or function that went into torch.compile; anything else as it is."""
+    value = module_of(value)
+    while getattr(value, "_torchdynamo_wrapper_id", None) == id(value):
+        value = value._torchdynamo_orig_callable
+        # torch's own functions go into a frame of dynamo first.
+        if getattr(value, "__code__", None) is not None and value.__code__.co_filename == _frames_file():
+            value = value.__wrapped__
+    return value
+
+
+def _frames_file() -> str:
+    import torch._dynamo.external_utils
+
+    file: str = torch._dynamo.external_utils.wrap_inline.__code__.co_filename
+    return file
+
+
 def run_uncompiled_where(asked: Callable[[], bool]) -> None:
     """Let compiled code run as it was before torch.compile wherever a question is answered by yes."""
     _askers.append(asked)
