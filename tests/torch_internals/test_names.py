@@ -58,6 +58,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "operator": lambda: torch.ops.aten.exp.default,
     "operators of oneDNN": lambda: torch.ops.mkldnn,
     "disabled function": lambda: torch.compiler.disable(lambda: None),
+    "compiled function": lambda: torch.compile(lambda: None, backend="eager"),
     "compiled module": lambda: torch.compile(nn.Module(), backend="eager"),
     "function that torch hides from dynamo": _hidden_from_dynamo,
     "function that dynamo runs while it traces": lambda: torch.compiler.assume_constant_result(lambda: None),

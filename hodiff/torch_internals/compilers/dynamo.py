@@ -58,9 +58,9 @@ def original_of(value: Any) -> Any:
 
 
 def _frames_file() -> str:
-    import torch._dynamo.external_utils
+    from torch._dynamo.external_utils import wrap_inline
 
-    file: str = torch._dynamo.external_utils.wrap_inline.__code__.co_filename
+    file: str = wrap_inline.__code__.co_filename
     return file
 
 
