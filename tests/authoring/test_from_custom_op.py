@@ -142,10 +142,12 @@ def test_the_rule_is_checked_under_its_name():
     assert "from_custom_op" in report.findings[1].remedy
     doubtful.register_autograd(lambda ctx, g: 2 * g * ctx.saved_tensors[0].detach(), setup_context=keep_inputs)
     assert hodiff.check(doubtful, X, scipy=False, vmap=False).codes == ("HD104", "HD412", "HD410")
-    # An operator of any form that is right has the one finding that it has no forward mode.
+    # Corrections give an operator of any form that is right every route.
     for f in (products, joined, torch.ops.hodiff_tests_of_library.cube):
         given = ([X, 2 * X],) if f is joined else (X, X.sin())[: 1 + (f is products)]
-        assert [each.code for each in hodiff.check(f, given, scipy=False, vmap=False).errors] == ["HD412"], f
+        # A formula that was registered for an operator of others is not found without a call.
+        expected = ["HD412"] if isinstance(f, torch._ops.OpOverloadPacket) else []
+        assert [each.code for each in hodiff.check(f, given, scipy=False, vmap=False).errors] == expected, f
 
 
 def test_a_module_names_the_operator():
