@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -101,7 +102,7 @@ def warn_once(
             f"{caller}: numbers of {dtype} have about {digits} digits, and second derivatives fewer: those of models "
             "are off by 0.5 to 5 %. Where that matters, convert parameters and inputs by .float().",
             HodiffWarning,
-            stacklevel=2,
+            stacklevel=_levels_to_the_caller(),
         )
     if not cut:
         found = next(_custom_functions(result), None)
@@ -121,8 +122,16 @@ def warn_once(
             "Second derivatives are those of that gradient. If this is not meant, differentiate only by parameters "
             "that require a gradient, and see hodiff.preflight or hodiff.check.",
             HodiffWarning,
-            stacklevel=2,
+            stacklevel=_levels_to_the_caller(),
         )
+
+
+def _levels_to_the_caller() -> int:
+    """Count the levels of the stack from the function that asks to the first one outside of hodiff and torch."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("hodiff", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _custom_functions(result: Any) -> Iterator[type]:

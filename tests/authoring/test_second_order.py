@@ -28,10 +28,17 @@ cubes_times.defvjp(
     lambda x, y: (cubes_times(x, y), (x, y)), lambda res, g: (3 * res[0] ** 2 * res[1] * g, res[0] ** 3 * g)
 )
 
+SINE = torch.library.custom_op("hodiff_tests_of_authoring::sine", lambda x: x.sin(), mutates_args=(), schema="(Tensor x) -> Tensor")
+SINE.register_autograd(
+    lambda ctx, g: g * ctx.saved_tensors[0].cos(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
 ROWS = [
     Row("custom_jvp", sine_times, (X, Y)),
     Row("custom_vjp", cubes_times, (X, Y)),
     Row("elementwise", authoring.elementwise(torch.tanh, derivative=lambda x, y: 1 - y**2), (X,)),
+    Row("from_custom_op", authoring.from_custom_op(SINE), (X,)),
     # The derivative of a surrogate is its own where it is what it stands for.
     Row("straight_through", authoring.straight_through(torch.tanh, torch.tanh), (X,)),
 ]
