@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -128,8 +128,8 @@ def warn_once(
 
 def _levels_to_the_caller() -> int:
     """Count the levels of the stack from the function that asks to the first one outside of hodiff and torch."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("hodiff", "torch"):
+    frame, level = inspect.currentframe(), 0
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("hodiff", "torch"):
         frame, level = frame.f_back, level + 1
     return level
 

@@ -11,9 +11,11 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.route_choice import unavailable
+from hodiff.graphs import nodes_of
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.autograd.forward_mode import forward_pass, load_forward_rules
+from hodiff.torch_internals.autograd.graph_nodes import lacks_kernel
 
 
 def push(f: Callable[..., Any], primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[Any, Any, PyTree]:
@@ -32,18 +34,22 @@ def pull(f: Callable[..., Any], *primals: PyTree) -> tuple[Any, Callable[[Any], 
     except Exception as error:
         if not (unavailable(error) and only_reverse_mode()):
             raise
-        return _recorded_pull(f, primals)
+        recorded = _recorded_pull(f, primals)
+        if recorded is None:
+            raise
+        return recorded
     return result
 
 
 def _recorded_pull(f: Callable[..., Any], primals: tuple[PyTree, ...]) -> Any:
-    """The same by `torch.autograd`, which takes Functions without setup_context and saved-tensor hooks."""
+    """The same by `torch.autograd`, which takes Functions without setup_context; None where it takes zeros for some."""
     leaves, spec = pytree.tree_flatten(primals)
     recording = Recording(lambda operands: f(*pytree.tree_unflatten(operands, spec)), leaves)
     output, aux = recording.result
     # What the function closes over may be differentiated as well.
-    for each in pytree.tree_leaves(output):
-        recording.inspect(each)
+    constant = [recording.inspect(each) for each in pytree.tree_leaves(output)]
+    if any(map(lacks_kernel, nodes_of(*pytree.tree_leaves(output)))) or (recording.connected and any(constant)):
+        return None
 
     def pullback(cotangents: Any) -> tuple[Any, ...]:
         pairs = zip(pytree.tree_leaves(output), pytree.tree_leaves(cotangents), strict=True)

@@ -14,7 +14,7 @@ from hodiff.errors import InputError
 from hodiff.taylor.series import Coefficient, Coefficients, Frame
 from hodiff.torch_internals.autograd.transforms import at_level, in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import level_of
-from hodiff.torch_internals.tensors import without_memory
+from hodiff.torch_internals.tensors import VERSION, without_memory
 
 # Set by `calls`, which knows the rules, and rules know jets.
 _HANDLERS: list[Callable[..., Any]] = []
@@ -247,7 +247,7 @@ for _name in _REFLECTED:
 # What the value alone decides.
 _AS_THE_VALUE = (
     *("shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_sparse", "is_quantized", "is_nested", "is_meta"),
-    *("itemsize", "nbytes", "is_mps", "is_cpu", "is_leaf", "is_mkldnn", "_version"),
+    *("itemsize", "nbytes", "is_mps", "is_cpu", "is_leaf", "is_mkldnn", VERSION),
 )
 
 

@@ -21,6 +21,10 @@ is_zero_without_memory: Callable[[Tensor], bool] = Tensor._is_zerotensor
 T = TypeVar("T", bound=Tensor)
 
 
+# The attribute of a tensor that counts what was written into its memory.
+VERSION = "_version"
+
+
 def stands_for_tensor(value: Any) -> bool:
     """Whether a value is an object of hodiff or torch.fx that answers torch's functions in the place of a tensor."""
     kind = type(value)

@@ -28,7 +28,9 @@ cubes_times.defvjp(
     lambda x, y: (cubes_times(x, y), (x, y)), lambda res, g: (3 * res[0] ** 2 * res[1] * g, res[0] ** 3 * g)
 )
 
-SINE = torch.library.custom_op("hodiff_tests_of_authoring::sine", lambda x: x.sin(), mutates_args=(), schema="(Tensor x) -> Tensor")
+SINE = torch.library.custom_op(
+    "hodiff_tests_of_authoring::sine", lambda x: x.sin(), mutates_args=(), schema="(Tensor x) -> Tensor"
+)
 SINE.register_autograd(
     lambda ctx, g: g * ctx.saved_tensors[0].cos(),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),

@@ -310,6 +310,10 @@ CALLS += [
     (torch.norm_except_dim, (X, 2, 0), {}),
 ]
 
+CALLS += [(f, (X,), {}) for f in (torch.abs, torch.absolute, torch.Tensor.abs, torch.Tensor.absolute)]
+CALLS += [(f, (X.exp(),), {}) for f in (torch.sqrt, torch.Tensor.sqrt)]
+CALLS += [(F.l1_loss, (X, Y), {"reduction": "none"}), (torch.rsub, (X, 2.0), {})]
+
 # What is random, what takes its gradient from elsewhere, and what has forms in tests of its own.
 ELSEWHERE = {
     torch.native_dropout,
@@ -327,6 +331,10 @@ ELSEWHERE = {
     call_script,
     torch.pca_lowrank,
     set_recording,
+    torch.Tensor.__rpow__,
+    torch.ops.aten.add.Scalar,
+    torch.ops.aten.sub.Scalar,
+    torch.ops.aten.rsub.Scalar,
 }
 # Sparse tensors, lists of them, and what takes functions, have tests of their own.
 FAMILIES_ELSEWHERE = (

@@ -155,6 +155,8 @@ def test_an_operator_without_an_autograd_kernel_is_refused():
     for route in hodiff.ROUTES:
         with pytest.raises(hodiff.RouteError, match=r"autograd kernel|hodiff_kernels\.cube"):
             hodiff.hvp(lambda x: (cube(x) * x).sum(), X, V, route=route)
+    with pytest.raises(hodiff.RouteError, match=r"hodiff_kernels\.cube"):
+        hodiff.jacobian(lambda x: cube(x) * x)(X)
 
 
 def test_a_formula_that_records_nothing_has_no_transpose():

@@ -56,6 +56,9 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "node of an operator": lambda: _x().exp().grad_fn,
     "node of a Function": lambda: _DOUBLED.grad_fn,
     "operator": lambda: torch.ops.aten.exp.default,
+    "custom operator": lambda: torch.library.custom_op(
+        "hodiff_tests_of_names::copy", lambda x: x.clone(), mutates_args=(), schema="(Tensor x) -> Tensor"
+    ),
     "operators of oneDNN": lambda: torch.ops.mkldnn,
     "disabled function": lambda: torch.compiler.disable(lambda: None),
     "compiled function": lambda: torch.compile(lambda: None, backend="eager"),
