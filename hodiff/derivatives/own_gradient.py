@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
 from hodiff.derivatives.capture.origin import line_now
 from hodiff.errors import HodiffWarning
 from hodiff.graphs import nodes_of
+from hodiff.recompute.reachable import named_modules
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode, tangents_are_on
 from hodiff.torch_internals.autograd.graph_nodes import function_of
 from hodiff.torch_internals.autograd.recording import in_fx_trace
@@ -110,7 +112,7 @@ def warn_once(
     if not cut or in_forward_mode():
         return
     try:
-        with RandomState(leaves).replayed():
+        with untouched(list(named_modules(f))), RandomState(leaves).replayed():
             told = _compare(evaluate, leaves)
     except Exception:
         # It may be called in one way alone, or once.

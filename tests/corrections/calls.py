@@ -312,13 +312,18 @@ CALLS += [
 
 CALLS += [(f, (X,), {}) for f in (torch.abs, torch.absolute, torch.Tensor.abs, torch.Tensor.absolute)]
 CALLS += [(f, (X.exp(),), {}) for f in (torch.sqrt, torch.Tensor.sqrt)]
-CALLS += [(F.l1_loss, (X, Y), {"reduction": "none"}), (torch.rsub, (X, 2.0), {})]
+CALLS += [
+    (pool, (torch.rand(1, 2, *[4] * n, dtype=D) + 1, 2.0, 2), {})
+    for n, pool in enumerate((F.lp_pool1d, F.lp_pool2d, F.lp_pool3d), 1)
+]
+CALLS += [(F.softmin, (X,), {"dim": -1}), (F.l1_loss, (X, Y), {"reduction": "none"}), (torch.rsub, (X, 2.0), {})]
 
 # What is random, what takes its gradient from elsewhere, and what has forms in tests of its own.
 ELSEWHERE = {
     torch.native_dropout,
     F.dropout,
     F.alpha_dropout,
+    F.gumbel_softmax,
     torch.alpha_dropout,
     F.feature_alpha_dropout,
     torch.feature_alpha_dropout,

@@ -69,7 +69,13 @@ def test_other_dtypes_and_autocast(name, dtype):
     x = normal(5, 2, 3, dtype=dtype)
     for lowered in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=lowered):
-            expected, got = (unrolled(network, x, None, None, mode) for mode in (nullcontext(), hodiff.corrected()))
+            try:
+                expected = unrolled(network, x, None, None, nullcontext())
+            except RuntimeError as error:
+                if "could not create a primitive" not in str(error):
+                    raise
+                pytest.skip("oneDNN has no LSTM of this dtype on this processor")
+            got = unrolled(network, x, None, None, hodiff.corrected())
         for ours, theirs in zip(got, expected, strict=True):
             assert ours.dtype == theirs.dtype
             tolerance = 2e-2 if ours.dtype == torch.bfloat16 or lowered else 1e-5

@@ -59,7 +59,8 @@ def outputs(function, leaves, structure, wanted=()):
         return "raises"
     found = [each.detach() for each in found if isinstance(each, torch.Tensor)]
     # Eigenvectors have no sign of their own, and statistics beside a normalization no derivative.
-    first = function in (torch.linalg.eigh, torch.linalg.eig) or "batch_norm" in str(function)
+    of_norm = any(each in name_of(function) for each in ("batch_norm", "group_norm"))
+    first = function in (torch.linalg.eigh, torch.linalg.eig) or of_norm
     return found[:1] if first else found
 
 

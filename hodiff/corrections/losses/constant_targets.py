@@ -14,6 +14,7 @@ from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.elementwise.tails import saturates
 from hodiff.corrections.losses.reduction import DEPRECATED, REDUCE
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import with_value_of
 from hodiff.functions import log_sigmoid
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
@@ -104,4 +105,7 @@ def _binary_cross_entropy_with_logits(
         return declined
     hits = target * log_sigmoid(input)
     loss = (target - 1) * log_sigmoid(-input) - (hits if pos_weight is None else pos_weight * hits)
-    return REDUCE[reduction](loss if weight is None else loss * weight)
+    loss = REDUCE[reduction](loss if weight is None else loss * weight)
+    # Of targets that are infinite, torch's formula has other numbers.
+    options = {"weight": weight, "reduction": reduction, "pos_weight": pos_weight}
+    return with_value_of(loss, F.binary_cross_entropy_with_logits, input, target, **options)

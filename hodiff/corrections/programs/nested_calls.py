@@ -24,6 +24,8 @@ COMPOSITES: dict[Callable[..., Any], str] = {
     torch.pca_lowrank: "of a sparse matrix, it makes another of means, whose gradient is a constant",
     F.triplet_margin_with_distance_loss: "it calls a distance, as a default torch's own",
     F.multilabel_soft_margin_loss: "it calls logsigmoid, which loses its digits in the tails",
+    **dict.fromkeys((F.softmin, F.gumbel_softmax), "it calls softmax, which loses its digits in the tails"),
+    **dict.fromkeys((F.lp_pool1d, F.lp_pool2d, F.lp_pool3d), "it calls abs, whose even powers are smooth at 0"),
 }
 
 
