@@ -210,7 +210,8 @@ def test_in_slots_and_with_all_directions(name):
 
     def watched(x):
         y = f(x)
-        if isinstance(y, Jet):
+        # The check that points do not meet is a pass of its own, of one direction.
+        if isinstance(y, Jet) and y.frame.sparse:
             seen.append(None if y.support is None else y.support.slots)
         return y
 

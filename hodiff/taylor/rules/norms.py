@@ -30,10 +30,10 @@ def at_zeros(frame: Frame, length: Any, still: Any, x: Any, inner: Callable[[Any
     Returns:
         The length.
     """
-    if torch.compiler.is_compiling() or not moves(frame, x) or not _any(still):
-        return length
     # The highest coefficient of a collapsed series is no direction's; of a length that is 0 odd powers alone have it.
     orders = [k for k in range(1, frame.order + 1) if frame.has_axis(k) or frame.directions is None]
+    if not orders or torch.compiler.is_compiling() or not moves(frame, x) or not _any(still):
+        return length
     parts = [filled(frame, x.coefficients, k, x.value) for k in orders]
     product = inner if frame.directions is None else torch.func.vmap(inner)
     series = _length_series(parts, product)
