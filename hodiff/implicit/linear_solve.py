@@ -23,8 +23,8 @@ from hodiff.rules.any_order import outside_graphs
 from hodiff.torch_internals.autograd.transforms import in_transform
 
 
-@outside_graphs
 @at_the_boundary
+@outside_graphs
 def linear_solve(
     matvec: Callable[..., PyTree],
     b: PyTree,

@@ -92,8 +92,8 @@ def implicit_function(
     residual = residual_of(target)
     equation = Equation(residual, jacobian_of(residual, symmetric), lambda x, params: (x, *params), options)
 
-    @outside_graphs
     @at_the_boundary
+    @outside_graphs
     def solution(x0: PyTree, *params: Any) -> Any:
         x0, params = pytree.tree_map_only(Tensor, recordable, (x0, params))
         flatten_primals(x0, caller, "x0")

@@ -37,6 +37,12 @@ def _silu_to_second(x: Any) -> tuple[Any, Any, Any]:
 _SILU = System(lambda x: (), lambda u: (), _silu_to_second)
 
 
+@rule("threshold_backward")
+def threshold_backward(frame: Frame, func: Any, vector: Any, x: Any, threshold: Any) -> Any:
+    """Keep the vector, in which it is linear, where x is above the threshold or NaN."""
+    return torch.where(value_of(frame, x) <= threshold, 0.0, vector)
+
+
 @rule("nn.gelu")
 def gelu(frame: Frame, func: Any, x: Any, approximate: str = "none") -> Any:
     """By the normal distribution, or by tanh."""
