@@ -248,7 +248,9 @@ def test_a_tensor_that_is_not_found_stays_eager(uncompiled):
     held = iter([hidden])
     (multiply,) = (each.mul for each in held)
     gradient = hodiff.compile_gradient(lambda x: multiply(x**2).sum())
-    with pytest.warns(hodiff.HodiffWarning, match=r"reads a tensor of shape \(2,\) that is neither an argument"):
+    with pytest.warns(
+        hodiff.HodiffWarning, match=r"reads a tensor of shape \(2,\).*, numbers 1, 1, .*neither an argument"
+    ):
         assert torch.equal(gradient(x), 2 * x)
     hidden.mul_(5)
     assert torch.equal(gradient(x), 10 * x)

@@ -57,6 +57,9 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument(
         "--explore", action="store_true", help="invent inputs around the given one: zeros, ties, sizes, layouts, dtypes"
     )
+    parser.add_argument(
+        "--autocast", metavar="NAME", help="check it as torch.autocast to this dtype of 16 bits runs it"
+    )
     parser.add_argument("--reference", metavar="TARGET", help="the same function for float64, for one of low precision")
     parser.add_argument(
         "--ulps", type=float, metavar="X", help="error allowed to it, in units of its rounding (half of the digits)"
@@ -139,6 +142,7 @@ def _check(function: Any, inputs: Any, options: argparse.Namespace, generator: t
         wrt=options.wrt,
         fixed=options.fixed,
         explore=options.explore,
+        autocast=None if options.autocast is None else dtype_named(options.autocast, "--autocast"),
     )
 
 

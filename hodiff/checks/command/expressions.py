@@ -147,12 +147,12 @@ class Reader:
     }
 
 
-def dtype_named(name: str) -> torch.dtype:
+def dtype_named(name: str, option: str = "--dtype") -> torch.dtype:
     """The floating-point dtype that torch calls by this name."""
     found = CONSTANTS.get(name.removeprefix("torch."))
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         floating = ", ".join(each for each in _DTYPES if CONSTANTS[each].is_floating_point)
-        raise InputError(f"check: --dtype: expected one of {floating}, got {name!r}.")
+        raise InputError(f"check: {option}: expected one of {floating}, got {name!r}.")
     return found
 
 

@@ -39,7 +39,10 @@ def _is_remembered(input: Tensor) -> bool:
 
 
 def _square(x: Tensor) -> Tensor:
-    return x.real.square() + x.imag.square() if x.is_complex() else x.square()
+    if not x.is_complex():
+        return x.square()
+    x = x.resolve_conj()  # vmap has no rule for the imaginary part of a view that is conjugated
+    return x.real.square() + x.imag.square()
 
 
 @_loses_squares(F.l1_loss)

@@ -39,6 +39,7 @@ def norm(x: Tensor, p: float, dims: Sequence[int] | None, keepdim: bool) -> Tens
         return norm(x.unsqueeze(0), p, [0], False)
     dims = list(range(x.dim())) if not dims else [dim % x.dim() for dim in dims]
     if x.is_complex():
+        x = x.resolve_conj()  # vmap has no rule for the imaginary part of a view that is conjugated
         squares = x.real.square() + x.imag.square()
         x = squares if p == 2 else root(squares)
     else:

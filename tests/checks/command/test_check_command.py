@@ -186,6 +186,7 @@ def test_every_option_is_passed_on(file, monkeypatch):
     switches = ["--seed", "5", "--approximate", "--compile", "--order", "4", "--method", "directions", "--ulps", "3"]
     switches += ["--reference", "checked_functions:scaled", "--loss", "output.square().mean()"]
     switches += ["--torch-alone", "--explore", "--wrt", "inputs", "--fixed", "0,2"]
+    switches += ["--autocast", "bfloat16"]
     run("checked_functions:scaled", "--inputs", "randn(2)", *switches)
     (plain, defaults), (seeded, options) = calls
     known = {
@@ -197,7 +198,7 @@ def test_every_option_is_passed_on(file, monkeypatch):
     assert options.pop("reference").__name__ == "scaled"
     assert options.pop("loss")(torch.tensor([1.0, 3.0])) == 5.0
     others = {"order": 4, "compile": True, "seed": 5, "approximate": True, "method": "directions", "ulps": 3.0}
-    others |= {"correct": False, "explore": True, "wrt": "inputs", "fixed": (0, 2)}
+    others |= {"correct": False, "explore": True, "wrt": "inputs", "fixed": (0, 2), "autocast": torch.bfloat16}
     assert options == {name: value for name, value in known.items() if name not in {"reference", "loss"}} | others
     assert torch.equal(seeded[1], Reader(seed=5).read("randn(2)"))
     assert torch.equal(plain[1], Reader().read("randn(2)"))
