@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hodiff.checks.attempts import Failure, attempt, first_line
 from hodiff.checks.subjects.double_precision import InDouble, is_low
-from hodiff.checks.subjects.module_calls import CallFailed, ModuleCall, stale_call, unsteady_call
+from hodiff.checks.subjects.module_calls import CallFailed, ModuleCall, same, stale_call, unsteady_call
 from hodiff.checks.subjects.setting import deep_copy
 from hodiff.errors import InputError
 from hodiff.torch_internals.modules import attributes_of
@@ -45,6 +45,7 @@ def first_call(module: nn.Module, inputs: tuple[Any, ...]) -> Called:
         try:
             precision = InDouble() if throughout else None
             root, unsteady, reason = unsteady_call(own, args, precision)
+            _put_back(own, fresh)
             stale: Any = None
             # Of a module that counts its calls, say, the note is enough.
             if unsteady is None:
@@ -58,6 +59,15 @@ def first_call(module: nn.Module, inputs: tuple[Any, ...]) -> Called:
         f"check: f: expected {type(module).__name__}(*inputs) to run, but {first.call.label} raised "
         f"{first_line(first.error)}. Check the inputs; tensors that it makes must have the dtype of its inputs."
     ) from first.error
+
+
+def _put_back(called: nn.Module, fresh: nn.Module) -> None:
+    """Undo what a call wrote into its parameters, as embeddings with max_norm do: it is what a check has to find."""
+    given = dict(fresh.named_parameters())
+    with torch.no_grad():
+        for name, each in called.named_parameters():
+            if name in given and not same(each, given[name]):
+                each.copy_(given[name])
 
 
 def _with_results(module: nn.Module, root: ModuleCall) -> ModuleCall | None:

@@ -218,24 +218,20 @@ def stale_call(
     """
     args = tree_map_only(Tensor, _moved, args)
     records: list[ModuleCall] = []
-    # The same for both: a call may have written into its parameters, as embeddings with max_norm do.
-    changed: dict[str, Tensor] = {}
     for module in (called, fresh):
-        numbers = {
-            name: each for name, each in module.named_parameters() if each.is_floating_point() or each.is_complex()
-        }
-        before = {name: each.detach().clone() for name, each in numbers.items()}
+        numbers = [each for each in module.parameters() if each.is_floating_point() or each.is_complex()]
+        before = [each.detach().clone() for each in numbers]
         with torch.random.fork_rng(), attributes_put_back(list(module.modules())), untouched_buffers(module.modules()):
             torch.manual_seed(0)
             try:
                 with torch.no_grad():
-                    for name, each in numbers.items():
-                        each.copy_(changed.setdefault(name, _moved(each) + _MOVE))  # zeros move, too
+                    for each in numbers:
+                        each.copy_(_moved(each) + _MOVE)  # zeros move, too
                 records.append(record_calls(module, args, precision))
             finally:
                 with torch.no_grad():
-                    for name, each in numbers.items():
-                        each.copy_(before[name])
+                    for each, value in zip(numbers, before, strict=True):
+                        each.copy_(value)
     for one, two in zip(*(each.post_order() for each in records), strict=False):
         if same((one.args, one.kwargs), (two.args, two.kwargs)) and not same(one.output, two.output, _STALE):
             return one

@@ -133,7 +133,9 @@ def _custom_classes(call: ModuleCall, inputs: bool) -> tuple[type, ...]:
     if inputs:
         args, kwargs = tree_map_only(Tensor, lambda x: x.requires_grad_() if is_free(x) else x, (args, kwargs))
     with torch.enable_grad(), call.setting.entered():
-        outputs = tensors_of(torch.func.functional_call(call.module, _buffers(call), args, kwargs))
+        # A call may write into its parameters, as embeddings with max_norm do, which a check has yet to see.
+        parameters = {name: each.clone() for name, each in call.module.named_parameters()}
+        outputs = tensors_of(torch.func.functional_call(call.module, {**_buffers(call), **parameters}, args, kwargs))
     classes = [function_of(node) for output in outputs for node in nodes_of(output)]
     return tuple(dict.fromkeys(each for each in classes if each and not each.__module__.startswith("hodiff.")))
 
