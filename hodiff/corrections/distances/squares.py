@@ -119,8 +119,12 @@ def remember(tensor: Any, root: Root, even: Any, odd: Any, length: Any, held: tu
     if torch.compiler.is_compiling() or not (tensor.requires_grad or is_wrapped(tensor)):
         return tensor
     key = id(tensor)
-    # Bound now, as the interpreter clears modules before the last tensors go.
-    itself = weakref.ref(tensor, lambda _, forget=LENGTHS.pop: forget(key, None))
+
+    # LENGTHS is bound now, as the interpreter clears modules before the last tensors go.
+    def forget(_: Any, lengths: dict[int, Graded] = LENGTHS) -> None:
+        lengths.pop(key, None)
+
+    itself = weakref.ref(tensor, forget)
     versions = tuple((each, _version(each)) for each in held)
     LENGTHS[key] = Graded(itself, _version(tensor), root, even, odd, length, versions)
     return tensor
