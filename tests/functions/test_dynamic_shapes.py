@@ -49,12 +49,13 @@ SYMBOLS: dict[str, Symbols] = {
     "soft_rank-columns": (COLUMNS,),
     "soft_sort-columns": (COLUMNS,),
 }
-# Not to be exported: NumPy code, and a node that is there for its derivatives; without a batch: one vector,
+# Not to be exported: NumPy code, eigenvalues whose gaps decide which formula serves, and a node that is there for its derivatives; without a batch: one vector,
 # and a target, a draw or lengths of a size that is fixed.
 WITHOUT = {
     "numpy_function-elementwise",
     "numpy_function-rules",
     "hvp_function",
+    "spectral_function",
     "fused_linear-silu",
     "cross_entropy-gradient",
     "linear_cross_entropy-gradient",
