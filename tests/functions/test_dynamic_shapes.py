@@ -49,8 +49,8 @@ SYMBOLS: dict[str, Symbols] = {
     "soft_rank-columns": (COLUMNS,),
     "soft_sort-columns": (COLUMNS,),
 }
-# Not to be exported: NumPy code, eigenvalues whose gaps decide which formula serves, and a node that is there for its derivatives; without a batch: one vector,
-# and a target, a draw or lengths of a size that is fixed.
+# Not to be exported: NumPy code, eigenvalues whose gaps decide which formula serves, and a node that is there for its
+# derivatives; without a batch: one vector, and a target, a draw or lengths of a size that is fixed.
 WITHOUT = {
     "numpy_function-elementwise",
     "numpy_function-rules",
