@@ -268,7 +268,7 @@ def correction_of(function: Any, args: Sequence[Any]) -> Correction | None:
         return CORRECTIONS.get(torch.norm)
     if (function is _POWER or function is _POWER_IN_PLACE) and isinstance(args[1], (Tensor, complex)):
         return CORRECTIONS.get(Tensor.pow if function is _POWER else Tensor.pow_)
-    if function is _REVERSED_DIFFERENCE and isinstance(args[1], complex):
+    if function is _REVERSED_DIFFERENCE and len(args) > 1 and isinstance(args[1], complex):
         return CORRECTIONS.get(torch.rsub)
     return None
 
