@@ -97,6 +97,9 @@ def _require_recorded(function: Any, ctx: Any, operands: Sequence[Any], tangents
     Raises:
         RouteError: If what comes out does not depend on them, either.
     """
+    if torch.compiler.is_compiling():
+        # Dynamo traces no questions about numbers and levels.
+        return
     level = innermost_jvp_level()
     if level is None or not any(map(_is_nonzero, _unrecorded(pushed))):
         return
