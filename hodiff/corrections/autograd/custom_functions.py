@@ -14,6 +14,7 @@ from hodiff.corrections.declining import UNNEEDED, Redirected
 from hodiff.corrections.mode import Corrections
 from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
+from hodiff.rules.any_order import outside_graphs
 from hodiff.rules.nesting import nestable_jvp, without_own_tangents
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.graph_nodes import place_of
@@ -66,7 +67,8 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
     def jvp(ctx: Any, *tangents: Any) -> Any:
         with Corrections():
             pushed = without_own_tangents(function.jvp(ctx, *tangents))
-            _require_recorded(function, ctx, operands, tangents, pushed)
+            if not torch.compiler.is_compiling():
+                _require_recorded(function, ctx, operands, tangents, pushed)
             return pushed
 
     def vmap(*args: Any) -> Any:
@@ -88,6 +90,8 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
     return type(function.__name__, (Function,), members)
 
 
+# Behind a graph break dynamo would take up its frames one by one, in the midst of transforms.
+@outside_graphs
 def _require_recorded(function: Any, ctx: Any, operands: Sequence[Any], tangents: Sequence[Any], pushed: Any) -> None:
     """Refuse a jvp that loses what its tangents depend on.
 
@@ -97,9 +101,6 @@ def _require_recorded(function: Any, ctx: Any, operands: Sequence[Any], tangents
     Raises:
         RouteError: If what comes out does not depend on them, either.
     """
-    if torch.compiler.is_compiling():
-        # Dynamo traces no questions about numbers and levels.
-        return
     level = innermost_jvp_level()
     if level is None or not any(map(_is_nonzero, _unrecorded(pushed))):
         return
