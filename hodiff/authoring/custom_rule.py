@@ -19,7 +19,7 @@ from hodiff.errors import InputError
 from hodiff.recompute.reachable import names_tensors
 from hodiff.torch_internals.autograd.differentiation import are_differentiated
 from hodiff.torch_internals.autograd.transforms import in_transform
-from hodiff.torch_internals.compilers.dynamo import as_one_node, without_compilation
+from hodiff.torch_internals.compilers.dynamo import as_one_node, at_trace_time, without_compilation
 
 
 class CustomRule(ABC):
@@ -140,7 +140,7 @@ _HELD = (Tensor, bool, int, float, complex, str, tuple, list, dict)
 _OPAQUE: dict[int, Any] = {}
 
 
-@torch.compiler.assume_constant_result
+@at_trace_time
 def _key(value: Any) -> int:
     if getattr(value, "__closure__", None):
         raise InputError(

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from hodiff.authoring.custom_vjp import custom_vjp
+from hodiff.authoring.custom_vjp import CustomVJP
 from hodiff.errors import InputError
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
@@ -23,6 +24,8 @@ from hodiff.torch_internals.custom_operators import (
     rule_of,
     signature_of,
 )
+from hodiff.torch_internals.interception import without_function_modes
+from hodiff.torch_internals.operators import OpOverload
 
 
 class _Context(SimpleNamespace):
@@ -79,21 +82,26 @@ def from_custom_op(op: Any) -> Callable[..., Any]:
             f"from_custom_op: op: expected an operator of torch.library, got {op!r:.60}. Define it by "
             "torch.library.custom_op and register_autograd, or write hodiff.custom_vjp."
         )
-    name = operator.name().replace("::", ".")
     if is_mutable(operator):
         raise InputError(
-            f"from_custom_op: op: expected an operator that leaves its arguments alone, got {name}, which changes "
-            "some. Register one with mutates_args=() that returns new tensors."
+            "from_custom_op: op: expected an operator that leaves its arguments alone, got "
+            f"{_name_of(operator)}, which changes some. Register one with mutates_args=() that returns new tensors."
         )
 
+    return function_of(operator, rule_of(operator))
+
+
+def function_of(operator: OpOverload, known: OperatorRule | None) -> CustomVJP:
+    """An operator that changes nothing, with all derivatives by its rule, which a call finds where it is None."""
+
     def run(*args: Any) -> Any:
-        return call_by_position(operator, args)
+        with without_function_modes(TorchFunctionMode):  # corrections would call the function that is made here
+            return call_by_position(operator, args)
 
-    run.__name__ = name
-    run.__signature__ = signature_of(operator)  # type: ignore[attr-defined]
-    function = custom_vjp(run)
-
-    rule = _FoundRule(operator, name)
+    run.__name__ = _name_of(operator)
+    run.__signature__ = signature_of(operator)  # type: ignore[attr-defined]  # mypy knows no attributes of functions
+    function = CustomVJP(run)
+    rule = _FoundRule(operator, known)
 
     def forward(*args: Any) -> Any:
         # Where something is differentiated, what is saved of the output depends on the arguments.
@@ -112,9 +120,8 @@ def from_custom_op(op: Any) -> Callable[..., Any]:
 class _FoundRule:
     """The rule of an operator, which may be found by a call alone."""
 
-    def __init__(self, operator: Any, name: str):
-        self.operator, self.name = operator, name
-        self.rule = rule_of(operator)
+    def __init__(self, operator: OpOverload, known: OperatorRule | None):
+        self.operator, self.rule = operator, known
 
     def __call__(self, args: Any = ()) -> OperatorRule:
         """The rule."""
@@ -124,7 +131,13 @@ class _FoundRule:
                 self.rule = rule_of(self.operator, below)
         if self.rule is None:
             raise InputError(
-                f"from_custom_op: op: expected an operator with a rule for cotangents, got {self.name}, which has "
-                f"none. Call torch.library.register_autograd({self.operator.name()!r}, backward, setup_context=...)."
+                f"from_custom_op: op: expected an operator with a rule for cotangents, got {_name_of(self.operator)}, "
+                "which has none. Call "
+                f"torch.library.register_autograd({self.operator.name()!r}, backward, setup_context=...)."
             )
         return self.rule
+
+
+def _name_of(operator: OpOverload) -> str:
+    """As users write it behind `torch.ops`."""
+    return operator.name().replace("::", ".")

@@ -242,12 +242,18 @@ def _run(rule: Any, args: Any, kwargs: Any) -> Any:
         return error
 
 
+def run_in_the_mode(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the twin of a function that torch writes in Python, so that corrections reach the calls inside of it."""
+    with Corrections():
+        return function(*args, **kwargs)
+
+
 def _with_moving_number(func: Any, number: str, correction: Correction | None, args: Any, kwargs: Any) -> Any:
     """What torch writes in Python may use the number as the tensor that it is; the calls inside of it will tell."""
-    if correction is not None or not isinstance(func, FunctionType):
+    own_code = correction is None or getattr(correction.rule, "func", None) is run_in_the_mode
+    if not own_code or not isinstance(func, FunctionType):
         raise refused(func, number)
-    with Corrections():
-        return twin(func)(*args, **kwargs)
+    return run_in_the_mode(twin(func), *args, **kwargs)
 
 
 def _by_formula(operator: Any, args: Any, kwargs: Any) -> Any:

@@ -169,3 +169,11 @@ def test_a_formula_that_records_nothing_has_no_transpose():
     )
     with pytest.raises(hodiff.RouteError, match="records nothing"):
         hodiff.jacobian(lambda x: cut(x) + x, mode="forward")(X)
+
+
+def test_the_made_function_within_corrections():
+    """Which have a function of the same operator, and must not call each other for ever."""
+    f = hodiff.authoring.from_custom_op(exponential)
+    with hodiff.corrected(), forward_ad.dual_level():
+        found = forward_ad.unpack_dual(f(forward_ad.make_dual(X, V))).tangent
+    torch.testing.assert_close(found, V * X.exp())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hodiff.corrections.mode import Corrections
+from hodiff.corrections.mode import run_in_the_mode
 from hodiff.corrections.registry import register
 from hodiff.corrections.twins import twin
 from hodiff.routes import ROUTES
@@ -28,12 +28,6 @@ COMPOSITES: dict[Callable[..., Any], str] = {
     **dict.fromkeys((F.lp_pool1d, F.lp_pool2d, F.lp_pool3d), "it calls abs, whose even powers are smooth at 0"),
 }
 
-
-def _run_in_the_mode(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with Corrections():
-        return function(*args, **kwargs)
-
-
 for _function, _reason in COMPOSITES.items():
     register(
         _function,
@@ -41,4 +35,4 @@ for _function, _reason in COMPOSITES.items():
         routes=ROUTES,
         reason=_reason,
         reference="the same code, with the rules of what it calls",
-    )(partial(_run_in_the_mode, twin(_function)))
+    )(partial(run_in_the_mode, twin(_function)))

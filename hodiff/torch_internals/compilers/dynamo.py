@@ -11,11 +11,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from hodiff.torch_internals.operators import zeros_without_memory
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Operators for which inductor has hodiff's lowering by now.
 _written_out: set[Any] = set()
@@ -174,8 +176,8 @@ def without_compilation(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def at_trace_time(function: Callable[[], None]) -> Callable[[], None]:
-    """Mark a function as one that runs when dynamo meets it, and leaves nothing in the graph."""
+def at_trace_time(function: F) -> F:
+    """Mark a function as one that runs when dynamo meets it, and leaves in the graph at most its result, a constant."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # mypy knows no attributes of functions
     return function
 
