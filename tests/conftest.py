@@ -3,6 +3,7 @@
 import gc
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,20 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     gc.unfreeze()
     gc.enable()  # also where the collection failed
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Beside pytest's list of the longest tests, the files that take most: many short tests cost minutes."""
+    shown = terminalreporter.config.getoption("durations")
+    reports = [each for kind in terminalreporter.stats.values() for each in kind if isinstance(each, pytest.TestReport)]
+    if not shown or not reports:
+        return
+    seconds: Counter[str] = Counter()
+    for report in reports:
+        seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section(f"{shown} files that take most of {sum(seconds.values()):.0f} s")
+    for name, duration in seconds.most_common(shown):
+        terminalreporter.write_line(f"{duration:.1f}s {name}")
 
 
 @pytest.fixture(autouse=True)

@@ -163,24 +163,24 @@ def _lead_to(nodes: Iterable[Any], operands: Sequence[Tensor]) -> bool:
     return not ends.isdisjoint(nodes_from(node for node in nodes if node is not None))
 
 
-def refuse_cuts_of(value: Tensor, nodes: Sequence[Any], operands: Sequence[Tensor]) -> None:
-    """Take a gradient inside of a transform to see whether a Function loses its graph; see `refusing_cuts`.
+def refuse_cuts_of(outputs: Sequence[Tensor], nodes: Sequence[Any], operands: Sequence[Tensor]) -> None:
+    """Take one more gradient to see whether a Function loses its graph, where the first need not be recorded.
 
     Args:
-        value: The scalar that the gradient is of.
-        nodes: Nodes of Functions in its graph; where there are none, nothing is computed.
-        operands: What the transform differentiates by.
+        outputs: Tensors whose gradient is taken, perhaps inside of a transform.
+        nodes: Nodes of Functions in their graph; where there are none, nothing is computed.
+        operands: What is differentiated by.
 
     Raises:
         UnrecordedGradientError: If a backward loses its cotangent.
     """
-    if not nodes:
+    if not nodes or not operands:
         return
-    # Leaves cannot be made inside of a transform; this one is a part of the graph by a branch that is not taken.
-    ones = torch.ones_like(value)
-    seed = torch.where(ones > 0, ones, value)
+    # Leaves cannot be made inside of a transform; these are a part of the graph by a branch that is not taken.
+    ones = [torch.ones_like(each) for each in outputs]
+    seeds = [torch.where(one.real > 0, one, each) for one, each in zip(ones, outputs, strict=True)]
     with refusing_cuts(nodes, operands):
-        torch.autograd.grad(value, operands, seed, create_graph=True, allow_unused=True)
+        torch.autograd.grad(outputs, operands, seeds, create_graph=True, allow_unused=True)
 
 
 def _running(nodes: Sequence[Any], error: BaseException) -> Any:

@@ -146,6 +146,37 @@ def test_inside_of_transforms(route: str) -> None:
         torch.func.vmap(product)(X[None])
 
 
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sum())(X),
+        lambda f: torch.func.hessian(f)(X),
+        lambda f: torch.func.jacrev(torch.func.jacrev(f))(X),
+        lambda f: torch.func.jvp(torch.func.grad(f), (X,), (V,))[1],
+    ],
+    ids=["grad of grad", "hessian", "jacrev of jacrev", "jvp of grad"],
+)
+def test_torchs_own_transforms_within_corrections(second: Any) -> None:
+    for f in (lambda x: TransformedSquare.apply(x).sum(), lambda x: (TransformedSquare.apply(x) ** 2).sum()):
+        with pytest.raises(RouteError, match=r"TransformedSquare\.backward"), hodiff.corrected():
+            second(f)
+
+
+def test_recorded_gradients_within_corrections() -> None:
+    leaf = X.clone().requires_grad_()
+    with hodiff.corrected():
+        for function in CUT:
+            with pytest.raises(RouteError, match=rf"{function.__name__}\.backward.*create_graph"):
+                torch.autograd.grad(function.apply(leaf), [leaf], V, create_graph=True)
+            with pytest.raises(RouteError, match=rf"{function.__name__}\.backward"):
+                function.apply(leaf).sum().backward(create_graph=True)
+        # What it is not differentiated by, and first derivatives, are of no interest.
+        (found,) = torch.autograd.grad((WithoutGrad.apply(X) * leaf).sum(), leaf, create_graph=True)
+        torch.testing.assert_close(found, X * X)
+        torch.testing.assert_close(torch.autograd.grad(WithoutGrad.apply(leaf).sum(), leaf)[0], 2 * X)
+    assert leaf.grad is None
+
+
 def test_the_route_by_a_right_jvp_is_left() -> None:
     product = hodiff.hvp(lambda x: TransformedSquare.apply(x).sum(), X, V, route="reverse-over-forward")
     torch.testing.assert_close(product, 2 * V)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from hodiff.errors import RouteError
 from hodiff.rules.any_order import outside_graphs
 from hodiff.rules.nesting import nestable_jvp, without_own_tangents
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
+from hodiff.torch_internals.autograd.forward_mode import set_tangents
 from hodiff.torch_internals.autograd.graph_nodes import place_of
 from hodiff.torch_internals.autograd.transforms import (
     differentiating_count,
@@ -24,6 +26,7 @@ from hodiff.torch_internals.autograd.transforms import (
     outside_transforms,
 )
 from hodiff.torch_internals.autograd.wrapped_tensors import (
+    below_batches,
     below_one,
     below_transforms,
     is_wrapped,
@@ -57,18 +60,32 @@ def _rules_are_differentiated(operands: Sequence[Any]) -> bool:
 def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
     """A stand-in for a Function, which is left as it is: the same rules, to be differentiated by passes around."""
 
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        function.setup_context(ctx, inputs, output)
+        ctx.outside = [] if torch.compiler.is_compiling() else _numbers_outside(_tensors(inputs))
+
     # Rules run inside the mode, which is set aside while it handles the call that they belong to. They close over the
     # Function, where those look for it who have a node of a graph.
     def backward(ctx: Any, *cotangents: Any) -> Any:
         with Corrections():
-            return function.backward(ctx, *cotangents)
+            pulled = function.backward(ctx, *cotangents)
+            if not torch.compiler.is_compiling():
+                name = f"{function.__name__}.backward{place_of(function.backward)}"
+                pull, seeded = partial(function.backward, ctx), partial(_depending_on, ctx.outside)
+                _require_recorded(name, pull, pulled, seeded, cotangents)
+            return pulled
 
     @nestable_jvp
     def jvp(ctx: Any, *tangents: Any) -> Any:
+        def push(*tangents: Any) -> Any:
+            return without_own_tangents(function.jvp(ctx, *tangents))
+
         with Corrections():
-            pushed = without_own_tangents(function.jvp(ctx, *tangents))
-            if not torch.compiler.is_compiling():
-                _require_recorded(function, ctx, operands, tangents, pushed)
+            pushed = push(*tangents)
+            level = innermost_jvp_level()
+            if level is not None and not torch.compiler.is_compiling():
+                name = f"{function.__name__}.jvp{place_of(function.jvp)}"
+                _require_recorded(name, push, pushed, partial(_seeded, operands, level), tangents)
             return pushed
 
     def vmap(*args: Any) -> Any:
@@ -79,7 +96,7 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
         "__module__": function.__module__,
         "generate_vmap_rule": function.generate_vmap_rule,
         "forward": staticmethod(function.forward),
-        "setup_context": staticmethod(function.setup_context),
+        "setup_context": staticmethod(setup_context),
         "backward": staticmethod(backward),
         "jvp": staticmethod(jvp),
         # torch compares it with the one that a Function without a rule inherits.
@@ -92,41 +109,63 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
 
 # Behind a graph break dynamo would take up its frames one by one, in the midst of transforms.
 @outside_graphs
-def _require_recorded(function: Any, ctx: Any, operands: Sequence[Any], tangents: Sequence[Any], pushed: Any) -> None:
-    """Refuse a jvp that loses what its tangents depend on.
+def _require_recorded(
+    name: str, rule: Callable[..., Any], found: Any, seeded: Callable[[Sequence[Any]], list[Any]], given: Sequence[Any]
+) -> None:
+    """Refuse a rule that loses what the tangents or cotangents that it is given depend on.
 
-    A tangent that comes out is linear in those that go in. Where it does not depend on what passes around differentiate
-    by, the rule is given tangents that do.
+    What comes out is linear in what goes in. Where it does not depend on what passes around differentiate by, the rule
+    is given the same numbers once more, which do.
 
     Raises:
         RouteError: If what comes out does not depend on them, either.
     """
-    level = innermost_jvp_level()
-    if level is None or not any(map(_is_nonzero, _unrecorded(pushed))):
+    if not any(map(_is_nonzero, _unrecorded(found))):
         return
-    seeded = [_seeded(t, x, level) for t, x in zip(tangents, operands, strict=True)]
-    if not carry_derivatives(_tensors(seeded)):
+    given = seeded(given)
+    if not carry_derivatives(_tensors(given)):
         return
-    found = without_own_tangents(function.jvp(ctx, *seeded))
+    found = rule(*given)
     if carry_derivatives(_tensors(found)) or not any(map(_is_nonzero, _unrecorded(found))):
         return
     raise RouteError(
-        f"{function.__name__}.jvp{place_of(function.jvp)} records nothing of what it computes (torch.no_grad, "
-        ".detach(), .data, NumPy or a kernel), so that its own derivative would be zero without a word; write it with "
-        "torch operators or other Functions of ctx.saved_tensors, or take hodiff.custom_jvp."
+        f"{name} records nothing of what it computes (torch.no_grad, .detach(), .data, NumPy or a kernel), so that its "
+        "own derivative would be zero without a word; write it with torch operators or other Functions of "
+        "ctx.saved_tensors, or take hodiff.custom_jvp or hodiff.custom_vjp."
     )
 
 
-def _seeded(tangent: Any, operand: Any, level: int) -> Any:
-    """The same numbers as a tangent, which depend on what its operand depends on outside of a pass."""
-    if not isinstance(tangent, Tensor) or not isinstance(operand, Tensor):
-        return tangent
-    # The call has come down from passes inside of this one.
-    while is_wrapped(operand) and level_of(operand) > level:
-        operand = below_one(operand)
-    if operand.shape != tangent.shape:
-        return tangent
-    return torch.where(torch.ones_like(tangent, dtype=torch.bool), tangent, without_tangent(operand, level))
+def _numbers_outside(operands: Sequence[Tensor]) -> list[Tensor]:
+    """Numbers that depend on operands below the innermost pass, and do not hold their memory."""
+    moving = [below_batches(each) for each in operands if each.is_floating_point()]
+    with torch.enable_grad(), set_tangents(True):  # which a Function's rules run without
+        return [below_one(each).reshape(-1)[:1].sum() for each in moving if is_wrapped(each)]
+
+
+def _depending_on(numbers: Sequence[Tensor], cotangents: Sequence[Any]) -> list[Any]:
+    """The same cotangents, which depend on what some numbers depend on."""
+    anchor = next((each for each in numbers if carry_derivatives([each])), None)
+    if anchor is None:
+        return list(cotangents)
+    return [
+        torch.where(torch.ones_like(each, dtype=torch.bool), each, anchor.to(each))
+        if isinstance(each, Tensor)
+        else each
+        for each in cotangents
+    ]
+
+
+def _seeded(operands: Sequence[Any], level: int, tangents: Sequence[Any]) -> list[Any]:
+    """The same tangents, which depend on what their operands depend on outside of a pass."""
+    found = []
+    for tangent, operand in zip(tangents, operands, strict=True):
+        # The call has come down from passes inside of this one.
+        while isinstance(operand, Tensor) and is_wrapped(operand) and level_of(operand) > level:
+            operand = below_one(operand)
+        if isinstance(tangent, Tensor) and isinstance(operand, Tensor) and operand.shape == tangent.shape:
+            tangent = torch.where(torch.ones_like(tangent, dtype=torch.bool), tangent, without_tangent(operand, level))
+        found.append(tangent)
+    return found
 
 
 def _unrecorded(tree: Any) -> list[Tensor]:

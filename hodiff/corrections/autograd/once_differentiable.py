@@ -13,8 +13,10 @@ from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.graphs import inspect_graph
+from hodiff.recompute.cut_graphs import UnrecordedGradientError, refuse_cuts_of
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.transforms import differentiating_count, in_transform
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 _silent = partial(
     register,
@@ -27,10 +29,10 @@ _silent = partial(
 
 @_silent(torch.autograd.grad)
 def _grad(outputs: Tensor | Sequence[Tensor], inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-    del inputs, grad_outputs
+    del grad_outputs
     create_graph = args[1] if len(args) > 1 else kwargs.get("create_graph", False)
     if create_graph:
-        _refuse_constant_gradients(outputs)
+        _refuse_constant_gradients(outputs, inputs)
     # Torch's function runs once, and its errors, which may be the user's, are raised as they are.
     return UNNEEDED
 
@@ -39,29 +41,35 @@ def _grad(outputs: Tensor | Sequence[Tensor], inputs: Any, grad_outputs: Any = N
 def _tensor_backward(
     self: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
 ) -> Any:
-    del gradient, retain_graph, inputs
+    del gradient, retain_graph
     if create_graph:
-        _refuse_constant_gradients(self)
+        _refuse_constant_gradients(self, inputs)
     return UNNEEDED
 
 
-def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor]) -> None:
+def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor], inputs: Any) -> None:
     """Raise where the gradient is about to be differentiated, and a Function on the way has a constant for one."""
-    if not _will_be_differentiated():
+    # In plain torch create_graph says so. torch.func always records, so there a transform around has to be seen.
+    transformed = in_transform()
+    if transformed and differentiating_count() < 2:
         return
     for output in _tensors(outputs):
-        once = inspect_graph(output).once
-        if once is not None:
+        if not transformed and is_wrapped(output):  # a pullback of torch.func.vjp, which has ended
+            continue
+        found = inspect_graph(output)
+        if found.once is not None:
             raise RouteError(
-                f"{once}: a second derivative would be wrong without a word. Write the backward of a Function with "
-                "torch operators or other Functions and remove the mark, put plain Python in the place of an operator "
-                "that takes functions, or take the gradient without create_graph."
+                f"{found.once}: a second derivative would be wrong without a word. Write the backward of a Function "
+                "with torch operators or other Functions and remove the mark, put plain Python in the place of an "
+                "operator that takes functions, or take the gradient without create_graph."
             )
-
-
-def _will_be_differentiated() -> bool:
-    """In plain torch create_graph says so. torch.func always records, so there a transform around has to be seen."""
-    return not in_transform() or differentiating_count() > 1
+        # In transforms the rules of Functions look for themselves.
+        if found.functions and not transformed and not torch.compiler.is_compiling():
+            operands = found.leaves if inputs is None else list(_tensors(inputs))
+            try:
+                refuse_cuts_of([output], found.functions, operands)
+            except UnrecordedGradientError as error:
+                raise RouteError(f"{error}; or take the gradient without create_graph.") from error
 
 
 def _tensors(outputs: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
