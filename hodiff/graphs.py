@@ -37,7 +37,7 @@ _TRUSTED: set[type] = set()
 
 
 class Inspection(NamedTuple):
-    """What a walk over a graph found.
+    """Result of a walk over a graph.
 
     Attributes:
         leaves: The leaves that gradients would accumulate into.

@@ -29,16 +29,16 @@ from hodiff.torch_internals.operators import OpOverload
 
 
 class _Context(SimpleNamespace):
-    """What `ctx` is to the rules: all that is set on it is a residual."""
+    """The `ctx` of the rules; every attribute that they set is a residual."""
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         self.saved_tensors = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Rules that take None take zeros as well."""
+        """Do nothing: cotangents are always materialized."""
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """No gradient comes in for what has none."""
+        """Do nothing: such outputs have zero cotangents."""
 
 
 def from_custom_op(op: Any) -> Callable[..., Any]:

@@ -85,7 +85,7 @@ def _slopes(
     probes: Sequence[Sequence[Any]],
     draw: RandomState,
 ) -> list[Tensor]:
-    """What the backward of each Function makes of its probe at a point; empty if other ones are called there."""
+    """Apply the backward of each Function to its probe at a point; empty if other Functions are called there."""
     mode = Corrections(lean=True)
     with untouched(list(named_modules(function.f))), draw.replayed():
         recording = Recording(lambda primals: function.scalar(primals, mode), leaves)

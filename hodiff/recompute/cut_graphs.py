@@ -199,7 +199,7 @@ def _running(nodes: Sequence[Any], error: BaseException) -> Any:
 
 
 def lost_slope(node: Any) -> str:
-    """What to say of a Function whose slope depends on its arguments, and in its graph is a constant."""
+    """Message for a Function whose slope depends on its arguments, and is a constant in the graph."""
     return (
         f"{described_backward(node)} takes its slope for a constant (a tensor that forward computed and kept, "
         ".detach(), .data, NumPy or a kernel), and it is none, so that its derivative would be lost without a word; "

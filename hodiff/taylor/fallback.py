@@ -84,7 +84,7 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 class _NothingMoves(BaseException):
-    """What a function returns are no numbers that can move, such as a name or a bool."""
+    """Raised if a function returns nothing that can be differentiated, such as a name or a bool."""
 
 
 def _versions(values: Sequence[Any]) -> list[int]:

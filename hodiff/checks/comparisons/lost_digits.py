@@ -110,7 +110,7 @@ class _Shaken(DispatchMode):
 
 
 def _noise_of_values(problem: ScalarProblem) -> float:
-    """By which part of the largest the outputs move."""
+    """Change of the outputs relative to the largest."""
     outcomes = [attempt(_values, problem, seed) for seed in range(1 + _TIMES)]
     return _spread(outcomes)
 
@@ -121,7 +121,7 @@ def _values(problem: ScalarProblem, seed: int) -> Tensor:
 
 
 def _noise(problem: ScalarProblem, level: Level) -> float:
-    """By which part of its size a derivative moves."""
+    """Relative change of a derivative under rounding."""
     return max(
         moved_by_rounding(loss, route, problem.point, level, level.scale)
         for route in level.outcomes
@@ -130,7 +130,7 @@ def _noise(problem: ScalarProblem, level: Level) -> float:
 
 
 def moved_by_rounding(loss: Loss, route: str, point: Tensor, level: Level, scale: float = math.inf) -> float:
-    """By which part of its size, or of a smaller scale, a derivative moves where operators round otherwise."""
+    """Relative change of a derivative when operators round differently; relative to `scale` if that is smaller."""
 
     def outcome(seed: int) -> Tensor | Failure:
         with _Shaken(seed) if seed else nullcontext():

@@ -66,7 +66,7 @@ class Search:
         yield from self._beside(root, path, {first.call.signature})
 
     def _beside(self, root: ModuleCall, path: Sequence[ModuleCall], seen: set[tuple[str, ...]]) -> Iterator[Guilty]:
-        """What else is at fault, in the calls beside those that led to one; what agrees as a whole is left at that."""
+        """Find further faulty calls beside the path to the first one; skip calls that agree as a whole."""
         for call in path:
             for child in _unlike(call.children):
                 if child in path or child.signature in seen:

@@ -99,7 +99,7 @@ def judge(
 
 
 def _of_library(operator: Any, correct: bool) -> tuple[dict[str, str], str]:
-    """Of an operator that a library has defined: torch has its formula for plain reverse mode alone."""
+    """Verdicts for an operator of `torch.library`, whose formula torch uses in plain reverse mode alone."""
     missing = dict.fromkeys(ROUTES, "raises")
     if has_formula(operator):
         if correct:
@@ -113,7 +113,7 @@ def _of_library(operator: Any, correct: bool) -> tuple[dict[str, str], str]:
 
 
 def _of_inner_gradients(correct: bool) -> tuple[dict[str, str], str]:
-    """Of a gradient that the function takes itself: what it goes through is right to third order."""
+    """Verdicts for a gradient that the function computes itself, which is right to third order."""
     if correct or in_transform():
         return dict.fromkeys(ROUTES, "right"), ""
     missing = dict.fromkeys(ROUTES, "raises") | {ROUTES[0]: "right"}

@@ -63,7 +63,7 @@ def _of_exponential(x: Tensor) -> list[Any]:
 
 
 def _alternating(value: Tensor, other: Tensor, sign: int, other_sign: int) -> list[Any]:
-    """Of a function whose derivative is another, whose derivative is a multiple of the first."""
+    """Coefficients of a function whose second derivative is a multiple of itself, such as sin."""
     signs = (1, sign, sign * other_sign, sign * sign * other_sign, 1)
     return [s * (other if k % 2 else value) / math.factorial(k) for k, s in enumerate(signs)]
 

@@ -68,7 +68,7 @@ class Call:
     mode: Any
 
     def graded(self, place: int) -> Graded | None:
-        """What is known of an argument."""
+        """Return the parity that is known of an argument."""
         return self.found.get(id(self.args[place])) if place < len(self.args) else None
 
     def value(self, change: Callable[[Tensor], Tensor] = lambda x: x) -> Any:
@@ -92,7 +92,7 @@ class Call:
         return x if length is None else length
 
     def zeros(self, x: Tensor) -> Tensor | None:
-        """Where its length is 0, if anywhere."""
+        """Return a mask of the zeros of its length; None if there are none."""
         return self.found[id(x)].root.zeros(self.length(x))
 
     def parts(self, x: Any) -> tuple[Any, Any]:
@@ -105,7 +105,7 @@ class Call:
         return even, torch.where(zero, 1 if graded.odd is None else graded.odd, torch.zeros_like(x.detach()))
 
     def kinks(self, x: Tensor) -> Tensor | None:
-        """Where it has a kink; None for nowhere, or where that is not known."""
+        """Return a mask of its kinks; None if there are none, or if that is unknown."""
         zero = self.zeros(x)
         if zero is None or self.found[id(x)].root.kind != "length":
             return None

@@ -171,7 +171,7 @@ def _loss(power: Callable[[Tensor], Tensor]) -> Callable[[Call], Any]:
 
 
 def _in_place(call: Call, function: Callable[..., Any]) -> Any:
-    """What is written is computed first, and remembered of the tensor that it is written to."""
+    """Compute the value out of place, write it, and record its parity for the tensor written to."""
     x, *others = call.args
     value = call.again(function, x, *others, **call.kwargs)
     result = find(value)

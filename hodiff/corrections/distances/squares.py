@@ -42,7 +42,7 @@ class Root:
         self.has_zeros = False
 
     def zeros(self, length: Tensor) -> Tensor | None:
-        """Where the length is 0; None where it is nowhere, or where that is not known."""
+        """Return a mask of the zeros of the length; None if there are none, or if that is unknown."""
         if self.zero is None:
             self.zero = length.detach() == 0
             numbers = numbers_of(self.zero) if self.kind != "root" else None
@@ -52,7 +52,7 @@ class Root:
 
 @dataclass(frozen=True)
 class Graded:
-    """What a remembered tensor is made of, $E + O n$.
+    """Parity of a tensor $E + O n$ in a length $n$.
 
     Attributes:
         itself: A weak reference to it.

@@ -19,7 +19,7 @@ _REST = math.exp(-LIMIT)
 
 
 class _Split(NamedTuple):
-    """Where the largest is, how far all are behind it, and the sum of the exponentials of all others."""
+    """Return the place of the largest, the distances to it, and the sum of the exponentials of all others."""
 
     is_largest: Tensor
     largest: Tensor

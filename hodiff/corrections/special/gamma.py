@@ -154,7 +154,7 @@ def _hurwitz(s: Any, x: Tensor) -> Tensor:
 
 
 def _log_gamma(x: Tensor, m: int) -> Tensor:
-    """By digamma, then zeta; below -100, where zeta adds up as many terms, by torch's trigamma of nine digits."""
+    """Compute digamma, then Hurwitz zeta; below -100, where zeta is slow, torch's trigamma (nine digits)."""
     if m == 1:
         return torch.digamma(x)
     if m > 2:

@@ -171,7 +171,7 @@ def require_normalized(caller: str, likelihood: Likelihood, outputs: Tensor) -> 
 
 
 def divisor(loss: Any, targets: Any, *, weighted: bool = True) -> float | None:
-    """What a loss of torch divides by for its mean, up to a constant: how many targets count, or their weights."""
+    """Return the divisor of a mean loss up to a constant: the number of targets that count, or their weights."""
     key, given = _options_of(loss)
     if _look_up(loss)[0] is None or not isinstance(targets, Tensor):
         return None

@@ -269,7 +269,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         return None
 
     def _numbers_of(self, estimate: Any) -> list[Tensor]:
-        """What has to be finite in an estimate."""
+        """Return the tensors of an estimate that have to be finite."""
         return [estimate]
 
     def _take(self, group: Group, estimates: dict[int, Any]) -> None:

@@ -176,7 +176,7 @@ def _as_written(gradient: Tensor) -> _Written:
 
 
 def _factor(written: _Written, gradient: Tensor, strict: bool) -> float | None:
-    """By what a gradient was multiplied; NaN where it was changed otherwise, and None where all numbers are zero."""
+    """Return the factor that scaled a gradient; NaN if it changed otherwise, None if it is zero everywhere."""
     if not strict and written.version == version_of(gradient):
         return 1.0
     if gradient.layout != torch.strided:

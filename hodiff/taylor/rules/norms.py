@@ -156,7 +156,7 @@ def pdist(frame: Frame, func: Any, x: Any, p: float = 2.0) -> Any:
 def matrix_norm(
     frame: Frame, func: Any, x: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, **kwargs: Any
 ) -> Any:
-    """Of Frobenius, that of vectors."""
+    """The Frobenius norm is a vector norm of two dimensions."""
     if ord == "fro":
         return torch.linalg.vector_norm(x, 2, dim, keepdim, **kwargs)
     return unknown(frame, func, (x, ord, dim, keepdim), kwargs)
@@ -166,7 +166,7 @@ def matrix_norm(
 def norm(
     frame: Frame, func: Any, x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, **kwargs: Any
 ) -> Any:
-    """That of vectors, of all elements or of a dimension."""
+    """A vector norm of all elements or of one dimension."""
     ord = kwargs.pop("p", ord)
     if ord == "fro" or ord is None:
         return torch.linalg.vector_norm(x, 2, dim, keepdim)

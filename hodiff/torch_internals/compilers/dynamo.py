@@ -126,7 +126,7 @@ class _Stance:
 
     @property
     def stance(self) -> str:
-        """What dynamo asks at each call of compiled code."""
+        """The stance that dynamo reads at each call of compiled code."""
         return "force_eager" if _runs_uncompiled() else self._given.stance
 
 
@@ -142,7 +142,7 @@ def _runs_uncompiled() -> bool:
 
 
 def compiled_call() -> tuple[Any, Any, Any] | None:
-    """What compiled code was called that asks: the function, its arguments, and those by keyword; None if unknown."""
+    """Return the compiled function that is being called, its arguments and keywords; None if unknown."""
     frame: FrameType | None = sys._getframe(1)
     asks: Any = torch._dynamo.eval_frame._callback_from_stance
     file = asks.__code__.co_filename

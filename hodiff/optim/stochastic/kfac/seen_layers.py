@@ -134,7 +134,7 @@ class SeenLayers:
         return last[0]
 
     def uses(self, loss: Tensor) -> dict[int, Any]:
-        """What a graph does with each parameter, as far as its form tells: operators, and calls of the layer."""
+        """Return how a graph uses each parameter: its operators, and the number of calls of the layer."""
         consumers: dict[Any, list[Any]] = {}
         for node in nodes_of(loss):
             for parent, _ in node.next_functions:
@@ -222,7 +222,7 @@ class SeenLayers:
 
 
 def _operators(node: Any, consumers: dict[Any, list[Any]]) -> tuple[Any, ...]:
-    """What is made of a result, through views and changes of dtype, which several operators may share."""
+    """Return the operators that use a result, also through views and changes of dtype."""
     return tuple(
         (user.name(), _operators(user, consumers))
         if sum(each is not None for each, _ in user.next_functions) == 1
