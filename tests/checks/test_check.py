@@ -288,6 +288,7 @@ def test_switches():
     assert {entry.route for entry in report.entries} == {"reverse", "forward", "gradcheck"}
 
 
+@pytest.mark.slow
 def test_compile_by_a_named_backend():
     report = check(lambda x: torch.tanh(x) * x, normal(3), compile="aot_eager", vmap=False)
     rows = [entry for entry in report.entries if entry.route == "compile"]

@@ -89,6 +89,7 @@ def test_table_says_what_it_does_before_it_does_it():
     assert "rewrites docs/reference/zoo.md" in said
 
 
+@pytest.mark.slow
 def test_table_of_some_is_printed_and_not_written():
     table = Path(__file__).parent / "table.py"
     command = [sys.executable, table, "bias_of_its_own_shape", "sin"]

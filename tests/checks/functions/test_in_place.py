@@ -23,6 +23,7 @@ def test_a_function():
     assert torch.equal(weight, large())
 
 
+@pytest.mark.slow
 def test_modules():
     model = nn.Sequential(nn.Embedding(5, 4, max_norm=1.0), nn.Linear(4, 2))
     report = hodiff.check(model, PLACES)

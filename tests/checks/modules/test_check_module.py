@@ -827,6 +827,7 @@ class Weighted(nn.Module):
         return self.linear(x) * self.decorated(self.linear(x))
 
 
+@pytest.mark.slow
 def test_a_decorator_that_cuts_is_named_by_the_line_that_it_decorates():
     line = inspect.getsourcelines(Decorated.forward)[1]
     (finding,) = hodiff.check(Weighted(), torch.ones(2, 3)).findings
