@@ -24,7 +24,7 @@ from hodiff.torch_internals.operators import (
 
 D = torch.float64
 GENERATOR = torch.Generator().manual_seed(0)
-AFTER = torch.__version__ >= "2.15"
+AFTER = torch.__version__ >= "2.14"
 
 
 def randn(*shape):

@@ -81,7 +81,7 @@ NOT_COMPILED = {
     "polar",
     *(name for name in CASES if "complex" in name or "in place" in name),
     # There the correction stands aside, and torch's own compiled gradient ends the process.
-    *(["ldexp"] if torch.__version__ >= "2.15" else []),
+    *(["ldexp"] if torch.__version__ >= "2.14" else []),
     # Before 2.13 forward mode raises where a graph breaks.
     *([name for name in CASES if "pow" in name] if torch.__version__ < "2.13" else []),
 }
@@ -95,7 +95,7 @@ WRONG = (
     "pow",
     "pow at 0",
     "sinc",
-    *(["ldexp"] if torch.__version__ < "2.15" else []),
+    *(["ldexp"] if torch.__version__ < "2.14" else []),
 )
 
 

@@ -222,7 +222,7 @@ CALLED = {
         ROWS,
     ),
     "as_strided_scatter": (lambda x: ATEN.as_strided_scatter.default(OTHER, x[:2, :2], (2, 2), (3, 1)), ROWS),
-    **({"cholesky": (lambda a: ATEN.cholesky.default(a @ a.mT), MATRIX)} if torch.__version__ < "2.15" else {}),
+    **({"cholesky": (lambda a: ATEN.cholesky.default(a @ a.mT), MATRIX)} if torch.__version__ < "2.14" else {}),
     "bags": (lambda w: ATEN._embedding_bag.default(w, LABELS, torch.tensor([0, 2]), mode=2)[0], ROWS),
     "embedding, compiled": (lambda w: torch.embedding(w, LABELS, 1), ROWS),
     "binary_cross_entropy, compiled": (

@@ -17,7 +17,7 @@ _clamped = partial(
     routes=ROUTES,
     reason="by bounds that are tensors, forward mode has other slopes at a tie; no bound has one where both are equal",
     reference="at a tie it is the input that counts, and the lower bound before the upper one",
-    mended="2.15",
+    mended="2.14",
 )
 
 
@@ -67,7 +67,7 @@ def _clamp_max_(input: Tensor, max: Any) -> Any:
     routes=ROUTES[1:],
     reason="at a tie the first counts in reverse mode, and the second in forward mode",
     reference="at a tie it is the first that counts",
-    mended="2.15",
+    mended="2.14",
 )
 def _fmax(input: Tensor, other: Tensor) -> Tensor:
     return torch.where((input >= other) | (other != other), input, other)

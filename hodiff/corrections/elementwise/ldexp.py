@@ -39,7 +39,7 @@ _ldexp_is_wrong = partial(
     routes=ROUTES,
     reason="the power of two is computed in whole numbers, in which negative exponents give 0",
     reference="it is linear",
-    mended="2.15",
+    mended="2.14",
 )
 
 

@@ -18,8 +18,8 @@ from hodiff.torch_internals.autograd.differentiation import may_be_differentiate
 from hodiff.torch_internals.autograd.legacy_batching import is_legacy_batched
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
-# torch 2.15 has removed it.
-if torch.__version__ < "2.15":
+# torch 2.14 has removed it.
+if torch.__version__ < "2.14":
 
     @register(
         torch.cholesky,

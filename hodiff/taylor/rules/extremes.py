@@ -29,7 +29,7 @@ def _extreme(frame: Frame, func: Any, a: Any, b: Any, sign: int) -> Any:
 
 
 # The first one's share at a tie of fmax and fmin.
-_FIRST = 0.5 if torch.__version__ >= "2.15" else 1.0
+_FIRST = 0.5 if torch.__version__ >= "2.14" else 1.0
 
 
 @rule("fmax")
