@@ -58,8 +58,8 @@ def outputs(function, leaves, structure, wanted=()):
     except RuntimeError:
         return "raises"
     found = [each.detach() for each in found if isinstance(each, torch.Tensor)]
-    # Eigenvectors have no sign of their own, and statistics beside a normalization no derivative.
-    of_norm = any(each in name_of(function) for each in ("batch_norm", "group_norm"))
+    # Eigenvectors have no sign of their own, and the statistics of torch's normalizations overflow from 1e20 on.
+    of_norm = any(each in name_of(function) for each in ("batch_norm", "group_norm", "native_layer_norm"))
     first = function in (torch.linalg.eigh, torch.linalg.eig) or of_norm
     return found[:1] if first else found
 
