@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge
 
 from hodiff.torch_internals.autograd.graph_nodes import (
+    BackwardHookFunction,
     backward_rules,
     function_name,
     function_of,
@@ -78,6 +79,8 @@ def inspect_graph(output: Tensor) -> Inspection:
 def _is_trusted(node: Any, function: Any) -> bool:
     """Whether the derivative of each node of a type is torch's or hodiff's own."""
     if function is not None:
+        if function is BackwardHookFunction:  # an identity, which calls the backward hooks of a module
+            return True
         own = function.__module__.startswith("hodiff.")
         return own and not function.__module__.startswith(_RUN_RULES_OF_USERS)
     return type(node).__name__ not in _CONSTANT_GRADIENTS and not is_of_many_kinds(node)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hodiff.authoring.custom_vjp import CustomVJP
@@ -24,7 +23,7 @@ from hodiff.torch_internals.custom_operators import (
     rule_of,
     signature_of,
 )
-from hodiff.torch_internals.interception import without_function_modes
+from hodiff.torch_internals.interception import RuleMode, without_function_modes
 from hodiff.torch_internals.operators import OpOverload
 
 
@@ -92,10 +91,10 @@ def from_custom_op(op: Any) -> Callable[..., Any]:
 
 
 def function_of(operator: OpOverload, known: OperatorRule | None) -> CustomVJP:
-    """An operator that changes nothing, with all derivatives by its rule, which a call finds where it is None."""
+    """Give an operator all derivatives by its rule; pass None for a rule that only a call can find."""
 
     def run(*args: Any) -> Any:
-        with without_function_modes(TorchFunctionMode):  # corrections would call the function that is made here
+        with without_function_modes(RuleMode):  # corrections would call the function that is made here
             return call_by_position(operator, args)
 
     run.__name__ = _name_of(operator)
@@ -139,5 +138,5 @@ class _FoundRule:
 
 
 def _name_of(operator: OpOverload) -> str:
-    """As users write it behind `torch.ops`."""
+    """Name of an operator below `torch.ops`."""
     return operator.name().replace("::", ".")

@@ -10,7 +10,6 @@ from typing import Any, ParamSpec, TypeVar, overload
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Parameter
-from torch.overrides import TorchFunctionMode
 
 from hodiff.corrections.constants import as_constants, makes_constants
 from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
@@ -29,6 +28,7 @@ from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, nothing_constan
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.compilers.dynamo import run_uncompiled_where, watch_compiled_code
 from hodiff.torch_internals.interception import (
+    RuleMode,
     active_function_modes,
     call_beneath_users_modes,
     function_mode_count,
@@ -58,7 +58,7 @@ _MAY_RETURN_NONE = frozenset({
 })
 
 
-class Corrections(TorchFunctionMode):
+class Corrections(RuleMode):
     """While active, in this thread, torch functions with an entry in the table run hodiff's rule.
 
     It reaches calls inside modules and third-party code. A rule returns torch's value to rounding.

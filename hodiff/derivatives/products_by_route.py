@@ -149,7 +149,7 @@ def guard_reverse(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]
             inspection = inspect_graph(value)
             if inspection.once is not None:
                 raise NotImplementedError(inspection.once)
-            refuse_cuts_of([value], inspection.functions, point)
+            refuse_cuts_of(value, inspection.functions, point)
         return value, aux
 
     return checked

@@ -163,24 +163,25 @@ def _lead_to(nodes: Iterable[Any], operands: Sequence[Tensor]) -> bool:
     return not ends.isdisjoint(nodes_from(node for node in nodes if node is not None))
 
 
-def refuse_cuts_of(outputs: Sequence[Tensor], nodes: Sequence[Any], operands: Sequence[Tensor]) -> None:
-    """Take one more gradient to see whether a Function loses its graph, where the first need not be recorded.
+def refuse_cuts_of(output: Tensor, nodes: Sequence[Any], operands: Sequence[Tensor]) -> None:
+    """Compute an additional gradient to find Functions that lose the graph, also for a constant cotangent.
 
     Args:
-        outputs: Tensors whose gradient is taken, perhaps inside of a transform.
-        nodes: Nodes of Functions in their graph; where there are none, nothing is computed.
-        operands: What is differentiated by.
+        output: The tensor to differentiate, perhaps inside of a transform.
+        nodes: Nodes of Functions in its graph; where there are none, nothing is computed.
+        operands: The tensors to differentiate with respect to.
 
     Raises:
         UnrecordedGradientError: If a backward loses its cotangent.
     """
     if not nodes or not operands:
         return
-    # Leaves cannot be made inside of a transform; these are a part of the graph by a branch that is not taken.
-    ones = [torch.ones_like(each) for each in outputs]
-    seeds = [torch.where(one.real > 0, one, each) for one, each in zip(ones, outputs, strict=True)]
+    output = output if output.layout is torch.strided else output.to_dense()
+    # Leaves cannot be made inside of a transform; this seed is a part of the graph by a branch that is not taken.
+    ones = torch.ones_like(output)
+    seed = torch.where(ones.real > 0, ones, output)
     with refusing_cuts(nodes, operands):
-        torch.autograd.grad(outputs, operands, seeds, create_graph=True, allow_unused=True)
+        torch.autograd.grad(output, operands, seed, create_graph=True, allow_unused=True)
 
 
 def _running(nodes: Sequence[Any], error: BaseException) -> Any:

@@ -26,6 +26,10 @@ subclasses_are_asked: Callable[[], bool] = torch._C._is_torch_function_enabled
 DispatchMode = TorchDispatchMode
 
 
+class RuleMode(TorchFunctionMode):
+    """Base class of modes that replace torch functions by rules."""
+
+
 @contextmanager
 def functions_offered() -> Iterator[None]:
     """`Function.apply` asks modes, and objects that stand for tensors, as it does inside a transform: an idle one."""

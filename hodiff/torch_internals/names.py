@@ -195,6 +195,7 @@ NAMES = (
     "torch.autograd.functional._grad_preprocess.__code__",
     "torch.nn.attention.flex_attention._validate_device",
     "torch.nn.functional._in_projection_packed",
+    "torch.nn.modules._functions.BackwardHookFunction",
     "torch.nn.modules.batchnorm._NormBase",
     "torch.nn.modules.dropout._DropoutNd",
     "torch.nn.utils._named_member_accessor",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 
 import hodiff
 
@@ -172,8 +173,24 @@ def test_a_formula_that_records_nothing_has_no_transpose():
 
 
 def test_the_made_function_within_corrections():
-    """Which have a function of the same operator, and must not call each other for ever."""
+    """The made function and the correction of its operator do not call each other endlessly."""
     f = hodiff.authoring.from_custom_op(exponential)
     with hodiff.corrected(), forward_ad.dual_level():
         found = forward_ad.unpack_dual(f(forward_ad.make_dual(X, V))).tangent
     torch.testing.assert_close(found, V * X.exp())
+
+
+class Seen(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.functions = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.functions.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def test_modes_of_users_see_the_operator():
+    with Seen() as seen:
+        hodiff.authoring.from_custom_op(square)(X)
+    assert square._opoverload in seen.functions

@@ -63,9 +63,7 @@ def test_transforms(second):
     point = x().detach()
     with hodiff.corrected():
         assert torch.equal(second(square)(point), 2 * torch.ones(2))
-        with pytest.raises(
-            hodiff.RouteError, match=r"Cube\.backward (is marked once_differentiable|\(.*records nothing)"
-        ):
+        with pytest.raises(hodiff.RouteError, match=r"Cube\.backward is marked once_differentiable"):
             second(cube)(point)
 
 

@@ -58,8 +58,8 @@ def outputs(function, leaves, structure, wanted=()):
     except RuntimeError:
         return "raises"
     found = [each.detach() for each in found if isinstance(each, torch.Tensor)]
-    # Eigenvectors have no sign of their own, and the statistics of torch's normalizations overflow from 1e20 on.
-    of_norm = any(each in name_of(function) for each in ("batch_norm", "group_norm", "native_layer_norm"))
+    # Eigenvectors have no sign of their own, and statistics beside a normalization no derivative.
+    of_norm = any(each in name_of(function) for each in ("batch_norm", "group_norm"))
     first = function in (torch.linalg.eigh, torch.linalg.eig) or of_norm
     return found[:1] if first else found
 
@@ -83,6 +83,8 @@ def test_values_at_extremes(call):
             expected = outputs(function, here, structure)
             if function in POLYNOMIALS:  # where torch returns what was in memory
                 expected = [each.masked_fill(here[0].isnan(), math.nan) for each in expected]
+            if function is torch.native_layer_norm:  # whose kernel's variance overflows from 1e20 on
+                expected[2] = (here[0].double().var(-1, correction=0, keepdim=True) + args[4]).rsqrt().float()
             with hodiff.corrected():
                 got = outputs(function, here, structure, wanted)
             assert (got == "raises") == (expected == "raises"), (kind, which, expected, got)

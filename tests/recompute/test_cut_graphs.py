@@ -174,7 +174,41 @@ def test_recorded_gradients_within_corrections() -> None:
         (found,) = torch.autograd.grad((WithoutGrad.apply(X) * leaf).sum(), leaf, create_graph=True)
         torch.testing.assert_close(found, X * X)
         torch.testing.assert_close(torch.autograd.grad(WithoutGrad.apply(leaf).sum(), leaf)[0], 2 * X)
+        # Outputs without rows and sparse ones, and modules whose hooks run once.
+        empty = torch.ones(0, 2, requires_grad=True)
+        assert torch.autograd.grad(RightTangent.apply(empty).sum(), empty, create_graph=True)[0].shape == (0, 2)
+        sparse = RightTangent.apply(leaf).to_sparse()
+        assert torch.equal(torch.autograd.grad(sparse, leaf, V.to_sparse(), create_graph=True)[0], 2 * X)
+        layer, calls = torch.nn.Linear(2, 2, dtype=X.dtype), []
+        layer.register_full_backward_hook(lambda *_: calls.append(1))
+        torch.autograd.grad(layer(leaf).pow(2).sum(), leaf, create_graph=True)
+        assert calls == [1]
     assert leaf.grad is None
+
+
+class WithAttributes(torch.autograd.Function):
+    """3 (M x)², with an attribute of the context under a common name."""
+
+    @staticmethod
+    def forward(matrix, x):
+        return 3 * (matrix @ x) ** 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.outside = 3.0
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        matrix, x = ctx.saved_tensors
+        return None, matrix.mT @ (2 * ctx.outside * g * (matrix @ x))
+
+
+@pytest.mark.parametrize("matrix", [torch.eye(2).double(), torch.eye(2).double().to_sparse()], ids=["dense", "sparse"])
+def test_attributes_of_the_context_and_sparse_operands(matrix: Tensor) -> None:
+    with hodiff.corrected():
+        inner = torch.func.grad(lambda x: WithAttributes.apply(matrix, x).sum())
+        torch.testing.assert_close(torch.func.grad(lambda x: inner(x).sum())(X), 6 * V)
 
 
 def test_the_route_by_a_right_jvp_is_left() -> None:

@@ -15,6 +15,7 @@ from hodiff.corrections.declining import UNNEEDED, Redirected
 from hodiff.corrections.mode import Corrections
 from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
+from hodiff.graphs import is_once_differentiable
 from hodiff.rules.any_order import outside_graphs
 from hodiff.rules.nesting import nestable_jvp, without_own_tangents
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
@@ -34,6 +35,11 @@ from hodiff.torch_internals.autograd.wrapped_tensors import (
     without_tangent,
 )
 from hodiff.torch_internals.interception import apply_in_transform
+
+_REMEDY = (
+    "its own derivative would be zero without a word; write it with torch operators or other Functions of "
+    "ctx.saved_tensors, or take hodiff.custom_jvp or hodiff.custom_vjp."
+)
 
 
 @register(
@@ -62,7 +68,7 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         function.setup_context(ctx, inputs, output)
-        ctx.outside = [] if torch.compiler.is_compiling() else _numbers_outside(_tensors(inputs))
+        ctx.hodiff_outside = [] if torch.compiler.is_compiling() else _numbers_outside(_tensors(inputs))
 
     # Rules run inside the mode, which is set aside while it handles the call that they belong to. They close over the
     # Function, where those look for it who have a node of a graph.
@@ -70,9 +76,8 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
         with Corrections():
             pulled = function.backward(ctx, *cotangents)
             if not torch.compiler.is_compiling():
-                name = f"{function.__name__}.backward{place_of(function.backward)}"
-                pull, seeded = partial(function.backward, ctx), partial(_depending_on, ctx.outside)
-                _require_recorded(name, pull, pulled, seeded, cotangents)
+                pull, seeded = partial(function.backward, ctx), partial(_depending_on, ctx.hodiff_outside)
+                _require_recorded(function, "backward", pull, pulled, seeded, cotangents)
             return pulled
 
     @nestable_jvp
@@ -84,8 +89,7 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
             pushed = push(*tangents)
             level = innermost_jvp_level()
             if level is not None and not torch.compiler.is_compiling():
-                name = f"{function.__name__}.jvp{place_of(function.jvp)}"
-                _require_recorded(name, push, pushed, partial(_seeded, operands, level), tangents)
+                _require_recorded(function, "jvp", push, pushed, partial(_seeded, operands, level), tangents)
             return pushed
 
     def vmap(*args: Any) -> Any:
@@ -110,7 +114,12 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
 # Behind a graph break dynamo would take up its frames one by one, in the midst of transforms.
 @outside_graphs
 def _require_recorded(
-    name: str, rule: Callable[..., Any], found: Any, seeded: Callable[[Sequence[Any]], list[Any]], given: Sequence[Any]
+    function: Any,
+    kind: str,
+    rule: Callable[..., Any],
+    found: Any,
+    seeded: Callable[[Sequence[Any]], list[Any]],
+    given: Sequence[Any],
 ) -> None:
     """Refuse a rule that loses what the tangents or cotangents that it is given depend on.
 
@@ -128,22 +137,24 @@ def _require_recorded(
     found = rule(*given)
     if carry_derivatives(_tensors(found)) or not any(map(_is_nonzero, _unrecorded(found))):
         return
+    name = f"{function.__name__}.{kind}"
+    if kind == "backward" and is_once_differentiable(function):
+        raise RouteError(f"{name} is marked once_differentiable: {_REMEDY}")
     raise RouteError(
-        f"{name} records nothing of what it computes (torch.no_grad, .detach(), .data, NumPy or a kernel), so that its "
-        "own derivative would be zero without a word; write it with torch operators or other Functions of "
-        "ctx.saved_tensors, or take hodiff.custom_jvp or hodiff.custom_vjp."
+        f"{name}{place_of(getattr(function, kind))} records nothing of what it computes (torch.no_grad, .detach(), "
+        f".data, NumPy or a kernel): {_REMEDY}"
     )
 
 
 def _numbers_outside(operands: Sequence[Tensor]) -> list[Tensor]:
-    """Numbers that depend on operands below the innermost pass, and do not hold their memory."""
-    moving = [below_batches(each) for each in operands if each.is_floating_point()]
+    """Return one number per operand that depends on it below the innermost pass, and does not hold its memory."""
+    moving = [below_batches(x) for x in operands if x.is_floating_point() and x.layout is torch.strided]
     with torch.enable_grad(), set_tangents(True):  # which a Function's rules run without
         return [below_one(each).reshape(-1)[:1].sum() for each in moving if is_wrapped(each)]
 
 
 def _depending_on(numbers: Sequence[Tensor], cotangents: Sequence[Any]) -> list[Any]:
-    """The same cotangents, which depend on what some numbers depend on."""
+    """Make cotangents depend on what some numbers depend on, without changing their values."""
     anchor = next((each for each in numbers if carry_derivatives([each])), None)
     if anchor is None:
         return list(cotangents)
@@ -156,7 +167,7 @@ def _depending_on(numbers: Sequence[Tensor], cotangents: Sequence[Any]) -> list[
 
 
 def _seeded(operands: Sequence[Any], level: int, tangents: Sequence[Any]) -> list[Any]:
-    """The same tangents, which depend on what their operands depend on outside of a pass."""
+    """Make tangents depend on their operands outside of a pass, without changing their values."""
     found = []
     for tangent, operand in zip(tangents, operands, strict=True):
         # The call has come down from passes inside of this one.

@@ -67,7 +67,7 @@ def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor], inputs: Any) 
         if found.functions and not transformed and not torch.compiler.is_compiling():
             operands = found.leaves if inputs is None else list(_tensors(inputs))
             try:
-                refuse_cuts_of([output], found.functions, operands)
+                refuse_cuts_of(output, found.functions, operands)
             except UnrecordedGradientError as error:
                 raise RouteError(f"{error}; or take the gradient without create_graph.") from error
 

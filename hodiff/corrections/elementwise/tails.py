@@ -7,6 +7,7 @@ numbers, on a CPU alone, as others would have to wait; compilers see torch's own
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -149,9 +150,14 @@ def _mish(input: Tensor, inplace: bool = False) -> Any:
 def _gelu(input: Tensor, approximate: str = "none") -> Any:
     # Of both forms the value cancels on the left; on the right, v is a cubic.
     if approximate == "tanh":
-        return GELUTanh.call(input) if _exceeds_either_way(input, LIMIT / 2) else UNNEEDED
+        return GELUTanh.call(_without_end(input)) if _exceeds_either_way(input, LIMIT / 2) else UNNEEDED
     plain = seen(input) if approximate == "none" else None
-    return UNNEEDED if plain is None or plain.min().item() > -_COMMON_LIMIT else GELU.call(input)
+    return UNNEEDED if plain is None or plain.min().item() > -_COMMON_LIMIT else GELU.call(_without_end(input))
+
+
+def _without_end(input: Tensor) -> Tensor:
+    """Replace -inf by NaN, the value of torch's gelu there."""
+    return torch.where(input == -math.inf, math.nan, input)
 
 
 def _in_place_if(inplace: bool, input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

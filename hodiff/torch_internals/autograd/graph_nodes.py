@@ -10,9 +10,12 @@ from typing import Any
 
 from torch._ops import OpOverload
 from torch.autograd import Function
+from torch.nn.modules import _functions
 
 # Shape and dtype of each result that the node pulls back from.
 results_of: Callable[[Any], tuple[Any, ...]] = attrgetter("_input_metadata")
+# The identity by which a module calls its backward hooks.
+BackwardHookFunction = _functions.BackwardHookFunction
 # How torch calls the node of a `torch::autograd::Function`, whose class stands in angle brackets.
 _CPP_FUNCTION = "CppNode<"
 # The frames in which a `torch.autograd.Function` is called, whose local `cls` it is; in 2.15 `apply` is C++.
