@@ -129,13 +129,13 @@ def register(
 
     Example:
         >>> import torch, hodiff
-        >>> @hodiff.corrections.register(torch.hypot, reason="for the example's sake")
-        ... def hypot(input, other):
-        ...     return (input**2 + other**2).sqrt()
+        >>> @hodiff.corrections.register(torch.lerp, reason="for the example's sake")
+        ... def lerp(input, end, weight):
+        ...     return input + weight * (end - input)
         >>> with hodiff.corrected():
-        ...     torch.hypot(torch.tensor(3.0, requires_grad=True), torch.tensor(4.0)).grad_fn.name()
-        'SqrtBackward0'
-        >>> hodiff.corrections.unregister(torch.hypot)
+        ...     torch.lerp(torch.tensor(3.0, requires_grad=True), torch.tensor(4.0), 0.5).grad_fn.name()
+        'AddBackward0'
+        >>> hodiff.corrections.unregister(torch.lerp)
     """
     _require_functions("register", functions)
     _require_options(kind, routes, least_elements, mended)

@@ -124,6 +124,7 @@ CALLS = [
     (torch.Tensor.float_power_, (X.exp(), Y), {}),
     *((f, (X, Y), {}) for f in (torch.atan2, torch.arctan2, torch.Tensor.atan2, torch.Tensor.arctan2)),
     *((f, (X, Y), {}) for f in (torch.Tensor.atan2_, torch.Tensor.arctan2_)),
+    *((f, (X, Y), {}) for f in (torch.hypot, torch.Tensor.hypot, torch.Tensor.hypot_)),
     (torch.sinc, (X,), {}),
     (torch.Tensor.sinc, (X,), {}),
     (torch.special.sinc, (X,), {}),

@@ -367,3 +367,22 @@ def test_a_loss_that_broadcasts_warns_as_torch_does():
         expected = F.huber_loss(x, t)
     with corrected, pytest.warns(UserWarning, match="different to the input size"):
         torch.testing.assert_close(F.huber_loss(x, t), expected)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_probabilities_of_0_and_1(order):
+    """Where the logarithm is infinite, torch divides by 1e-12; elsewhere derivatives are those of the logarithms."""
+    p, t = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=D), torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=D)
+    expected = torch.tensor([[1.0, 1e12, -1e12, -1.0], [1.0, 1e24, 1e24, 1.0]], dtype=D)
+
+    def loss(p):
+        return F.binary_cross_entropy(p, t, reduction="sum")
+
+    with corrected:
+        assert torch.equal(F.binary_cross_entropy(p.requires_grad_(), t), torch.tensor(50.0, dtype=D))
+    found = hodiff.directional_derivatives(loss, p.detach(), torch.ones(4, dtype=D), order=2)
+    torch.testing.assert_close(found[order], expected[order - 1].sum())
+    by_reverse = torch.func.grad(corrected(loss))
+    if order == 2:
+        by_reverse = torch.func.grad(lambda p: torch.func.grad(corrected(loss))(p).sum())
+    torch.testing.assert_close(by_reverse(p.detach()), expected[order - 1])

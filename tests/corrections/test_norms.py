@@ -299,6 +299,7 @@ SMOOTH = {
     "sum of one": (lambda x: one(x).sum() ** 2, 2),
     "in place": (lambda x: x.norm().add(0).mul_(3) ** 2, 18),
     "hypot": (lambda x: torch.hypot(torch.ones((), dtype=D), x.norm()), 1),
+    "hypot squared": (lambda x: torch.hypot(x, 2 * x).square().sum(), 10),
     "std": (lambda x: torch.cosh(torch.cat([x, -x], 1).std(correction=0) * math.sqrt(6)), 2),
     "absolute values": (lambda x: x.abs().square().sum() + (x.abs() * torch.abs(x)).sum(), 4),
     "cosh of absolute values": (lambda x: torch.cosh(x.abs()).sum(), 1),

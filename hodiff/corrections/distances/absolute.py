@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.declining import UNNEEDED
-from hodiff.corrections.distances.squares import remembered
+from hodiff.corrections.declining import UNNEEDED, Declined
+from hodiff.corrections.distances.squares import remembered, squared
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
+from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 
 _loses_squares = partial(
@@ -75,3 +76,72 @@ def _sqrt(input: Tensor) -> Any:
 
 def _radicand(x: Tensor) -> Tensor:
     return x if x.is_complex() else torch.where(x < 0, torch.nan, x)
+
+
+class Hypot(ElementwiseFunction):
+    r"""$h = \sqrt{x^2 + y^2}$. Saves its inputs."""
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        """Compute it without the squares."""
+        return torch.hypot(x, y)
+
+    @staticmethod
+    def slope(index: int, x: Tensor, y: Tensor) -> Tensor:
+        """$x / h$ and $y / h$."""
+        return Share.call(x, y) if index == 0 else Share.call(y, x)
+
+
+class Share(ElementwiseFunction):
+    """$x / h$, or 0 where $h$ is 0, with derivatives that are products, and no differences. Saves its inputs."""
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        """Divide."""
+        h = torch.hypot(x, y)
+        return x / torch.where(h == 0, 1, h)
+
+    @staticmethod
+    def slope(index: int, x: Tensor, y: Tensor) -> Tensor:
+        """$(y / h)^2 / h$ and $-(x / h) (y / h) / h$."""
+        other = Share.call(y, x)
+        return (other if index == 0 else -Share.call(x, y)) * (other * InverseHypot.call(x, y))
+
+
+class InverseHypot(ElementwiseFunction):
+    """$1 / h$, or 0 where $h$ is 0. Saves its inputs."""
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        """Divide."""
+        h = torch.hypot(x, y)
+        return torch.where(h == 0, 0, 1 / h)
+
+    @staticmethod
+    def slope(index: int, x: Tensor, y: Tensor) -> Tensor:
+        """$-(x / h) / h^2$ and $-(y / h) / h^2$."""
+        inverse = InverseHypot.call(x, y)
+        return -(Share.call(x, y) if index == 0 else Share.call(y, x)) * inverse * inverse
+
+
+_hypot_loses_digits = partial(
+    register,
+    routes=ROUTES,
+    reason="at 0 derivatives are NaN; second derivatives are a difference, which loses all digits",
+    reference="$h^2 = x^2 + y^2$; products of $x / h$, $y / h$ and $1 / h$; 0 at 0",
+)
+
+
+@_hypot_loses_digits(torch.hypot, Tensor.hypot, name="torch.hypot")
+def _hypot(input: Tensor, other: Tensor) -> Any:
+    if torch.compiler.is_compiling() or not may_be_differentiated((input, other)):
+        return UNNEEDED
+    dtype = torch.result_type(input, other)
+    x, y = input.to(dtype), other.to(dtype)
+    return remembered(Hypot.call(x, y), lambda: squared(x) + squared(y), (x, y))
+
+
+@_hypot_loses_digits(Tensor.hypot_, name="torch.Tensor.hypot_")
+def _hypot_(input: Tensor, other: Tensor) -> Any:
+    result = _hypot(input.clone(), other)
+    return result if isinstance(result, Declined) else input.copy_(result)

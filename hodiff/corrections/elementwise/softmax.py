@@ -32,8 +32,7 @@ def _split(x: Tensor, dim: Any) -> _Split | None:
     plain = seen(x) if isinstance(dim, int) and x.dim() else None
     if plain is None:
         return None
-    low, high = range_of(plain)
-    if not math.isfinite(high) or high - low < LIMIT:
+    if not _may_saturate(plain):
         return None
     value = torch.log_softmax(x.detach(), dim)
     if below_transforms(value).max().item() < -_REST:
@@ -46,6 +45,24 @@ def _split(x: Tensor, dim: Any) -> _Split | None:
     return _Split(is_largest, largest, behind, others)
 
 
+def _may_saturate(plain: Tensor) -> bool:
+    """Whether the numbers are so far apart that one probability may be nearly 1."""
+    low, high = range_of(plain)
+    return math.isfinite(high) and high - low >= LIMIT
+
+
+def saturates(x: Any) -> bool:
+    """Whether a softmax may have a probability that is nearly 1."""
+    plain = seen(x) if isinstance(x, Tensor) else None
+    return plain is not None and _may_saturate(plain)
+
+
+def log_softmax(x: Tensor, dim: int) -> Tensor | None:
+    """`torch.log_softmax` with derivatives that keep their digits; None where torch's keep them."""
+    split = _split(x, dim)
+    return None if split is None else with_value(_logarithms(split), torch.log_softmax(x.detach(), dim))
+
+
 def _logarithms(split: _Split) -> Tensor:
     return torch.where(split.is_largest, 0, split.behind) - split.others.log1p()
 
@@ -56,9 +73,8 @@ def _logarithms(split: _Split) -> Tensor:
     reference="$\\log(1 + s)$ of the sum s of all terms but the largest",
 )
 def _log_softmax(input: Tensor, dim: Any, dtype: torch.dtype | None = None) -> Any:
-    x = input if dtype is None else input.to(dtype)
-    split = _split(x, dim)
-    return UNNEEDED if split is None else with_value(_logarithms(split), torch.log_softmax(x.detach(), dim))
+    found = log_softmax(input if dtype is None else input.to(dtype), dim)
+    return UNNEEDED if found is None else found
 
 
 @loses_tails(F.log_softmax, reference="torch.log_softmax")

@@ -15,9 +15,12 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.losses.reduction import DEPRECATED, REDUCE
 from hodiff.corrections.registry import register
-from hodiff.corrections.values import with_value_of
+from hodiff.corrections.values import with_value, with_value_of
 from hodiff.routes import FORWARD_INSIDE
-from hodiff.torch_internals.autograd.differentiation import carry_derivatives
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives, may_be_differentiated
+
+# What torch divides by at a probability of 0 or 1.
+_LEAST = 1e-12
 
 _constant_weights = partial(
     register, routes=FORWARD_INSIDE, reason="weights are constants to forward mode", reference="elementary operators"
@@ -25,23 +28,22 @@ _constant_weights = partial(
 
 
 def weighted_cross_entropy(
-    logits: Tensor, target: Tensor, weight: Tensor, ignore_index: int, reduction: str, smoothing: float
+    log_probs: Tensor, target: Tensor, weight: Tensor, ignore_index: int, reduction: str, smoothing: float
 ) -> Any:
-    """Cross-entropy by elementary operators, of class indices or of probabilities."""
-    classes = 1 if logits.dim() > 1 else 0
-    log_probs = logits.log_softmax(classes)
+    """Cross-entropy of log-probabilities by elementary operators, of class indices or of probabilities."""
+    classes = class_dimension(log_probs)
     if not target.is_floating_point():
         return _of_indices(log_probs, target, weight, ignore_index, reduction, smoothing)
-    if weight.shape != (logits.shape[classes],) or target.shape != logits.shape or reduction not in REDUCE:
+    if weight.shape != (log_probs.shape[classes],) or target.shape != log_probs.shape or reduction not in REDUCE:
         return INVALID
-    smooth = target * (1 - smoothing) + smoothing / logits.shape[classes]
+    smooth = target * (1 - smoothing) + smoothing / log_probs.shape[classes]
     return REDUCE[reduction](-(_along(weight, log_probs, classes) * smooth * log_probs).sum(classes))
 
 
 def _of_indices(
     log_probs: Tensor, target: Tensor, weight: Tensor, ignore_index: int, reduction: str, smoothing: float = 0.0
 ) -> Any:
-    classes = 1 if log_probs.dim() > 1 else 0
+    classes = class_dimension(log_probs)
     count = log_probs.shape[classes]
     if weight.shape != (count,) or target.dim() != log_probs.dim() - 1 or reduction not in REDUCE:
         return INVALID
@@ -53,6 +55,11 @@ def _of_indices(
         everywhere = -(_along(weight, log_probs, classes) * log_probs).sum(classes)
         loss = (1 - smoothing) * loss + smoothing / count * torch.where(counts, everywhere, 0)
     return loss.sum() / weights.sum() if reduction == "mean" else REDUCE[reduction](loss)
+
+
+def class_dimension(logits: Tensor) -> int:
+    """The dimension of the classes."""
+    return 1 if logits.dim() > 1 else 0
 
 
 def _along(weight: Tensor, x: Tensor, dim: int) -> Tensor:
@@ -80,7 +87,12 @@ def _nll_loss(
     return with_value_of(loss, F.nll_loss, input, target, weight, ignore_index=ignore_index, reduction=reduction)
 
 
-@_constant_weights(F.binary_cross_entropy)
+@register(
+    F.binary_cross_entropy,
+    routes=FORWARD_INSIDE,
+    reason="weights are constants to forward mode; second derivatives are bounded, and lose digits for that",
+    reference="$-t \\log x - (1 - t) \\log(1 - x)$; torch's bounds where a probability is 0 or 1",
+)
 def _binary_cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -89,10 +101,17 @@ def _binary_cross_entropy(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Any:
-    if weight is None or torch.compiler.is_compiling() or not carry_derivatives([weight]):
+    if torch.compiler.is_compiling() or not may_be_differentiated((input, target, weight)):
         return UNNEEDED
     if size_average is not None or reduce is not None:
-        return unable(DEPRECATED)
-    if reduction not in REDUCE:
+        return unable(DEPRECATED) if weight is not None and carry_derivatives([weight]) else UNNEEDED
+    if reduction not in REDUCE or input.shape != target.shape or input.dtype != target.dtype:
         return INVALID
-    return REDUCE[reduction](F.binary_cross_entropy(input, target, reduction="none") * weight)
+    loss = -(target * _bounded_logarithm(input) + (1 - target) * _bounded_logarithm(1 - input))
+    loss = with_value(loss, F.binary_cross_entropy(input.detach(), target.detach(), reduction="none"))
+    return REDUCE[reduction](loss if weight is None else loss * weight)
+
+
+def _bounded_logarithm(p: Tensor) -> Tensor:
+    """The logarithm of a probability; of 0, where it is -100 in torch, with the slope that it has there."""
+    return torch.where(p.detach() == 0, p + _LEAST, p).log()

@@ -11,9 +11,11 @@ from torch.compiler import is_compiling
 
 from hodiff import functions
 from hodiff.corrections.declining import UNNEEDED, unable
-from hodiff.corrections.losses.class_weights import weighted_cross_entropy
+from hodiff.corrections.elementwise.softmax import log_softmax, saturates
+from hodiff.corrections.losses.class_weights import class_dimension, weighted_cross_entropy
 from hodiff.corrections.losses.reduction import DEPRECATED
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import with_value
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 
@@ -51,15 +53,25 @@ def _moves_weights(input: Any, target: Any, weight: Any = None, *_: Any, **__: A
     return isinstance(weight, Tensor) and not is_compiling() and carry_derivatives([weight])
 
 
+def _loses_digits(input: Any, target: Any, weight: Any = None, *_: Any, **__: Any) -> bool:
+    """Whether torch's derivatives are wrong, or may be made of a probability that rounds to 1."""
+    few = isinstance(input, Tensor) and input.numel() < _MANY
+    return _moves_weights(input, target, weight) or (few and saturates(input))
+
+
+# Measured: one product takes twice torch's time for (256, 10), a fifth for (4096, 1000).
+_MANY = 2**17
+
+
 @register(
     F.cross_entropy,
     name="torch.nn.functional.cross_entropy",
     kind="slow",
-    reason="double backward takes nine passes over the logits where three do; weights are constants to forward mode",
-    covers=lambda *args, **kwargs: _has_lean_rule(*args, **kwargs) or _moves_weights(*args, **kwargs),
-    mends=_moves_weights,
-    # Measured: one product takes twice torch's time for (256, 10), a fifth for (4096, 1000).
-    least_elements=2**17,
+    reason="double backward takes nine passes over the logits where three do; weights are constants to forward mode; "
+    "derivatives are made of a probability that rounds to 1",
+    covers=lambda *args, **kwargs: _has_lean_rule(*args, **kwargs) or _loses_digits(*args, **kwargs),
+    mends=_loses_digits,
+    least_elements=_MANY,
 )
 def _cross_entropy(
     input: Tensor,
@@ -73,15 +85,22 @@ def _cross_entropy(
 ) -> Any:
     if size_average is not None or reduce is not None:
         return unable(DEPRECATED)
-    if weight is not None:
-        return weighted_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
-    return functions.cross_entropy(
-        input,
-        target,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-    )
+    if input.numel() >= _MANY and weight is None:
+        return functions.cross_entropy(input, target, ignore_index=ignore_index, reduction=reduction)
+    classes = class_dimension(input)
+    logs = log_softmax(input, classes)
+    if logs is None and not _moves_weights(input, target, weight):
+        return UNNEEDED
+    # Torch's errors, its value, and its dtype, which under autocast is another than that of the logits.
+    plain = (None if each is None else each.detach() for each in (input, target, weight))
+    value = F.cross_entropy(*plain, None, ignore_index, None, reduction, label_smoothing)
+    if value.dtype != input.dtype:
+        input = input.to(value.dtype)
+        logs = log_softmax(input, classes)
+    logs = input.log_softmax(classes) if logs is None else logs
+    along = logs.new_ones(logs.shape[classes]) if weight is None else weight.to(logs.dtype)
+    loss = weighted_cross_entropy(logs, target, along, ignore_index, reduction, label_smoothing)
+    return with_value(loss, value) if isinstance(loss, Tensor) else loss
 
 
 # New in torch 2.13.
@@ -116,7 +135,7 @@ if hasattr(F, "linear_cross_entropy"):
             )
         if weight is not None and carry_derivatives([weight]):
             logits = F.linear(input, linear_weight, linear_bias)
-            return weighted_cross_entropy(logits, target, weight, ignored, reduction, 0.0)
+            return weighted_cross_entropy(logits.log_softmax(-1), target, weight, ignored, reduction, 0.0)
         return functions.linear_cross_entropy(input, linear_weight, target, **given, ignore_index=ignored)
 
 

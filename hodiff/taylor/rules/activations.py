@@ -195,13 +195,17 @@ def atan2(frame: Frame, func: Any, y: Any, x: Any, *, out: None = None) -> Any:
 
 @rule("hypot")
 def hypot(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The root of the sum of squares, of which the larger is 1, so that they neither overflow nor vanish."""
+    """The length in axes along and across the value, in which derivatives are no differences; a norm at 0."""
     x, y = value_of(frame, a), value_of(frame, b)
     value = torch.hypot(x, y)
-    size = torch.maximum(torch.abs(x), torch.abs(y))
-    size = torch.where((size > 0) & torch.isfinite(size), size, 1.0)
-    p, q = a / size, b / size
-    return with_value(frame, value, size * torch.sqrt(p * p + q * q))
+    usual = (value > 0) & torch.isfinite(value)
+    size = torch.where(usual, value, 1.0)
+    cosine, sine = torch.where(usual, x / size, 1.0), torch.where(usual, y / size, 0.0)
+    along, across = cosine * a + sine * b, cosine * b - sine * a
+    slant = with_value(frame, torch.where(usual, 0.0, y), across) / with_value(frame, size, along)
+    found = with_value(frame, value, along * torch.sqrt(1 + slant * slant))
+    both = torch.stack([torch.broadcast_to(each, value.shape) for each in (a, b)])
+    return torch.where(usual, found, torch.linalg.vector_norm(both, dim=0))
 
 
 @rule("lerp")

@@ -13,6 +13,7 @@ from torch.nn import functional
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.registry import enter
+from hodiff.taylor.rules.arithmetic import with_value
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import value_of
 
@@ -74,10 +75,16 @@ def _huber(frame: Frame, input: Any, target: Any, delta: float, weight: Any) -> 
 
 
 def _bce(frame: Frame, input: Any, target: Any, weight: Any) -> Any:
-    """Of probabilities; logarithms stop at -100."""
-    high = torch.clamp(torch.log(input), min=-100)
-    low = torch.clamp(torch.log1p(-input), min=-100)
+    """Of probabilities. The logarithm of 0 is -100, with the slope that it has at torch's least denominator."""
+    high, low = (
+        with_value(frame, torch.clamp(torch.log(value_of(frame, p)), min=-100), _bounded_logarithm(frame, p))
+        for p in (input, 1 - input)
+    )
     return _scaled(-(target * high + (1 - target) * low), weight)
+
+
+def _bounded_logarithm(frame: Frame, p: Any) -> Any:
+    return torch.log(p + torch.where(value_of(frame, p) == 0, 1e-12, 0.0))
 
 
 def _bce_with_logits(frame: Frame, input: Any, target: Any, weight: Any, pos_weight: Any) -> Any:
