@@ -22,6 +22,7 @@ from hodiff.corrections.subclasses import ask_subclasses, without_subclasses
 from hodiff.corrections.twins import twin
 from hodiff.corrections.wrapping import within
 from hodiff.errors import HodiffError, InputError, RouteError
+from hodiff.rules.autocast import cast_by_autocast, without_autocast
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, nothing_constant
@@ -30,6 +31,7 @@ from hodiff.torch_internals.compilers.dynamo import run_uncompiled_where, watch_
 from hodiff.torch_internals.interception import (
     RuleMode,
     active_function_modes,
+    autocasts,
     call_beneath_users_modes,
     function_mode_count,
     subclasses_are_asked,
@@ -122,11 +124,12 @@ class Corrections(RuleMode):
             operands, named = without_subclasses(func, operands, named)
         if correction.kind == "slow" and not self._pays(correction, operands, named):
             return func(*args, **kwargs)
-        if correction.lean is not None and self._is_worth_it(correction, operands, named):
-            result = correction.lean(*operands, **named)
-            if type(result) is not Declined:
-                return result
-        result = correction.rule(*operands, **named) if compiling else _attempt(correction, operands, named)
+        cast = None if compiling or not autocasts() else cast_by_autocast(correction.name, (operands, named))
+        if cast is None:
+            result = self._by_rule(correction, operands, named)
+        else:
+            with without_autocast(cast[1]):
+                result = self._by_rule(correction, *cast[0])
         if isinstance(result, Exception):
             # What the rule says of itself, or of tangents for which transforms find memory.
             if isinstance(result, NotImplementedError) or says(result, Wording.CHANGES_ZERO):
@@ -142,6 +145,13 @@ class Corrections(RuleMode):
         if result is None and getattr(func, "__name__", "") not in _MAY_RETURN_NONE:
             raise _without_value(correction, func)
         return result
+
+    def _by_rule(self, correction: Correction, args: Any, kwargs: Any) -> Any:
+        if correction.lean is not None and self._is_worth_it(correction, args, kwargs):
+            result = correction.lean(*args, **kwargs)
+            if type(result) is not Declined:
+                return result
+        return correction.rule(*args, **kwargs) if is_compiling() else _attempt(correction, args, kwargs)
 
     def _constant(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The value of a call where what is made is constant."""

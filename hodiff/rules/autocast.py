@@ -1,4 +1,4 @@
-"""What `torch.autocast` does to the operators it lowers, for Functions that stand for one of them."""
+"""What `torch.autocast` does to the arguments of operators, for Functions and rules that stand for one of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,58 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+
+# Of 16 bits, torch casts the arguments of these to float32, and of float32 those of the others to 16 bits: its table
+# in ATen/autocast_mode.h and .cpp, and functions that are made of one of them.
+_LOSSES = (
+    "binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy hinge_embedding_loss huber_loss kl_div "
+    "l1_loss margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss nll_loss poisson_nll_loss "
+    "smooth_l1_loss soft_margin_loss triplet_margin_loss "
+)
+_IN_FLOAT32 = {
+    "cpu": frozenset(
+        f"{_LOSSES} binary_cross_entropy cdist ctc_loss grid_sample grid_sampler grid_sampler_2d grid_sampler_3d "
+        "max_unpool1d max_unpool2d max_unpool3d polar prod".split()
+    ),
+    "cuda": frozenset(
+        f"{_LOSSES} acos asin cdist cosh cosine_similarity cumprod cumsum dist erfinv exp expm1 group_norm interpolate "
+        "layer_norm log log10 log1p log2 log_softmax logsumexp matrix_norm norm normalize pairwise_distance pdist pow "
+        "prod reciprocal renorm rms_norm rsqrt sinh softmax softmin softplus tan vector_norm".split()
+    ),
+}
+_LOWERED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu"])
+
+
+def cast_by_autocast(name: str, arguments: Any) -> tuple[Any, str] | None:
+    """Cast the arguments of a torch function as `torch.autocast` does, where it is on.
+
+    Args:
+        name: The function, as users write it.
+        arguments: A pytree.
+
+    Returns:
+        The arguments, and the type of the device; None where nothing is cast. What is computed of them belongs into
+        `without_autocast`.
+    """
+    function = name.rpartition(".")[2]
+    for device, in_float32 in _IN_FLOAT32.items():
+        if torch.is_autocast_enabled(device) and (function in in_float32 or function in _LOWERED):
+            dtype = torch.float32 if function in in_float32 else torch.get_autocast_dtype(device)
+            leaves, tree = pytree.tree_flatten(arguments)
+            if any(_is_cast(each, device, dtype) for each in leaves):
+                cast = [each.to(dtype) if _is_cast(each, device, dtype) else each for each in leaves]
+                return pytree.tree_unflatten(cast, tree), device
+    return None
+
+
+def _is_cast(argument: Any, device: str, dtype: torch.dtype) -> bool:
+    return (
+        isinstance(argument, Tensor)
+        and argument.device.type == device
+        and argument.is_floating_point()
+        and argument.dtype not in (torch.float64, dtype)
+    )
 
 
 def autocast_like_torch(*arguments: Any) -> tuple[Any, ...]:

@@ -23,6 +23,9 @@ dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
 # Whether a function offers itself to the subclasses among its arguments; not while one of them runs torch's own.
 subclasses_are_asked: Callable[[], bool] = torch._C._is_torch_function_enabled
 
+# Whether `torch.autocast` is on for any kind of device.
+autocasts: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
 DispatchMode = TorchDispatchMode
 
 

@@ -49,6 +49,7 @@ NAMES = (
     "torch._C._functorch.set_inplace_requires_grad_allowed",
     "torch._C._functorch.unwrap_if_dead",
     "torch._C._get_mkldnn_enabled",
+    "torch._C._is_any_autocast_enabled",
     "torch._C._is_fwd_grad_enabled",
     "torch._C._is_torch_function_enabled",
     "torch._C._is_torch_function_mode_enabled",

@@ -49,13 +49,8 @@ class Differs(ElementwiseFunction):
 
 
 def _are_taken(*tensors: Any) -> bool:
-    """Whether torch has kernels for the tensors, perhaps those to which autocast casts."""
-    return all(
-        isinstance(each, Tensor)
-        and each.is_floating_point()
-        and (each.dtype in (torch.float32, torch.float64) or torch.is_autocast_enabled(each.device.type))
-        for each in tensors
-    )
+    """Whether torch has kernels for the tensors."""
+    return all(isinstance(each, Tensor) and each.dtype in (torch.float32, torch.float64) for each in tensors)
 
 
 @_missing(torch.cdist)
@@ -70,7 +65,6 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_f
         or compute_mode not in _COMPUTE_MODES
     ):
         return INVALID
-    x1, x2 = _as_autocast(x1), _as_autocast(x2)
     if p == 2 and not torch.compiler.is_compiling():
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
         x1, x2 = (each.expand(*batch, *each.shape[-2:]) for each in (x1, x2))
@@ -84,15 +78,8 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_f
 def _pdist(input: Tensor, p: float = 2.0) -> Any:
     if not _are_taken(input) or input.dim() != 2 or not isinstance(p, (int, float)) or p < 0:
         return INVALID
-    input = _as_autocast(input)
     first, second = torch.triu_indices(input.shape[0], input.shape[0], 1, device=input.device)
     return _length(input.index_select(0, first) - input.index_select(0, second), p)
-
-
-def _as_autocast(x: Tensor) -> Tensor:
-    """Autocast computes distances in float32."""
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    return x.float() if half and torch.is_autocast_enabled(x.device.type) else x
 
 
 def _length(difference: Tensor, p: float) -> Tensor:

@@ -43,7 +43,6 @@ def _has_lean_rule(
         and reduce is None
         and label_smoothing == 0.0
         and input.dtype in (torch.float32, torch.float64)
-        and not torch.is_autocast_enabled(input.device.type)
     )
 
 
@@ -91,14 +90,11 @@ def _cross_entropy(
     logs = log_softmax(input, classes)
     if logs is None and not _moves_weights(input, target, weight):
         return UNNEEDED
-    # Torch's errors, its value, and its dtype, which under autocast is another than that of the logits.
+    # Torch's errors as well.
     plain = (None if each is None else each.detach() for each in (input, target, weight))
     value = F.cross_entropy(*plain, None, ignore_index, None, reduction, label_smoothing)
-    if value.dtype != input.dtype:
-        input = input.to(value.dtype)
-        logs = log_softmax(input, classes)
     logs = input.log_softmax(classes) if logs is None else logs
-    along = logs.new_ones(logs.shape[classes]) if weight is None else weight.to(logs.dtype)
+    along = logs.new_ones(logs.shape[classes]) if weight is None else weight
     loss = weighted_cross_entropy(logs, target, along, ignore_index, reduction, label_smoothing)
     return with_value(loss, value) if isinstance(loss, Tensor) else loss
 

@@ -35,10 +35,7 @@ def _ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Any:
-    half = log_probs.dtype in (torch.float16, torch.bfloat16)
-    if half and torch.is_autocast_enabled(log_probs.device.type):
-        log_probs = log_probs.float()
-    elif half:
+    if log_probs.dtype in (torch.float16, torch.bfloat16):
         return INVALID
     if not _fits(log_probs, targets, input_lengths, target_lengths, blank) or reduction not in REDUCTIONS:
         return INVALID

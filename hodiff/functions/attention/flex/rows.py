@@ -7,7 +7,6 @@ computed here, by operators that have derivatives of every order.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from hodiff.functions.attention.attention import attention
 from hodiff.functions.attention.flex.block_masks import Seen
 from hodiff.functions.attention.flex.positions import Dependence, Indices, Modification, everywhere
+from hodiff.rules.autocast import without_autocast
 
 
 class How(NamedTuple):
@@ -72,7 +72,7 @@ def attend_rows(
     batch, heads = (torch.arange(size, device=q.device) for size in (how.batch, how.heads))
     indices = (batch, heads, rows, columns)
     # Scores are float32 at least, whatever autocast makes of other products.
-    with without_autocast(q.device):
+    with without_autocast(q.device.type):
         seen = _seen(mask_mods, how, start, indices, keys)
         if how.statistics or (score_mod is not None and how.adds is None):
             return _by_operators(score_mod, how, indices, seen, q, k, v)
@@ -131,11 +131,3 @@ def _by_operators(
     sums = (finite - shift).exp().sum(-1, keepdim=True)
     exponent = (shift + sums.log()).masked_fill(blind, -math.inf)
     return output, exponent.squeeze(-1).clone(), greatest.squeeze(-1).clone()
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Compute in the dtypes of the operands."""
-    kind = device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
