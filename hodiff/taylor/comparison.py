@@ -102,11 +102,24 @@ def compare(
             return
     finally:
         after.rewind()
+    if any(map(_is_lost, values, expected)):
+        cause = "a formula of its series is not finite at this point, as 0 times infinity; move the point, or"
+    else:
+        cause = (
+            "code in f asks for the type of a value, as by type(x) is torch.Tensor, and takes another branch; ask "
+            "isinstance(x, torch.Tensor), or"
+        )
     raise RouteError(
-        "jet: f: expected the same value in Taylor mode as of plain tensors, got another one: code in f asks for the "
-        "type of a value, as by type(x) is torch.Tensor, and takes another branch; ask isinstance(x, torch.Tensor), or "
-        f"take hodiff.hessian. Plain: {_shown(expected)}, in Taylor mode: {_shown(values)}."
+        f"jet: f: expected the same value in Taylor mode as of plain tensors, got another one: {cause} take "
+        f"hodiff.hessian. Plain: {_shown(expected)}, in Taylor mode: {_shown(values)}."
     )
+
+
+def _is_lost(value: Any, expected: Any) -> bool:
+    """Whether there are NaNs where the plain value has none."""
+    if not _comparable(value, expected) or not _has_numbers(value) or not _has_numbers(expected):
+        return False
+    return any_holds(torch.isnan(_number(value)) & ~torch.isnan(_number(expected)))
 
 
 def note_compared(key: Any) -> None:

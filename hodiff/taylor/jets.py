@@ -262,7 +262,10 @@ def _refused(name: str) -> property:
     def refuse(self: Jet, *_: Any) -> Any:
         if self.frame.ended and not _:
             return getattr(self.value, name)
-        raise InputError(f"jet: .{name} of a value that moves is not known: x.detach() is its value as a constant.")
+        raise InputError(
+            f"jet: .{name} of a value that moves is not known: x.detach() is its value as a constant; where code that "
+            "is not yours asks for it, such as torchdiffeq's adaptive solvers, take hodiff.hessian or hodiff.jacobian."
+        )
 
     return property(refuse, refuse)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -160,12 +161,20 @@ def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: Ra
             ) from None
         except RuntimeError as error:
             if offered and says(error, Wording.NO_SETUP_CONTEXT):
-                raise RouteError(
-                    "jet: a Function whose forward takes ctx shows itself to nobody: expected one with setup_context, "
-                    f"and with jvp or a rule of it by hodiff.taylor.register. torch says: {error}"
-                ) from error
+                raise _without_setup_context(error) from error
             raise
         state.rewind()
+
+
+def _without_setup_context(error: RuntimeError) -> RouteError:
+    frames_of_apply = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "apply"]
+    applied = [frame.f_locals.get("cls") for frame in frames_of_apply]
+    names = [f"{each.__module__}.{each.__qualname__}" for each in applied if isinstance(each, type)]
+    return RouteError(
+        f"jet: {names[-1] if names else 'a Function'}: expected an autograd.Function with setup_context and jvp, got "
+        "one whose forward takes ctx, which torch hides from everything that is not a tensor; split its forward and "
+        "give it a jvp, enter a rule by hodiff.taylor.register, or take hodiff.hessian or hodiff.jacobian."
+    )
 
 
 def _number(each: Any) -> Tensor:

@@ -118,3 +118,23 @@ DENSITIES = {
 @pytest.mark.parametrize("name", DENSITIES)
 def test_distributions(name):
     agrees(lambda x: DENSITIES[name](x).sum(), torch.tensor([0.3, -0.8, 0.5], dtype=D))
+
+
+@pytest.mark.slow
+def test_an_adaptive_solver_is_refused_with_what_does_it():
+    solver = pytest.importorskip("torchdiffeq")
+    x, t = torch.tensor([0.5, 1.0], dtype=D), torch.tensor([0.0, 1.0], dtype=D)
+
+    def f(x):
+        return solver.odeint(lambda t, y: -(y**3), x, t, method="dopri5")[-1].square().sum()
+
+    with pytest.raises(hodiff.InputError, match=r"jet: \.data .* adaptive solvers, take hodiff\.hessian"):
+        hodiff.laplacian(f)(x)
+
+
+@pytest.mark.slow
+def test_an_old_function_of_a_package_is_named():
+    kernels = pytest.importorskip("gpytorch.kernels")
+    kernel, x = kernels.RBFKernel().to(D), torch.ones(3, 2, dtype=D)
+    with pytest.raises(hodiff.RouteError, match=r"RBFCovariance: expected an autograd\.Function with setup_context"):
+        hodiff.laplacian(lambda p: kernel(p, x).to_dense().sum())(torch.zeros(1, 2, dtype=D))

@@ -292,3 +292,9 @@ def test_points_that_do_not_meet():
         one_by_one = torch.stack([hodiff.laplacian(lambda y, f=f: f(y[None])[0])(each) for each in x[:1]])
         torch.testing.assert_close(found[:1], one_by_one, equal_nan=True)
     assert torch.equal(norm.running_mean, before)
+
+
+def test_a_series_that_is_not_finite_is_no_branch():
+    x = torch.tensor([-torch.inf], dtype=torch.float64)
+    with pytest.raises(hodiff.RouteError, match="a formula of its series is not finite at this point"):
+        hodiff.taylor.jet(hodiff.functions.swish, (x,), ([torch.ones_like(x)],))
