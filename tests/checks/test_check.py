@@ -22,6 +22,7 @@ def normal(*shape, dtype=torch.float64):
     return torch.randn(shape, generator=GENERATOR, dtype=torch.float64).to(dtype)
 
 
+@pytest.mark.slow
 def test_module():
     module = torch.nn.Linear(3, 2).double()
     parameters = {name: p.detach() for name, p in module.named_parameters()}
@@ -103,6 +104,7 @@ def test_what_torch_alone_gets_wrong_is_a_warning():
     assert finding.location.startswith("test_check.py:")
 
 
+@pytest.mark.slow
 def test_memory_that_was_never_written_says_nothing_of_torch(monkeypatch):
     """It holds other numbers in each call, so that torch alone may fail where corrections did not."""
     monkeypatch.setattr(by_routes, "torch_alone", lambda *_: pytest.fail("numbers that mean nothing were compared"))
@@ -202,6 +204,7 @@ def test_surrogates_are_measured_and_not_judged():
     assert "order 1" in report.findings[0].message
 
 
+@pytest.mark.slow
 def test_mechanics_of_a_surrogate_are_judged():
     class Doubled(torch.autograd.Function):
         generate_vmap_rule = True

@@ -57,6 +57,7 @@ def naive_softplus(x):
     return torch.log(1 + torch.exp(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "x", "code"),
     [

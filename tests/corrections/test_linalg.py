@@ -1,5 +1,7 @@
 """Solves, determinants and factors: closed forms, and every route against differences of the gradient."""
 
+import warnings
+
 import pytest
 import torch
 from at_once import backend_of, some_at_once
@@ -318,8 +320,38 @@ def test_a_repeated_eigenvalue_is_not_finite_unless_its_vectors_are_left_out():
     identity = torch.eye(3, dtype=D)
     with hodiff.corrected():
         gradient = torch.func.grad(lambda a: eigh(a)[0].square().sum())(identity)
-        assert not torch.func.grad(lambda a: unsigned(eigh(a)[1])[0, 1])(identity).isfinite().all()
+        with pytest.warns(hodiff.HodiffWarning, match="eigenvalues"):
+            by_vectors = torch.func.grad(lambda a: unsigned(eigh(a)[1])[0, 1])(identity)
+    assert not by_vectors.isfinite().all()
     torch.testing.assert_close(gradient, 2 * identity)
+
+
+@pytest.mark.parametrize("values", [LINALG.eigvalsh, lambda a: LINALG.eig(a)[0].real], ids=["symmetric", "general"])
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_second_derivatives_by_nearly_equal_eigenvalues_warn(values, route):
+    near, apart = (torch.diag(torch.tensor([1.0, 1.0 + gap, 3.0], dtype=D)) for gap in (1e-10, 1e-3))
+
+    def energy(a):
+        return (values(a) ** 1.3).sum()
+
+    with pytest.warns(hodiff.HodiffWarning, match="eigenvalues: .* differ by less than 1.5e-08"):
+        hodiff.hvp(energy, near, torch.ones_like(near), route=route)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hodiff.hvp(energy, apart, torch.ones_like(apart), route=route)
+
+
+def test_first_derivatives_by_equal_eigenvalues_are_right_and_do_not_warn():
+    identity = torch.eye(3, dtype=D)
+    with hodiff.corrected(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        a = identity.clone().requires_grad_()
+        (by_autograd,) = torch.autograd.grad(LINALG.eigvalsh(a).pow(2).sum(), a)
+        by_grad = torch.func.grad(lambda a: LINALG.eigvalsh(a).pow(2).sum())(identity)
+        along = torch.func.jvp(lambda a: LINALG.eigvalsh(a).pow(2).sum(), (identity,), (identity,))[1]
+    assert torch.equal(by_autograd, 2 * identity)
+    assert torch.equal(by_grad, 2 * identity)
+    assert along == 6
 
 
 @pytest.mark.parametrize("f", [LINALG.eigh, LINALG.eig])

@@ -66,6 +66,7 @@ def test_one_graph_a_form(uncompiled):
     assert len(uncompiled) == 3
 
 
+@pytest.mark.slow
 def test_several_threads_at_first_call(uncompiled):
     """While one captures, its placeholders stand where the function keeps what it closes over."""
     weight = draw(2, 4)

@@ -137,6 +137,7 @@ REFERENCES = {
 
 
 # SciPy 1.15 says that it stays in the bounds.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Values in x were outside bounds:RuntimeWarning")
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_finite_differences_of_another_solver(name: str, problems: dict, rows: dict) -> None:

@@ -88,6 +88,7 @@ def test_every_route_to_second_order(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=2, vmap=case.vmap, **case.check_options)
 
 
+@pytest.mark.slow
 @others_slow([case for case in EXACT if case.order > 2], soon=FIRST[::6])
 def test_every_route_to_third_order(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=case.order, vmap=case.vmap, **case.check_options)

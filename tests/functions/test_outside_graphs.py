@@ -13,6 +13,7 @@ def made(factor):
     return outside_graphs(lambda x: factor * x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("called_before", [(), (0, 2), (1,)])
 def test_graphs_go_on_around_each(called_before):
     """Wrappers share their code, and dynamo may compile the frame of one for the others."""

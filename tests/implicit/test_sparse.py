@@ -39,6 +39,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_two_thousand_unknowns(name):
     solution = MAKERS[name]()

@@ -97,6 +97,7 @@ def test_products_and_pullbacks(name, n):
     torch.testing.assert_close(by_x, c * by * fused.elementwise(slope, x))
 
 
+@pytest.mark.slow
 def test_the_cotangents_of_swish_by_every_route():
     assert_differentiable(GatePullback, tuple(normal(2, 1, seed=k) for k in range(3)), order=2)
 

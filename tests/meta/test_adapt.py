@@ -139,6 +139,7 @@ def test_transforms(variant: str) -> None:
     torch.testing.assert_close(slope, expected[0] @ SHIFT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["plain", pytest.param("mixed", marks=pytest.mark.slow)])
 def test_compiled(variant: str) -> None:
     f = adapted("Adam", 2, **VARIANTS[variant])

@@ -143,6 +143,7 @@ def test_adapt_to_one_task() -> None:
             assert not learner.adapt((x, y))["0.weight"].requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [FOMAML, *(pytest.param(each, marks=pytest.mark.slow) for each in (MAML, ANIL, MetaSGD, Reptile))]
 )

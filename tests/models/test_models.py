@@ -83,6 +83,7 @@ def test_routes_that_are_missing_raise(architecture):
             list(route_errors(made(architecture), [route]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", each(measured=True))
 def test_operators(architecture):
     assert operator_error(made(architecture)) < allowed(architecture)

@@ -77,6 +77,7 @@ def test_compiled_operators_take_linear_memory(operator):
     assert_linear(operator, compile=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile", [False, True])
 def test_the_formula_takes_quadratic_memory(compile):
     """Else nothing above could fail."""

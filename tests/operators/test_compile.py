@@ -196,6 +196,7 @@ def test_buffers_stay(compilations: list[Any]) -> None:
         assert torch.equal(buffer, before[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clearly", "widths"), [(0.0, [8]), (math.inf, [8, *[1] * 8])])
 def test_blocks_run_in_the_faster_way(
     clearly: float, widths: list[int], compilations: list[Any], monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,7 @@ def test_what_is_none_is_not(source: str) -> None:
     assert list(private_names(source)) == []
 
 
+@pytest.mark.slow
 def test_no_private_name_outside_the_door() -> None:
     found = [
         f"{path}:{line}: {name}" for path, line, name in of_folder(HOUSE, KERNELS, PLUGIN) if DOOR not in path.parents

@@ -38,7 +38,7 @@ FIRST = {
 }.values()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("specimen", some_at_once(WRONG, FIRST, name_of))
 def test_defect_is_named(specimen):
     # SciPy's oracle comes last and finds what differences have found; it may call what is right wrong, see below.

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.linalg.factored import for_lapack, named, solve
-from hodiff.corrections.linalg.symmetric import diagonal, inverse_gaps, refuse_phases
+from hodiff.corrections.linalg.symmetric import (
+    are_differentiated_again,
+    diagonal,
+    inverse_gaps,
+    refuse_phases,
+    warn_of_equal,
+)
 from hodiff.corrections.registry import register
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
@@ -52,6 +58,8 @@ class GeneralEigen(AnyOrderFunction):
         if values_bar is None and vectors_bar is None:
             return None
         eigenvalues, vectors = ctx.saved_tensors
+        if vectors_bar is not None or are_differentiated_again(vectors):
+            warn_of_equal(eigenvalues)
         inner = None
         if vectors_bar is not None:
             refuse_phases(vectors, vectors_bar)
@@ -68,6 +76,8 @@ class GeneralEigen(AnyOrderFunction):
         """First-order perturbation theory, which its own derivatives continue."""
         (matrix,) = ctx.saved_tensors
         eigenvalues, vectors = GeneralEigen.call(matrix)
+        if are_differentiated_again(matrix):
+            warn_of_equal(eigenvalues)
         inner = solve(vectors, matrix_t.to(vectors.dtype) @ vectors)
         return diagonal(inner).clone(), _without_growth(vectors, vectors @ (inner * inverse_gaps(eigenvalues)))
 

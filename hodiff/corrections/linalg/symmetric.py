@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -10,13 +11,14 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.linalg.factored import for_lapack, named
 from hodiff.corrections.registry import register
-from hodiff.errors import RouteError
+from hodiff.corrections.values import numbers_of
+from hodiff.errors import HodiffWarning, RouteError
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives, may_be_differentiated
 from hodiff.torch_internals.autograd.legacy_batching import is_legacy_batched
-from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import below_one, is_wrapped
 
 # torch 2.14 has removed it.
 if torch.__version__ < "2.14":
@@ -41,6 +43,30 @@ def inverse_gaps(eigenvalues: Tensor) -> Tensor:
     same = torch.eye(eigenvalues.shape[-1], dtype=torch.bool, device=eigenvalues.device)
     differences = eigenvalues.unsqueeze(-2) - eigenvalues.unsqueeze(-1)
     return (1 / differences.where(~same, 1)).where(~same, 0)
+
+
+def warn_of_equal(eigenvalues: Tensor) -> None:
+    r"""Warn where derivatives divide by a relative difference of eigenvalues below $\sqrt\varepsilon$."""
+    numbers = numbers_of(eigenvalues)
+    if numbers is None or numbers.shape[-1] < 2:
+        return
+    same = torch.eye(numbers.shape[-1], dtype=torch.bool, device=numbers.device)
+    gaps = (numbers.unsqueeze(-2) - numbers.unsqueeze(-1)).abs().masked_fill(same, torch.inf).amin((-2, -1))
+    bound = torch.finfo(numbers.dtype).eps ** 0.5
+    if bool((gaps <= bound * numbers.abs().amax(-1)).any()):
+        warnings.warn(
+            f"eigenvalues: got some that are equal, or differ by less than {bound:.1e} of the largest. Derivatives by "
+            "eigenvectors, and second derivatives by eigenvalues, divide by the difference: they lose their digits, or "
+            "are NaN. Of a function of a symmetric matrix, such as its logarithm or the sum of f(eigenvalues), take "
+            "hodiff.functions.spectral_function(A, f), or its trace.",
+            HodiffWarning,
+            stacklevel=2,
+        )
+
+
+def are_differentiated_again(tensor: Tensor) -> bool:
+    """Whether a derivative goes through a tensor of a rule that is running, beside the derivative of the rule."""
+    return torch.is_grad_enabled() and carry_derivatives((below_one(tensor) if is_wrapped(tensor) else tensor,))
 
 
 def refuse_phases(eigenvectors: Tensor, vectors_bar: Tensor) -> None:
@@ -105,7 +131,9 @@ class SymmetricEigen(AnyOrderFunction):
         if values_bar is None and vectors_bar is None:
             return None, None
         eigenvalues, eigenvectors = ctx.saved_tensors
-        # Without a cotangent of the eigenvectors repeated eigenvalues do no harm.
+        # Without a cotangent of the eigenvectors repeated eigenvalues do no harm, to first order.
+        if vectors_bar is not None or are_differentiated_again(eigenvectors):
+            warn_of_equal(eigenvalues)
         inner: Any = None if values_bar is None else values_bar.diag_embed()
         if vectors_bar is not None:
             refuse_phases(eigenvectors, vectors_bar)
@@ -119,6 +147,8 @@ class SymmetricEigen(AnyOrderFunction):
         """First-order perturbation theory, which its own derivatives continue."""
         (matrix,) = ctx.saved_tensors
         eigenvalues, eigenvectors = SymmetricEigen.call(matrix, ctx.triangle)
+        if are_differentiated_again(matrix):
+            warn_of_equal(eigenvalues)
         inner = eigenvectors.mH @ matrix_t @ eigenvectors
         shifts = diagonal(inner).real if inner.is_complex() else diagonal(inner)
         return shifts.clone(), eigenvectors @ (inner * inverse_gaps(eigenvalues))

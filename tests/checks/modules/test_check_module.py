@@ -473,6 +473,7 @@ def test_a_leaf_of_its_own():
     assert not hodiff.check(Forces(), X[:, :2]).ok
 
 
+@pytest.mark.slow
 def test_where_it_computes_in_float32_is_noted():
     make, inputs, _ = USUAL["float32 inside"]
     assert "computes in a lower precision inside: Islands.forward" in hodiff.check(make(), inputs).notes[1]

@@ -72,5 +72,6 @@ def test_the_rule_at_fault_is_named(name):
     assert finding.location.endswith(f"test_custom_rules.py:{inspect.getsourcelines(rule)[1]}")
 
 
+@pytest.mark.slow
 def test_right_rules():
     assert hodiff.check(lambda x: right(x) * right(2 * x), X, scipy=False).codes == ()

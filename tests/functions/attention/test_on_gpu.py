@@ -39,6 +39,7 @@ def every_derivative(f):
     return [y, *first, *second, torch.func.jvp(f, constants, tuple(directions))[1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"is_causal": True, "softcap": 2.0}], ids=str)
 def test_every_derivative(options, calls):
     def primitives(q, k, v):

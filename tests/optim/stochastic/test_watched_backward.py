@@ -61,6 +61,7 @@ def test_a_script_runs_with_one_line_changed(name):
     assert refreshes == (120 if name == "AdaHessian" else 12)
 
 
+@pytest.mark.slow
 @loops
 def test_gradients_are_those_of_a_plain_backward(case):
     problem, plain = Problem(), Problem()
