@@ -26,7 +26,9 @@ docs: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 30 -m "not slow and not papers"
 
-# The audits: torch's whole operator database, third order of every Function, examples, among others.
+# The audits: torch's whole operator database, third order of every Function, examples, among others. TURN=1/2 and
+# TURN=2/2 run one half each.
+test-slow: export HODIFF_SLOW_TURN := $(or $(TURN),1/1)
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 30 -m slow
 

@@ -53,6 +53,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[test] = cases.get(test, -1) + 1
             if cases[test] % marker.args[0]:
                 item.add_marker(pytest.mark.slow)
+    _take_turns(items)
+
+
+def _take_turns(items: list[pytest.Item]) -> None:
+    """Of the slow tests those whose turn it is: HODIFF_SLOW_TURN=k/n runs every n-th, from the k-th on."""
+    turn, turns = map(int, os.environ.get("HODIFF_SLOW_TURN", "1/1").split("/"))
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    others = {id(item) for place, item in enumerate(slow) if (place - turn + 1) % turns}
+    if others:
+        items[0].config.hook.pytest_deselected(items=[item for item in items if id(item) in others])
+        items[:] = [item for item in items if id(item) not in others]
 
 
 def pytest_collection_finish() -> None:
