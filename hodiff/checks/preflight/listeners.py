@@ -17,7 +17,9 @@ from hodiff.checks.preflight.function_defects import FunctionDefect
 from hodiff.checks.preflight.operator_routes import RANKS, RIGHT, UNKNOWN, judge, torch_is_right
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.distances.squares import LENGTHS
+from hodiff.corrections.linalg.symmetric import are_nearly_equal
 from hodiff.corrections.registry import Correction, correction_of
+from hodiff.corrections.values import mixes_complex_number
 from hodiff.derivatives.capture.origin import line_now
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.graph_nodes import raises_when_run
@@ -92,6 +94,7 @@ class CallListener(TorchFunctionMode):
         self.uses: dict[str, OperatorUse] = {}
         self.judged: dict[Any, tuple[dict[str, str], str]] = {}
         self.zero_lengths: dict[tuple[str, str], int] = {}
+        self.repeated: Counter[str] = Counter()
         self.branches: Counter[str] = Counter()
         self.cuts = 0
         self.hooks = 0
@@ -115,14 +118,17 @@ class CallListener(TorchFunctionMode):
             use.calls += 1
             correction = correction_of(func, args)
             fine = not self.correct and correction is not None and torch_is_right(func, args, kwargs or {})
-            case = (func, why is not None, fine or (why is not None and why.torch_is_right))
+            mixed = len(args) > 1 and mixes_complex_number(*args[:2])
+            case = (func, why is not None, fine or (why is not None and why.torch_is_right), mixed)
             if case not in self.judged:
-                self.judged[case] = (RIGHT, "") if fine else judge(func, name, correction, why, self.correct)
+                self.judged[case] = (RIGHT, "") if fine else judge(func, name, correction, why, self.correct, mixed)
             routes, remedy = UNKNOWN if _without_derivative(result) else self.judged[case]
             use.routes = {
                 route: max(use.routes.get(route, "right"), routes[route], key=RANKS.index) for route in ROUTES
             }
             use.remedy = use.remedy or remedy
+            if func in _SPECTRA and are_nearly_equal(result if isinstance(result, Tensor) else result[0]):
+                self.repeated[name] += 1
             length = LENGTHS.get(id(result))
             met = length is not None and length.length is None and not result.is_meta and correction_of(func, args)
             if length is not None and met and not result.detach().all():
@@ -149,7 +155,14 @@ class CallListener(TorchFunctionMode):
             )
         for (name, kind), count in self.zero_lengths.items():
             yield f"{name} is 0 somewhere ({count} times), where it {_AT_ZERO[kind]}"
+        for name, count in self.repeated.items():
+            yield (
+                f"{name} has eigenvalues that are equal or nearly so ({count} times): derivatives by eigenvectors, and "
+                "second ones by eigenvalues, lose their digits or are NaN; hodiff.functions.spectral_function has them"
+            )
 
+
+_SPECTRA = {torch.linalg.eigh, torch.linalg.eigvalsh, torch.linalg.eig, torch.linalg.eigvals}
 
 # What preflight says of a length that is 0, by its kind.
 _AT_ZERO = {

@@ -64,7 +64,7 @@ def torch_is_right(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def judge(
-    func: Any, name: str, correction: Correction | None, why: Declined | None, correct: bool
+    func: Any, name: str, correction: Correction | None, why: Declined | None, correct: bool, mixed: bool = False
 ) -> tuple[dict[str, str], str]:
     """What each route makes of a torch function, whose rule may have declined the call, and the remedy."""
     if why is not None or (correction is not None and correction.kind == "slow"):
@@ -89,6 +89,8 @@ def judge(
             route: "corrected" if route in correction.routes and word not in BAD else word
             for route, word in routes.items()
         }
+    if mixed and correction is not None and not correct:  # a real tensor and a complex number, which no audit tries
+        routes |= dict.fromkeys(ROUTES[1:], "wrong")
     bad = [route for route, word in routes.items() if word in BAD]
     if not bad:
         return routes, ""

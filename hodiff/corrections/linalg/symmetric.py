@@ -45,19 +45,24 @@ def inverse_gaps(eigenvalues: Tensor) -> Tensor:
     return (1 / differences.where(~same, 1)).where(~same, 0)
 
 
-def warn_of_equal(eigenvalues: Tensor) -> None:
-    r"""Warn where derivatives divide by a relative difference of eigenvalues below $\sqrt\varepsilon$."""
+def are_nearly_equal(eigenvalues: Tensor) -> bool:
+    r"""Whether some differ by less than $\sqrt\varepsilon$ of the largest: mostly by rounding."""
     numbers = numbers_of(eigenvalues)
     if numbers is None or numbers.shape[-1] < 2:
-        return
+        return False
     same = torch.eye(numbers.shape[-1], dtype=torch.bool, device=numbers.device)
     gaps = (numbers.unsqueeze(-2) - numbers.unsqueeze(-1)).abs().masked_fill(same, torch.inf).amin((-2, -1))
-    bound = torch.finfo(numbers.dtype).eps ** 0.5
-    if bool((gaps <= bound * numbers.abs().amax(-1)).any()):
+    return bool((gaps <= torch.finfo(numbers.dtype).eps ** 0.5 * numbers.abs().amax(-1)).any())
+
+
+def warn_of_equal(eigenvalues: Tensor) -> None:
+    """Warn where derivatives divide by a difference of eigenvalues that is mostly rounding."""
+    if are_nearly_equal(eigenvalues):
         warnings.warn(
-            f"eigenvalues: got some that are equal, or differ by less than {bound:.1e} of the largest. Derivatives by "
-            "eigenvectors, and second derivatives by eigenvalues, divide by the difference: they lose their digits, or "
-            "are NaN. Of a function of a symmetric matrix, such as its logarithm or the sum of f(eigenvalues), take "
+            "eigenvalues: got some that are equal, or differ by less than "
+            f"{torch.finfo(eigenvalues.dtype).eps ** 0.5:.1e} of the largest. Derivatives by eigenvectors, and second "
+            "derivatives by eigenvalues, divide by the difference: they lose their digits, or are NaN. Of a function "
+            "of a symmetric matrix, such as its logarithm or the sum of f(eigenvalues), take "
             "hodiff.functions.spectral_function(A, f), or its trace.",
             HodiffWarning,
             stacklevel=2,

@@ -403,3 +403,19 @@ def test_a_conversion_that_changes_nothing_is_no_cut():
 
 def test_attention_without_dropout_draws_nothing():
     assert hodiff.preflight(CALLS["attention by a fused kernel"][0], QUERIES, correct=False).remarks == ()
+
+
+def test_real_tensors_beside_complex_numbers():
+    """Of a real base and a complex exponent torch's forward mode drops the imaginary part of the tangent."""
+    x = torch.tensor([0.5, 1.0], dtype=torch.float64)
+    plain = hodiff.preflight(lambda x: (x ** (1 + 2j)).abs().square().sum(), x, correct=False)
+    assert plain.routes == {hodiff.ROUTES[0]: "right"} | dict.fromkeys(hodiff.ROUTES[1:], "wrong")
+    assert "wrong" not in hodiff.preflight(lambda x: (x**2).sum(), x, correct=False).routes.values()
+    assert set(hodiff.preflight(lambda x: (x ** (1 + 2j)).abs().sum(), x).routes.values()) == {"corrected"}
+
+
+@pytest.mark.parametrize("values", [torch.linalg.eigvalsh, lambda C: torch.linalg.eigh(C)[0]])
+def test_eigenvalues_that_are_nearly_equal_are_told(values):
+    near, apart = (torch.diag(torch.tensor([1.0, 1.0 + gap, 3.0], dtype=torch.float64)) for gap in (1e-10, 1e-3))
+    assert "nearly so (1 times)" in str(hodiff.preflight(lambda C: values(C).log().sum(), near))
+    assert "nearly so" not in str(hodiff.preflight(lambda C: values(C).log().sum(), apart))
