@@ -32,7 +32,8 @@ def _split(x: Tensor, dim: Any) -> _Split | None:
     plain = seen(x) if isinstance(dim, int) and x.dim() else None
     if plain is None:
         return None
-    if not _may_saturate(plain):
+    low, high = range_of(plain)
+    if not math.isfinite(high) or high - low < LIMIT:
         return None
     value = torch.log_softmax(x.detach(), dim)
     if below_transforms(value).max().item() < -_REST:
@@ -43,18 +44,6 @@ def _split(x: Tensor, dim: Any) -> _Split | None:
     behind = x - largest
     others = torch.where(is_largest, 0, behind.exp()).sum(dim, keepdim=True)
     return _Split(is_largest, largest, behind, others)
-
-
-def _may_saturate(plain: Tensor) -> bool:
-    """Whether the numbers are so far apart that one probability may be nearly 1."""
-    low, high = range_of(plain)
-    return math.isfinite(high) and high - low >= LIMIT
-
-
-def saturates(x: Any) -> bool:
-    """Whether a softmax may have a probability that is nearly 1."""
-    plain = seen(x) if isinstance(x, Tensor) else None
-    return plain is not None and _may_saturate(plain)
 
 
 def log_softmax(x: Tensor, dim: int) -> Tensor | None:
