@@ -97,8 +97,10 @@ def _cross_entropy(
             input, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
     # Torch's errors as well.
-    plain = (None if each is None else each.detach() for each in (input, target, weight))
-    value = F.cross_entropy(*plain, None, ignore_index, None, reduction, label_smoothing)
+    constant = None if weight is None else weight.detach()
+    value = F.cross_entropy(
+        input.detach(), target.detach(), constant, None, ignore_index, None, reduction, label_smoothing
+    )
     classes = class_dimension(input)
     logs = input.log_softmax(classes) if logs is None else logs
     along = logs.new_ones(logs.shape[classes]) if weight is None else weight
