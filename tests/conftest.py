@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _take_turns(items: list[pytest.Item]) -> None:
-    """Of the slow tests those whose turn it is: HODIFF_SLOW_TURN=k/n runs every n-th, from the k-th on."""
+    """Deselect slow tests whose turn it is not: HODIFF_SLOW_TURN=k/n runs every n-th slow test, from the k-th on."""
     turn, turns = map(int, os.environ.get("HODIFF_SLOW_TURN", "1/1").split("/"))
     slow = [item for item in items if item.get_closest_marker("slow")]
     others = {id(item) for place, item in enumerate(slow) if (place - turn + 1) % turns}

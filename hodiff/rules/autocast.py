@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-# Of 16 bits, torch casts the arguments of these to float32, and of float32 those of the others to 16 bits: its table
-# in ATen/autocast_mode.h and .cpp, and functions that are made of one of them.
+# Under autocast, torch casts 16-bit arguments of the functions in IN_FLOAT32 to float32, and float32 arguments of those
+# in LOWERED to 16 bits (ATen/autocast_mode.h and .cpp). Composites of such functions are listed, too.
 _LOSSES = (
     "binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy hinge_embedding_loss huber_loss kl_div "
     "l1_loss margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss nll_loss poisson_nll_loss "
     "smooth_l1_loss soft_margin_loss triplet_margin_loss "
 )
-_IN_FLOAT32 = {
+IN_FLOAT32 = {
     "cpu": frozenset(
         f"{_LOSSES} binary_cross_entropy cdist ctc_loss grid_sample grid_sampler grid_sampler_2d grid_sampler_3d "
         "max_unpool1d max_unpool2d max_unpool3d polar prod".split()
@@ -27,7 +27,7 @@ _IN_FLOAT32 = {
         "prod reciprocal renorm rms_norm rsqrt sinh softmax softmin softplus tan vector_norm".split()
     ),
 }
-_LOWERED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu"])
+LOWERED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu"])
 
 
 def cast_by_autocast(name: str, arguments: Any) -> tuple[Any, str] | None:
@@ -38,12 +38,12 @@ def cast_by_autocast(name: str, arguments: Any) -> tuple[Any, str] | None:
         arguments: A pytree.
 
     Returns:
-        The arguments, and the type of the device; None where nothing is cast. What is computed of them belongs into
-        `without_autocast`.
+        The arguments, and the type of the device; None where nothing is cast. Compute with
+        them under `without_autocast`.
     """
     function = name.rpartition(".")[2]
-    for device, in_float32 in _IN_FLOAT32.items():
-        if torch.is_autocast_enabled(device) and (function in in_float32 or function in _LOWERED):
+    for device, in_float32 in IN_FLOAT32.items():
+        if torch.is_autocast_enabled(device) and (function in in_float32 or function in LOWERED):
             dtype = torch.float32 if function in in_float32 else torch.get_autocast_dtype(device)
             leaves, tree = pytree.tree_flatten(arguments)
             if any(_is_cast(each, device, dtype) for each in leaves):

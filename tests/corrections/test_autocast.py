@@ -6,10 +6,10 @@ from corrections.calls import CALLS, name_of
 from torch.utils import _pytree as pytree
 
 import hodiff
-from hodiff.rules.autocast import _IN_FLOAT32, _LOWERED
+from hodiff.rules.autocast import IN_FLOAT32, LOWERED
 
 B = torch.bfloat16
-CAST = [call for call in CALLS if name_of(call[0]).rpartition(".")[2] in _IN_FLOAT32["cpu"] | _LOWERED]
+CAST = [call for call in CALLS if name_of(call[0]).rpartition(".")[2] in IN_FLOAT32["cpu"] | LOWERED]
 NOT_CAST = [call for call in CALLS if call not in CAST]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
@@ -38,7 +38,7 @@ def assert_torchs_dtypes(function, arguments, dtype):
     got = outcome(hodiff.corrected(function), arguments, dtype)
     assert [each.dtype for each in got] == [each.dtype for each in expected]
     for one, other in zip(got, expected, strict=True):
-        if one.dtype == torch.float32 and name_of(function).rpartition(".")[2] in _IN_FLOAT32["cpu"]:
+        if one.dtype == torch.float32 and name_of(function).rpartition(".")[2] in IN_FLOAT32["cpu"]:
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     return True
 

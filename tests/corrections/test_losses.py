@@ -371,7 +371,7 @@ def test_a_loss_that_broadcasts_warns_as_torch_does():
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_probabilities_of_0_and_1(order):
-    """Where the logarithm is infinite, torch divides by 1e-12; elsewhere derivatives are those of the logarithms."""
+    """Infinite slopes of the logarithm are bounded by 1e12, as in torch; all other derivatives are exact."""
     p, t = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=D), torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=D)
     expected = torch.tensor([[1.0, 1e12, -1e12, -1.0], [1.0, 1e24, 1e24, 1.0]], dtype=D)
 
@@ -386,3 +386,14 @@ def test_probabilities_of_0_and_1(order):
     if order == 2:
         by_reverse = torch.func.grad(lambda p: torch.func.grad(corrected(loss))(p).sum())
     torch.testing.assert_close(by_reverse(p.detach()), expected[order - 1])
+
+
+@pytest.mark.parametrize("weight", [None, torch.tensor([0.5, 1.2, 2.0], dtype=D)], ids=["plain", "weighted"])
+def test_saturated_cross_entropy_of_each_sample(weight):
+    """Off the diagonal the Hessian of a sample is -p_i p_j, and its rows sum to zero."""
+    x, target = torch.tensor([[40.0, 0.0, 0.0], [0.0, 1.0, 30.0]], dtype=D), torch.tensor([0, 1])
+    p = x.softmax(1)
+    expected = -p[:, :, None] * p[:, None, :] * (1 - torch.eye(3, dtype=D))
+    expected = expected - torch.diag_embed(expected.sum(2))
+    got = torch.func.vmap(corrected(torch.func.hessian(lambda x, y: F.cross_entropy(x, y, weight))))(x, target)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-30)

@@ -157,8 +157,8 @@ class CallListener(TorchFunctionMode):
             yield f"{name} is 0 somewhere ({count} times), where it {_AT_ZERO[kind]}"
         for name, count in self.repeated.items():
             yield (
-                f"{name} has eigenvalues that are equal or nearly so ({count} times): derivatives by eigenvectors, and "
-                "second ones by eigenvalues, lose their digits or are NaN; hodiff.functions.spectral_function has them"
+                f"{name} has equal or nearly equal eigenvalues ({count} times): second derivatives of eigenvalues, "
+                "and all of eigenvectors, lose their digits or are NaN; use hodiff.functions.spectral_function"
             )
 
 

@@ -60,8 +60,8 @@ def warn_of_equal(eigenvalues: Tensor) -> None:
     if are_nearly_equal(eigenvalues):
         warnings.warn(
             "eigenvalues: got some that are equal, or differ by less than "
-            f"{torch.finfo(eigenvalues.dtype).eps ** 0.5:.1e} of the largest. Derivatives by eigenvectors, and second "
-            "derivatives by eigenvalues, divide by the difference: they lose their digits, or are NaN. Of a function "
+            f"{torch.finfo(eigenvalues.dtype).eps ** 0.5:.1e} of the largest. Derivatives of eigenvectors, and second "
+            "derivatives of eigenvalues, divide by the difference: they lose their digits, or are NaN. Of a function "
             "of a symmetric matrix, such as its logarithm or the sum of f(eigenvalues), take "
             "hodiff.functions.spectral_function(A, f), or its trace.",
             HodiffWarning,

@@ -48,8 +48,10 @@ def _of_indices(
     if weight.shape != (count,) or target.dim() != log_probs.dim() - 1 or reduction not in REDUCE:
         return INVALID
     counts = target != ignore_index
-    labels = torch.where(counts, target, 0)
-    weights = torch.where(counts, weight[labels], 0)
+    labels = torch.where(counts, target, 0).long()
+    # torch.vmap does not support indexing by a single number of each sample.
+    picked = weight.index_select(0, labels.reshape(-1)).reshape(labels.shape)
+    weights = torch.where(counts, picked, 0)
     loss = -weights * log_probs.gather(classes, labels.unsqueeze(classes)).squeeze(classes)
     if smoothing:
         everywhere = -(_along(weight, log_probs, classes) * log_probs).sum(classes)

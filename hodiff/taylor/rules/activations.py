@@ -195,7 +195,7 @@ def atan2(frame: Frame, func: Any, y: Any, x: Any, *, out: None = None) -> Any:
 
 @rule("hypot")
 def hypot(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The length in axes along and across the value, in which derivatives are no differences; a norm at 0."""
+    """Compute the length in axes along and across the value, so that no derivative is a difference; a norm at 0."""
     x, y = value_of(frame, a), value_of(frame, b)
     value = torch.hypot(x, y)
     usual = (value > 0) & torch.isfinite(value)

@@ -406,7 +406,7 @@ def test_attention_without_dropout_draws_nothing():
 
 
 def test_real_tensors_beside_complex_numbers():
-    """Of a real base and a complex exponent torch's forward mode drops the imaginary part of the tangent."""
+    """Forward mode of torch drops the imaginary part of the tangent of a real base with a complex exponent."""
     x = torch.tensor([0.5, 1.0], dtype=torch.float64)
     plain = hodiff.preflight(lambda x: (x ** (1 + 2j)).abs().square().sum(), x, correct=False)
     assert plain.routes == {hodiff.ROUTES[0]: "right"} | dict.fromkeys(hodiff.ROUTES[1:], "wrong")
@@ -417,5 +417,5 @@ def test_real_tensors_beside_complex_numbers():
 @pytest.mark.parametrize("values", [torch.linalg.eigvalsh, lambda C: torch.linalg.eigh(C)[0]])
 def test_eigenvalues_that_are_nearly_equal_are_told(values):
     near, apart = (torch.diag(torch.tensor([1.0, 1.0 + gap, 3.0], dtype=torch.float64)) for gap in (1e-10, 1e-3))
-    assert "nearly so (1 times)" in str(hodiff.preflight(lambda C: values(C).log().sum(), near))
-    assert "nearly so" not in str(hodiff.preflight(lambda C: values(C).log().sum(), apart))
+    assert "nearly equal eigenvalues (1 times)" in str(hodiff.preflight(lambda C: values(C).log().sum(), near))
+    assert "nearly equal" not in str(hodiff.preflight(lambda C: values(C).log().sum(), apart))

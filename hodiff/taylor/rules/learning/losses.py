@@ -75,7 +75,7 @@ def _huber(frame: Frame, input: Any, target: Any, delta: float, weight: Any) -> 
 
 
 def _bce(frame: Frame, input: Any, target: Any, weight: Any) -> Any:
-    """Of probabilities. The logarithm of 0 is -100, with the slope that it has at torch's least denominator."""
+    """Compute the loss of probabilities, with torch's value (-100) and slope (1e12) for the logarithm of 0."""
     high, low = (
         with_value(frame, torch.clamp(torch.log(value_of(frame, p)), min=-100), _bounded_logarithm(frame, p))
         for p in (input, 1 - input)
