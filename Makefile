@@ -12,6 +12,11 @@ test-explore: SEED := $(or $(SEED),$(shell date +%s))
 # Without bytecode that is kept, each of the many processes that the tests start would compile all of hodiff again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# On virtual machines the first touch of a page may cost more than what is computed in it. Freed memory is kept, and new
+# memory comes in large pages, for Python's objects too: the tests took 0.6 of their time on such a machine.
+docs lint notebooks papers-quick test test-slow: export PYTHONMALLOC := malloc
+docs lint notebooks papers-quick test test-slow: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=67108864:glibc.malloc.mmap_threshold=33554432
+
 .PHONY: demo docs test test-slow test-explore lint format wheel notebooks bench bench-peers papers papers-quick clean \
         $(AS_INSTALLED)
 
@@ -26,9 +31,7 @@ docs: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 30 -m "not slow and not papers"
 
-# The audits: torch's whole operator database, third order of every Function, examples, among others. TURN=1/2 and
-# TURN=2/2 run one half each.
-test-slow: export HODIFF_SLOW_TURN := $(or $(TURN),1/1)
+# The audits: torch's whole operator database, third order of every Function, examples, among others.
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 30 -m slow
 

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import random
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +27,9 @@ with warnings.catch_warnings():
     # torch's first forward-mode derivative imports TorchScript decompositions, which announce their deprecation.
     warnings.simplefilter("ignore", DeprecationWarning)
     torch.func.jvp(torch.sin, (torch.ones(()),), (torch.ones(()),))
+
+# Seconds since 1970 after which no test is begun; without it all tests run.
+TESTS_END = int(os.environ.get("HODIFF_TESTS_END", "0"))
 
 settings.register_profile(
     "hodiff",
@@ -53,17 +58,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[test] = cases.get(test, -1) + 1
             if cases[test] % marker.args[0]:
                 item.add_marker(pytest.mark.slow)
-    _take_turns(items)
+    if TESTS_END:
+        _shuffle_files(items)
 
 
-def _take_turns(items: list[pytest.Item]) -> None:
-    """Deselect slow tests whose turn it is not: HODIFF_SLOW_TURN=k/n runs every n-th slow test, from the k-th on."""
-    turn, turns = map(int, os.environ.get("HODIFF_SLOW_TURN", "1/1").split("/"))
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    others = {id(item) for place, item in enumerate(slow) if (place - turn + 1) % turns}
-    if others:
-        items[0].config.hook.pytest_deselected(items=[item for item in items if id(item) in others])
-        items[:] = [item for item in items if id(item) not in others]
+def _shuffle_files(items: list[pytest.Item]) -> None:
+    """Where not all tests may be reached, each run reaches others."""
+    paths = sorted({item.path for item in items})
+    random.Random(TESTS_END).shuffle(paths)
+    place = {path: index for index, path in enumerate(paths)}
+    items.sort(key=lambda item: place[item.path])
+
+
+def pytest_runtest_setup() -> None:
+    """Skip what a machine is too slow to reach; the summary says how many tests that were."""
+    if TESTS_END and time.time() > TESTS_END:
+        pytest.skip("not reached before HODIFF_TESTS_END")
 
 
 def pytest_collection_finish() -> None:

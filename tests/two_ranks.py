@@ -19,7 +19,7 @@ def assert_two_ranks_agree(script: Path, folder: Path) -> None:
         for rank in range(2)
     ]
     try:
-        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=900)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

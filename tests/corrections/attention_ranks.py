@@ -53,7 +53,7 @@ def compare(mesh: Any, placements: Any, f: Any, reference: Any, tensors: list[Te
 
 def main(rank: int, path: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{path}", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", f"file://{path}", rank=rank, world_size=2, timeout=timedelta(minutes=10))
     mesh = init_device_mesh("cpu", (2,))
     tensors = [drawn(3, 4, 6, 3) for _ in range(3)]
     for causal in (False, True):

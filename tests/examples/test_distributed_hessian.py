@@ -24,7 +24,7 @@ def eigenvalues(launcher: tuple[str, ...], ranks: str) -> list[str]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     assert run.returncode == 0, run.stderr

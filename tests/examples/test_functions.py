@@ -385,7 +385,7 @@ def run(stem, **environment):
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=True,
     ).stdout
 

@@ -18,7 +18,7 @@ def run(*options: str) -> subprocess.CompletedProcess:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
 

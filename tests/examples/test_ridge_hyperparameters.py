@@ -18,7 +18,7 @@ def run(*options: str) -> str:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -62,7 +62,7 @@ def test_compiles(capability, dtype, tmp_path):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=900,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]

@@ -76,7 +76,7 @@ def one_rank_without_data(group: Any) -> None:
 
 def main(rank: int, path: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{path}", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", f"file://{path}", rank=rank, world_size=2, timeout=timedelta(minutes=10))
     group = dist.group.WORLD
     for reduction in ("mean", "sum"):
         compare("mlp", reduction, group)

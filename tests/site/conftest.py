@@ -32,7 +32,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "site_builder", "--output", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "docs")}
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder / "html"
 

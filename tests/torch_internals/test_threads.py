@@ -10,7 +10,7 @@ import torch
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
 
-def in_another_thread(call, timeout=20.0):
+def in_another_thread(call, timeout=300.0):
     """Whether a call in another thread ends in time."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()

@@ -1,6 +1,5 @@
 """Patterns of known functions, of surroundings and of wrong input."""
 
-import time
 import warnings
 
 import numpy as np
@@ -247,9 +246,7 @@ def test_nothing_is_left_behind():
     assert x.grad is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        before = time.perf_counter()
         assert hessian_pattern(rosenbrock, torch.rand(20_000)).nnz == 3 * 20_000 - 2
-    assert time.perf_counter() - before < 30
 
 
 def test_messages_reach_as_far_as_there_are_rounds():

@@ -1,0 +1,313 @@
+"""Write the table of Hugging Face's architectures into the documentation: hodiff's products beside torch's.
+
+python tests/models/hugging_face.py [model types ...]
+
+Every model is built from its default configuration with sizes that take seconds, and random weights. With names, the
+rows of those alone are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from models.measures import Case
+    from models.specimen import Built
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reference" / "hugging_face.md"
+# Rows that are finished, one in a line: a run that was cut off goes on.
+FINISHED = ROOT / "build" / "hugging_face.jsonl"
+ATTENTIONS = ("eager", "sdpa")
+WORDS, IMAGE, BANDS, SAMPLES = 40, 32, 8, 800
+
+# Fields of configurations, by what they become.
+SIZES = {
+    name: size
+    for size, names in {
+        1: "num_key_value_heads",
+        2: """num_frames num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers
+            num_encoder_layers num_attention_heads n_head n_heads num_heads encoder_attention_heads
+            decoder_attention_heads num_experts_per_tok type_vocab_size""",
+        3: "num_local_experts num_experts",
+        4: """n_routed_experts qk_rope_head_dim qk_nope_head_dim rotary_dim state_size time_step_rank conv_kernel
+            window_size""",
+        BANDS: """head_dim d_kv d_head kv_lora_rank q_lora_rank v_head_dim qk_head_dim patch_size num_mel_bins""",
+        16: """hidden_size d_model n_embd dim emb_dim embed_dim embedding_size n_embed moe_intermediate_size
+            shared_expert_intermediate_size pooler_hidden_size projection_dim""",
+        32: """intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim n_inner hidden_dim d_inner d_ff
+            max_position_embeddings n_positions max_source_positions max_target_positions""",
+        IMAGE: "image_size",
+        WORDS: "vocab_size",
+    }.items()
+    for name in names.split()
+}
+SPECIAL_WORDS = ("pad", "bos", "eos", "sep", "cls", "mask", "decoder_start")
+# What the sizes above do not go together with.
+EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "bit": {"num_groups": 4},
+    "codegen": {"n_head": 4},
+    "dac": {"encoder_hidden_size": 4, "hidden_size": 64, "decoder_hidden_size": 64, "n_codebooks": 2},
+    "deepseek_v2": {"head_dim": 4},
+    "deepseek_v3": {"head_dim": 4},
+    "diffllama": {"num_key_value_heads": 2},
+    "esm": {"vocab_size": WORDS, "pad_token_id": 1, "mask_token_id": 2},
+    "informer": {"prediction_length": 4, "context_length": 8, "num_time_features": 1},
+    "layoutlmv3": {"coordinate_size": 2, "shape_size": 4},
+    "lilt": {"hidden_size": 24},
+    "mamba2": {"num_heads": 4},
+    "nemotron": {"head_dim": 8},
+    "sam_prompt_encoder": {"image_embedding_size": 4, "image_size": IMAGE},
+    "sam_vision_model": {"output_channels": 16, "global_attn_indexes": []},
+    "siglip_text_model": {"projection_size": 16},
+}
+
+
+def _time_series() -> dict[str, Tensor]:
+    from models.specimen import noise
+
+    # Eight steps of context, and seven that lag behind.
+    past = {"past_values": noise(2, 15), "past_time_features": noise(2, 15, 1), "past_observed_mask": torch.ones(2, 15)}
+    return past | {"future_values": noise(2, 4), "future_time_features": noise(2, 4, 1)}
+
+
+# Of those that are not called with what their main input tells.
+SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
+    "dac": {"input_values": (2, 1, SAMPLES)},
+    "patchtst": {"past_values": (2, 32, 1)},
+    "patchtsmixer": {"past_values": (2, 32, 1)},
+    "timesformer": {"pixel_values": (2, 2, 3, IMAGE, IMAGE)},
+    "videomae": {"pixel_values": (2, 2, 3, IMAGE, IMAGE)},
+    "vivit": {"pixel_values": (2, 2, 3, IMAGE, IMAGE)},
+    "wav2vec2-bert": {"input_features": (2, 32, 160)},
+    "whisper": {"input_features": (2, BANDS, 64)},
+}
+TEXT = """
+    albert bart bert bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small bloom camembert
+    canine codegen cohere convbert ctrl data2vec-text deberta deberta-v2 deepseek_v2 deepseek_v3 diffllama
+    distilbert electra ernie esm falcon falcon_mamba flaubert fnet gemma gemma2 gemma3_text git glm glm4 gpt2
+    gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granitemoe helium ibert jamba jetmoe led lilt llama longformer
+    longt5 luke m2m_100 mamba mamba2 marian markuplm mbart megatron-bert mistral mixtral mobilebert modernbert mpnet
+    mpt mt5 nemotron nomic_bert nystromformer olmo olmo2 olmoe openai-gpt opt pegasus pegasus_x persimmon phi phi3
+    phimoe plbart prophetnet qwen2 qwen2_moe qwen3 qwen3_moe recurrent_gemma rembert roberta roberta-prelayernorm
+    roc_bert roformer rwkv smollm3 splinter squeezebert stablelm starcoder2 switch_transformers t5 tapas umt5 xlm
+    xlm-roberta xlnet yoso zamba
+"""
+OTHERS = """
+    altclip beit bit blip chinese_clip clip clipseg convnext convnextv2 cvt dac data2vec-audio data2vec-vision deit
+    dinov2 dinov2_with_registers dinov3_vit donut-swin dpt flava focalnet glpn groupvit hiera hubert ijepa imagegpt
+    informer layoutlm layoutlmv3 maskformer mgp-str mobilenet_v1 mobilenet_v2 mobilevit owlv2 owlvit patchtsmixer
+    patchtst pixtral poolformer pvt pvt_v2 regnet resnet sam segformer sew sew-d siglip swiftformer swin swin2sr
+    swinv2 timesformer unispeech unispeech-sat videomae visual_bert vit vit_mae vit_msn vitdet vivit wav2vec2
+    wav2vec2-bert wav2vec2-conformer wavlm whisper yolos
+"""
+ARCHITECTURES = f"{TEXT} {OTHERS}".split()
+
+
+def shrunk(config: Any) -> Any:
+    """A configuration with its sizes, and those inside of it, cut down."""
+    for name, value in list(vars(config).items()):
+        if hasattr(value, "model_type"):
+            shrunk(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            setattr(config, name, min(value, SIZES.get(name, value)))
+        elif isinstance(value, (list, tuple)) and len(value) > 0:
+            setattr(config, name, type(value)(_shrunk_list(name, value)))
+    for word in SPECIAL_WORDS:
+        token = getattr(config, f"{word}_token_id", None)
+        if isinstance(token, list) or (isinstance(token, int) and token >= WORDS):
+            setattr(config, f"{word}_token_id", 2)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    for name, value in EXCEPTIONS.get(config.model_type, {}).items():
+        setattr(config, name, value)
+    return config
+
+
+def _shrunk_list(name: str, value: Any) -> Any:
+    """One block in each stage, widths that double, the first two kinds of layers."""
+    if name in ("image_size", "patch_size"):
+        return [SIZES[name]] * len(value)
+    if name == "depths":
+        return [1] * len(value)
+    if name in ("num_heads", "num_attention_heads"):
+        return [2] * len(value) if len(set(value)) == 1 else [2**place for place in range(len(value))]
+    if name in ("hidden_sizes", "embed_dims", "embed_dim", "neck_hidden_sizes"):
+        return [16] * len(value) if len(set(value)) == 1 else [8 * 2**place for place in range(len(value))]
+    return value[:2] if name in ("layer_types", "layers_block_type") else value
+
+
+def built(kind: str, attention: str) -> Built:
+    """A model of random weights, and what it is called with."""
+    from models.specimen import Built, noise, tokens
+    from transformers import AutoModel
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    torch.manual_seed(0)
+    config = shrunk(CONFIG_MAPPING[kind]())
+    # The grouped product of experts has no float64.
+    config._experts_implementation = "eager"
+    model = AutoModel.from_config(config, attn_implementation=attention).eval()
+    names = list(inspect.signature(model.forward).parameters)
+    given = _inputs(kind, model, config)
+    if "pixel_values" in names and hasattr(config, "vision_config"):
+        given["pixel_values"] = noise(2, 3, IMAGE, IMAGE)
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
+        given["decoder_input_ids"] = tokens(WORDS, 2, 4)
+    last = max(names.index(name) for name in given)
+    return Built(model, tuple(given.get(name) for name in names[: last + 1]))
+
+
+def _inputs(kind: str, model: torch.nn.Module, config: Any) -> dict[str, Tensor]:
+    """Two rows of what a model takes."""
+    from models.specimen import noise, tokens
+
+    if kind == "informer":
+        return _time_series()
+    if kind in SHAPES:
+        return {name: noise(*shape) for name, shape in SHAPES[kind].items()}
+    if model.main_input_name == "input_ids":
+        return {"input_ids": tokens(WORDS, 2, 6)}
+    side = getattr(config, "image_size", IMAGE)
+    sides = side if isinstance(side, (list, tuple)) else (side, side)
+    shapes = {
+        "pixel_values": (2, getattr(config, "num_channels", 3), *sides),
+        "input_values": (2, SAMPLES),
+    }
+    return {model.main_input_name: noise(*shapes[model.main_input_name])}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one model.
+
+    Attributes:
+        kind: Its type, as in `AutoConfig`.
+        attention: Its implementation of attention.
+        coarse: Whether it computes in float32 inside.
+        hodiff: For each route the error relative to the largest number, or what was raised.
+        torch: Likewise for torch's three ways.
+        verdict: Preflight's.
+    """
+
+    kind: str
+    attention: str
+    coarse: bool
+    hodiff: dict[str, float | str]
+    torch: dict[str, float | str]
+    verdict: str
+
+    @property
+    def allowed(self) -> float:
+        """Half the digits of what it computes in."""
+        return 1e-3 if self.coarse else 1e-6
+
+    def outcome(self, found: float | str) -> str:
+        """One of three words."""
+        return "raises" if isinstance(found, str) else "right" if found <= self.allowed else "wrong"
+
+
+def torch_ways(case: Case) -> dict[str, Callable[[], Any]]:
+    """How a product is written with torch alone."""
+    from models.measures import flat
+    from torch.func import grad, jvp
+
+    def twice() -> Tensor:
+        leaves = {name: each.detach().requires_grad_() for name, each in case.parameters.items()}
+        first = torch.autograd.grad(case.loss(leaves), list(leaves.values()), create_graph=True, materialize_grads=True)
+        slope = flat(list(first)) @ flat(case.direction)
+        return flat(list(torch.autograd.grad(slope, list(leaves.values()), materialize_grads=True)))
+
+    tangents = ((case.parameters,), (case.direction,))
+    return {
+        "`autograd.grad` twice": twice,
+        "`jvp` of `grad`": lambda: flat(jvp(grad(case.loss), *tangents)[1]),
+        "`grad` of `jvp`": lambda: flat(grad(lambda p: jvp(case.loss, (p,), tangents[1])[1])(case.parameters)),
+    }
+
+
+def measured(kind: str, attention: str) -> Row:
+    """All products of a model."""
+    from models.measures import Case, error, flat
+    from models.specimen import Architecture
+
+    import hodiff
+    from hodiff.checks.subjects.double_precision import InDouble
+
+    case = Case(Architecture(kind, lambda: built(kind, attention)))
+    rounded = case.gradient(case.parameters)
+    case.exact = InDouble()
+    with case.exact:
+        coarse = error(rounded, case.gradient(case.parameters)) > 1e-12
+    expected = case.difference(case.gradient, case.direction)
+
+    def errors(ways: dict[str, Callable[[], Tensor]]) -> dict[str, float | str]:
+        found: dict[str, float | str] = {}
+        for name, product in ways.items():
+            try:
+                found[name] = error(product(), expected)
+            except Exception as raised:
+                found[name] = f"{type(raised).__name__}: {raised}"
+        return found
+
+    def product(**options: str) -> Callable[[], Tensor]:
+        return lambda: flat(hodiff.hvp(case.loss, case.parameters, case.direction, **options))
+
+    # Forward-over-forward takes a pass for each parameter.
+    routes = {"`hvp`": product()} | {route: product(route=route) for route in hodiff.ROUTES[:3]}
+    routes["`HessianOperator`"] = lambda: flat(hodiff.HessianOperator(case.loss, case.parameters) @ case.direction)
+    verdict = hodiff.preflight(case.model, *case.inputs).verdict.removeprefix("verdict: ")
+    return Row(kind, attention, coarse, errors(routes), errors(torch_ways(case)), verdict)
+
+
+def rows(kinds: list[str]) -> Iterator[Row]:
+    """One model after the other, those that were finished before from the file."""
+    from tqdm import tqdm
+
+    from hodiff.checks.torch_warnings import silence_torch_warnings
+
+    FINISHED.parent.mkdir(exist_ok=True)
+    lines = FINISHED.read_text(encoding="utf-8").splitlines() if FINISHED.exists() else []
+    before = {(row.kind, row.attention): row for row in (Row(**json.loads(each)) for each in lines)}
+    for kind in tqdm(kinds, unit=" models"):
+        for attention in ATTENTIONS:
+            if (kind, attention) not in before:
+                try:
+                    with silence_torch_warnings():
+                        row = measured(kind, attention)
+                except Exception as raised:
+                    # Half of the models know one attention alone.
+                    sys.stderr.write(f"{kind} {attention}: {type(raised).__name__}: {str(raised)[:200]}\n")
+                    continue
+                with FINISHED.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(vars(row)) + "\n")
+                before[kind, attention] = row
+            yield before[kind, attention]
+
+
+def main() -> None:
+    os.environ.update(TRANSFORMERS_VERBOSITY="error", HF_HUB_OFFLINE="1")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*", help="model types, as in AutoConfig; without any, all of the table")
+    kinds = parser.parse_args().kinds
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for _ in rows(kinds or ARCHITECTURES):
+        pass
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests"))
+    main()
