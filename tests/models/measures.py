@@ -48,13 +48,14 @@ class Case:
         self.exact: AbstractContextManager[Any] = InDouble() if architecture.coarse else nullcontext()
         self.model = built.model.double()
         self.inputs = tree_map_only(Tensor, _in_double, built.inputs)
-        self.parameters = {name: _in_double(each.detach()) for name, each in self.model.named_parameters()}
+        self.parameters = {name: _in_double(each.detach()) for name, each in self.model.named_parameters() if each.requires_grad}
         generator = torch.Generator().manual_seed(3)
         self.direction = {name: _random(each, generator) for name, each in self.parameters.items()}
         # What training never moves, and torch's gradient leaves out.
-        for name, module in self.model.named_modules():
+        names = {id(each): name for name, each in self.model.named_parameters()}  # a tied weight has one of its names
+        for module in self.model.modules():
             if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
-                self.direction[f"{name}.weight"][module.padding_idx] = 0
+                self.direction[names[id(module.weight)]][module.padding_idx] = 0
 
     def outputs(self, parameters: Parameters, inputs: Any = None) -> list[Tensor]:
         """The floating outputs, of random numbers that are the same in every call."""
@@ -87,15 +88,20 @@ class Case:
         return {name: each + step * direction[name] for name, each in self.parameters.items()}
 
     def difference(self, function: Callable[[Parameters], Tensor], direction: Parameters) -> Tensor:
-        """The derivative of a function along a direction by central differences of two steps, in float64 throughout."""
-        # Small, as a step across a kink of relu says nothing.
-        step = 1e-5
+        """The derivative of a function along a direction by central differences of two steps, in float64 throughout.
+
+        Steps are small, as one across a kink of relu says nothing, and smaller where two of them disagree.
+        """
 
         def central(h: float) -> Tensor:
-            return (function(self.moved(h, direction)) - function(self.moved(-h, direction))) / (2 * h)
+            return (function(self.moved(h, direction)) - function(self.moved(-h, direction))).detach() / (2 * h)
 
         with self.exact:
-            return ((4 * central(step / 2) - central(step)) / 3).detach()
+            for step in (1e-5, 1e-6, 1e-7):
+                coarse, fine = central(step), central(step / 2)
+                if error(coarse, fine) < 1e-4:
+                    break
+        return (4 * fine - coarse) / 3
 
 
 def flat(tree: Any) -> Tensor:

@@ -50,7 +50,7 @@ class Arguments(TorchDispatchMode):
         self.found = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten.special_zeta.default, torch.ops.aten.polygamma.default):
+        if func.overloadpacket in (torch.ops.aten.special_zeta, torch.ops.aten.polygamma):
             self.found.append(args[1])
         return func(*args, **(kwargs or {}))
 
