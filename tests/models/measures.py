@@ -48,7 +48,9 @@ class Case:
         self.exact: AbstractContextManager[Any] = InDouble() if architecture.coarse else nullcontext()
         self.model = built.model.double()
         self.inputs = tree_map_only(Tensor, _in_double, built.inputs)
-        self.parameters = {name: _in_double(each.detach()) for name, each in self.model.named_parameters() if each.requires_grad}
+        self.parameters = {
+            name: _in_double(each.detach()) for name, each in self.model.named_parameters() if each.requires_grad
+        }
         generator = torch.Generator().manual_seed(3)
         self.direction = {name: _random(each, generator) for name, each in self.parameters.items()}
         # What training never moves, and torch's gradient leaves out.

@@ -12,6 +12,7 @@ from hodiff.checks.audit.on_file import audit_on_file
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.registry import Correction
 from hodiff.routes import ROUTES
+from hodiff.taylor.registry import ALIASES
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.custom_operators import (
     has_autograd_kernel,
@@ -22,13 +23,21 @@ from hodiff.torch_internals.custom_operators import (
 from hodiff.torch_internals.interception import without_function_modes
 from hodiff.torch_internals.operators import function_of_operator
 
-# By what name the database has methods that are called otherwise.
-_ALIASES = {
-    "__pow__": "pow",
-    "__ipow__": "pow",
+# By what name the database has functions that are called otherwise.
+_NAMES = {alias: name for name, aliases in ALIASES.items() for alias in aliases.split()} | {
     "__rtruediv__": "__rdiv__",
     "__floordiv__": "div.floor_rounding",
+    "adjoint": "mH",
     "copy_": "clone",
+    "cpu": "to",
+    "cuda": "to",
+    "fix": "trunc",
+    "inverse": "linalg.inv",
+    "orgqr": "linalg.householder_product",
+    "special.multigammaln": "mvlgamma",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "type": "to",
     "type_as": "to",
 }
 # Where its names begin, as functions and methods of one operator share an entry.
@@ -125,10 +134,10 @@ def _of_inner_gradients(correct: bool) -> tuple[dict[str, str], str]:
 def _audited(name: str, which: str) -> dict[str, str]:
     """By route, what the audit found of an operator, of all its variants the worst."""
     operators = audit_on_file().operators
-    last = name.rsplit(".", 1)[-1]
-    if last in _ALIASES:
-        name = last = _ALIASES[last]
     plain = name.removeprefix("torch.").removeprefix("Tensor.")
+    if plain not in operators:
+        plain = _NAMES.get(plain) or _NAMES.get(plain.removesuffix("_"), plain)
+    last = plain.rsplit(".", 1)[-1]
     for base in (last, last.removesuffix("_")):
         for key in (plain if base == last else base, *(prefix + base for prefix in _PREFIXES)):
             found = [entry for op, entry in operators.items() if op == key] or [

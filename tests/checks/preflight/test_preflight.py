@@ -401,6 +401,24 @@ def test_a_conversion_that_changes_nothing_is_no_cut():
     assert (report.cuts, report.remarks) == (0, ())
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.multiply,
+        torch.subtract,
+        torch.divide,
+        lambda x, y: torch.clip(x, 0.2) * y,
+        lambda x, y: torch.concat([x, y]).swapaxes(0, 1),
+        lambda x, y: torch.special.expit(x).type(torch.float32) + y.cpu(),
+        lambda x, y: (x @ x.T).inverse() @ y.adjoint().negative().mH,
+        lambda x, y: x.clone().multiply_(y).arctan_(),
+    ],
+)
+def test_other_names_of_operators_are_known(function):
+    x, y = torch.rand(2, 2, dtype=torch.float64) + 1, torch.rand(2, 2, dtype=torch.float64)
+    assert hodiff.preflight(function, x, y).verdict == "verdict: all four routes are right"
+
+
 def test_attention_without_dropout_draws_nothing():
     assert hodiff.preflight(CALLS["attention by a fused kernel"][0], QUERIES, correct=False).remarks == ()
 
