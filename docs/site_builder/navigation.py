@@ -38,7 +38,14 @@ SIDE_BAR = {
     ),
     "Is your torch wrong?": ("reference/is_your_torch_wrong.md", "reference/audit.md", "reference/versions.md"),
     "Reference": ("reference/api/index.md", "reference/findings.md", "reference/errors.md"),
-    "Evidence": ("benchmarks/index.md", "papers/index.md", "reference/zoo.md", "reference/models.md", *_TAYLOR),
+    "Evidence": (
+        "benchmarks/index.md",
+        "papers/index.md",
+        "reference/zoo.md",
+        "reference/models.md",
+        "reference/hugging_face.md",
+        *_TAYLOR,
+    ),
     "Project": ("project/architecture.md", "project/contributing.md", "project/changelog.md"),
 }
 

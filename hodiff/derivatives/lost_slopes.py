@@ -1,13 +1,14 @@
-"""Functions that are linear as far as the graph of their gradient tells, and whose slope depends on the point.
+"""Functions whose backward takes for a constant what depends on the point.
 
 A backward that multiplies by a number, such as one that forward computed and kept, records its cotangent and not the
-point. Whether the number is a constant, only other points show.
+point; one that also reads arguments records a part. Whether the number is a constant, only other points show.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,36 +20,44 @@ from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.derivatives.own_gradient import levels_to_the_caller
 from hodiff.derivatives.steady import draw_of
+from hodiff.errors import HodiffWarning
 from hodiff.graphs import inspect_graph
-from hodiff.recompute.cut_graphs import SeeminglyLinear, UnrecordedGradientError, lost_slope
+from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, kept_constants, lost_slope
 from hodiff.recompute.reachable import named_modules
 from hodiff.recompute.recording import Recording
-from hodiff.torch_internals.autograd.graph_nodes import function_name
+from hodiff.torch_internals.autograd.graph_nodes import function_name, replacing_kept
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 
 # How often a Function was met, by the code of the function that calls it.
 _MET: WeakKeyDictionary[CodeType, Counter[tuple[str, int]]] = WeakKeyDictionary()
+# Of which a warning was given.
+_TOLD: WeakKeyDictionary[CodeType, set[tuple[str, int]]] = WeakKeyDictionary()
 # Where a slope is compared besides the point itself, at which an even one is flat.
 _OFFSETS = (0.0, 0.03)
 
 
-def refuse_lost_slopes(function: BoundFunction, suspects: Sequence[SeeminglyLinear]) -> None:
+def refuse_lost_slopes(function: BoundFunction, suspects: Sequence[Suspect]) -> None:
     """Compare the slopes of Functions at neighbouring points, at the first call and at every 2nd, 4th, 8th and so on.
 
     Args:
         function: The function that called them, bound at its point.
-        suspects: What is linear as far as the graph tells.
+        suspects: What may take for a constant what depends on the point.
 
     Raises:
-        UnrecordedGradientError: If a slope is seen to depend on the point smoothly; jumps, and numbers that differ in
-            any case, are no evidence.
+        UnrecordedGradientError: If a slope is seen to depend smoothly on what its backward takes for a constant; jumps,
+            and numbers that differ in any case, are no evidence. Where that may have been an argument without a
+            gradient, which somebody has detached, it is a warning.
     """
     code = _code(function.f)
     met = Counter() if code is None else _MET.setdefault(code, Counter())
+    told = set() if code is None else _TOLD.setdefault(code, set())
     keys = [_key(each.node) for each in suspects]
     met.update(set(keys))
-    suspects = [each for each, key in zip(suspects, keys, strict=True) if met[key] & (met[key] - 1) == 0]
+    suspects = [
+        each for each, key in zip(suspects, keys, strict=True) if met[key] & (met[key] - 1) == 0 and key not in told
+    ]
     if not suspects or in_fx_trace():
         return
     draw = draw_of(function)
@@ -65,42 +74,98 @@ def refuse_lost_slopes(function: BoundFunction, suspects: Sequence[SeeminglyLine
             for leaf, scale in zip(centre, scales, strict=True)
         ]
         try:
-            slopes = [
-                _slopes(function, [x + sign * h for x, h in zip(centre, steps, strict=True)], suspects, probes, draw)
+            visits = [
+                _Visit(function, [x + sign * h for x, h in zip(centre, steps, strict=True)], suspects, draw)
                 for sign in (-1, 0, 0, 1)
+            ]
+            lost = [
+                suspect
+                for i, (suspect, probe) in enumerate(zip(suspects, probes, strict=True))
+                if (_varies if suspect.linear else _loses_a_part)(visits, i, probe, steps)
             ]
         except Exception:
             # The function need not take other points, and its own errors at them are of no interest.
             return
-        for suspect, *of_one in zip(suspects, *slopes, strict=False):
-            if _varies_smoothly(*of_one):
-                del met[_key(suspect.node)]
-                raise UnrecordedGradientError(lost_slope(suspect.node))
+        for suspect in lost:
+            key, message = _key(suspect.node), lost_slope(suspect.node, linear=suspect.linear)
+            if suspect.linear or not _detached_arguments(suspect.node):
+                del met[key]
+                raise UnrecordedGradientError(message)
+            if key not in told:
+                told.add(key)
+                text = f"{function.caller}: {message}; an argument that was detached on purpose loses nothing"
+                warnings.warn(text, HodiffWarning, stacklevel=levels_to_the_caller())
 
 
-def _slopes(
-    function: BoundFunction,
-    leaves: Sequence[Tensor],
-    suspects: Sequence[SeeminglyLinear],
-    probes: Sequence[Sequence[Any]],
-    draw: RandomState,
-) -> list[Tensor]:
-    """Apply the backward of each Function to its probe at a point; empty if other Functions are called there."""
-    mode = Corrections(lean=True)
-    with untouched(list(named_modules(function.f))), draw.replayed():
-        recording = Recording(lambda primals: function.scalar(primals, mode), leaves)
-    nodes = inspect_graph(recording.result[0]).functions
-    found = []
-    for suspect, probe in zip(suspects, probes, strict=True):
-        if suspect.position >= len(nodes) or nodes[suspect.position].name() != suspect.node.name():
-            return []
-        node = nodes[suspect.position]
-        with torch.no_grad():
-            pulled = getattr(node, "apply", node)(*probe)
-        parts = pulled if isinstance(pulled, tuple) else (pulled,)
-        numbers = [each.detach().double().flatten() for each in parts if isinstance(each, Tensor)]
-        found.append(torch.cat(numbers) if numbers else torch.zeros(1))
-    return found
+class _Visit:
+    """A recording at a neighbouring point.
+
+    Attributes:
+        operands: The point.
+        nodes: The nodes of the suspects there.
+    """
+
+    def __init__(
+        self, function: BoundFunction, leaves: Sequence[Tensor], suspects: Sequence[Suspect], draw: RandomState
+    ):
+        mode = Corrections(lean=True)
+        with untouched(list(named_modules(function.f))), draw.replayed():
+            recording = Recording(lambda primals: function.scalar(primals, mode), leaves)
+        nodes = inspect_graph(recording.result[0]).functions
+        self.operands = recording.operands
+        self.nodes = [nodes[suspect.position] for suspect in suspects]
+        if any(node.name() != suspect.node.name() for node, suspect in zip(self.nodes, suspects, strict=True)):
+            raise LookupError("other Functions are called there")
+
+
+def _varies(visits: Sequence[_Visit], i: int, probe: Sequence[Any], steps: Sequence[Tensor]) -> bool:
+    """Whether a slope that is a constant in the graph depends on the point."""
+    with torch.no_grad():
+        return _varies_smoothly(*(_pulled(visit.nodes[i], probe) for visit in visits))
+
+
+def _loses_a_part(visits: Sequence[_Visit], i: int, probe: Sequence[Any], steps: Sequence[Tensor]) -> bool:
+    """Whether constants that a Function keeps depend on the point, and its slope on them by more than the graph has."""
+    before, here, again, after = visits
+    kept = [kept_constants(visit.nodes[i]) for visit in visits]
+    # They may all be arguments, which whoever calls has detached.
+    if len(kept[0]) <= _detached_arguments(here.nodes[i]):
+        return False
+    if not _varies_smoothly(*(_flat(each.values()) for each in kept)):
+        return False
+    # As a backward that can be differentiated may compute in another way.
+    cotangents = [None if each is None else each.requires_grad_() for each in probe]
+    with torch.enable_grad():
+        difference = (_pulled(after.nodes[i], cotangents) - _pulled(before.nodes[i], cotangents)).detach() / 2
+        along = torch.randn(difference.shape, generator=torch.Generator().manual_seed(0)).to(difference)
+        slope = (_pulled(here.nodes[i], cotangents) * along).sum()
+    pulled = torch.autograd.grad(slope, here.operands, allow_unused=True) if slope.requires_grad else ()
+    recorded = sum(float((g * h).sum()) for g, h in zip(pulled, steps, strict=False) if g is not None)
+    if abs(recorded - float(difference @ along)) <= 0.01 * float((difference * along).abs().sum()):
+        return False
+    replace = replacing_kept(again.nodes[i], kept[2])
+    slopes = []
+    for each in kept:
+        replace(each)
+        with torch.enable_grad():
+            slopes.append(_pulled(again.nodes[i], cotangents).detach())
+    return _varies_smoothly(*slopes)
+
+
+def _detached_arguments(node: Any) -> int:
+    """How many tensors without a gradient a Function was called with."""
+    return sum(parent is None for parent, _ in node.next_functions)
+
+
+def _pulled(node: Any, probe: Sequence[Any]) -> Tensor:
+    """What the backward of a Function makes of its probe."""
+    pulled = getattr(node, "apply", node)(*probe)
+    return _flat(pulled if isinstance(pulled, tuple) else (pulled,))
+
+
+def _flat(tensors: Iterable[Any]) -> Tensor:
+    numbers = [each.double().flatten() for each in tensors if isinstance(each, Tensor)]
+    return torch.cat(numbers) if numbers else torch.zeros(1)
 
 
 def _varies_smoothly(before: Tensor, here: Tensor, again: Tensor, after: Tensor) -> bool:

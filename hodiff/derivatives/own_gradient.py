@@ -104,7 +104,7 @@ def warn_once(
             f"{caller}: numbers of {dtype} have about {digits} digits, and second derivatives fewer: those of models "
             "are off by 0.5 to 5 %. Where that matters, convert parameters and inputs by .float().",
             HodiffWarning,
-            stacklevel=_levels_to_the_caller(),
+            stacklevel=levels_to_the_caller(),
         )
     if not cut:
         found = next(_custom_functions(result), None)
@@ -124,11 +124,11 @@ def warn_once(
             "Second derivatives are those of that gradient. If this is not meant, differentiate only by parameters "
             "that require a gradient, and see hodiff.preflight or hodiff.check.",
             HodiffWarning,
-            stacklevel=_levels_to_the_caller(),
+            stacklevel=levels_to_the_caller(),
         )
 
 
-def _levels_to_the_caller() -> int:
+def levels_to_the_caller() -> int:
     """Count the levels of the stack from the function that asks to the first one outside of hodiff and torch."""
     frame, level = inspect.currentframe(), 0
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("hodiff", "torch"):

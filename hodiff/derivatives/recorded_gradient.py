@@ -59,8 +59,8 @@ class RecordedGradient:
         gradient = recording.gradients([value], graph=True)
         if all(leaf is None for leaf in gradient):
             raise function.independent()
-        if recording.seemingly_linear and repeatable:
-            refuse_lost_slopes(function, recording.seemingly_linear)
+        if recording.suspects and repeatable:
+            refuse_lost_slopes(function, recording.suspects)
         self.edges = tuple(None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient)
         if numbers:
             # By a leaf that the function ignores there is no gradient, and its zeros have no graph.

@@ -32,22 +32,24 @@ class UnrecordedGradientError(NotImplementedError):
     """The backward of a Function computes outside of the graph, so that further derivatives would be zero."""
 
 
-class SeeminglyLinear(NamedTuple):
-    """A node of a Function that is linear as far as its graph tells, and may have lost the slope all the same.
+class Suspect(NamedTuple):
+    """A node of a Function whose backward may take for a constant what depends on the point.
 
     Attributes:
         position: Where the node stands among all that were watched.
         node: The node.
         cotangents: What its backward was given.
+        linear: Whether the Function is linear as far as its graph tells; else it keeps a constant beside its arguments.
     """
 
     position: int
     node: Any
     cotangents: tuple[Any, ...]
+    linear: bool
 
 
 @contextmanager
-def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[list[SeeminglyLinear]]:
+def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[list[Suspect]]:
     """Raise if one of some Functions' nodes, run inside with cotangents that are recorded, loses them.
 
     A gradient is linear in its cotangent. Where the cotangent requires a gradient and what backward returns does not,
@@ -58,18 +60,18 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
         operands: What the gradient is taken by; gradients of anything else are of no interest.
 
     Yields:
-        A list that holds afterwards what is linear as far as the graph tells.
+        A list that holds afterwards the Functions that may have lost a part of their slope.
 
     Raises:
         UnrecordedGradientError: If a backward loses its cotangent.
         RuntimeError: What torch raises otherwise.
     """
     lost: list[tuple[Any, list[Any]]] = []
-    linear: list[SeeminglyLinear] = []
+    suspects: list[Suspect] = []
     forward = lru_cache(lambda: set(nodes_from(nodes)))
-    handles = [node.register_hook(partial(_note, i, node, lost, linear, forward)) for i, node in enumerate(nodes)]
+    handles = [node.register_hook(partial(_note, i, node, lost, suspects, forward)) for i, node in enumerate(nodes)]
     try:
-        yield linear
+        yield suspects
     except RuntimeError as error:
         # An array of NumPy can be made of a constant alone.
         guilty = _running(nodes, error) if says(error, Wording.NO_NUMBERS) else None
@@ -82,14 +84,14 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
     for node, parents in lost:
         if _lead_to(parents, operands):
             raise UnrecordedGradientError(_told(node))
-    linear[:] = [each for each in linear if _lead_to([parent for parent, _ in each.node.next_functions], operands)]
+    suspects[:] = [each for each in suspects if _lead_to([parent for parent, _ in each.node.next_functions], operands)]
 
 
 def _note(
     position: int,
     node: Any,
     lost: list[tuple[Any, list[Any]]],
-    linear: list[SeeminglyLinear],
+    suspects: list[Suspect],
     forward: Callable[[], set[Any]],
     gradients: Sequence[Any],
     cotangents: Sequence[Any],
@@ -106,7 +108,9 @@ def _note(
     if cut:
         lost.append((node, [node.next_functions[i][0] for i in cut]))
     elif _seems_linear(node, recorded, cotangents, forward):
-        linear.append(SeeminglyLinear(position, node, tuple(cotangents)))
+        suspects.append(Suspect(position, node, tuple(cotangents), linear=True))
+    elif kept_constants(node):
+        suspects.append(Suspect(position, node, tuple(cotangents), linear=False))
 
 
 def _seems_linear(
@@ -135,6 +139,20 @@ def _keeps_numbers(node: Any) -> bool:
         return True
     tensors = [each for each in (*kept, *getattr(node, "__dict__", {}).values()) if isinstance(each, Tensor)]
     return any(each.is_floating_point() or each.is_complex() for each in tensors)
+
+
+def kept_constants(node: Any) -> dict[int | str, Tensor]:
+    """The floating tensors without a graph that a Function keeps, by place among those saved or by attribute."""
+    try:
+        saved = getattr(node, "saved_tensors", None) or ()
+    except RuntimeError:  # a checkpoint recomputes them once
+        return {}
+    kept: dict[Any, Any] = {**dict(enumerate(saved)), **getattr(node, "__dict__", {})}
+    return {
+        key: each
+        for key, each in kept.items()
+        if isinstance(each, Tensor) and each.is_floating_point() and not each.requires_grad and each.numel()
+    }
 
 
 def _is_cut_at_ones(node: Any, cotangents: Sequence[Any], *, varies: bool) -> bool:
@@ -199,12 +217,12 @@ def _running(nodes: Sequence[Any], error: BaseException) -> Any:
     return found
 
 
-def lost_slope(node: Any) -> str:
-    """Message for a Function whose slope depends on its arguments, and is a constant in the graph."""
+def lost_slope(node: Any, *, linear: bool) -> str:
+    """Message for a Function whose slope depends on its arguments, and is, or contains, a constant in the graph."""
+    what = "its slope for a constant" if linear else "a part of its slope for a constant"
     return (
-        f"{described_backward(node)} takes its slope for a constant (a tensor that forward computed and kept, "
-        ".detach(), .data, NumPy or a kernel), and it is none, so that its derivative would be lost without a word; "
-        f"{_REMEDY}"
+        f"{described_backward(node)} takes {what} (a tensor that forward computed and kept, .detach(), .data, NumPy or "
+        f"a kernel), and it is none, so that its derivative would be lost without a word; {_REMEDY}"
     )
 
 

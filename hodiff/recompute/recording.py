@@ -16,7 +16,7 @@ from torch import Tensor
 from hodiff.errors import RouteError
 from hodiff.graphs import held_outside, inspect_graph
 from hodiff.recompute.closed_over import is_constant
-from hodiff.recompute.cut_graphs import SeeminglyLinear, refusing_cuts
+from hodiff.recompute.cut_graphs import Suspect, refusing_cuts
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 
 T = TypeVar("T")
@@ -29,10 +29,10 @@ class Recording(Generic[T]):
         operands: The point as the function saw it: aliases, apart from the same tensors where it closes over them.
         result: What the function returned.
         connected: Whether gradients carry a graph, because something outside may differentiate them.
-        seemingly_linear: The Functions that are linear as far as the graph of the gradient tells.
+        suspects: The Functions that may take for a constant what depends on the point.
     """
 
-    seemingly_linear: Sequence[SeeminglyLinear] = ()
+    suspects: Sequence[Suspect] = ()
     # The nodes of Functions that `inspect` found; None before it was asked.
     _functions: list[Any] | None = None
 
@@ -93,9 +93,9 @@ class Recording(Generic[T]):
         cotangents = [torch.ones_like(each) for each in outputs] if cotangents is None else cotangents
         # What is linear in a cotangent shows that it is recorded by leading to it, also where the function is linear.
         seeds = [each if each.requires_grad else each.detach().requires_grad_() for each in cotangents]
-        with refusing_cuts(self._functions or (), self.operands) as linear, torch.enable_grad():
+        with refusing_cuts(self._functions or (), self.operands) as suspects, torch.enable_grad():
             gradients = torch.autograd.grad(outputs, self.operands, seeds, create_graph=True, allow_unused=True)
-        self.seemingly_linear = linear
+        self.suspects = suspects
         return gradients
 
 

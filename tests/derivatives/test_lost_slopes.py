@@ -109,6 +109,96 @@ def test_a_derivative_of_elementwise_that_records_nothing() -> None:
         hodiff.hvp(lambda x: square(x).sum(), X, V)
 
 
+class SavedFactor(torch.autograd.Function):
+    """exp(a b), whose backward reads its arguments and the value without a graph."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        value = (a * b).exp()
+        ctx.save_for_backward(a, b, value.clone())
+        return value
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b, value = ctx.saved_tensors
+        return g * b * value, g * a * value
+
+
+class WithMask(SavedFactor):
+    @staticmethod
+    def forward(ctx, a, b, mask):
+        value = (a * b).exp() * mask
+        ctx.save_for_backward(a, b, value.clone(), mask)
+        return value
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b, value, _ = ctx.saved_tensors
+        return g * b * value, g * a * value, None
+
+
+class FactorOnContext(SavedFactor):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        ctx.value = (a * b).exp()
+        return ctx.value.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b * ctx.value, g * a * ctx.value
+
+
+class Recomputed(SavedFactor):
+    """Takes the value that it saved only where nobody differentiates what it does."""
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b, value = ctx.saved_tensors
+        value = (a * b).exp() if torch.is_grad_enabled() else value
+        return g * b * value, g * a * value
+
+
+class Completed(SavedFactor):
+    """Takes the value that it saved, with the derivative of another expression."""
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b, value = ctx.saved_tensors
+        exponential = (a * b).exp()
+        value = value + (exponential - exponential.detach())
+        return g * b * value, g * a * value
+
+
+def _by_factor(function: Any, *others: Any) -> Any:
+    return lambda x: function.apply(x, x.cos(), *others).square().sum()
+
+
+def _true_product() -> torch.Tensor:
+    return hodiff.hvp(lambda x: (2 * x * x.cos()).exp().sum(), X, V)
+
+
+@pytest.mark.parametrize("function", [SavedFactor, FactorOnContext])
+def test_a_slope_that_is_lost_in_part_is_refused(function: Any) -> None:
+    for _ in range(2):
+        with pytest.raises(RouteError, match=rf"{function.__name__}\.backward .* a part of its slope for a constant"):
+            hodiff.hvp(_by_factor(function), X, V)
+
+
+@pytest.mark.parametrize("function", [Recomputed, Completed])
+def test_what_is_kept_and_loses_nothing_is_right(function: Any) -> None:
+    torch.testing.assert_close(hodiff.hvp(_by_factor(function), X, V), _true_product())
+
+
+def test_what_may_be_a_detached_argument_is_told_once() -> None:
+    """Of two constants that `WithMask` keeps, one is the mask."""
+    f = _by_factor(WithMask, torch.ones_like(X))
+    with pytest.warns(hodiff.HodiffWarning, match="an argument that was detached on purpose loses nothing"):
+        first = hodiff.hvp(f, X, V)
+    torch.testing.assert_close(hodiff.HessianOperator(f, X) @ V, first)
+
+
 class Masked(Times):
     @staticmethod
     def forward(ctx, x):

@@ -26,7 +26,8 @@ What `hodiff.check(model, inputs)` and `hodiff.preflight(model, *inputs)` say of
 gradients, for products by each route that is there (the worst counts), for a column of a block by `HessianOperator`,
 and for the largest eigenvalue and its vector; of outputs, for `GaussNewtonOperator`. Errors are relative to the
 largest number; seconds are of one thread, of a process that has just started, and no more than a hint. The page is
-written by `python tests/models/table.py`.
+written by `python tests/models/table.py`; [hugging_face.md](hugging_face.md) has products for a hundred architectures
+of Hugging Face's, beside those by torch alone.
 
 Models that compute in float32 inside (Llama, T5, Mamba, Mixtral) have products as coarse as that. A Gaussian process
 by gpytorch calls a Function of its own, which returns a gradient of another shape and keeps a derivative as a

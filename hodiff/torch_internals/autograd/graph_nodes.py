@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -88,6 +88,30 @@ def place_of(*rules: Any) -> str:
     """The file and line of the first of some functions that is written in Python, in brackets; empty for none."""
     code = next((inspect.unwrap(rule).__code__ for rule in rules if hasattr(rule, "__code__")), None)
     return "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def replacing_kept(node: Any, places: Iterable[int | str]) -> Callable[[Mapping[Any, Any]], None]:
+    """Make what replaces tensors that a Function keeps, once for each node.
+
+    Args:
+        node: The node of the Function.
+        places: Of the tensors, among those saved or by attribute.
+
+    Returns:
+        What takes others by place; backward finds those then.
+    """
+    values: dict[Any, Any] = {}
+    for place in places:
+        if isinstance(place, int):
+            node._raw_saved_tensors[place].register_hooks(lambda _: None, lambda _, place=place: values[place])
+
+    def replace(others: Mapping[Any, Any]) -> None:
+        values.update(others)
+        for name in others:
+            if isinstance(name, str):
+                setattr(node, name, others[name])
+
+    return replace
 
 
 def is_of_higher_order_operator(function: type) -> bool:

@@ -1,0 +1,31 @@
+"""Models of Hugging Face: hodiff's products are right, also where torch alone has them wrong or raises."""
+
+import pytest
+from models.hugging_face import Row, measured, page
+
+from hodiff.checks.torch_warnings import silence_torch_warnings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "attention", "by_torch"),
+    [
+        ("albert", "eager", ["right", "right", "wrong"]),
+        ("bart", "sdpa", ["raises", "raises", "raises"]),
+        ("convnext", "eager", ["right", "right", "wrong"]),
+    ],
+)
+def test_products(kind, attention, by_torch):
+    pytest.importorskip("transformers")
+    with silence_torch_warnings():
+        row = measured(kind, attention)
+    assert {row.outcome(each) for each in row.hodiff.values()} == {"right"}, row
+    assert [row.outcome(each) for each in row.torch.values()] == by_torch, row
+
+
+def test_the_page_counts_what_is_right():
+    row = Row("bert", "eager", False, {"a": 1e-9, "b": 1e-5, "c": "no"}, {"by torch": 0.5}, "")
+    text = page([row, row])
+    assert "Of 6 products of hodiff's 2 are right, 2 wrong, and 2 raise." in text
+    assert "| bert | eager | 1 right, 1 wrong, 1 raises | 1e-05 | wrong |" in text
+    assert "| right / wrong / raises | | | | 0 / 2 / 0 |" in text
