@@ -33,6 +33,7 @@ PAGE = ROOT / "docs" / "reference" / "hugging_face.md"
 # Rows that are finished, one in a line: a run that was cut off goes on.
 FINISHED = ROOT / "build" / "hugging_face.jsonl"
 ATTENTIONS = ("eager", "sdpa")
+OUTCOMES = ("right", "wrong", "raises")
 WORDS, IMAGE, BANDS, SAMPLES = 40, 32, 8, 800
 
 # Fields of configurations, by what they become.
@@ -49,8 +50,6 @@ SIZES = {
         BANDS: """head_dim d_kv d_head kv_lora_rank q_lora_rank v_head_dim qk_head_dim patch_size num_mel_bins""",
         16: """hidden_size d_model n_embd dim emb_dim embed_dim embedding_size n_embed moe_intermediate_size
             shared_expert_intermediate_size pooler_hidden_size projection_dim""",
-        32: """intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim n_inner hidden_dim d_inner d_ff
-            max_position_embeddings n_positions max_source_positions max_target_positions""",
         IMAGE: "image_size",
         WORDS: "vocab_size",
     }.items()
@@ -59,21 +58,25 @@ SIZES = {
 SPECIAL_WORDS = ("pad", "bos", "eos", "sep", "cls", "mask", "decoder_start")
 # What the sizes above do not go together with.
 EXCEPTIONS: dict[str, dict[str, Any]] = {
-    "bit": {"num_groups": 4},
     "codegen": {"n_head": 4},
     "dac": {"encoder_hidden_size": 4, "hidden_size": 64, "decoder_hidden_size": 64, "n_codebooks": 2},
     "deepseek_v2": {"head_dim": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2},
     "deepseek_v3": {"head_dim": 4, "num_key_value_heads": 2},
     "diffllama": {"num_key_value_heads": 2},
     "esm": {"vocab_size": WORDS, "pad_token_id": 1, "mask_token_id": 2},
-    "informer": {"prediction_length": 4, "context_length": 8, "num_time_features": 1},
+    "informer": {"prediction_length": 4, "context_length": 8, "num_time_features": 1, "feature_size": 10},
     "layoutlmv3": {"coordinate_size": 2, "shape_size": 4},
     "lilt": {"hidden_size": 24},
-    "mamba2": {"num_heads": 4},
-    "nemotron": {"head_dim": 8},
+    "mamba2": {"num_heads": 4, "n_groups": 1},
+    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+    "reformer": {"axial_pos_embds": False, "attention_head_size": 8, "attn_layers": ["local", "lsh"]},
     "sam_prompt_encoder": {"image_embedding_size": 4, "image_size": IMAGE},
-    "sam_vision_model": {"output_channels": 16, "global_attn_indexes": []},
+    "sam_vision_model": {"output_channels": 16, "global_attn_indexes": [], "num_pos_feats": 8},
     "siglip_text_model": {"projection_size": 16},
+    "swin": {"depths": [1, 1], "num_heads": [1, 2], "num_layers": 2},
+    # Differences of a router in float32 are noise.
+    "switch_transformers": {"router_dtype": "float64"},
+    "whisper": {"max_source_positions": 32, "max_target_positions": 32},
 }
 
 
@@ -88,26 +91,21 @@ def _time_series() -> dict[str, Tensor]:
 # Of those that are not called with what their main input tells.
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "dac": {"input_values": (2, 1, SAMPLES)},
-    "patchtst": {"past_values": (2, 32, 1)},
-    "patchtsmixer": {"past_values": (2, 32, 1)},
-    "timesformer": {"pixel_values": (2, 2, 3, IMAGE, IMAGE)},
     "videomae": {"pixel_values": (2, 2, 3, IMAGE, IMAGE)},
-    "vivit": {"pixel_values": (2, 2, 3, IMAGE, IMAGE)},
-    "wav2vec2-bert": {"input_features": (2, 32, 160)},
     "whisper": {"input_features": (2, BANDS, 64)},
 }
 TEXT = """
     albert bart bert bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small bloom camembert
     codegen cohere convbert ctrl data2vec-text deberta deberta-v2 deepseek_v2 deepseek_v3 diffllama distilbert
     electra ernie esm falcon falcon_mamba flaubert fnet gemma gemma2 gemma3_text git glm glm4 gpt2 gpt_bigcode
-    gpt_neo gpt_neox gpt_oss gptj granite granitemoe helium ibert jamba jetmoe led lilt llama longformer longt5 luke
+    gpt_neo gpt_neox gpt_oss gptj granite granitemoe helium ibert jamba jetmoe lilt llama longt5 luke
     mamba mamba2 mbart mistral mixtral mobilebert modernbert mpnet mpt nemotron nystromformer olmo olmo2 olmoe opt
     pegasus phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe reformer rembert roberta roformer rwkv squeezebert stablelm
-    starcoder2 switch_transformers t5 xglm xlm-roberta xlnet yoso
+    starcoder2 switch_transformers t5 xlm-roberta xlnet yoso
 """
 OTHERS = """
     beit clip convnext dac data2vec-vision deit dinov2 dpt focalnet groupvit hiera hubert informer layoutlmv3
-    poolformer regnet resnet sam segformer siglip swin swinv2 videomae vit vit_mae wav2vec2 whisper yolos
+    poolformer regnet resnet sam segformer siglip swin videomae vit vit_mae wav2vec2 whisper yolos
 """
 ARCHITECTURES = f"{TEXT} {OTHERS}".split()
 
@@ -196,6 +194,8 @@ class Row:
         hodiff: For each route the error relative to the largest number, or what was raised.
         torch: Likewise for torch's three ways.
         verdict: Preflight's.
+        curl: How far derivatives of the gradient are from symmetric: where something is detached inside, it is the
+            gradient of no function, and differences see what derivatives hold fixed.
     """
 
     kind: str
@@ -204,6 +204,7 @@ class Row:
     hodiff: dict[str, float | str]
     torch: dict[str, float | str]
     verdict: str
+    curl: float = 0.0
 
     @property
     def allowed(self) -> float:
@@ -248,6 +249,9 @@ def measured(kind: str, attention: str) -> Row:
     with case.exact:
         coarse = error(rounded, case.gradient(case.parameters)) > 1e-12
     expected = case.difference(case.gradient, case.direction)
+    other = {name: each.flip(0) for name, each in case.direction.items()}
+    crossed = flat(other) @ expected, flat(case.direction) @ case.difference(case.gradient, other)
+    curl = float((crossed[0] - crossed[1]).abs() / (flat(other).abs() @ expected.abs()))
 
     def errors(ways: dict[str, Callable[[], Tensor]]) -> dict[str, float | str]:
         found: dict[str, float | str] = {}
@@ -265,7 +269,7 @@ def measured(kind: str, attention: str) -> Row:
     routes = {"`hvp`": product()} | {route: product(route=route) for route in hodiff.ROUTES[:3]}
     routes["`HessianOperator`"] = lambda: flat(hodiff.HessianOperator(case.loss, case.parameters) @ case.direction)
     verdict = hodiff.preflight(case.model, *case.inputs).verdict.removeprefix("verdict: ")
-    return Row(kind, attention, coarse, errors(routes), errors(torch_ways(case)), verdict)
+    return Row(kind, attention, coarse, errors(routes), errors(torch_ways(case)), verdict, curl)
 
 
 def rows(kinds: list[str]) -> Iterator[Row]:
@@ -307,8 +311,10 @@ Of {products} products of hodiff's {right} are right, {wrong} wrong, and {raises
 The page is written by `python tests/models/hugging_face.py`; [models.md](models.md) has more on some thirty models.
 
 """
-WITHOUT = """
-Half of the models know one attention alone. Left out are {missing}, which could not be built this way.
+ENDING = """
+Many models know one attention alone. Of {detaching} there are no such differences: they detach tensors inside, or have
+Functions with a gradient of their own, so that their gradient is the gradient of no function; `preflight` remarks on
+each.{missing}
 
 """
 
@@ -319,32 +325,35 @@ def _torch_version() -> str:
 
 def page(found: list[Row]) -> str:
     """The table, with what it comes to."""
+    detaching = sorted({row.kind for row in found if row.curl > row.allowed})
+    shown = [row for row in found if row.kind not in detaching]
     ways = list(found[0].torch)
     lines = [
         f"| model | attention | hodiff | error | {' | '.join(ways)} |",
         f"| --- | --- | --- | --- |{' --- |' * len(ways)}",
     ]
-    for row in found:
+    for row in shown:
         outcomes = Counter(row.outcome(each) for each in row.hodiff.values())
         said = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
         worst = max(each for each in row.hodiff.values() if not isinstance(each, str))
         by_torch = (row.outcome(row.torch[way]) for way in ways)
         lines.append(f"| {row.kind} | {row.attention} | {said} | {worst:.0e} | {' | '.join(by_torch)} |")
-    all_of_hodiff = Counter(row.outcome(each) for row in found for each in row.hodiff.values())
-    totals = [Counter(row.outcome(row.torch[way]) for row in found) for way in ways]
-    sums = (" / ".join(str(each[word]) for word in ("right", "wrong", "raises")) for each in totals)
-    lines.append(f"| right / wrong / raises | | | | {' | '.join(sums)} |")
-    missing = sorted(set(ARCHITECTURES) - {row.kind for row in found})
-    introduction = INTRODUCTION.format(
-        architectures=len({row.kind for row in found}),
-        models=len(found),
-        products=all_of_hodiff.total(),
-        right=all_of_hodiff["right"],
-        wrong=all_of_hodiff["wrong"],
-        raises=all_of_hodiff["raises"],
+    totals = [Counter(row.outcome(row.torch[way]) for row in shown) for way in ways]
+    sums = (" / ".join(str(each[word]) for word in OUTCOMES) for each in totals)
+    lines.append(f"| {' / '.join(OUTCOMES)} | | | | {' | '.join(sums)} |")
+    products = Counter(row.outcome(each) for row in shown for each in row.hodiff.values())
+    missing = ", ".join(sorted(set(ARCHITECTURES) - {row.kind for row in found}))
+    ending = ENDING.format(
+        detaching=", ".join(detaching) or "none",
+        missing=f" What could not be built this way: {missing}." if missing else "",
     )
-    left_out = WITHOUT.format(missing=", ".join(missing)) if missing else "\n"
-    return introduction + "\n".join([*lines, ""]) + left_out + _torch_version()
+    introduction = INTRODUCTION.format(
+        architectures=len({row.kind for row in shown}),
+        models=len(shown),
+        products=products.total(),
+        **dict.fromkeys(OUTCOMES, 0) | products,
+    )
+    return introduction + "\n".join([*lines, ""]) + ending + _torch_version()
 
 
 def main() -> None:
