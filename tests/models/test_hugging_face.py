@@ -1,8 +1,11 @@
 """Models of Hugging Face: hodiff's products are right, also where torch alone has them wrong or raises."""
 
 import pytest
-from models.hugging_face import Row, measured, page
+from models.hugging_face import Row, built, measured, page
+from models.measures import Case
+from models.specimen import Architecture
 
+import hodiff
 from hodiff.checks.torch_warnings import silence_torch_warnings
 
 
@@ -21,6 +24,18 @@ def test_products(kind, attention, by_torch):
         row = measured(kind, attention)
     assert {row.outcome(each) for each in row.hodiff.values()} == {"right"}, row
     assert [row.outcome(each) for each in row.torch.values()] == by_torch, row
+
+
+@pytest.mark.slow
+def test_a_backward_with_a_saved_factor_is_told():
+    """The attention of YOSO saves a power that depends on its arguments, and differentiates around it."""
+    pytest.importorskip("transformers")
+    case = Case(Architecture("yoso", lambda: built("yoso", "eager")))
+    with (
+        silence_torch_warnings(),
+        pytest.warns(hodiff.HodiffWarning, match=r"YosoCumulation\.backward .* a part of its"),
+    ):
+        hodiff.hvp(case.loss, case.parameters, case.direction)
 
 
 def test_the_page_counts_what_is_right():
