@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -62,27 +64,16 @@ def refuse_lost_slopes(function: BoundFunction, suspects: Sequence[Suspect]) -> 
         return
     draw = draw_of(function)
     seed = torch.Generator().manual_seed(0)
-    probes = [[_normal_like(each, seed) for each in suspect.cotangents] for suspect in suspects]
+    probes = [
+        [
+            each if each is None or suspect.linear else each.requires_grad_()
+            for each in (_normal_like(each, seed) for each in suspect.cotangents)
+        ]
+        for suspect in suspects
+    ]
     for offset in _OFFSETS:
-        scales = [1 + leaf.detach().abs() for leaf in function.leaves]
-        centre = [
-            leaf.detach() + offset * scale * _normal_like(leaf, seed)
-            for leaf, scale in zip(function.leaves, scales, strict=True)
-        ]
-        steps = [
-            torch.finfo(leaf.dtype).eps ** 0.5 * scale * _normal_like(leaf, seed)
-            for leaf, scale in zip(centre, scales, strict=True)
-        ]
         try:
-            visits = [
-                _Visit(function, [x + sign * h for x, h in zip(centre, steps, strict=True)], suspects, draw)
-                for sign in (-1, 0, 0, 1)
-            ]
-            lost = [
-                suspect
-                for i, (suspect, probe) in enumerate(zip(suspects, probes, strict=True))
-                if (_varies if suspect.linear else _loses_a_part)(visits, i, probe, steps)
-            ]
+            lost = _lost_near(function, suspects, probes, draw, offset, seed)
         except Exception:
             # The function need not take other points, and its own errors at them are of no interest.
             return
@@ -97,58 +88,105 @@ def refuse_lost_slopes(function: BoundFunction, suspects: Sequence[Suspect]) -> 
                 warnings.warn(text, HodiffWarning, stacklevel=levels_to_the_caller())
 
 
-class _Visit:
-    """A recording at a neighbouring point.
+def _lost_near(
+    function: BoundFunction,
+    suspects: Sequence[Suspect],
+    probes: Sequence[Sequence[Any]],
+    draw: RandomState,
+    offset: float,
+    seed: torch.Generator,
+) -> list[Suspect]:
+    """The suspects that lose derivatives near a point, at that distance from the function's."""
+    scales = [1 + leaf.detach().abs() for leaf in function.leaves]
+    centre = [
+        leaf.detach() + offset * scale * _normal_like(leaf, seed)
+        for leaf, scale in zip(function.leaves, scales, strict=True)
+    ]
+    steps = [
+        torch.finfo(leaf.dtype).eps ** 0.5 * scale * _normal_like(leaf, seed)
+        for leaf, scale in zip(centre, scales, strict=True)
+    ]
+    look = partial(_look, function, suspects, probes, draw)
+    # One graph at a time is kept.
+    before, after = (look([x + sign * h for x, h in zip(centre, steps, strict=True)]) for sign in (-1, 1))
+    here = look(centre, lambda i, _, slope, operands: _has_difference(before[i], after[i], slope, operands, steps))
+    again = look(centre, lambda i, node, *_: _loses_a_part(before[i], here[i], after[i], node, probes[i]))
+    return [
+        suspect
+        for suspect, *seen in zip(suspects, before, here, again, after, strict=True)
+        if (_varies_smoothly(*(each.slope for each in seen)) if suspect.linear else seen[2].told)
+    ]
+
+
+class _Seen(NamedTuple):
+    """A Function at a neighbouring point.
 
     Attributes:
-        operands: The point.
-        nodes: The nodes of the suspects there.
+        slope: What its backward makes of the probe.
+        kept: The constants that it keeps.
+        told: What else was asked there.
     """
 
-    def __init__(
-        self, function: BoundFunction, leaves: Sequence[Tensor], suspects: Sequence[Suspect], draw: RandomState
-    ):
-        mode = Corrections(lean=True)
-        with untouched(list(named_modules(function.f))), draw.replayed():
-            recording = Recording(lambda primals: function.scalar(primals, mode), leaves)
-        nodes = inspect_graph(recording.result[0]).functions
-        self.operands = recording.operands
-        self.nodes = [nodes[suspect.position] for suspect in suspects]
-        if any(node.name() != suspect.node.name() for node, suspect in zip(self.nodes, suspects, strict=True)):
+    slope: Tensor
+    kept: dict[int | str, Tensor]
+    told: Any
+
+
+def _look(
+    function: BoundFunction,
+    suspects: Sequence[Suspect],
+    probes: Sequence[Sequence[Any]],
+    draw: RandomState,
+    leaves: Sequence[Tensor],
+    ask: Callable[[int, Any, Tensor, Sequence[Tensor]], Any] | None = None,
+) -> list[_Seen]:
+    """Run a function at a point, and each suspect's backward on its probe; `ask` is for those that are not linear."""
+    mode = Corrections(lean=True)
+    with untouched(list(named_modules(function.f))), draw.replayed():
+        recording = Recording(lambda primals: function.scalar(primals, mode), leaves)
+    nodes = inspect_graph(recording.result[0]).functions
+    found = []
+    for i, (suspect, probe) in enumerate(zip(suspects, probes, strict=True)):
+        node = nodes[suspect.position]
+        if node.name() != suspect.node.name():
             raise LookupError("other Functions are called there")
+        # A backward that can be differentiated may compute in another way.
+        with torch.set_grad_enabled(not suspect.linear):
+            slope = _pulled(node, probe)
+            told = None
+            if ask and not suspect.linear:
+                # A backward that cannot be differentiated, or tensors that cannot be replaced, say nothing.
+                with suppress(RuntimeError):
+                    told = ask(i, node, slope, recording.operands)
+        found.append(_Seen(slope.detach(), {} if suspect.linear else kept_constants(node), told))
+    return found
 
 
-def _varies(visits: Sequence[_Visit], i: int, probe: Sequence[Any], steps: Sequence[Tensor]) -> bool:
-    """Whether a slope that is a constant in the graph depends on the point."""
-    with torch.no_grad():
-        return _varies_smoothly(*(_pulled(visit.nodes[i], probe) for visit in visits))
+def _has_difference(
+    before: _Seen, after: _Seen, slope: Tensor, operands: Sequence[Tensor], steps: Sequence[Tensor]
+) -> bool:
+    """Whether the graph of a slope has its difference between two points."""
+    difference = (after.slope - before.slope) / 2
+    along = torch.randn(difference.shape, generator=torch.Generator().manual_seed(0)).to(difference)
+    pulled = torch.autograd.grad((slope * along).sum(), operands, allow_unused=True, retain_graph=True)
+    recorded = sum(float((g * h).sum()) for g, h in zip(pulled, steps, strict=True) if g is not None)
+    return abs(recorded - float(difference @ along)) <= 0.01 * float((difference * along).abs().sum())
 
 
-def _loses_a_part(visits: Sequence[_Visit], i: int, probe: Sequence[Any], steps: Sequence[Tensor]) -> bool:
+def _loses_a_part(before: _Seen, here: _Seen, after: _Seen, node: Any, probe: Sequence[Any]) -> bool:
     """Whether constants that a Function keeps depend on the point, and its slope on them by more than the graph has."""
-    before, here, again, after = visits
-    kept = [kept_constants(visit.nodes[i]) for visit in visits]
+    kept = kept_constants(node)
     # They may all be arguments, which whoever calls has detached.
-    if len(kept[0]) <= _detached_arguments(here.nodes[i]):
+    if here.told is not False or len(kept) <= _detached_arguments(node):
         return False
-    if not _varies_smoothly(*(_flat(each.values()) for each in kept)):
+    points = before.kept, here.kept, kept, after.kept
+    if not _varies_smoothly(*(_flat(each.values()) for each in points)):
         return False
-    # As a backward that can be differentiated may compute in another way.
-    cotangents = [None if each is None else each.requires_grad_() for each in probe]
-    with torch.enable_grad():
-        difference = (_pulled(after.nodes[i], cotangents) - _pulled(before.nodes[i], cotangents)).detach() / 2
-        along = torch.randn(difference.shape, generator=torch.Generator().manual_seed(0)).to(difference)
-        slope = (_pulled(here.nodes[i], cotangents) * along).sum()
-    pulled = torch.autograd.grad(slope, here.operands, allow_unused=True) if slope.requires_grad else ()
-    recorded = sum(float((g * h).sum()) for g, h in zip(pulled, steps, strict=False) if g is not None)
-    if abs(recorded - float(difference @ along)) <= 0.01 * float((difference * along).abs().sum()):
-        return False
-    replace = replacing_kept(again.nodes[i], kept[2])
+    replace = replacing_kept(node, kept)
     slopes = []
-    for each in kept:
+    for each in points:
         replace(each)
-        with torch.enable_grad():
-            slopes.append(_pulled(again.nodes[i], cotangents).detach())
+        slopes.append(_pulled(node, probe).detach())
     return _varies_smoothly(*slopes)
 
 
