@@ -186,6 +186,15 @@ def test_a_slope_that_is_lost_in_part_is_refused(function: Any) -> None:
             hodiff.hvp(_by_factor(function), X, V)
 
 
+def test_a_slope_that_is_lost_in_part_under_hooks_is_refused() -> None:
+    def f(x):
+        with torch.autograd.graph.save_on_cpu():
+            return _by_factor(SavedFactor)(x)
+
+    with pytest.raises(RouteError, match="a part of its slope for a constant"):
+        hodiff.hvp(f, X, V)
+
+
 @pytest.mark.parametrize("function", [Recomputed, Completed])
 def test_what_is_kept_and_loses_nothing_is_right(function: Any) -> None:
     torch.testing.assert_close(hodiff.hvp(_by_factor(function), X, V), _true_product())
