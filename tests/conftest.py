@@ -58,16 +58,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[test] = cases.get(test, -1) + 1
             if cases[test] % marker.args[0]:
                 item.add_marker(pytest.mark.slow)
-    if TESTS_END:
-        _shuffle_files(items)
-
-
-def _shuffle_files(items: list[pytest.Item]) -> None:
-    """Where not all tests may be reached, each run reaches others."""
-    paths = sorted({item.path for item in items})
-    random.Random(TESTS_END).shuffle(paths)
-    place = {path: index for index, path in enumerate(paths)}
-    items.sort(key=lambda item: place[item.path])
+    if TESTS_END and items:
+        # Where not all tests may be reached, each run begins with another file.
+        first = random.Random(TESTS_END).choice(items).path
+        start = next(place for place, item in enumerate(items) if item.path == first)
+        items[:] = items[start:] + items[:start]
 
 
 def pytest_runtest_setup() -> None:
