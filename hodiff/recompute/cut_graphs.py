@@ -109,7 +109,7 @@ def _note(
         lost.append((node, [node.next_functions[i][0] for i in cut]))
     elif _seems_linear(node, recorded, cotangents, forward):
         suspects.append(Suspect(position, node, tuple(cotangents), linear=True))
-    elif kept_constants(node):
+    elif any(each.is_floating_point() for each in kept_constants(node).values()):
         suspects.append(Suspect(position, node, tuple(cotangents), linear=False))
 
 
@@ -142,7 +142,7 @@ def _keeps_numbers(node: Any) -> bool:
 
 
 def kept_constants(node: Any) -> dict[int | str, Tensor]:
-    """The floating tensors without a graph that a Function keeps, by place among those saved or by attribute."""
+    """The real tensors without a graph that a Function keeps, by place among those saved or by attribute."""
     try:
         saved = getattr(node, "saved_tensors", None) or ()
     except RuntimeError:  # a checkpoint recomputes them once
@@ -151,7 +151,7 @@ def kept_constants(node: Any) -> dict[int | str, Tensor]:
     return {
         key: each
         for key, each in kept.items()
-        if isinstance(each, Tensor) and each.is_floating_point() and not each.requires_grad and each.numel()
+        if isinstance(each, Tensor) and not each.is_complex() and not each.requires_grad and each.numel()
     }
 
 
