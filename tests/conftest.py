@@ -66,9 +66,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Skip what a machine is too slow to reach; the summary says how many tests that were."""
+    """Skip the tests that a slow machine cannot begin before `.ci/run` has to end; the summary counts them."""
     if TESTS_END and time.time() > TESTS_END:
-        pytest.skip("not reached before HODIFF_TESTS_END")
+        pytest.skip("not begun: HODIFF_TESTS_END, which .ci/run sets for slow machines, has passed")
 
 
 def pytest_collection_finish() -> None:

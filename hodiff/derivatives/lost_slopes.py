@@ -34,7 +34,7 @@ from hodiff.torch_internals.autograd.recording import in_fx_trace
 
 # How often a Function was met, by the code of the function that calls it.
 _MET: WeakKeyDictionary[CodeType, Counter[tuple[str, int]]] = WeakKeyDictionary()
-# Of which a warning was given.
+# Functions that a warning has named, by the code of the function that calls them.
 _TOLD: WeakKeyDictionary[CodeType, set[tuple[str, int]]] = WeakKeyDictionary()
 # Where a slope is compared besides the point itself, at which an even one is flat.
 _OFFSETS = (0.0, 0.03)
@@ -122,9 +122,9 @@ class _Seen(NamedTuple):
     """A Function at a neighbouring point.
 
     Attributes:
-        slope: What its backward makes of the probe.
+        slope: The gradients that its backward returns for the probe, flattened.
         kept: The constants that it keeps.
-        told: What else was asked there.
+        told: The answer to `ask`; None without one.
     """
 
     slope: Tensor
@@ -199,7 +199,7 @@ def _detached_arguments(node: Any) -> int:
 
 
 def _pulled(node: Any, probe: Sequence[Any]) -> Tensor:
-    """What the backward of a Function makes of its probe."""
+    """Run the backward of a Function on its probe, and flatten the gradients."""
     pulled = getattr(node, "apply", node)(*probe)
     return _flat(pulled if isinstance(pulled, tuple) else (pulled,))
 

@@ -134,11 +134,16 @@ def _seems_linear(
 
 
 def _keeps_numbers(node: Any) -> bool:
-    kept = getattr(node, "saved_tensors", None)
-    if kept is None:  # in C++, which does not show them
+    saved = getattr(node, "saved_tensors", None)
+    if saved is None:  # in C++, which does not show them
         return True
-    tensors = [each for each in (*kept, *getattr(node, "__dict__", {}).values()) if isinstance(each, Tensor)]
-    return any(each.is_floating_point() or each.is_complex() for each in tensors)
+    return any(each.is_floating_point() or each.is_complex() for each in _kept(node, saved).values())
+
+
+def _kept(node: Any, saved: Sequence[Any]) -> dict[int | str, Tensor]:
+    """The tensors that a Function saved, by place, and those on its context, by attribute."""
+    kept: dict[Any, Any] = {**dict(enumerate(saved)), **getattr(node, "__dict__", {})}
+    return {key: each for key, each in kept.items() if isinstance(each, Tensor)}
 
 
 def kept_constants(node: Any) -> dict[int | str, Tensor]:
@@ -147,11 +152,10 @@ def kept_constants(node: Any) -> dict[int | str, Tensor]:
         saved = getattr(node, "saved_tensors", None) or ()
     except RuntimeError:  # a checkpoint recomputes them once
         return {}
-    kept: dict[Any, Any] = {**dict(enumerate(saved)), **getattr(node, "__dict__", {})}
     return {
         key: each
-        for key, each in kept.items()
-        if isinstance(each, Tensor) and not each.is_complex() and not each.requires_grad and each.numel()
+        for key, each in _kept(node, saved).items()
+        if not each.is_complex() and not each.requires_grad and each.numel()
     }
 
 

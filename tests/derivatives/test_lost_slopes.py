@@ -201,7 +201,7 @@ def test_what_is_kept_and_loses_nothing_is_right(function: Any) -> None:
 
 
 def test_what_may_be_a_detached_argument_is_told_once() -> None:
-    """Of two constants that `WithMask` keeps, one is the mask."""
+    """`WithMask` keeps two constants, of which its argument is one."""
     f = _by_factor(WithMask, torch.ones_like(X))
     with pytest.warns(hodiff.HodiffWarning, match="an argument that was detached on purpose loses nothing"):
         first = hodiff.hvp(f, X, V)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "hugging_face.md"
-# Rows that are finished, one in a line: a run that was cut off goes on.
+# Finished rows, one a line, from which an interrupted run continues; delete the file to measure anew.
 FINISHED = ROOT / "build" / "hugging_face.jsonl"
 ATTENTIONS = ("eager", "sdpa")
 OUTCOMES = ("right", "wrong", "raises")
@@ -93,20 +93,119 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "videomae": {"pixel_values": (2, 2, 3, IMAGE, IMAGE)},
     "whisper": {"input_features": (2, BANDS, 64)},
 }
-TEXT = """
-    albert bart bert bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small bloom camembert
-    codegen cohere convbert ctrl data2vec-text deberta deberta-v2 deepseek_v2 deepseek_v3 diffllama distilbert
-    electra ernie esm falcon falcon_mamba flaubert fnet gemma gemma2 gemma3_text git glm glm4 gpt2 gpt_bigcode
-    gpt_neo gpt_neox gpt_oss gptj granite granitemoe helium ibert jamba jetmoe lilt llama longt5 luke
-    mamba mamba2 mbart mistral mixtral mobilebert modernbert mpnet mpt nemotron nystromformer olmo olmo2 olmoe opt
-    pegasus phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe rembert roberta roformer rwkv squeezebert stablelm
-    starcoder2 t5 xlm-roberta xlnet yoso
-"""
-OTHERS = """
-    beit clip convnext dac data2vec-vision deit dinov2 dpt focalnet groupvit hiera hubert informer layoutlmv3
-    poolformer regnet resnet sam segformer siglip swin videomae vit vit_mae wav2vec2 whisper yolos
-"""
-ARCHITECTURES = f"{TEXT} {OTHERS}".split()
+ARCHITECTURES = [
+    "albert",
+    "bart",
+    "bert",
+    "bert-generation",
+    "big_bird",
+    "bigbird_pegasus",
+    "biogpt",
+    "blenderbot",
+    "blenderbot-small",
+    "bloom",
+    "camembert",
+    "codegen",
+    "cohere",
+    "convbert",
+    "ctrl",
+    "data2vec-text",
+    "deberta",
+    "deberta-v2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "diffllama",
+    "distilbert",
+    "electra",
+    "ernie",
+    "esm",
+    "falcon",
+    "falcon_mamba",
+    "flaubert",
+    "fnet",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "git",
+    "glm",
+    "glm4",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neo",
+    "gpt_neox",
+    "gpt_oss",
+    "gptj",
+    "granite",
+    "granitemoe",
+    "helium",
+    "ibert",
+    "jamba",
+    "jetmoe",
+    "lilt",
+    "llama",
+    "longt5",
+    "luke",
+    "mamba",
+    "mamba2",
+    "mbart",
+    "mistral",
+    "mixtral",
+    "mobilebert",
+    "modernbert",
+    "mpnet",
+    "mpt",
+    "nemotron",
+    "nystromformer",
+    "olmo",
+    "olmo2",
+    "olmoe",
+    "opt",
+    "pegasus",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "rembert",
+    "roberta",
+    "roformer",
+    "rwkv",
+    "squeezebert",
+    "stablelm",
+    "starcoder2",
+    "t5",
+    "xlm-roberta",
+    "xlnet",
+    "yoso",
+    "beit",
+    "clip",
+    "convnext",
+    "dac",
+    "data2vec-vision",
+    "deit",
+    "dinov2",
+    "dpt",
+    "focalnet",
+    "groupvit",
+    "hiera",
+    "hubert",
+    "informer",
+    "layoutlmv3",
+    "poolformer",
+    "regnet",
+    "resnet",
+    "sam",
+    "segformer",
+    "siglip",
+    "swin",
+    "videomae",
+    "vit",
+    "vit_mae",
+    "wav2vec2",
+    "whisper",
+    "yolos",
+]
 
 
 def shrunk(config: Any) -> Any:
@@ -184,13 +283,13 @@ def _inputs(kind: str, model: torch.nn.Module, config: Any) -> dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one model.
+    """Errors of the products of one model.
 
     Attributes:
         kind: Its type, as in `AutoConfig`.
         attention: Its implementation of attention.
         coarse: Whether it computes in float32 inside.
-        hodiff: For each route the error relative to the largest number, or what was raised.
+        hodiff: For each product the error relative to the largest number, or the message that it raised.
         torch: Likewise for torch's three ways.
         verdict: Preflight's.
         curl: How far derivatives of the gradient are from symmetric: where something is detached inside, it is the
@@ -287,7 +386,7 @@ def rows(kinds: list[str]) -> Iterator[Row]:
                     with silence_torch_warnings():
                         row = measured(kind, attention)
                 except Exception as raised:
-                    # Half of the models know one attention alone.
+                    # Many models support one attention alone.
                     sys.stderr.write(f"{kind} {attention}: {type(raised).__name__}: {str(raised)[:200]}\n")
                     continue
                 with FINISHED.open("a", encoding="utf-8") as file:
@@ -335,7 +434,7 @@ def page(found: list[Row]) -> str:
     for row in shown:
         outcomes = Counter(row.outcome(each) for each in row.hodiff.values())
         said = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
-        worst = max(each for each in row.hodiff.values() if not isinstance(each, str))
+        worst = max((each for each in row.hodiff.values() if not isinstance(each, str)), default=float("nan"))
         by_torch = (row.outcome(row.torch[way]) for way in ways)
         lines.append(f"| {row.kind} | {row.attention} | {said} | {worst:.0e} | {' | '.join(by_torch)} |")
     totals = [Counter(row.outcome(row.torch[way]) for row in shown) for way in ways]

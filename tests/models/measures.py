@@ -57,7 +57,9 @@ class Case:
         names = {id(each): name for name, each in self.model.named_parameters()}  # a tied weight has one of its names
         for module in self.model.modules():
             if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
-                self.direction[names[id(module.weight)]][module.padding_idx] = 0
+                name = names.get(id(module.weight))
+                if name in self.direction:  # it may be frozen, or parametrized
+                    self.direction[name][module.padding_idx] = 0
 
     def outputs(self, parameters: Parameters, inputs: Any = None) -> list[Tensor]:
         """The floating outputs, of random numbers that are the same in every call."""

@@ -91,14 +91,14 @@ def place_of(*rules: Any) -> str:
 
 
 def replacing_kept(node: Any, places: Iterable[int | str]) -> Callable[[Mapping[Any, Any]], None]:
-    """Make what replaces tensors that a Function keeps, once for each node.
+    """Make a function that replaces tensors kept by a Function; call it once for each node.
 
     Args:
         node: The node of the Function.
         places: Of the tensors, among those saved or by attribute.
 
     Returns:
-        What takes others by place; backward finds those then.
+        A function of the new tensors by place, which backward reads from then on.
     """
     values: dict[Any, Any] = {}
     for place in places:
