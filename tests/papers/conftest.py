@@ -25,7 +25,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1800,
         check=False,
     )
     assert done.returncode == 0, done.stderr
