@@ -26,7 +26,7 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
 MOST_BYTES = 400_000
-SECONDS = 300  # for a cell, on a busy machine
+SECONDS = 900  # for a cell, on a busy machine
 LANGUAGE = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 PATHS = re.compile(r"(/home/|/Users/|/tmp/|/root/|site-packages|[A-Z]:\\\\)")
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")

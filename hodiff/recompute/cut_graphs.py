@@ -226,7 +226,7 @@ def lost_slope(node: Any, *, linear: bool) -> str:
     what = "its slope for a constant" if linear else "a part of its slope for a constant"
     return (
         f"{described_backward(node)} takes {what} (a tensor that forward computed and kept, .detach(), .data, NumPy or "
-        f"a kernel), and it is none, so that its derivative would be lost without a word; {_REMEDY}"
+        f"a kernel), but it varies with the point, so that its derivative would be lost without a word; {_REMEDY}"
     )
 
 

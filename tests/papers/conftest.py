@@ -28,9 +28,10 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
         timeout=1800,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
 
     def of(paper: str) -> Any:
+        # What other papers raised is not this one's failure.
+        assert (out / paper / "results.json").exists(), done.stderr
         found = json.loads((out / paper / "results.json").read_text())
         found["figure"] = (out / paper / "figure.png").read_bytes()
         found["stdout"] = done.stdout
