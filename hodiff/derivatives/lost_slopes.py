@@ -29,7 +29,7 @@ from hodiff.graphs import inspect_graph
 from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, kept_constants, lost_slope
 from hodiff.recompute.reachable import named_modules
 from hodiff.recompute.recording import Recording
-from hodiff.torch_internals.autograd.graph_nodes import function_name, replacing_kept
+from hodiff.torch_internals.autograd.graph_nodes import function_name, names_a_cut, replacing_kept
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 
 # How often a Function was met, by the code of the function that calls it.
@@ -174,10 +174,14 @@ def _has_difference(
 
 
 def _loses_a_part(before: _Seen, here: _Seen, after: _Seen, node: Any, probe: Sequence[Any]) -> bool:
-    """Whether constants that a Function keeps depend on the point, and its slope on them by more than the graph has."""
+    """Whether the slope of a Function depends on the point by more than the graph has, and by what it keeps or cuts."""
+    if here.told is not False:
+        return False
+    if names_a_cut(node) and _varies_smoothly(before.slope, here.slope, _pulled(node, probe).detach(), after.slope):
+        return True
     kept = kept_constants(node)
     # They may all be arguments, which whoever calls has detached.
-    if here.told is not False or len(kept) <= _detached_arguments(node):
+    if len(kept) <= _detached_arguments(node):
         return False
     points = before.kept, here.kept, kept, after.kept
     if not _varies_smoothly(*(_flat(each.values()) for each in points)):

@@ -12,7 +12,13 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from hodiff.graphs import nodes_from
-from hodiff.torch_internals.autograd.graph_nodes import backward_rules, described_backward, function_name, function_of
+from hodiff.torch_internals.autograd.graph_nodes import (
+    backward_rules,
+    described_backward,
+    function_name,
+    function_of,
+    names_a_cut,
+)
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 from hodiff.torch_internals.wording import Wording, says
 
@@ -39,7 +45,8 @@ class Suspect(NamedTuple):
         position: Where the node stands among all that were watched.
         node: The node.
         cotangents: What its backward was given.
-        linear: Whether the Function is linear as far as its graph tells; else it keeps a constant beside its arguments.
+        linear: Whether the Function is linear as far as its graph tells; else it keeps a constant beside its arguments,
+            or its backward may detach one.
     """
 
     position: int
@@ -109,7 +116,7 @@ def _note(
         lost.append((node, [node.next_functions[i][0] for i in cut]))
     elif _seems_linear(node, recorded, cotangents, forward):
         suspects.append(Suspect(position, node, tuple(cotangents), linear=True))
-    elif any(each.is_floating_point() for each in kept_constants(node).values()):
+    elif names_a_cut(node) or any(each.is_floating_point() for each in kept_constants(node).values()):
         suspects.append(Suspect(position, node, tuple(cotangents), linear=False))
 
 

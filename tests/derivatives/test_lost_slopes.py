@@ -150,6 +150,29 @@ class FactorOnContext(SavedFactor):
         return g * b * ctx.value, g * a * ctx.value
 
 
+class DetachedFactor(SavedFactor):
+    """Keeps its arguments alone, and detaches one of them in a part of its backward."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return (a * b).exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * b * (a * b.detach()).exp(), g * a * (a * b).exp()
+
+
+class FactorWithoutGrad(DetachedFactor):
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        with torch.no_grad():
+            value = (a * b).exp()
+        return g * b * value, g * a * value
+
+
 class Recomputed(SavedFactor):
     """Takes the value that it saved only where nobody differentiates what it does."""
 
@@ -181,7 +204,7 @@ def _true_product() -> torch.Tensor:
     return u.exp() * (first**2 + second)
 
 
-@pytest.mark.parametrize("function", [SavedFactor, FactorOnContext])
+@pytest.mark.parametrize("function", [SavedFactor, FactorOnContext, DetachedFactor, FactorWithoutGrad])
 def test_a_slope_that_is_lost_in_part_is_refused(function: Any) -> None:
     for _ in range(2):
         with pytest.raises(RouteError, match=rf"{function.__name__}\.backward .* a part of its slope for a constant"):

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
+from types import CodeType
 from typing import Any
 
 from torch._ops import OpOverload
@@ -18,6 +19,8 @@ results_of: Callable[[Any], tuple[Any, ...]] = attrgetter("_input_metadata")
 BackwardHookFunction = _functions.BackwardHookFunction
 # How torch calls the node of a `torch::autograd::Function`, whose class stands in angle brackets.
 _CPP_FUNCTION = "CppNode<"
+# What code calls that takes a tensor out of the graph.
+_CUTS = {"detach", "detach_", "data", "no_grad", "numpy", "item", "tolist"}
 # The frames in which a `torch.autograd.Function` is called, whose local `cls` it is; in 2.15 `apply` is C++.
 CALLS_OF_FUNCTIONS = {"apply", "_call_custom_function_call"}
 
@@ -52,6 +55,19 @@ def backward_rules(function: Any) -> Iterator[Any]:
                 yield from backward_rules(value)
             elif (formula := getattr(value, "_backward_fn", None)) is not None:
                 yield formula
+
+
+def names_a_cut(node: Any) -> bool:
+    """Whether the code of a Function's backward names what takes a tensor out of the graph."""
+    codes = [getattr(inspect.unwrap(rule), "__code__", None) for rule in backward_rules(function_of(node))]
+    while codes:
+        code = codes.pop()
+        if not isinstance(code, CodeType):
+            continue
+        if not _CUTS.isdisjoint(code.co_names):
+            return True
+        codes.extend(code.co_consts)
+    return False
 
 
 def operator_of(function: Any) -> str:
