@@ -14,7 +14,7 @@ from hodiff.corrections.autograd.grad_mode import SWITCH_WATCHERS
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import _HANDLERS, Jet, is_plain_tensor, new_jet, tensor_of
-from hodiff.taylor.registry import RULES, Entry, entry_of, functions_named
+from hodiff.taylor.registry import RULES, Entry, entry_of, functions_named, name_of
 from hodiff.taylor.running import JetMet, at_the_moment, is_constant_here, is_running, must_not_be_met, switch
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
@@ -101,7 +101,7 @@ def _handled(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kw
 
 def _at_the_moment(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call inside of a function that is evaluated at points of curves, and closes over a jet."""
-    name = str(getattr(func, "__name__", ""))
+    name = name_of(func)
     if _writes(name):
         raise InputError(
             f"jet: {name} writes to a value that moves, which the function inside closes over: expected a new tensor."
@@ -111,7 +111,7 @@ def _at_the_moment(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _constant(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call where derivatives are switched off; what is written to keeps its own, as it does in torch."""
-    name = str(getattr(func, "__name__", ""))
+    name = name_of(func)
     target = args[0] if args else None
     if not _writes(name) or not isinstance(target, Jet):
         return call(func, value_of(frame, args), value_of(frame, kwargs))
@@ -157,7 +157,7 @@ def _follow(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwa
     if kwargs and kwargs.get("out") is not None:
         raise InputError("jet: out=: expected None where a value moves; assign the result, or write it by copy_.")
     entry = entry_of(func)
-    if entry is None or getattr(func, "__name__", "") in _OTHER_SHAPES:
+    if entry is None or name_of(func) in _OTHER_SHAPES:
         return _without_rule(frame, func, args, kwargs)
     if entry.name in _LIKE_ANOTHER and len(args) > 1:
         args = (args[0], *value_of(frame, args[1:]))
@@ -212,7 +212,7 @@ def _by_the_rules_names(parameters: tuple[str, ...], kwargs: dict[str, Any]) -> 
 
 def _without_rule(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """By nested forward mode; what writes in place, by the function that does not."""
-    name = str(getattr(func, "__name__", ""))
+    name = name_of(func)
     if not name.endswith("_") or name.endswith("__"):
         jets = [jet for jet in jets_in((args, kwargs)) if jet.frame is frame]
         takes_functions = any(map(callable, (*args, *kwargs.values())))

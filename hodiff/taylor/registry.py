@@ -21,6 +21,12 @@ from hodiff.torch_internals.operators import built_in_functions
 Rule = Callable[..., Any]
 
 
+def name_of(function: Any) -> str:
+    """Name of a function, empty where it has none."""
+    # Formatted, since dynamo of torch 2.14 has no methods of the attribute itself.
+    return f"{getattr(function, '__name__', '')}"
+
+
 @dataclass(frozen=True)
 class Entry:
     """What becomes of a call.

@@ -41,7 +41,7 @@ class Wording(Enum):
     TWO_VMAPS = (r"both generate_vmap_rule=True and", "it has two rules for batches, and torch takes neither")
 
     # Batches.
-    BATCHING = (r"vmap|batching rule|batched", "batches are the matter, for whatever reason")
+    BATCHING = (r"vmap|batching rule|batched|maybe_level\.has_value", "batches are the matter, for whatever reason")
     NO_BATCHING_RULE = (r"batching rule|vmap: we do not yet support", "an operator cannot be batched")
     READS_BATCHED = (
         r"data-dependent control flow|vmap over calling \.item\(\)",

@@ -11,7 +11,7 @@ from torch.nn import functional
 from hodiff.errors import RouteError
 from hodiff.functions.activations.slopes import FLAT
 from hodiff.taylor.elementwise import Derivatives, System
-from hodiff.taylor.registry import rule
+from hodiff.taylor.registry import name_of, rule
 from hodiff.taylor.rules.arithmetic import of_one, with_value
 from hodiff.taylor.rules.elementary import LOGSIGMOID, SOFTPLUS, _normal_density, _sech2, hurwitz_zeta, polygamma
 from hodiff.taylor.series import Frame
@@ -175,7 +175,7 @@ def zeta_rule(frame: Frame, func: Any, x: Any, q: Any, *, out: None = None) -> A
 @rule("xlogy", "special.xlog1py")
 def xlogy(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """A log b, and 0 where a is a 0 that does not move."""
-    log = torch.log1p if "1p" in getattr(func, "__name__", "") else torch.log
+    log = torch.log1p if "1p" in name_of(func) else torch.log
     x, y = value_of(frame, a), value_of(frame, b)
     still = torch.as_tensor(x == 0) if x is a else torch.zeros((), dtype=torch.bool)
     safe = torch.where(still, torch.ones_like(torch.as_tensor(y)), b) if bool(still.any()) else b

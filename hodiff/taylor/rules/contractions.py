@@ -10,7 +10,7 @@ from torch.nn import functional
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import is_plain_tensor, new_jet
-from hodiff.taylor.registry import analytic_rule, enter
+from hodiff.taylor.registry import analytic_rule, enter, name_of
 from hodiff.taylor.series import Coefficient, Frame, plus
 from hodiff.taylor.substitution import Batched, along_directions, moves, value_of
 
@@ -162,7 +162,7 @@ def _by_pairs(equation: str, operands: tuple[Any, ...]) -> Any:
 @analytic_rule("addmm", "addmv", "baddbmm", "addr", "addbmm")
 def add_product(frame: Frame, func: Any, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """The sum and the product apart."""
-    name = getattr(func, "__name__", "").rstrip("_")
+    name = name_of(func).rstrip("_")
     product = {"addr": torch.outer, "addbmm": lambda a, b: torch.bmm(a, b).sum(0)}.get(name, torch.matmul)(a, b)
     return alpha * product if beta == 0 else beta * x + alpha * product
 

@@ -9,7 +9,7 @@ import torch
 
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import Jet
-from hodiff.taylor.registry import analytic_rule, rule
+from hodiff.taylor.registry import analytic_rule, name_of, rule
 from hodiff.taylor.rules.arithmetic import of_one, with_value
 from hodiff.taylor.rules.elementary import ELEMENTARY
 from hodiff.taylor.series import Frame, filled
@@ -171,7 +171,7 @@ def norm(
     if ord == "fro" or ord is None:
         return torch.linalg.vector_norm(x, 2, dim, keepdim)
     number = isinstance(ord, (int, float))
-    classic = not getattr(func, "__name__", "").startswith("linalg")
+    classic = not name_of(func).startswith("linalg")
     if number and (classic or isinstance(dim, int) or (dim is None and x.ndim == 1)):
         return torch.linalg.vector_norm(x, ord, dim, keepdim)
     return unknown(frame, func, (x, ord, dim, keepdim), kwargs)

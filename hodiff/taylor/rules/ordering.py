@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from hodiff.taylor.jets import new_jet
-from hodiff.taylor.registry import rule
+from hodiff.taylor.registry import name_of, rule
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import Batched, along_directions, call
 
@@ -43,7 +43,7 @@ def _with_indices(frame: Frame, func: Any, x: Any, args: Any, kwargs: Any, dim: 
 @rule("sort", "topk", "msort", "cummax", "cummin", "kthvalue", "median", "nanmedian", "mode", "max", "min")
 def ordered(frame: Frame, func: Any, x: Any, *args: Any, out: None = None, **kwargs: Any) -> Any:
     """What is picked by order, by the indices of the value."""
-    name = getattr(func, "__name__", "")
+    name = name_of(func)
     if name in ("max", "min") and args and not isinstance(args[0], int):
         return {"max": torch.maximum, "min": torch.minimum}[name](x, args[0])
     if name in ("max", "min") and "other" in kwargs:
@@ -87,7 +87,7 @@ for _rank in (1, 2, 3):
 @rule("nn.adaptive_max_pool1d", "nn.adaptive_max_pool2d", "nn.adaptive_max_pool3d")
 def adaptive_max_pool(frame: Frame, func: Any, x: Any, output_size: Any, return_indices: bool = False) -> Any:
     """By the indices of the maxima."""
-    rank = next(n for n in (1, 2, 3) if f"{n}d" in getattr(func, "__name__", ""))
+    rank = next(n for n in (1, 2, 3) if f"{n}d" in name_of(func))
     _, indices = getattr(functional, f"adaptive_max_pool{rank}d")(x.value, output_size, return_indices=True)
     moved = picked(frame, x, lambda each: each.flatten(-rank).gather(-1, indices.flatten(-rank)).reshape(indices.shape))
     return (moved, indices) if return_indices else moved

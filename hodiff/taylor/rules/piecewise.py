@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from hodiff.taylor.elementwise import Derivatives
 from hodiff.taylor.jets import new_jet
-from hodiff.taylor.registry import rule
+from hodiff.taylor.registry import name_of, rule
 from hodiff.taylor.rules.arithmetic import aligned, of_one, series_of, widened
 from hodiff.taylor.series import Frame, times
 from hodiff.taylor.substitution import moves, value_of
@@ -128,7 +128,7 @@ def hardswish(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
 def remainder(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """A less a multiple of b that is constant between jumps."""
     x, y = value_of(frame, a), value_of(frame, b)
-    rounding = "floor" if getattr(func, "__name__", "").startswith("rem") else "trunc"
+    rounding = "floor" if name_of(func).startswith("rem") else "trunc"
     multiple = torch.div(x, y, rounding_mode=rounding)
     found = a - multiple * b
     return new_jet(frame, [func(x, y), *found.coefficients[1:]])
