@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
 from hodiff.derivatives.capture.origin import line_now
-from hodiff.errors import HodiffWarning
+from hodiff.errors import HodiffWarning, levels_to_the_caller
 from hodiff.graphs import nodes_of
 from hodiff.recompute.reachable import named_modules
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode, tangents_are_on
@@ -126,14 +125,6 @@ def warn_once(
             HodiffWarning,
             stacklevel=levels_to_the_caller(),
         )
-
-
-def levels_to_the_caller() -> int:
-    """Count the levels of the stack from the function that asks to the first one outside of hodiff and torch."""
-    frame, level = inspect.currentframe(), 0
-    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("hodiff", "torch"):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _custom_functions(result: Any) -> Iterator[type]:

@@ -10,11 +10,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
-from hodiff.derivatives.lost_slopes import refuse_lost_slopes
+from hodiff.derivatives.steady import draw_of
 from hodiff.graphs import coarsest_eps, cotangent_bytes
+from hodiff.recompute.lost_slopes import Record, is_due, refuse_lost_slopes
+from hodiff.recompute.reachable import named_modules
 from hodiff.recompute.recording import FoundRecording, Recording
 from hodiff.torch_internals.wording import Wording, says
 
@@ -59,8 +62,9 @@ class RecordedGradient:
         gradient = recording.gradients([value], graph=True)
         if all(leaf is None for leaf in gradient):
             raise function.independent()
-        if recording.suspects and repeatable:
-            refuse_lost_slopes(function, recording.suspects)
+        suspects = recording.suspects
+        if suspects and repeatable and is_due(function.f, [each.node for each in suspects]):
+            refuse_lost_slopes(function.f, function.leaves, suspects, _elsewhere(function), function.caller)
         self.edges = tuple(None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient)
         if numbers:
             # By a leaf that the function ignores there is no gradient, and its zeros have no graph.
@@ -138,6 +142,20 @@ def recorded_value(
     mode = Corrections(lean=True, many=many)
     others = (*function.constants(), *tangents)
     return Recording(lambda primals: function.scalar(primals, mode), function.leaves, others)
+
+
+def _elsewhere(function: BoundFunction) -> Record:
+    """Make the function that runs another one at other leaves, and leaves no trace."""
+    draw = draw_of(function)
+
+    def record(leaves: Sequence[Tensor]) -> Recording[tuple[Tensor, PyTree]]:
+        mode = Corrections(lean=True)
+        with untouched(list(named_modules(function.f))), draw.replayed():
+            recording = Recording(lambda primals: function.scalar(primals, mode), leaves)
+        recording.inspect(recording.result[0])
+        return recording
+
+    return record
 
 
 def pull_batch(pull: Callable[..., Sequence[Tensor | None]], cotangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

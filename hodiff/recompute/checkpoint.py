@@ -49,7 +49,7 @@ class CallProgram(Program):
         self._surroundings = Surroundings(self._inputs, self._closed_over.generators)
         self._guard = RefuseForeign(partial(hidden_tensor, name)) if in_transform() else None
         self._ran = False
-        self.name, self._f = name, f
+        self.name, self.function = name, f
 
     def take_inputs(self) -> list[Tensor]:
         """Hand over the operands; they are not kept here, where autograd would not see them."""
@@ -74,7 +74,7 @@ class CallProgram(Program):
         leaves = [next(given) if each else c for each, c in zip(self._is_tensor, self._constants, strict=True)]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         with self._closed_over.filled(inputs[self._count :]):
-            output = self._f(*args, **kwargs)
+            output = self.function(*args, **kwargs)
         leaves, self._output_spec = pytree.tree_flatten(output)
         self._output = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._is_output = [isinstance(leaf, Tensor) for leaf in leaves]

@@ -12,13 +12,8 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from hodiff.graphs import nodes_from
-from hodiff.torch_internals.autograd.graph_nodes import (
-    backward_rules,
-    described_backward,
-    function_name,
-    function_of,
-    names_a_cut,
-)
+from hodiff.recompute.slopes import kept_constants, kept_tensors, loses_recorded
+from hodiff.torch_internals.autograd.graph_nodes import backward_rules, described_backward, function_name, function_of
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 from hodiff.torch_internals.wording import Wording, says
 
@@ -45,14 +40,15 @@ class Suspect(NamedTuple):
         position: Where the node stands among all that were watched.
         node: The node.
         cotangents: What its backward was given.
-        linear: Whether the Function is linear as far as its graph tells; else it keeps a constant beside its arguments,
-            or its backward may detach one.
+        linear: Whether the Function is linear as far as its graph tells.
+        constants: Whether it keeps tensors without a graph.
     """
 
     position: int
     node: Any
     cotangents: tuple[Any, ...]
     linear: bool
+    constants: bool
 
 
 @contextmanager
@@ -70,7 +66,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
         A list that holds afterwards the Functions that may have lost a part of their slope.
 
     Raises:
-        UnrecordedGradientError: If a backward loses its cotangent.
+        UnrecordedGradientError: If a backward loses its cotangent, or a part of its slope by what it keeps.
         RuntimeError: What torch raises otherwise.
     """
     lost: list[tuple[Any, list[Any]]] = []
@@ -92,6 +88,11 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
         if _lead_to(parents, operands):
             raise UnrecordedGradientError(_told(node))
     suspects[:] = [each for each in suspects if _lead_to([parent for parent, _ in each.node.next_functions], operands)]
+    for each in suspects:
+        # With constants a slope at other arguments is that of no point.
+        if (each.linear or not each.constants) and loses_recorded(each.node, each.cotangents):
+            raise UnrecordedGradientError(lost_slope(each.node, linear=each.linear))
+    suspects[:] = [each for each in suspects if each.linear or each.constants]
 
 
 def _note(
@@ -114,10 +115,10 @@ def _note(
         cut = unrecorded if _is_cut_at_ones(node, cotangents, varies=bool(recorded)) else []
     if cut:
         lost.append((node, [node.next_functions[i][0] for i in cut]))
-    elif _seems_linear(node, recorded, cotangents, forward):
-        suspects.append(Suspect(position, node, tuple(cotangents), linear=True))
-    elif names_a_cut(node) or any(each.is_floating_point() for each in kept_constants(node).values()):
-        suspects.append(Suspect(position, node, tuple(cotangents), linear=False))
+    else:
+        linear = _seems_linear(node, recorded, cotangents, forward)
+        constants = any(each.is_floating_point() for each in kept_constants(node).values())
+        suspects.append(Suspect(position, node, tuple(cotangents), linear, constants))
 
 
 def _seems_linear(
@@ -141,29 +142,9 @@ def _seems_linear(
 
 
 def _keeps_numbers(node: Any) -> bool:
-    saved = getattr(node, "saved_tensors", None)
-    if saved is None:  # in C++, which does not show them
+    if function_of(node) is None:  # in C++, which does not show them
         return True
-    return any(each.is_floating_point() or each.is_complex() for each in _kept(node, saved).values())
-
-
-def _kept(node: Any, saved: Sequence[Any]) -> dict[int | str, Tensor]:
-    """The tensors that a Function saved, by place, and those on its context, by attribute."""
-    kept: dict[Any, Any] = {**dict(enumerate(saved)), **getattr(node, "__dict__", {})}
-    return {key: each for key, each in kept.items() if isinstance(each, Tensor)}
-
-
-def kept_constants(node: Any) -> dict[int | str, Tensor]:
-    """The real tensors without a graph that a Function keeps, by place among those saved or by attribute."""
-    try:
-        saved = getattr(node, "saved_tensors", None) or ()
-    except RuntimeError:  # a checkpoint recomputes them once
-        return {}
-    return {
-        key: each
-        for key, each in _kept(node, saved).items()
-        if not each.is_complex() and not each.requires_grad and each.numel()
-    }
+    return any(each.is_floating_point() or each.is_complex() for each in kept_tensors(node).values())
 
 
 def _is_cut_at_ones(node: Any, cotangents: Sequence[Any], *, varies: bool) -> bool:

@@ -7,6 +7,7 @@ of any order holds the operands of programs and nothing of what is computed betw
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.autograd import forward_ad
 
 from hodiff.graphs import inspect_graph
 from hodiff.recompute.hidden_tensors import hidden_tensor
+from hodiff.recompute.lost_slopes import is_due, refuse_lost_slopes
 from hodiff.recompute.recording import Recording
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
@@ -31,9 +33,14 @@ class Program:
     """A function of tensors that can be run any number of times.
 
     A subclass gives `run`. It may give `pull` and `push` too, where the derivatives have a shorter form.
+
+    Attributes:
+        name: The public function that made it, for errors.
+        function: The user's function that it runs, where there is one.
     """
 
     name = "program"
+    function: Any = None
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Compute the outputs by differentiable operators."""
@@ -43,6 +50,7 @@ class Program:
         """Gradients by the inputs at the positions `needed`, as the output of another program."""
         defined = [i for i, each in enumerate(cotangents) if each is not None]
         pullback = Pullback(self, len(inputs), needed, defined)
+        pullback.watched = torch.is_grad_enabled() and not in_transform() and self.function is not None
         gradients = Checkpoint.call(pullback, *inputs, *(each for each in cotangents if each is not None))
         by_position = dict(zip(pullback.used, gradients, strict=True))
         return [by_position.get(i) for i in needed]
@@ -139,7 +147,10 @@ class Pullback(_Derivative):
 
     Attributes:
         used: After a run, the positions of the inputs that the outputs depend on; of those are the gradients.
+        watched: Whether the first run refuses Functions that take their slope for a constant.
     """
+
+    watched = False
 
     def __init__(self, base: Program, count: int, needed: Sequence[int], defined: Sequence[int]):
         super().__init__(base, count)
@@ -161,6 +172,8 @@ class Pullback(_Derivative):
             gradients = torch.func.vjp(restricted, *moving)[1](cotangents)
         else:
             recording = Recording(lambda operands: restricted(*operands), moving, cotangents)
+            if self.watched and not self._ran:
+                self._refuse_lost_slopes(recording.result, restricted, moving, cotangents)
             gradients = recording.gradients(recording.result, cotangents)
         if not self._ran:  # Later runs return as many, whether by torch.func, which knows no None, or not.
             self.used = [i for i, each in zip(self.needed, gradients, strict=True) if each is not None]
@@ -170,6 +183,26 @@ class Pullback(_Derivative):
             for i, each in zip(self.needed, gradients, strict=True)
             if i in self.used
         )
+
+    def _refuse_lost_slopes(
+        self, outputs: Tensors, restricted: Callable[..., Tensors], moving: Tensors, cotangents: Tensors
+    ) -> None:
+        """Refuse Functions of the program that take their slope for a constant, in any run that records."""
+        function = self.base.function
+        if not is_due(function, [node for each in outputs for node in inspect_graph(each).functions]):
+            return
+
+        def record(leaves: Tensors) -> Recording[Tensors]:
+            recording = Recording(lambda operands: restricted(*operands), leaves)
+            for each in recording.result:
+                recording.inspect(each)
+            return recording
+
+        leaves = [each.detach() for each in moving]
+        recording = record(leaves)
+        with suppress(NotImplementedError):  # which the second derivative will raise
+            recording.gradients(recording.result, cotangents, graph=True)
+        refuse_lost_slopes(function, leaves, recording.suspects, record, self.name)
 
 
 class Pushforward(_Derivative):

@@ -30,11 +30,11 @@ class Recording(Generic[T]):
         result: What the function returned.
         connected: Whether gradients carry a graph, because something outside may differentiate them.
         suspects: The Functions that may take for a constant what depends on the point.
+        functions: The nodes of Functions that `inspect` found; None before it was asked.
     """
 
     suspects: Sequence[Suspect] = ()
-    # The nodes of Functions that `inspect` found; None before it was asked.
-    _functions: list[Any] | None = None
+    functions: Sequence[Any] | None = None
 
     def __init__(self, f: Callable[[tuple[Tensor, ...]], T], point: Sequence[Tensor], others: Iterable[Tensor] = ()):
         self._outside = torch.is_grad_enabled()
@@ -56,7 +56,7 @@ class Recording(Generic[T]):
     def inspect(self, output: Tensor) -> str | None:
         """Say what in the graph has a constant for a gradient, and be connected if it leads to other tensors."""
         leaves, once, functions = inspect_graph(output)
-        self._functions = [*(self._functions or ()), *functions]
+        self.functions = [*(self.functions or ()), *functions]
         if self._outside and not self.connected:
             own = set(map(id, self.operands))
             others = [leaf for leaf in leaves if id(leaf) not in own]
@@ -76,11 +76,11 @@ class Recording(Generic[T]):
         if not outputs:
             return (None,) * len(self.operands)
         graph = self.connected if graph is None else graph
-        if graph and self._functions is None:
+        if graph and self.functions is None:
             for output in outputs:
                 if (once := self.inspect(output)) is not None:
                     raise NotImplementedError(f"{once}, so its derivative is not recorded")
-        if graph and self._functions:
+        if graph and self.functions:
             return self._watched_gradients(outputs, cotangents)
         # Without recording, results of a subclass of Tensor would be cast to it by a view that cuts the graph.
         with torch.set_grad_enabled(graph or torch.is_grad_enabled()):
@@ -93,7 +93,7 @@ class Recording(Generic[T]):
         cotangents = [torch.ones_like(each) for each in outputs] if cotangents is None else cotangents
         # What is linear in a cotangent shows that it is recorded by leading to it, also where the function is linear.
         seeds = [each if each.requires_grad else each.detach().requires_grad_() for each in cotangents]
-        with refusing_cuts(self._functions or (), self.operands) as suspects, torch.enable_grad():
+        with refusing_cuts(self.functions or (), self.operands) as suspects, torch.enable_grad():
             gradients = torch.autograd.grad(outputs, self.operands, seeds, create_graph=True, allow_unused=True)
         self.suspects = suspects
         return gradients

@@ -241,7 +241,7 @@ ATTRIBUTES = {
     "convolution": ("_reversed_padding_repeated_twice",),
     # And what follows `_saved_`: one for each thing that it keeps.
     "node of an operator": ("_input_metadata", "_saved_", "_sequence_nr"),
-    "node of a Function": ("_forward_cls", "_input_metadata", "_raw_saved_tensors"),
+    "node of a Function": ("_forward_cls", "_input_metadata"),
     "operator": ("_can_decompose", "_schema"),
     "custom operator": ("_backward_fn", "_opoverload", "_setup_context_fn"),
     "operators of oneDNN": ("_linear_pointwise",),

@@ -1,10 +1,12 @@
 """Functions whose backward takes its slope for a constant: refused where it is none, and at no other time."""
 
 import os
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import hodiff
 from hodiff import RouteError
@@ -218,6 +220,42 @@ def test_a_slope_that_is_lost_in_part_under_hooks_is_refused() -> None:
 
     with pytest.raises(RouteError, match="a part of its slope for a constant"):
         hodiff.hvp(f, X, V)
+
+
+CHECKPOINTS = {
+    "reentrant": partial(torch.utils.checkpoint.checkpoint, use_reentrant=True),
+    "non-reentrant": partial(torch.utils.checkpoint.checkpoint, use_reentrant=False),
+    "hodiff's": hodiff.functions.checkpoint,
+    "nested": lambda f, x: hodiff.functions.checkpoint(partial(hodiff.functions.checkpoint, f), x),
+}
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS)
+@pytest.mark.parametrize("function", [SavedCosine, KeptOnContext, SavedFactor, DetachedFactor])
+def test_slopes_that_are_lost_inside_of_a_checkpoint_are_refused(function: Any, checkpoint: Any) -> None:
+    def block(x):
+        return (function.apply(x, x.cos()) if issubclass(function, SavedFactor) else function.apply(x)).square()
+
+    for derivative in (hodiff.hessian_matrix, lambda f, x: hodiff.hvp(f, x, V)):
+        with pytest.raises(RouteError, match=rf"{function.__name__}\.backward \(test_lost_slopes\.py:\d+\)"):
+            derivative(lambda x: checkpoint(block, x).sum(), X)
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_a_right_function_inside_of_a_checkpoint_is_looked_at_less_and_less_often(checkpoint: Any) -> None:
+    calls = 0
+
+    def block(x):
+        nonlocal calls
+        calls += 1
+        return Recomputed.apply(x, x.cos()).square()
+
+    counts = []
+    for _ in range(8):
+        before = calls
+        torch.testing.assert_close(hodiff.hvp(lambda x: checkpoint(block, x).sum(), X, V), _true_product())
+        counts.append(calls - before)
+    assert [each > min(counts) for each in counts] == [True, True, False, True, False, False, False, True]
 
 
 @pytest.mark.parametrize("function", [Recomputed, Completed])

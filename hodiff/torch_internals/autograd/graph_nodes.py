@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from operator import attrgetter
-from types import CodeType
 from typing import Any
 
 from torch._ops import OpOverload
@@ -19,8 +18,6 @@ results_of: Callable[[Any], tuple[Any, ...]] = attrgetter("_input_metadata")
 BackwardHookFunction = _functions.BackwardHookFunction
 # How torch calls the node of a `torch::autograd::Function`, whose class stands in angle brackets.
 _CPP_FUNCTION = "CppNode<"
-# What code calls that takes a tensor out of the graph.
-_CUTS = {"detach", "detach_", "data", "no_grad", "numpy", "item", "tolist"}
 # The frames in which a `torch.autograd.Function` is called, whose local `cls` it is; in 2.15 `apply` is C++.
 CALLS_OF_FUNCTIONS = {"apply", "_call_custom_function_call"}
 
@@ -57,19 +54,6 @@ def backward_rules(function: Any) -> Iterator[Any]:
                 yield formula
 
 
-def names_a_cut(node: Any) -> bool:
-    """Whether the code of a Function's backward names what takes a tensor out of the graph."""
-    codes = [getattr(inspect.unwrap(rule), "__code__", None) for rule in backward_rules(function_of(node))]
-    while codes:
-        code = codes.pop()
-        if not isinstance(code, CodeType):
-            continue
-        if not _CUTS.isdisjoint(code.co_names):
-            return True
-        codes.extend(code.co_consts)
-    return False
-
-
 def operator_of(function: Any) -> str:
     """The name of the operator of torch.library that a Function was made for; empty for others."""
     values = _closed_over(getattr(function, "backward", None))
@@ -104,30 +88,6 @@ def place_of(*rules: Any) -> str:
     """The file and line of the first of some functions that is written in Python, in brackets; empty for none."""
     code = next((inspect.unwrap(rule).__code__ for rule in rules if hasattr(rule, "__code__")), None)
     return "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-
-
-def replacing_kept(node: Any, places: Iterable[int | str]) -> Callable[[Mapping[Any, Any]], None]:
-    """Make a function that replaces tensors kept by a Function; call it once for each node.
-
-    Args:
-        node: The node of the Function.
-        places: Of the tensors, among those saved or by attribute.
-
-    Returns:
-        A function of the new tensors by place, which backward reads from then on.
-    """
-    values: dict[Any, Any] = {}
-    for place in places:
-        if isinstance(place, int):
-            node._raw_saved_tensors[place].register_hooks(lambda _: None, lambda _, place=place: values[place])
-
-    def replace(others: Mapping[Any, Any]) -> None:
-        values.update(others)
-        for name in others:
-            if isinstance(name, str):
-                setattr(node, name, others[name])
-
-    return replace
 
 
 def is_of_higher_order_operator(function: type) -> bool:

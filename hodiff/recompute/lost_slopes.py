@@ -18,103 +18,121 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from hodiff.common.module_state import untouched
-from hodiff.common.randomness import RandomState
-from hodiff.corrections import Corrections
-from hodiff.derivatives.bound_function import BoundFunction
-from hodiff.derivatives.own_gradient import levels_to_the_caller
-from hodiff.derivatives.steady import draw_of
-from hodiff.errors import HodiffWarning
-from hodiff.graphs import inspect_graph
-from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, kept_constants, lost_slope
-from hodiff.recompute.reachable import named_modules
+from hodiff.errors import HodiffWarning, levels_to_the_caller
+from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, lost_slope
 from hodiff.recompute.recording import Recording
-from hodiff.torch_internals.autograd.graph_nodes import function_name, names_a_cut, replacing_kept
+from hodiff.recompute.slopes import (
+    OFFSETS,
+    flat,
+    has_difference,
+    kept_constants,
+    loses_recorded,
+    normal_like,
+    slope_of,
+    steps_at,
+    varies_smoothly,
+)
+from hodiff.torch_internals.autograd.graph_nodes import function_name
 from hodiff.torch_internals.autograd.recording import in_fx_trace
+
+# Runs a function at other leaves, with the same random numbers and modes, and inspects what it recorded.
+Record = Callable[[Sequence[Tensor]], Recording[Any]]
 
 # How often a Function was met, by the code of the function that calls it.
 _MET: WeakKeyDictionary[CodeType, Counter[tuple[str, int]]] = WeakKeyDictionary()
 # Functions that a warning has named, by the code of the function that calls them.
 _TOLD: WeakKeyDictionary[CodeType, set[tuple[str, int]]] = WeakKeyDictionary()
-# Where a slope is compared besides the point itself, at which an even one is flat.
-_OFFSETS = (0.0, 0.03)
 
 
-def refuse_lost_slopes(function: BoundFunction, suspects: Sequence[Suspect]) -> None:
-    """Compare the slopes of Functions at neighbouring points, at the first call and at every 2nd, 4th, 8th and so on.
+def is_due(f: Any, nodes: Iterable[Any]) -> bool:
+    """Whether the Functions of some nodes are looked at: at the 1st, 2nd, 4th, 8th time that one is met and so on.
 
     Args:
-        function: The function that called them, bound at its point.
+        f: The user's function that called them.
+        nodes: Their nodes.
+
+    Returns:
+        Whether one of them is due.
+    """
+    keys = set(map(_key, nodes))
+    met = Counter() if (code := _code(f)) is None else _MET.setdefault(code, Counter())
+    met.update(keys)
+    return any(met[key] & (met[key] - 1) == 0 for key in keys) and not in_fx_trace()
+
+
+def refuse_lost_slopes(
+    f: Any, leaves: Sequence[Tensor], suspects: Sequence[Suspect], record: Record, caller: str
+) -> None:
+    """Compare the slopes of Functions at neighbouring points.
+
+    Args:
+        f: The user's function that called them.
+        leaves: Its point.
         suspects: What may take for a constant what depends on the point.
+        record: Runs it at other points.
+        caller: The public function that warnings name.
 
     Raises:
         UnrecordedGradientError: If a slope is seen to depend smoothly on what its backward takes for a constant; jumps,
             and numbers that differ in any case, are no evidence. Where that may have been an argument without a
             gradient, which somebody has detached, it is a warning.
     """
-    code = _code(function.f)
-    met = Counter() if code is None else _MET.setdefault(code, Counter())
+    code = _code(f)
     told = set() if code is None else _TOLD.setdefault(code, set())
-    keys = [_key(each.node) for each in suspects]
-    met.update(set(keys))
-    suspects = [
-        each for each, key in zip(suspects, keys, strict=True) if met[key] & (met[key] - 1) == 0 and key not in told
-    ]
-    if not suspects or in_fx_trace():
+    suspects = [each for each in suspects if _key(each.node) not in told]
+    if not suspects:
         return
-    draw = draw_of(function)
     seed = torch.Generator().manual_seed(0)
     probes = [
         [
             each if each is None or suspect.linear else each.requires_grad_()
-            for each in (_normal_like(each, seed) for each in suspect.cotangents)
+            for each in (normal_like(each, seed) for each in suspect.cotangents)
         ]
         for suspect in suspects
     ]
-    for offset in _OFFSETS:
+    for offset in OFFSETS:
         try:
-            lost = _lost_near(function, suspects, probes, draw, offset, seed)
+            lost = _lost_near(record, leaves, suspects, probes, offset, seed)
         except Exception:
             # The function need not take other points, and its own errors at them are of no interest.
             return
         for suspect in lost:
             key, message = _key(suspect.node), lost_slope(suspect.node, linear=suspect.linear)
             if suspect.linear or not _detached_arguments(suspect.node):
-                del met[key]
+                if code is not None:
+                    _MET[code].pop(key, None)
                 raise UnrecordedGradientError(message)
             if key not in told:
                 told.add(key)
-                text = f"{function.caller}: {message}; an argument that was detached on purpose loses nothing"
+                text = f"{caller}: {message}; an argument that was detached on purpose loses nothing"
                 warnings.warn(text, HodiffWarning, stacklevel=levels_to_the_caller())
 
 
 def _lost_near(
-    function: BoundFunction,
+    record: Record,
+    leaves: Sequence[Tensor],
     suspects: Sequence[Suspect],
     probes: Sequence[Sequence[Any]],
-    draw: RandomState,
     offset: float,
     seed: torch.Generator,
 ) -> list[Suspect]:
     """The suspects that lose derivatives near a point, at that distance from the function's."""
-    scales = [1 + leaf.detach().abs() for leaf in function.leaves]
+    scales = [1 + leaf.detach().abs() for leaf in leaves]
     centre = [
-        leaf.detach() + offset * scale * _normal_like(leaf, seed)
-        for leaf, scale in zip(function.leaves, scales, strict=True)
+        leaf.detach() + offset * scale * normal_like(leaf, seed) for leaf, scale in zip(leaves, scales, strict=True)
     ]
-    steps = [
-        torch.finfo(leaf.dtype).eps ** 0.5 * scale * _normal_like(leaf, seed)
-        for leaf, scale in zip(centre, scales, strict=True)
-    ]
-    look = partial(_look, function, suspects, probes, draw)
+    steps = steps_at(centre, seed)
+    look = partial(_look, record, suspects, probes)
     # One graph at a time is kept.
     before, after = (look([x + sign * h for x, h in zip(centre, steps, strict=True)]) for sign in (-1, 1))
-    here = look(centre, lambda i, _, slope, operands: _has_difference(before[i], after[i], slope, operands, steps))
+    here = look(
+        centre, lambda i, _, slope, operands: has_difference(before[i].slope, after[i].slope, slope, operands, steps)
+    )
     again = look(centre, lambda i, node, *_: _loses_a_part(before[i], here[i], after[i], node, probes[i]))
     return [
         suspect
         for suspect, *seen in zip(suspects, before, here, again, after, strict=True)
-        if (_varies_smoothly(*(each.slope for each in seen)) if suspect.linear else seen[2].told)
+        if (varies_smoothly(*(each.slope for each in seen)) if suspect.linear else seen[2].told)
     ]
 
 
@@ -133,18 +151,15 @@ class _Seen(NamedTuple):
 
 
 def _look(
-    function: BoundFunction,
+    record: Record,
     suspects: Sequence[Suspect],
     probes: Sequence[Sequence[Any]],
-    draw: RandomState,
     leaves: Sequence[Tensor],
     ask: Callable[[int, Any, Tensor, Sequence[Tensor]], Any] | None = None,
 ) -> list[_Seen]:
     """Run a function at a point, and each suspect's backward on its probe; `ask` is for those that are not linear."""
-    mode = Corrections(lean=True)
-    with untouched(list(named_modules(function.f))), draw.replayed():
-        recording = Recording(lambda primals: function.scalar(primals, mode), leaves)
-    nodes = inspect_graph(recording.result[0]).functions
+    recording = record(leaves)
+    nodes = recording.functions or ()
     found = []
     for i, (suspect, probe) in enumerate(zip(suspects, probes, strict=True)):
         node = nodes[suspect.position]
@@ -152,7 +167,7 @@ def _look(
             raise LookupError("other Functions are called there")
         # A backward that can be differentiated may compute in another way.
         with torch.set_grad_enabled(not suspect.linear):
-            slope = _pulled(node, probe)
+            slope = slope_of(node, probe)
             told = None
             if ask and not suspect.linear:
                 # A backward that cannot be differentiated, or tensors that cannot be replaced, say nothing.
@@ -162,68 +177,25 @@ def _look(
     return found
 
 
-def _has_difference(
-    before: _Seen, after: _Seen, slope: Tensor, operands: Sequence[Tensor], steps: Sequence[Tensor]
-) -> bool:
-    """Whether the graph of a slope has its difference between two points."""
-    difference = (after.slope - before.slope) / 2
-    along = torch.randn(difference.shape, generator=torch.Generator().manual_seed(0)).to(difference)
-    pulled = torch.autograd.grad((slope * along).sum(), operands, allow_unused=True, retain_graph=True)
-    recorded = sum(float((g * h).sum()) for g, h in zip(pulled, steps, strict=True) if g is not None)
-    return abs(recorded - float(difference @ along)) <= 0.01 * float((difference * along).abs().sum())
-
-
 def _loses_a_part(before: _Seen, here: _Seen, after: _Seen, node: Any, probe: Sequence[Any]) -> bool:
     """Whether the slope of a Function depends on the point by more than the graph has, and by what it keeps or cuts."""
     if here.told is not False:
         return False
-    if names_a_cut(node) and _varies_smoothly(before.slope, here.slope, _pulled(node, probe).detach(), after.slope):
+    if loses_recorded(node, probe, always=True):
         return True
     kept = kept_constants(node)
     # They may all be arguments, which whoever calls has detached.
     if len(kept) <= _detached_arguments(node):
         return False
     points = before.kept, here.kept, kept, after.kept
-    if not _varies_smoothly(*(_flat(each.values()) for each in points)):
+    if not varies_smoothly(*(flat(each.values()) for each in points)):
         return False
-    try:
-        replace = replacing_kept(node, kept)
-    except RuntimeError:  # hooks of somebody else's, such as `save_on_cpu`, have what it saved
-        return True
-    slopes = []
-    for each in points:
-        replace(each)
-        slopes.append(_pulled(node, probe).detach())
-    return _varies_smoothly(*slopes)
+    return varies_smoothly(*(slope_of(node, probe, each).detach() for each in points))
 
 
 def _detached_arguments(node: Any) -> int:
     """How many tensors without a gradient a Function was called with."""
     return sum(parent is None for parent, _ in node.next_functions)
-
-
-def _pulled(node: Any, probe: Sequence[Any]) -> Tensor:
-    """Run the backward of a Function on its probe, and flatten the gradients."""
-    pulled = getattr(node, "apply", node)(*probe)
-    return _flat(pulled if isinstance(pulled, tuple) else (pulled,))
-
-
-def _flat(tensors: Iterable[Any]) -> Tensor:
-    numbers = [each.double().flatten() for each in tensors if isinstance(each, Tensor)]
-    return torch.cat(numbers) if numbers else torch.zeros(1)
-
-
-def _varies_smoothly(before: Tensor, here: Tensor, again: Tensor, after: Tensor) -> bool:
-    """Whether a slope changes as much to one side as to the other: rounding, jumps and random numbers do not."""
-    if not before.shape == here.shape == again.shape == after.shape:
-        return False
-    change, bend, noise = after - before, after + before - 2 * here, again - here
-    small = 0.1 * change.norm()
-    return bool(bend.norm() < small) and bool(noise.norm() < small) and bool(change.norm() > 1e-12 * here.norm())
-
-
-def _normal_like(cotangent: Any, seed: torch.Generator) -> Any:
-    return None if cotangent is None else torch.randn(cotangent.shape, generator=seed).to(cotangent.detach())
 
 
 def _key(node: Any) -> tuple[str, int]:

@@ -1,0 +1,178 @@
+"""The slope of a Function: the gradients that its backward returns for a cotangent, at the tensors that it keeps.
+
+A backward is a function of its cotangent and of what the Function keeps, so that it can be evaluated at other numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from hodiff.common.randomness import RandomState
+from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.graph_nodes import backward_rules, function_of
+from hodiff.torch_internals.autograd.recording import in_fx_trace
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+
+Kept = Mapping[Any, Tensor]
+
+# Where slopes are compared besides the point itself, at which an even one is flat.
+OFFSETS = (0.0, 0.03)
+# How often a Function was met.
+_MET: WeakKeyDictionary[type, int] = WeakKeyDictionary()
+
+
+def kept_tensors(node: Any) -> dict[int | str, Tensor]:
+    """The tensors that a Function saved, by place, and those on its context, by attribute."""
+    try:
+        saved = getattr(node, "saved_tensors", None) or ()
+    except RuntimeError:  # a checkpoint recomputes them once
+        return {}
+    kept: dict[Any, Any] = {**dict(enumerate(saved)), **getattr(node, "__dict__", {})}
+    return {key: each for key, each in kept.items() if isinstance(each, Tensor)}
+
+
+def kept_constants(node: Any) -> dict[int | str, Tensor]:
+    """The real tensors without a graph that a Function keeps."""
+    return {
+        key: each
+        for key, each in kept_tensors(node).items()
+        if not each.is_complex() and not each.requires_grad and each.numel()
+    }
+
+
+class _Elsewhere:
+    """The context of a Function, with other tensors in the place of some that it keeps."""
+
+    def __init__(self, node: Any, kept: Kept):
+        self.__dict__.update(_node=node, _kept=kept, **{k: each for k, each in kept.items() if isinstance(k, str)})
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        return tuple(self._kept.get(i, each) for i, each in enumerate(self._node.saved_tensors))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+
+def slope_of(node: Any, cotangents: Sequence[Any], kept: Kept | None = None) -> Tensor:
+    """Run the backward of a Function, and flatten the gradients.
+
+    Args:
+        node: The node of the Function.
+        cotangents: What its backward is given.
+        kept: Tensors in the place of those that it keeps; the Function has to be written in Python.
+
+    Returns:
+        Real numbers (n,).
+    """
+    if kept is None:
+        pulled = getattr(node, "apply", node)(*cotangents)
+    else:
+        pulled = next(backward_rules(function_of(node)))(_Elsewhere(node, kept), *cotangents)
+    return flat(pulled if isinstance(pulled, tuple) else (pulled,))
+
+
+def flat(tensors: Iterable[Any]) -> Tensor:
+    """Real numbers of all tensors among some values, as one vector."""
+    real = (torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in _tensors(tensors))
+    numbers = [each.double().flatten() for each in real]
+    return torch.cat(numbers) if numbers else torch.zeros(1)
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    return [each for each in values if isinstance(each, Tensor)]
+
+
+def varies_smoothly(before: Tensor, here: Tensor, again: Tensor, after: Tensor) -> bool:
+    """Whether numbers change as much to one side as to the other: rounding, jumps and random numbers do not."""
+    if not before.shape == here.shape == again.shape == after.shape:
+        return False
+    change, bend, noise = after - before, after + before - 2 * here, again - here
+    small = 0.1 * change.norm()
+    return bool(bend.norm() < small) and bool(noise.norm() < small) and bool(change.norm() > 1e-12 * here.norm())
+
+
+def has_difference(
+    before: Tensor, after: Tensor, slope: Tensor, points: Sequence[Tensor], steps: Sequence[Tensor]
+) -> bool:
+    """Whether the graph of a slope has its difference between two points, on both sides of `points`."""
+    difference = (after - before) / 2
+    along = torch.randn(difference.shape, generator=torch.Generator().manual_seed(0)).to(difference)
+    pulled: Sequence[Tensor | None] = [None] * len(points)
+    if slope.requires_grad:
+        pulled = torch.autograd.grad((slope * along).sum(), points, allow_unused=True, retain_graph=True)
+    recorded = sum(float((g.conj() * h).real.sum()) for g, h in zip(pulled, steps, strict=True) if g is not None)
+    return abs(recorded - float(difference @ along)) <= 0.01 * float((difference * along).abs().sum())
+
+
+def steps_at(points: Sequence[Tensor], seed: torch.Generator) -> list[Tensor]:
+    """Random steps by which differences of slopes are taken."""
+    return [torch.finfo(x.dtype).eps ** 0.5 * (1 + x.detach().abs()) * normal_like(x, seed) for x in points]
+
+
+def normal_like(tensor: Any, seed: torch.Generator) -> Any:
+    """Random numbers in the form of a tensor; None for None."""
+    return None if tensor is None else torch.randn(tensor.shape, generator=seed, dtype=tensor.dtype).to(tensor.device)
+
+
+def loses_recorded(node: Any, cotangents: Sequence[Any], *, always: bool = False) -> bool:
+    """Whether backward takes for a constant its cotangent, or what a Function keeps with a graph, such as an argument.
+
+    It is looked at the 1st, 2nd, 4th, 8th time that a Function is met and so on.
+
+    Args:
+        node: The node of the Function.
+        cotangents: What its backward was given.
+        always: Look each time.
+
+    Returns:
+        Whether the graph of the slope lacks what differences of it have; False where that is not known.
+    """
+    function = function_of(node)
+    if function is None or next(backward_rules(function), None) is None:
+        return False
+    if in_fx_trace() or torch.compiler.is_compiling() or in_forward_mode():
+        return False
+    if function.__module__.startswith("hodiff.recompute."):  # programs look themselves
+        return False
+    kept = {key: each for key, each in kept_tensors(node).items() if each.requires_grad and each.numel()}
+    if not kept or any(map(is_wrapped, (*kept.values(), *_tensors(cotangents)))):
+        return False
+    if not always:
+        _MET[function] = met = _MET.get(function, 0) + 1
+        if met & (met - 1):
+            return False
+    seed = torch.Generator().manual_seed(0)
+    probe = [normal_like(each, seed) for each in cotangents]
+    draw = RandomState([*kept.values()], foreign=True)
+
+    def slope_at(points: Sequence[Tensor]) -> Tensor:
+        rest = iter(points)
+        others = {key: next(rest) for key in kept}
+        with draw.replayed():
+            return slope_of(node, [None if each is None else next(rest) for each in probe], others)
+
+    for offset in OFFSETS:
+        # A backward need not take other points, and its own errors at them are of no interest.
+        with suppress(Exception), torch.enable_grad():
+            moved = [x.detach() + offset * (1 + x.detach().abs()) * normal_like(x, seed) for x in kept.values()]
+            centre = [each.detach().requires_grad_() for each in (*moved, *_tensors(probe))]
+            steps = steps_at(centre, seed)
+            slope = slope_at(centre)
+            before, again, after = (
+                slope_at([
+                    (x.detach() + sign * h).requires_grad_() for x, h in zip(centre, steps, strict=True)
+                ]).detach()
+                for sign in (-1, 0, 1)
+            )
+            smooth = varies_smoothly(before, slope.detach(), again, after)
+            if smooth and not has_difference(before, after, slope, centre, steps):
+                _MET.pop(function, None)
+                return True
+    return False
