@@ -90,7 +90,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
     suspects[:] = [each for each in suspects if _lead_to([parent for parent, _ in each.node.next_functions], operands)]
     for each in suspects:
         # With constants a slope at other arguments is that of no point.
-        if (each.linear or not each.constants) and loses_recorded(each.node, each.cotangents):
+        if (each.linear or not each.constants) and loses_recorded(function_of(each.node), each.node, each.cotangents):
             raise UnrecordedGradientError(lost_slope(each.node, linear=each.linear))
     suspects[:] = [each for each in suspects if each.linear or each.constants]
 

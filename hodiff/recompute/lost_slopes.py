@@ -28,11 +28,12 @@ from hodiff.recompute.slopes import (
     kept_constants,
     loses_recorded,
     normal_like,
-    slope_of,
+    slope_at,
+    slope_elsewhere,
     steps_at,
     varies_smoothly,
 )
-from hodiff.torch_internals.autograd.graph_nodes import function_name
+from hodiff.torch_internals.autograd.graph_nodes import function_name, function_of
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 
 # Runs a function at other leaves, with the same random numbers and modes, and inspects what it recorded.
@@ -167,7 +168,7 @@ def _look(
             raise LookupError("other Functions are called there")
         # A backward that can be differentiated may compute in another way.
         with torch.set_grad_enabled(not suspect.linear):
-            slope = slope_of(node, probe)
+            slope = slope_at(node, probe)
             told = None
             if ask and not suspect.linear:
                 # A backward that cannot be differentiated, or tensors that cannot be replaced, say nothing.
@@ -181,7 +182,7 @@ def _loses_a_part(before: _Seen, here: _Seen, after: _Seen, node: Any, probe: Se
     """Whether the slope of a Function depends on the point by more than the graph has, and by what it keeps or cuts."""
     if here.told is not False:
         return False
-    if loses_recorded(node, probe, always=True):
+    if loses_recorded(function_of(node), node, probe, always=True):
         return True
     kept = kept_constants(node)
     # They may all be arguments, which whoever calls has detached.
@@ -190,7 +191,8 @@ def _loses_a_part(before: _Seen, here: _Seen, after: _Seen, node: Any, probe: Se
     points = before.kept, here.kept, kept, after.kept
     if not varies_smoothly(*(flat(each.values()) for each in points)):
         return False
-    return varies_smoothly(*(slope_of(node, probe, each).detach() for each in points))
+    function = function_of(node)
+    return varies_smoothly(*(slope_elsewhere(function, node, each, probe).detach() for each in points))
 
 
 def _detached_arguments(node: Any) -> int:

@@ -6,7 +6,6 @@ A backward is a function of its cotangent and of what the Function keeps, so tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,10 +13,12 @@ import torch
 from torch import Tensor
 
 from hodiff.common.randomness import RandomState
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
-from hodiff.torch_internals.autograd.graph_nodes import backward_rules, function_of
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives
+from hodiff.torch_internals.autograd.forward_mode import in_dual_level
+from hodiff.torch_internals.autograd.graph_nodes import backward_rules
 from hodiff.torch_internals.autograd.recording import in_fx_trace
-from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.transforms import outside_transforms
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 Kept = Mapping[Any, Tensor]
 
@@ -60,21 +61,17 @@ class _Elsewhere:
         return getattr(self._node, name)
 
 
-def slope_of(node: Any, cotangents: Sequence[Any], kept: Kept | None = None) -> Tensor:
-    """Run the backward of a Function, and flatten the gradients.
+def slope_at(node: Any, cotangents: Sequence[Any]) -> Tensor:
+    """Run the backward of a node, and flatten the gradients."""
+    return _flattened(getattr(node, "apply", node)(*cotangents))
 
-    Args:
-        node: The node of the Function.
-        cotangents: What its backward is given.
-        kept: Tensors in the place of those that it keeps; the Function has to be written in Python.
 
-    Returns:
-        Real numbers (n,).
-    """
-    if kept is None:
-        pulled = getattr(node, "apply", node)(*cotangents)
-    else:
-        pulled = next(backward_rules(function_of(node)))(_Elsewhere(node, kept), *cotangents)
+def slope_elsewhere(function: Any, ctx: Any, kept: Kept, cotangents: Sequence[Any]) -> Tensor:
+    """Run a backward with other tensors in the place of some that the Function keeps, and flatten the gradients."""
+    return _flattened(next(backward_rules(function))(_Elsewhere(ctx, kept), *cotangents))
+
+
+def _flattened(pulled: Any) -> Tensor:
     return flat(pulled if isinstance(pulled, tuple) else (pulled,))
 
 
@@ -121,58 +118,69 @@ def normal_like(tensor: Any, seed: torch.Generator) -> Any:
     return None if tensor is None else torch.randn(tensor.shape, generator=seed, dtype=tensor.dtype).to(tensor.device)
 
 
-def loses_recorded(node: Any, cotangents: Sequence[Any], *, always: bool = False) -> bool:
+def loses_recorded(function: Any, ctx: Any, cotangents: Sequence[Any], *, always: bool = False) -> bool:
     """Whether backward takes for a constant its cotangent, or what a Function keeps with a graph, such as an argument.
 
-    It is looked at the 1st, 2nd, 4th, 8th time that a Function is met and so on.
+    It is looked at the 1st, 2nd, 4th, 8th time that a Function is met and so on, also inside of transforms.
 
     Args:
-        node: The node of the Function.
+        function: The Function.
+        ctx: Its context, or its node.
         cotangents: What its backward was given.
         always: Look each time.
 
     Returns:
         Whether the graph of the slope lacks what differences of it have; False where that is not known.
     """
-    function = function_of(node)
     if function is None or next(backward_rules(function), None) is None:
         return False
-    if in_fx_trace() or torch.compiler.is_compiling() or in_forward_mode():
+    if in_fx_trace() or torch.compiler.is_compiling() or in_dual_level():
         return False
     if function.__module__.startswith("hodiff.recompute."):  # programs look themselves
-        return False
-    kept = {key: each for key, each in kept_tensors(node).items() if each.requires_grad and each.numel()}
-    if not kept or any(map(is_wrapped, (*kept.values(), *_tensors(cotangents)))):
         return False
     if not always:
         _MET[function] = met = _MET.get(function, 0) + 1
         if met & (met - 1):
             return False
+    with torch.enable_grad():
+        moving = {key: each for key, each in kept_tensors(ctx).items() if carry_derivatives([each])}
+    kept = {key: below_transforms(each).detach() for key, each in moving.items() if each.numel()}
+    if not kept:
+        return False
+    with outside_transforms():
+        if not _loses(function, ctx, kept, [each if each is None else below_transforms(each) for each in cotangents]):
+            return False
+    _MET.pop(function, None)
+    return True
+
+
+def _loses(function: Any, ctx: Any, kept: Kept, cotangents: Sequence[Any]) -> bool:
+    """Compare the graph of a slope with its differences, by what the Function keeps and by the cotangents."""
     seed = torch.Generator().manual_seed(0)
     probe = [normal_like(each, seed) for each in cotangents]
     draw = RandomState([*kept.values()], foreign=True)
 
-    def slope_at(points: Sequence[Tensor]) -> Tensor:
+    def at(points: Sequence[Tensor]) -> Tensor:
         rest = iter(points)
         others = {key: next(rest) for key in kept}
         with draw.replayed():
-            return slope_of(node, [None if each is None else next(rest) for each in probe], others)
+            given = [None if each is None else next(rest) for each in probe]
+            return slope_elsewhere(function, ctx, others, given)
 
     for offset in OFFSETS:
-        # A backward need not take other points, and its own errors at them are of no interest.
-        with suppress(Exception), torch.enable_grad():
-            moved = [x.detach() + offset * (1 + x.detach().abs()) * normal_like(x, seed) for x in kept.values()]
-            centre = [each.detach().requires_grad_() for each in (*moved, *_tensors(probe))]
-            steps = steps_at(centre, seed)
-            slope = slope_at(centre)
-            before, again, after = (
-                slope_at([
-                    (x.detach() + sign * h).requires_grad_() for x, h in zip(centre, steps, strict=True)
-                ]).detach()
-                for sign in (-1, 0, 1)
-            )
-            smooth = varies_smoothly(before, slope.detach(), again, after)
-            if smooth and not has_difference(before, after, slope, centre, steps):
-                _MET.pop(function, None)
+        moved = [x.detach() + offset * (1 + x.detach().abs()) * normal_like(x, seed) for x in kept.values()]
+        centre = [each.detach().requires_grad_() for each in (*moved, *_tensors(probe))]
+        steps = steps_at(centre, seed)
+        aside = [
+            [(x.detach() + s * h).requires_grad_() for x, h in zip(centre, steps, strict=True)] for s in (-1, 0, 1)
+        ]
+        with torch.enable_grad():
+            try:
+                slope, before, again, after = map(at, (centre, *aside))
+            except Exception:
+                # A backward need not take other points, and its own errors at them are of no interest.
+                return False
+            smooth = varies_smoothly(before.detach(), slope.detach(), again.detach(), after.detach())
+            if smooth and not has_difference(before.detach(), after.detach(), slope, centre, steps):
                 return True
     return False

@@ -1,5 +1,6 @@
 """Functions whose backward takes its slope for a constant: refused where it is none, and at no other time."""
 
+import itertools
 import os
 from functools import partial
 from typing import Any
@@ -152,29 +153,6 @@ class FactorOnContext(SavedFactor):
         return g * b * ctx.value, g * a * ctx.value
 
 
-class DetachedFactor(SavedFactor):
-    """Keeps its arguments alone, and detaches one of them in a part of its backward."""
-
-    @staticmethod
-    def forward(ctx, a, b):
-        ctx.save_for_backward(a, b)
-        return (a * b).exp()
-
-    @staticmethod
-    def backward(ctx, g):
-        a, b = ctx.saved_tensors
-        return g * b * (a * b.detach()).exp(), g * a * (a * b).exp()
-
-
-class FactorWithoutGrad(DetachedFactor):
-    @staticmethod
-    def backward(ctx, g):
-        a, b = ctx.saved_tensors
-        with torch.no_grad():
-            value = (a * b).exp()
-        return g * b * value, g * a * value
-
-
 class Recomputed(SavedFactor):
     """Takes the value that it saved only where nobody differentiates what it does."""
 
@@ -206,7 +184,7 @@ def _true_product() -> torch.Tensor:
     return u.exp() * (first**2 + second)
 
 
-@pytest.mark.parametrize("function", [SavedFactor, FactorOnContext, DetachedFactor, FactorWithoutGrad])
+@pytest.mark.parametrize("function", [SavedFactor, FactorOnContext])
 def test_a_slope_that_is_lost_in_part_is_refused(function: Any) -> None:
     for _ in range(2):
         with pytest.raises(RouteError, match=rf"{function.__name__}\.backward .* a part of its slope for a constant"):
@@ -231,7 +209,7 @@ CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS)
-@pytest.mark.parametrize("function", [SavedCosine, KeptOnContext, SavedFactor, DetachedFactor])
+@pytest.mark.parametrize("function", [SavedCosine, KeptOnContext, Detached, SavedFactor])
 def test_slopes_that_are_lost_inside_of_a_checkpoint_are_refused(function: Any, checkpoint: Any) -> None:
     def block(x):
         return (function.apply(x, x.cos()) if issubclass(function, SavedFactor) else function.apply(x)).square()
@@ -241,20 +219,21 @@ def test_slopes_that_are_lost_inside_of_a_checkpoint_are_refused(function: Any, 
             derivative(lambda x: checkpoint(block, x).sum(), X)
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS)
-def test_a_right_function_inside_of_a_checkpoint_is_looked_at_less_and_less_often(checkpoint: Any) -> None:
-    calls = 0
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_right_function_inside_of_a_checkpoint_is_looked_at_less_and_less_often(name: str) -> None:
+    calls = itertools.count()  # a checkpoint puts numbers back
 
     def block(x):
-        nonlocal calls
-        calls += 1
+        next(calls)
         return Recomputed.apply(x, x.cos()).square()
 
+    # How often it is looked at depends on how often the code was met.
+    block.__code__ = block.__code__.replace(co_name=f"block of {name}")
     counts = []
     for _ in range(8):
-        before = calls
-        torch.testing.assert_close(hodiff.hvp(lambda x: checkpoint(block, x).sum(), X, V), _true_product())
-        counts.append(calls - before)
+        before = next(calls)
+        torch.testing.assert_close(hodiff.hvp(lambda x: CHECKPOINTS[name](block, x).sum(), X, V), _true_product())
+        counts.append(next(calls) - before)
     assert [each > min(counts) for each in counts] == [True, True, False, True, False, False, False, True]
 
 
@@ -269,6 +248,139 @@ def test_what_may_be_a_detached_argument_is_told_once() -> None:
     with pytest.warns(hodiff.HodiffWarning, match="an argument that was detached on purpose loses nothing"):
         first = hodiff.hvp(f, X, V)
     torch.testing.assert_close(hodiff.HessianOperator(f, X) @ V, first)
+
+
+def _without_grad(f: Any) -> Any:
+    with torch.no_grad():
+        return f()
+
+
+# Backward passes of x^2 w that lose a part of their slope, by helpers that their code does not name.
+CUT_PARTS = {
+    "an argument": lambda g, x, w: (2 * x * w.detach() * g, x * x * g),
+    "an argument of the other slope": lambda g, x, w: (2 * x * w * g, x * x.data * g),
+    "no_grad": lambda g, x, w: (_without_grad(lambda: 2 * x) * w * g, x * x * g),
+    "NumPy": lambda g, x, w: (torch.from_numpy(2 * x.detach().numpy()) * w * g, x * x * g),
+    "a number": lambda g, x, w: (2 * x * torch.tensor(w.tolist(), dtype=w.dtype) * g, x * x * g),
+    "the cotangent": lambda g, x, w: (2 * x * w * g.detach(), x * x * g),
+    "a summand": lambda g, x, w: (2 * x * (0.9 * w + 0.1 * w.detach()) * g, x * x * g),
+}
+
+
+def _of_two(pull: Any, *, split: bool) -> Any:
+    """A Function of x and w with the value x^2 w, whose context belongs to forward, or to setup_context."""
+
+    class OfTwo(torch.autograd.Function):
+        generate_vmap_rule = split
+
+        @staticmethod
+        def backward(ctx, g):
+            return pull(g, *ctx.saved_tensors)
+
+    def with_context(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * x * w
+
+    if split:
+        OfTwo.forward = staticmethod(lambda x, w: x * x * w)
+        OfTwo.setup_context = staticmethod(lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+    else:
+        OfTwo.forward = staticmethod(with_context)
+    return OfTwo
+
+
+def _right(g, x, w):
+    return 2 * x * w * g, x * x * g
+
+
+W = torch.tensor([0.7, 0.4], dtype=torch.float64)
+HESSIAN = torch.stack([  # of the sum of x^4 w^2
+    torch.cat([torch.diag(12 * X**2 * W**2), torch.diag(8 * X**3 * W)], 1),
+    torch.cat([torch.diag(8 * X**3 * W), torch.diag(2 * X**4)], 1),
+]).flatten(0, 1)
+
+
+def _penalty(f: Any) -> torch.Tensor:
+    x = X.clone().requires_grad_()
+    with hodiff.corrected():
+        (slope,) = torch.autograd.grad(f(x), x, create_graph=True)
+        return torch.autograd.grad(slope.sum(), x)[0]
+
+
+def _by_transforms(f: Any) -> torch.Tensor:
+    with hodiff.corrected():
+        return torch.func.jacrev(torch.func.grad(f))(X).sum(0)
+
+
+def _adapted(f: Any) -> torch.Tensor:
+    x = X.clone().requires_grad_()
+    adapted = hodiff.meta.adapt(lambda x, _: f(x), x, torch.zeros(1), hodiff.meta.SGD(0.1), steps=1)
+    return (V - torch.autograd.grad(adapted.sum(), x)[0]) / 0.1
+
+
+def _of_sophia(f: Any) -> torch.Tensor:
+    x = torch.nn.Parameter(X.clone())
+    optimizer = hodiff.optim.SophiaH([x], lr=1.0)
+    f(x).backward()
+    optimizer.step()
+    return x
+
+
+# Products of the Hessian with ones where it is diagonal, or what needs it.
+ELSEWHERE = {
+    "hvp": (False, lambda f: hodiff.hvp(f, X, V)),
+    "operator": (False, lambda f: hodiff.HessianOperator(f, X) @ V),
+    "corrected()": (False, _penalty),
+    "adapt": (False, _adapted),
+    "vmap": (True, lambda f: torch.vmap(lambda x: hodiff.hvp(f, x, V))(X[None])[0]),
+    "transforms": (True, _by_transforms),
+    "inside": (True, lambda f: hodiff.jacobian(torch.func.grad(f))(X).sum(0)),
+    "Taylor mode": (True, lambda f: hodiff.taylor.hessian_diagonal(f)(X)),
+}
+
+
+@pytest.mark.parametrize("cut", CUT_PARTS)
+def test_parts_of_a_slope_by_arguments_that_are_lost_are_refused(cut: str) -> None:
+    function = _of_two(CUT_PARTS[cut], split=False)
+
+    def f(point):
+        return function.apply(point["x"], point["w"]).square().sum()
+
+    point = {"x": X, "w": W}
+    for derivative in (hodiff.hessian_matrix, lambda f, x: hodiff.hvp(f, x, x)):
+        with pytest.raises(RouteError, match=r"OfTwo\.backward \(test_lost_slopes\.py:\d+\)"):
+            derivative(f, point)
+
+
+def test_arguments_that_are_kept_and_not_lost_are_right() -> None:
+    function = _of_two(_right, split=False)
+    found = hodiff.hessian_matrix(lambda p: function.apply(p["x"], p["w"]).square().sum(), {"x": X, "w": W})
+    torch.testing.assert_close(found, HESSIAN)
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_lost_parts_are_refused_wherever_a_derivative_is_taken(where: str) -> None:
+    split, derivative = ELSEWHERE[where]
+    u = X * X * X.cos()
+    first = 2 * X * X.cos() - X * X * X.sin()
+    second = 2 * X.cos() - 4 * X * X.sin() - X * X * X.cos()
+    right = _of_two(_right, split=split)
+    torch.testing.assert_close(
+        derivative(lambda x: right.apply(x, x.cos()).square().sum()), 2 * (first**2 + u * second)
+    )
+    wrong = _of_two(CUT_PARTS["an argument"], split=split)
+    with pytest.raises(RouteError, match=r"OfTwo\.backward"):
+        derivative(lambda x: wrong.apply(x, x.cos()).square().sum())
+
+
+def test_optimizers_refuse_slopes_that_are_lost() -> None:
+    with pytest.raises(RouteError, match=r"SophiaH: .*Detached\.backward"):
+        _of_sophia(lambda x: Detached.apply(x).sum())
+
+
+def test_adapt_refuses_slopes_that_forward_kept() -> None:
+    with pytest.raises(RouteError, match=r"adapt: SavedCosine\.backward"):
+        _adapted(lambda x: SavedCosine.apply(x).sum())
 
 
 class Masked(Times):

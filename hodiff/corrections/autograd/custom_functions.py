@@ -16,6 +16,7 @@ from hodiff.corrections.mode import Corrections
 from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.graphs import is_once_differentiable
+from hodiff.recompute.slopes import loses_recorded
 from hodiff.rules.any_order import outside_graphs
 from hodiff.rules.nesting import nestable_jvp, without_own_tangents
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
@@ -78,6 +79,11 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
             if not torch.compiler.is_compiling():
                 pull, seeded = partial(function.backward, ctx), partial(_depending_on, ctx.hodiff_outside)
                 _require_recorded(function, "backward", pull, pulled, seeded, cotangents)
+                if loses_recorded(function, ctx, cotangents):
+                    raise RouteError(
+                        f"{function.__name__}.backward{place_of(function.backward)} takes its slope, or a part of it, "
+                        f"for a constant (.detach(), .data, NumPy or a kernel), but it varies with the point: {_REMEDY}"
+                    )
             return pulled
 
     @nestable_jvp
