@@ -16,7 +16,7 @@ from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
 from hodiff.corrections.distances.smooth_functions import of_lengths
 from hodiff.corrections.distances.squares import LENGTHS
 from hodiff.corrections.numbers import moving_number, refused
-from hodiff.corrections.operators.libraries import require_derivatives, rule_for_call
+from hodiff.corrections.operators.libraries import require_derivatives, require_no_writes, rule_for_call
 from hodiff.corrections.registry import Correction, correction_of, show_private_functions
 from hodiff.corrections.subclasses import ask_subclasses, without_subclasses
 from hodiff.corrections.twins import twin
@@ -268,6 +268,7 @@ def _with_moving_number(func: Any, number: str, correction: Correction | None, a
 
 def _by_formula(operator: Any, args: Any, kwargs: Any) -> Any:
     """The value of an operator without a rule, which torch.library may have a formula for."""
+    require_no_writes(operator, args, kwargs)
     call = rule_for_call(operator, args, kwargs)
     if call is not None:
         with Corrections():

@@ -30,7 +30,9 @@ _STEP = 2e-2
 # What takes a tensor out of the graph.
 _DATA: Any = Tensor.data
 _CUTS = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.numpy, Tensor.item, Tensor.tolist, _DATA.__get__}
-_CUTS |= {Tensor.__float__, Tensor.__int__}
+_CUTS |= {Tensor.__float__, Tensor.__int__, torch.tensor, Tensor.new_tensor}
+# What does so unless it is given one tensor.
+_COLLECTS = {torch.as_tensor, torch.asarray}
 # What reads no numbers, or hands them on.
 _READS = {"__get__", "__set__", "size", "dim", "numel", "stride", "requires_grad_", "is_floating_point"}
 
@@ -50,9 +52,10 @@ class Watch:
     def __call__(self, func: Any, args: Any) -> None:
         """See a call."""
         # A Function's own calls, in which tangents are off, are none.
-        if self.cut or not tangents_are_on() or not (func in _CUTS or not torch.is_grad_enabled()):
+        cuts = func in _CUTS or (func in _COLLECTS and not isinstance(args[0], Tensor))
+        if self.cut or not tangents_are_on() or not (cuts or not torch.is_grad_enabled()):
             return
-        if (func in _CUTS or func.__name__ not in _READS) and any(
+        if (cuts or func.__name__ not in _READS) and any(
             isinstance(each, Tensor) and each.requires_grad for each in pytree.tree_leaves(args)
         ):
             self.cut = line_now()

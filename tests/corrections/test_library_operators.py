@@ -194,3 +194,56 @@ def test_modes_of_users_see_the_operator():
     with Seen() as seen:
         hodiff.authoring.from_custom_op(square)(X)
     assert square._opoverload in seen.functions
+
+
+@torch.library.custom_op("hodiff_libraries::double_", mutates_args=("x",))
+def double_(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+@torch.library.custom_op("hodiff_libraries::square_to", mutates_args=("out",))
+def square_to(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(x * x)
+
+
+def _of_doubled(x):
+    y = x * 1
+    double_(y)
+    return (y**3).sum()
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda f: hodiff.hvp(f, X, V),
+        lambda f: hodiff.hessian_matrix(f, X),
+        lambda f: hodiff.HessianOperator(f, X) @ V,
+        lambda f: hodiff.jacobian(f)(X),
+    ],
+)
+def test_operators_that_write_into_what_is_differentiated_are_refused(derivative):
+    with pytest.raises(hodiff.RouteError, match=r"double_.* writes into x, which is differentiated"):
+        derivative(_of_doubled)
+
+
+def test_operators_that_write_what_is_differentiated_warn():
+    def f(x):
+        out = torch.empty_like(x)
+        square_to(x, out)
+        return (out * x).sum()
+
+    with pytest.warns(
+        hodiff.HodiffWarning, match="square_to.* writes into out, from arguments that are differentiated"
+    ):
+        hodiff.hvp(f, X, V)
+
+
+def test_operators_that_write_what_nobody_differentiates_are_left():
+    def f(x):
+        count = torch.zeros(3, dtype=torch.float64)
+        square_to(count + 1, count)
+        with torch.no_grad():
+            double_(x.clone())
+        return (count * x**3).sum()
+
+    torch.testing.assert_close(hodiff.hvp(f, X, V), 6 * X * V)

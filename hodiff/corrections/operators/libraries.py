@@ -6,6 +6,7 @@ and `torch.func.grad` refuses it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -14,16 +15,24 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.authoring.from_custom_op import function_of
-from hodiff.torch_internals.autograd.differentiation import are_differentiated, carry_derivatives, has_tangent_anywhere
+from hodiff.errors import HodiffWarning, levels_to_the_caller
+from hodiff.torch_internals.autograd.differentiation import (
+    are_differentiated,
+    carry_derivatives,
+    has_tangent_anywhere,
+    may_be_differentiated,
+)
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.custom_operators import (
     formula_of,
     has_autograd_kernel,
     is_defined_in_python,
+    is_mutable,
     operator_in,
     placed_arguments,
 )
+from hodiff.torch_internals.operators import arguments_of
 
 _function_of = cache(function_of)  # by its formula, too, which a user may register anew
 
@@ -51,6 +60,36 @@ def require_derivatives(operator: Any, arguments: Any, result: Any) -> None:
     lost = any(map(has_tangent_anywhere, tensors)) and not all(map(has_tangent_anywhere, outputs))
     if lost or (in_transform() and not has_autograd_kernel(operator) and carry_derivatives(tensors)):
         raise _missing(operator, "forward AD" if lost else "transforms")
+
+
+def require_no_writes(operator: Any, args: Sequence[Any], kwargs: Any) -> None:
+    """Refuse a library's operator that writes into what is differentiated, and warn of one that reads it and writes.
+
+    Torch has no derivative of what an operator writes, and takes the tensor for what it was before, or for a constant.
+    """
+    operator = operator_in(operator)
+    if operator is None or not is_mutable(operator):
+        return
+    if has_autograd_kernel(operator) and not is_defined_in_python(operator):
+        return
+    if not may_be_differentiated(_tensors(args, kwargs)):
+        return
+    arguments, names = arguments_of(operator, args, kwargs)
+    written = {name: _tensors(arguments[name]) for name in names}
+    remedy = (
+        "torch has no derivative of that. Register the operator with mutates_args=() and let it return new tensors, or "
+        "put it into a function with hodiff.custom_vjp"
+    )
+    for name, tensors in written.items():
+        if may_be_differentiated(tensors) and carry_derivatives(tensors):
+            raise NotImplementedError(f"{operator} writes into {name}, which is differentiated, and {remedy}")
+    if any(each.is_floating_point() for tensors in written.values() for each in tensors):
+        warnings.warn(
+            f"{operator} writes into {' and '.join(written)}, from arguments that are differentiated, and {remedy}; "
+            "what it writes is a constant to all derivatives.",
+            HodiffWarning,
+            stacklevel=levels_to_the_caller(),
+        )
 
 
 def _missing(operator: Any, where: str) -> NotImplementedError:

@@ -143,8 +143,8 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
     def backward(self, loss: Tensor) -> None:
         """See `StochasticOptimizer`; here nobody needs the graph of a loss afterwards, which is spent on curvature."""
         leaves = inspect_graph(loss).leaves
-        # Other leaves get their gradients from torch.
-        if self.second_order and len(self._reached(leaves)) == len(set(map(id, leaves))):
+        # Other leaves get their gradients from torch, as do those of a loss that is no number, which `step` refuses.
+        if self.second_order and bool(loss.isfinite()) and len(self._reached(leaves)) == len(set(map(id, leaves))):
             self._remember(loss, leaves, last=True)
         else:
             super().backward(loss)

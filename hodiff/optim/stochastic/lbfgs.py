@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -94,8 +96,29 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
                 first = False
             return loss
 
-        with torch.no_grad():
+        with torch.no_grad(), self._restored_on_error():
             return unhooked_step(torch.optim.LBFGS)(self, evaluate)
+
+    @contextmanager
+    def _restored_on_error(self) -> Iterator[None]:
+        """Put parameters and state back where they were, if a closure raises at a trial point."""
+        parameters = [(p, p.detach().clone()) for p in self.parameters()]
+        # Torch writes into the lists and into this tensor, and replaces all others.
+        state = {
+            p: {
+                name: list(each) if isinstance(each, list) else each.clone() if name == "prev_flat_grad" else each
+                for name, each in known.items()
+            }
+            for p, known in self.state.items()
+        }
+        try:
+            yield
+        except BaseException:
+            for parameter, before in parameters:
+                parameter.copy_(before)
+            self.state.clear()
+            self.state.update(state)
+            raise
 
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
         """See `StochasticOptimizer`; the state is that of all parameters, one after another."""
@@ -110,4 +133,5 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
     def __getstate__(self) -> Group:
         # Torch leaves out what its step needs; a scheduler's wrapper of the step stays with the scheduler.
         own = {name: value for name, value in vars(self).items() if "hook" not in name and not callable(value)}
+        own.pop("_spent", None)  # references to gradients, which are not copied
         return {**own, **super().__getstate__()}

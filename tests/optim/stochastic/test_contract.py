@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import pickle
 from functools import cache, partial
 
@@ -515,6 +516,44 @@ def test_what_the_loss_does_not_use_does_not_decay(case):
     assert unused.tolist() == [3.0, 3.0]
     assert unused.grad is None
     assert not torch.equal(used, torch.full((2,), 3.0, dtype=D))
+
+
+@of(bare=True)
+def test_closures_that_raise_leave_parameters_and_state(case):
+    parameter = torch.full((3,), 3.0, dtype=D, requires_grad=True)
+    optimizer, count = case([parameter]), itertools.count(1)
+    closure = quadratic(case, [parameter])
+
+    def fails():
+        if next(count) == 2:
+            raise KeyError
+        return closure()
+
+    optimizer.step(closure)
+    points = [parameter.detach().clone()]
+
+    def steps():  # the second evaluation may be that of another step
+        optimizer.step(fails)
+        points.append(parameter.detach().clone())
+        optimizer.step(fails)
+
+    with pytest.raises(KeyError):
+        steps()
+    assert torch.equal(parameter, points[-1])
+    pickle.dumps(optimizer)
+    optimizer.step(closure)
+    assert parameter.isfinite().all()
+
+
+@of(bare=True)
+def test_losses_that_are_no_number_are_refused(case):
+    parameter = torch.full((3,), 3.0, dtype=D, requires_grad=True)
+    optimizer = case([parameter])
+    with pytest.raises(hodiff.InputError):
+        optimizer.step(quadratic(case, [parameter], scale=float("nan")))
+    assert torch.equal(parameter, torch.full((3,), 3.0, dtype=D))
+    optimizer.step(quadratic(case, [parameter]))
+    assert parameter.isfinite().all()
 
 
 def test_states_of_torchs_lbfgs_go_on_with_a_line_search():
