@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.route_choice import unavailable
 from hodiff.graphs import nodes_of
+from hodiff.recompute.lost_slopes import is_due, refuse_lost_slopes
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.autograd.forward_mode import forward_pass, load_forward_rules
@@ -44,6 +45,13 @@ def pull(f: Callable[..., Any], *primals: PyTree) -> tuple[Any, Callable[[Any], 
 def _recorded_pull(f: Callable[..., Any], primals: tuple[PyTree, ...]) -> Any:
     """The same by `torch.autograd`, which takes Functions without setup_context; None where it takes zeros for some."""
     leaves, spec = pytree.tree_flatten(primals)
+
+    def record(leaves: Sequence[Tensor]) -> Recording[Any]:
+        recording = Recording(lambda operands: f(*pytree.tree_unflatten(operands, spec)), leaves)
+        for each in pytree.tree_leaves(recording.result[0]):
+            recording.inspect(each)
+        return recording
+
     recording = Recording(lambda operands: f(*pytree.tree_unflatten(operands, spec)), leaves)
     output, aux = recording.result
     # What the function closes over may be differentiated as well.
@@ -52,13 +60,11 @@ def _recorded_pull(f: Callable[..., Any], primals: tuple[PyTree, ...]) -> Any:
         return None
 
     def pullback(cotangents: Any) -> tuple[Any, ...]:
-        pairs = zip(pytree.tree_leaves(output), pytree.tree_leaves(cotangents), strict=True)
-        outputs, seeds = zip(*[(y, u) for y, u in pairs if y.requires_grad], strict=True)
-        graph = recording.connected
-        found = torch.autograd.grad(
-            outputs, recording.operands, seeds, retain_graph=True, create_graph=graph, materialize_grads=True
-        )
-        result: tuple[Any, ...] = pytree.tree_unflatten(found, spec)
+        found = recording.gradients(pytree.tree_leaves(output), pytree.tree_leaves(cotangents), keep=True)
+        if recording.suspects and is_due(f, [each.node for each in recording.suspects]):
+            refuse_lost_slopes(f, leaves, recording.suspects, record, "hodiff")
+        filled = [torch.zeros_like(x) if g is None else g for x, g in zip(recording.operands, found, strict=True)]
+        result: tuple[Any, ...] = pytree.tree_unflatten(filled, spec)
         return result
 
     detached = output if recording.connected else pytree.tree_map(Tensor.detach, output)

@@ -9,12 +9,16 @@ import numpy as np
 import scipy
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hodiff import sparse
 from hodiff.common import cholmod
 from hodiff.common.trees import PyTree, describe
+from hodiff.derivatives.route_choice import unavailable
 from hodiff.errors import InputError
 from hodiff.implicit.ravel import Ravel
+from hodiff.recompute.recording import Recording
+from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 
 class Gradient:
@@ -36,7 +40,19 @@ class Gradient:
 
     def __call__(self, *args: Any) -> PyTree:
         """The gradient."""
-        return self._gradient(*args)
+        try:
+            return self._gradient(*args)
+        except Exception as error:
+            if not (unavailable(error) and only_reverse_mode()):
+                raise
+        # By torch.autograd, which takes Functions without setup_context.
+        leaves, spec = pytree.tree_flatten(args[0])
+        recording = Recording(lambda operands: self.value(pytree.tree_unflatten(operands, spec), *args[1:]), leaves)
+        recording.inspect(recording.result)
+        found = recording.gradients([recording.result])
+        return pytree.tree_unflatten(
+            [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)], spec
+        )
 
 
 def sparse_jacobian_of(residual: Callable[..., PyTree]) -> Callable[..., Any]:

@@ -66,9 +66,27 @@ class Recording(Generic[T]):
         return once
 
     def gradients(
-        self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None = None, *, graph: bool | None = None
+        self,
+        outputs: Sequence[Tensor],
+        cotangents: Sequence[Tensor] | None = None,
+        *,
+        graph: bool | None = None,
+        keep: bool = False,
     ) -> tuple[Tensor | None, ...]:
-        """Pull cotangents (ones) back to the operands, with a graph where connected; None where nothing leads there."""
+        """Pull cotangents (ones) back to the operands.
+
+        Args:
+            outputs: What the function returned.
+            cotangents: One for each of them.
+            graph: Whether the gradients carry a graph; by default where connected.
+            keep: Whether the recording is for further pullbacks.
+
+        Returns:
+            The gradients; None where nothing leads to an operand.
+
+        Raises:
+            NotImplementedError: If a gradient with a graph would lose a part of it.
+        """
         live = [each.requires_grad for each in outputs]
         if not all(live):
             outputs = list(compress(outputs, live))
@@ -84,7 +102,14 @@ class Recording(Generic[T]):
             return self._watched_gradients(outputs, cotangents)
         # Without recording, results of a subclass of Tensor would be cast to it by a view that cuts the graph.
         with torch.set_grad_enabled(graph or torch.is_grad_enabled()):
-            return torch.autograd.grad(outputs, self.operands, cotangents, create_graph=graph, allow_unused=True)
+            return torch.autograd.grad(
+                outputs,
+                self.operands,
+                cotangents,
+                retain_graph=keep or graph,
+                create_graph=graph,
+                allow_unused=True,
+            )
 
     def _watched_gradients(
         self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None

@@ -417,3 +417,62 @@ def test_the_rule_is_linear():
     options = LinearOptions("dense", True, None, None, Reporter("test", True, True))
     equation = Equation(residual, jacobian_of(residual, True), lambda x, params: (x, *params), options)
     attach.check_rule(equation, P ** (1 / 3), (P,))
+
+
+class Cube(torch.autograd.Function):
+    """Without setup_context, which torch.func asks for."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g * ctx.saved_tensors[0] ** 2
+
+
+class CubeByKept(Cube):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(3 * x**2)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0]
+
+
+class CubeByDetached(Cube):
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g * ctx.saved_tensors[0].detach() ** 2
+
+
+def test_functions_without_setup_context():
+    minimum = argmin(lambda x, p: (Cube.apply(x) / 3 + x**2 / 2 - p * x).sum(), stationary(newton()))
+    p = P.clone().requires_grad_()
+    x = minimum(torch.ones_like(P), p)
+    (slope,) = torch.autograd.grad(x.sum(), p, create_graph=True)
+    (second,) = torch.autograd.grad(slope.sum(), p)
+    # x^2 + x = p.
+    torch.testing.assert_close(x, ((1 + 4 * P).sqrt() - 1) / 2)
+    torch.testing.assert_close(slope, (1 + 4 * P) ** -0.5)
+    torch.testing.assert_close(second, -2 * (1 + 4 * P) ** -1.5)
+
+
+@pytest.mark.parametrize("function", [CubeByKept, CubeByDetached])
+def test_slopes_that_a_function_loses_are_refused(function):
+    solution = root(lambda x, p: function.apply(x) + x - p, newton())
+    p = P.clone().requires_grad_()
+    with pytest.raises(hodiff.RouteError, match=rf"{function.__name__}\.backward"):
+        hodiff.hessian_matrix(lambda p: solution(torch.ones_like(P), p).sum(), P)
+    (slope,) = torch.autograd.grad(solution(torch.ones_like(P), p).sum(), p)
+    torch.testing.assert_close(slope, 1 / (1 + 3 * solution(torch.ones_like(P), P) ** 2))
+
+
+def test_second_derivatives_of_a_linear_system_are_zero():
+    solution = root(lambda x, p: 2 * x - p, newton())
+    p = P.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(solution(torch.ones_like(P), p).sum(), p, create_graph=True)
+    assert not torch.autograd.grad(slope.sum(), p)[0].any()

@@ -258,3 +258,15 @@ def test_no_directions():
 def test_the_derivative_tensor_of_a_number():
     found = hodiff.taylor.derivative_tensor(torch.sin, 2)(torch.tensor(0.3, dtype=D))
     torch.testing.assert_close(found, -torch.tensor(0.3, dtype=D).sin())
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e-15), (torch.float32, 1e15), (D, 1e-110), (D, 1e110)])
+def test_norms_of_numbers_whose_squares_are_none(dtype, size):
+    x, v = (torch.tensor(each, dtype=D) for each in ([1.0, 2.0, -1.0], [0.3, -1.0, 0.5]))
+    # The squared part of v across x, over the length, and (n - 1) over it.
+    second = (v @ v - (x @ v) ** 2 / (x @ x)) / x.norm() * size
+    found = hodiff.directional_derivatives(torch.linalg.norm, (x * size).to(dtype), (v * size).to(dtype), order=2)[2]
+    torch.testing.assert_close(found, second.to(dtype))
+    torch.testing.assert_close(
+        hodiff.laplacian(torch.linalg.norm)((x * size).to(dtype)), (2 / (x.norm() * size)).to(dtype)
+    )

@@ -108,11 +108,23 @@ def vector_norm(
     if ord == 1:
         return size.sum(dims, keepdim=keepdim)
     if ord == 2:
-        squares = (x * x).sum(dims, keepdim=keepdim)
+        scale = _scale(value_of(frame, x), dims)
+        scaled = x / scale
+        squares = (scaled * scaled).sum(dims, keepdim=keepdim)
         still = value_of(frame, squares) == 0
-        length = torch.where(still, 0.0, torch.sqrt(torch.where(still, 1.0, squares)))
+        scale = scale if keepdim else scale.sum(dims)
+        length = torch.where(still, 0.0, scale * torch.sqrt(torch.where(still, 1.0, squares)))
         return at_zeros(frame, length, still, x, lambda a, b: (a * b).sum(dims, keepdim=keepdim))
     return torch.pow(torch.pow(size, ord).sum(dims, keepdim=keepdim), 1 / ord)
+
+
+def _scale(value: Any, dims: Any) -> Any:
+    """The largest element, rounded to a power of two, or 1: squares of tiny and huge numbers would not be numbers."""
+    if not value.numel():
+        return torch.ones_like(value.sum(dims, keepdim=True))
+    largest = torch.amax(torch.abs(value.detach()), dims, keepdim=True)
+    usual = (largest > 0) & (largest < float("inf"))
+    return torch.where(usual, torch.exp2(torch.floor(torch.log2(largest))), 1.0)
 
 
 @analytic_rule("abs")
