@@ -18,7 +18,7 @@ from hodiff.errors import HodiffWarning, levels_to_the_caller
 from hodiff.graphs import nodes_of
 from hodiff.recompute.reachable import named_modules
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode, tangents_are_on
-from hodiff.torch_internals.autograd.graph_nodes import function_of
+from hodiff.torch_internals.autograd.graph_nodes import BackwardHookFunction, function_of
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
@@ -31,6 +31,8 @@ _STEP = 2e-2
 _DATA: Any = Tensor.data
 _CUTS = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.numpy, Tensor.item, Tensor.tolist, _DATA.__get__}
 _CUTS |= {Tensor.__float__, Tensor.__int__, torch.tensor, Tensor.new_tensor}
+# A hook may change the gradient.
+_CUTS |= {Tensor.register_hook}
 # What does so unless it is given one tensor.
 _COLLECTS = {torch.as_tensor, torch.asarray}
 # What reads no numbers, or hands them on.
@@ -110,7 +112,10 @@ def warn_once(
         )
     if not cut:
         found = next(_custom_functions(result), None)
-        cut = f"{found.__name__}, a custom Function" if found else ""
+        if found is BackwardHookFunction:
+            cut = "a backward hook of a module"
+        elif found:
+            cut = f"{found.__name__}, a custom Function"
     if not cut or in_forward_mode():
         return
     try:
@@ -134,7 +139,8 @@ def _custom_functions(result: Any) -> Iterator[type]:
     for output in pytree.tree_leaves(result):
         for node in nodes_of(output) if isinstance(output, Tensor) else ():
             function = function_of(node)
-            if function is not None and not function.__module__.startswith(("hodiff.", "torch.")):
+            own = function is None or function.__module__.startswith(("hodiff.", "torch."))
+            if not own or function is BackwardHookFunction:
                 yield function
 
 
@@ -156,13 +162,14 @@ def _compare(evaluate: Callable[[Sequence[Tensor]], Any], leaves: Sequence[Tenso
         value = number(points)
         gradient = torch.autograd.grad(value, points, allow_unused=True)
     own = sum(float((g.double() * m.double()).sum()) for g, m in zip(gradient, moves, strict=True) if g is not None)
-    with torch.no_grad():
+    # Recorded as the function was, which may register hooks.
+    with torch.enable_grad():
         # What depends on its history, or draws from another generator, has no differences.
-        if float(number(points)) != float(value.detach()):
+        if float(number(points).detach()) != float(value.detach()):
             return None
         wide, narrow = (
-            float(number([p + h * m for p, m in zip(points, moves, strict=True)]))
-            - float(number([p - h * m for p, m in zip(points, moves, strict=True)]))
+            float(number([p + h * m for p, m in zip(points, moves, strict=True)]).detach())
+            - float(number([p - h * m for p, m in zip(points, moves, strict=True)]).detach())
             for h in (_STEP, _STEP / 2)
         )
     wide, narrow = wide / (2 * _STEP), narrow / _STEP

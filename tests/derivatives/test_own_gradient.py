@@ -64,6 +64,23 @@ class Table(nn.Module):
         return (self.linear(x).tanh() * table).square().sum()
 
 
+def hooked(x):
+    y = x.sin()
+    y.register_hook(lambda g: 2 * g)
+    return y.square().sum()
+
+
+def listened(x):
+    y = x.sin()
+    y.register_hook(lambda g: None)
+    return y.square().sum()
+
+
+DOUBLING, LISTENING = nn.Tanh(), nn.Tanh()
+DOUBLING.register_full_backward_hook(lambda module, given, found: (2 * given[0],))
+LISTENING.register_full_backward_hook(lambda module, given, found: None)
+
+
 # The function, and the words of what leaves the graph; none where the gradient is the derivative.
 CASES = {
     "detach": (lambda x: (x.detach() * x.sin()).sum(), "x.detach()"),
@@ -73,6 +90,10 @@ CASES = {
     "a new tensor": (lambda x: x.sin().sum() * torch.tensor([x[0], x[1]]).sum(), "torch.tensor("),
     "a list": (lambda x: x.sin().sum() * torch.as_tensor([x[0], x[1]]).sum(), "torch.as_tensor("),
     "as_tensor": (lambda x: x.sin().sum() * torch.as_tensor(x).sum(), ""),
+    "a hook": (hooked, "register_hook"),
+    "a hook that listens": (listened, ""),
+    "a hook of a module": (lambda x: DOUBLING(x).square().sum(), "a backward hook of a module"),
+    "a hook of a module that listens": (lambda x: LISTENING(x).square().sum(), ""),
     "a Function": (lambda x: LouderSine.apply(x).square().sum(), "LouderSine, a custom Function"),
     "a Function that is right": (lambda x: Sine.apply(x).square().sum(), ""),
     "a shift without effect": (shifted, ""),
