@@ -24,6 +24,7 @@ from hodiff.recompute.recording import Recording
 from hodiff.recompute.slopes import (
     OFFSETS,
     flat,
+    has_derivatives,
     has_difference,
     kept_constants,
     loses_recorded,
@@ -86,7 +87,7 @@ def refuse_lost_slopes(
     seed = torch.Generator().manual_seed(0)
     probes = [
         [
-            each if each is None or suspect.linear else each.requires_grad_()
+            each.requires_grad_() if has_derivatives(each) and not suspect.linear else each
             for each in (normal_like(each, seed) for each in suspect.cotangents)
         ]
         for suspect in suspects

@@ -114,8 +114,15 @@ def steps_at(points: Sequence[Tensor], seed: torch.Generator) -> list[Tensor]:
 
 
 def normal_like(tensor: Any, seed: torch.Generator) -> Any:
-    """Random numbers in the form of a tensor; None for None."""
-    return None if tensor is None else torch.randn(tensor.shape, generator=seed, dtype=tensor.dtype).to(tensor.device)
+    """Random numbers in the form of a tensor; what has no derivatives stays as it is."""
+    if not has_derivatives(tensor):
+        return tensor
+    return torch.randn(tensor.shape, generator=seed, dtype=tensor.dtype).to(tensor.device)
+
+
+def has_derivatives(value: Any) -> bool:
+    """Whether a value is a tensor of a dtype that has derivatives."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def loses_recorded(function: Any, ctx: Any, cotangents: Sequence[Any], *, always: bool = False) -> bool:
@@ -164,12 +171,12 @@ def _loses(function: Any, ctx: Any, kept: Kept, cotangents: Sequence[Any]) -> bo
         rest = iter(points)
         others = {key: next(rest) for key in kept}
         with draw.replayed():
-            given = [None if each is None else next(rest) for each in probe]
+            given = [next(rest) if has_derivatives(each) else each for each in probe]
             return slope_elsewhere(function, ctx, others, given)
 
     for offset in OFFSETS:
         moved = [x.detach() + offset * (1 + x.detach().abs()) * normal_like(x, seed) for x in kept.values()]
-        centre = [each.detach().requires_grad_() for each in (*moved, *_tensors(probe))]
+        centre = [each.detach().requires_grad_() for each in (*moved, *filter(has_derivatives, probe))]
         steps = steps_at(centre, seed)
         aside = [
             [(x.detach() + s * h).requires_grad_() for x, h in zip(centre, steps, strict=True)] for s in (-1, 0, 1)
