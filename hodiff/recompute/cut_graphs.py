@@ -50,6 +50,11 @@ class Suspect(NamedTuple):
     linear: bool
     constants: bool
 
+    @property
+    def parents(self) -> list[Any]:
+        """The nodes that its gradients go to."""
+        return [parent for parent, _ in self.node.next_functions]
+
 
 @contextmanager
 def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[list[Suspect]]:
@@ -87,12 +92,14 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
     for node, parents in lost:
         if _lead_to(parents, operands):
             raise UnrecordedGradientError(_told(node))
-    suspects[:] = [each for each in suspects if _lead_to([parent for parent, _ in each.node.next_functions], operands)]
     for each in suspects:
         # With constants a slope at other arguments is that of no point.
-        if (each.linear or not each.constants) and loses_recorded(function_of(each.node), each.node, each.cotangents):
+        loses = (each.linear or not each.constants) and loses_recorded(
+            function_of(each.node), each.node, each.cotangents
+        )
+        if loses and _lead_to(each.parents, operands):
             raise UnrecordedGradientError(lost_slope(each.node, linear=each.linear))
-    suspects[:] = [each for each in suspects if each.linear or each.constants]
+    suspects[:] = [each for each in suspects if (each.linear or each.constants) and _lead_to(each.parents, operands)]
 
 
 def _note(

@@ -139,16 +139,17 @@ def loses_recorded(function: Any, ctx: Any, cotangents: Sequence[Any], *, always
     Returns:
         Whether the graph of the slope lacks what differences of it have; False where that is not known.
     """
-    if function is None or next(backward_rules(function), None) is None:
-        return False
-    if in_fx_trace() or torch.compiler.is_compiling() or in_dual_level():
-        return False
-    if function.__module__.startswith("hodiff.recompute."):  # programs look themselves
+    if function is None:
         return False
     if not always:
         _MET[function] = met = _MET.get(function, 0) + 1
         if met & (met - 1):
             return False
+    if in_fx_trace() or torch.compiler.is_compiling() or in_dual_level():
+        return False
+    # Programs look themselves.
+    if function.__module__.startswith("hodiff.recompute.") or next(backward_rules(function), None) is None:
+        return False
     with torch.enable_grad():
         moving = {key: each for key, each in kept_tensors(ctx).items() if carry_derivatives([each])}
     kept = {key: below_transforms(each).detach() for key, each in moving.items() if each.numel()}

@@ -108,6 +108,9 @@ def vector_norm(
     if ord == 1:
         return size.sum(dims, keepdim=keepdim)
     if ord == 2:
+        squares = (x * x).sum(dims, keepdim=keepdim)
+        if _are_usual(value_of(frame, squares)):
+            return torch.sqrt(squares)
         scale = _scale(value_of(frame, x), dims)
         scaled = x / scale
         squares = (scaled * scaled).sum(dims, keepdim=keepdim)
@@ -116,6 +119,17 @@ def vector_norm(
         length = torch.where(still, 0.0, scale * torch.sqrt(torch.where(still, 1.0, squares)))
         return at_zeros(frame, length, still, x, lambda a, b: (a * b).sum(dims, keepdim=keepdim))
     return torch.pow(torch.pow(size, ord).sum(dims, keepdim=keepdim), 1 / ord)
+
+
+def _are_usual(squares: Any) -> bool:
+    """Whether all squares of lengths are so far from 0 and infinity that their powers are numbers."""
+    while isinstance(squares, Jet):
+        squares = squares.value
+    if torch.compiler.is_compiling() or not squares.numel():
+        return False
+    low, high = torch.aminmax(below_transforms(squares.detach()))
+    limit = torch.finfo(squares.dtype).max ** 0.125
+    return bool(low > 1 / limit) and bool(high < limit)
 
 
 def _scale(value: Any, dims: Any) -> Any:
