@@ -54,7 +54,7 @@ class Watch:
     def __call__(self, func: Any, args: Any) -> None:
         """See a call."""
         # A Function's own calls, in which tangents are off, are none.
-        cuts = func in _CUTS or (func in _COLLECTS and not isinstance(args[0], Tensor))
+        cuts = func in _CUTS or (func in _COLLECTS and not any(isinstance(each, Tensor) for each in args[:1]))
         if self.cut or not tangents_are_on() or not (cuts or not torch.is_grad_enabled()):
             return
         if (cuts or func.__name__ not in _READS) and any(

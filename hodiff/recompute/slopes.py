@@ -147,8 +147,10 @@ def loses_recorded(function: Any, ctx: Any, cotangents: Sequence[Any], *, always
             return False
     if in_fx_trace() or torch.compiler.is_compiling() or in_dual_level():
         return False
-    # Programs look themselves.
-    if function.__module__.startswith("hodiff.recompute.") or next(backward_rules(function), None) is None:
+    rule = next(backward_rules(function), None)
+    # Programs look themselves, and a rule that calls `backward` adds to gradients of others.
+    own = function.__module__.startswith("hodiff.recompute.")
+    if own or rule is None or "backward" in getattr(getattr(rule, "__code__", None), "co_names", ()):
         return False
     with torch.enable_grad():
         moving = {key: each for key, each in kept_tensors(ctx).items() if carry_derivatives([each])}
